@@ -1,0 +1,119 @@
+"""Scores, masks and heads: attention as Vaswani et al. 2017, section 3.2, writes it.
+
+Shapes use B batch, H heads, Q queries, K keys, D width of one head, M width of the model.
+A mask is boolean, True where a query may look at a key.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def length_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
+    """Mask out the keys at and beyond a valid length.
+
+    Args:
+        valid_lengths: (B,) one length for all queries of an example, or (B, Q) one for each query.
+        num_keys: K.
+
+    Returns:
+        (B, 1, K) for 1-D lengths, (B, Q, K) for 2-D ones.
+
+    Raises:
+        ValueError: the lengths have another rank.
+    """
+    if valid_lengths.dim() not in (1, 2):
+        raise ValueError(f"valid lengths must be 1-D or 2-D, not {valid_lengths.dim()}-D")
+    keys = torch.arange(num_keys, device=valid_lengths.device)
+    mask = keys < valid_lengths.unsqueeze(-1)  # (B, K) or (B, Q, K)
+    return mask.unsqueeze(1) if valid_lengths.dim() == 1 else mask
+
+
+def causal_mask(size: int, device: torch.device | None = None) -> Tensor:
+    """(Q, K) lower triangle: position i looks at positions 0 to i."""
+    return torch.ones(size, size, dtype=torch.bool, device=device).tril()
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Softmax over the last axis, among the keys that the mask allows.
+
+    Args:
+        scores: (..., Q, K).
+        mask: broadcastable to the scores; None allows every key.
+
+    Returns:
+        (..., Q, K) weights; a row sums to 1, or to 0 where no key is allowed (never NaN).
+    """
+    if mask is None:
+        return scores.softmax(dim=-1)
+    # The lowest finite number, not -inf: a row of -inf only would be NaN, and its gradient too.
+    lowest = torch.finfo(scores.dtype).min
+    weights = scores.masked_fill(~mask, lowest).softmax(dim=-1)
+    return weights.masked_fill(~mask, 0.0)
+
+
+def scaled_dot_product_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """softmax(Q K^T / sqrt(d_k)) V (Vaswani et al. 2017, equation 1).
+
+    Args:
+        queries: (..., Q, D).
+        keys: (..., K, D).
+        values: (..., K, V).
+        mask: broadcastable to (..., Q, K).
+
+    Returns:
+        The result (..., Q, V) and the weights (..., Q, K).
+    """
+    scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.size(-1))  # (..., Q, K)
+    weights = masked_softmax(scores, mask)
+    return weights @ values, weights
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
+
+    Queries from one sequence and keys and values from another make it cross-attention.
+    """
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        if d_model % num_heads:
+            raise ValueError(f"d_model ({d_model}) must be a multiple of num_heads ({num_heads})")
+        self.num_heads = num_heads
+        self.query = nn.Linear(d_model, d_model)
+        self.key = nn.Linear(d_model, d_model)
+        self.value = nn.Linear(d_model, d_model)
+        self.output = nn.Linear(d_model, d_model)
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """(B, T, M) to (B, H, T, D)."""
+        return x.view(*x.shape[:-1], self.num_heads, -1).transpose(1, 2)
+
+    def merge_heads(self, x: Tensor) -> Tensor:
+        """(B, H, T, D) to (B, T, M)."""
+        return x.transpose(1, 2).flatten(-2)
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, mask: Tensor | None = None, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from `queries` (B, Q, M) to `keys` (B, K, M), which also give the values.
+
+        Args:
+            mask: broadcastable to (B, H, Q, K).
+            need_weights: also return the attention weights; without them PyTorch's fused kernel does the same sum.
+
+        Returns:
+            (B, Q, M), and the weights (B, H, Q, K) or None.
+        """
+        q = self.split_heads(self.query(queries))  # (B, H, Q, D)
+        k = self.split_heads(self.key(keys))  # (B, H, K, D)
+        v = self.split_heads(self.value(keys))  # (B, H, K, D)
+        if need_weights:
+            heads, weights = scaled_dot_product_attention(q, k, v, mask)
+        else:
+            heads, weights = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask), None
+        return self.output(self.merge_heads(heads)), weights

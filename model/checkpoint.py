@@ -1,0 +1,71 @@
+"""A checkpoint: a folder with `config.json`, `weights.safetensors` and `tokenizer.json`. Nothing in it is pickled."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from model.config import TransformerConfig, read_transformer_config, to_json
+from model.tokenizer import read_tokenizer
+from model.transformer import Transformer
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "weights.safetensors", "tokenizer.json"
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
+    """Write tensors, and facts that JSON can hold, so that a kill leaves the old file or the new one, never a part."""
+    temporary = path.with_suffix(".tmp")
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(plain, temporary, metadata={"facts": json.dumps(dict(facts or {}))})
+    os.replace(temporary, path)
+
+
+def load_facts(path: Path) -> dict[str, Any]:
+    """What `save_tensors` was given as facts."""
+    with safe_open(path, framework="pt") as file:
+        facts: dict[str, Any] = json.loads((file.metadata() or {}).get("facts", "{}"))
+    return facts
+
+
+def save_checkpoint(
+    folder: Path, config: TransformerConfig, weights: Mapping[str, Tensor], tokenizer: Path, facts: Mapping[str, Any]
+) -> None:
+    """Write a checkpoint; `facts` (epoch, loss, ...) go into the weights' header."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(to_json(config), encoding="utf-8")
+    shutil.copyfile(tokenizer, folder / TOKENIZER)
+    save_tensors(folder / WEIGHTS, weights, facts)
+
+
+def load_checkpoint(folder: Path) -> tuple[Transformer, Tokenizer]:
+    """Read a checkpoint; the model comes in evaluation mode, on the CPU.
+
+    Raises:
+        FileNotFoundError: a file of the three is missing; the message names it.
+        RuntimeError: the weights do not fit the configuration.
+    """
+    for name in (CONFIG, WEIGHTS, TOKENIZER):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}")
+    model = Transformer(read_transformer_config(folder / CONFIG))
+    model.load_state_dict(load_file(folder / WEIGHTS))
+    return model.eval(), read_tokenizer(folder / TOKENIZER)
+
+
+def average(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the weights in several files (Vaswani et al. 2017, section 6.1), summed in float64."""
+    if not paths:
+        raise ValueError("no checkpoints to average")
+    total: dict[str, Tensor] = {}
+    for path in paths:
+        for name, tensor in load_file(path).items():
+            total[name] = total.get(name, torch.zeros((), dtype=torch.float64)) + tensor.double()
+    return {name: (tensor / len(paths)).float() for name, tensor in total.items()}

@@ -1,0 +1,87 @@
+"""Parallel text: reading it, and batches of pairs of like length, reproducible from a seed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Pair = tuple[list[int], list[int]]  # source ids and target ids, the end token last in both
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines without their ends; only a line feed ends a line, as in every parallel corpus."""
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def read_parallel(folder: Path, split: str, source: str, target: str) -> tuple[list[str], list[str]]:
+    """Read `split.source` and `split.target`.
+
+    Raises:
+        FileNotFoundError: one of the files is missing.
+        ValueError: the sides have different numbers of lines.
+    """
+    sides = []
+    for language in (source, target):
+        path = folder / f"{split}.{language}"
+        if not path.is_file():
+            raise FileNotFoundError(f"no {path}: expected one sentence a line, the same number on both sides")
+        sides.append(read_lines(path))
+    if len(sides[0]) != len(sides[1]):
+        raise ValueError(f"{split}.{source} has {len(sides[0])} lines, {split}.{target} has {len(sides[1])}")
+    return sides[0], sides[1]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded pairs: `source` (B, S); `target_input` (B, T) starts with the start token; `target_output` (B, T)."""
+
+    source: Tensor
+    source_lengths: Tensor  # (B,)
+    target_input: Tensor
+    target_output: Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
+    """(B, longest) int64, padded on the right."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])
+
+
+def make_batch(pairs: Sequence[Pair], pad_id: int, bos_id: int) -> Batch:
+    return Batch(
+        source=pad([source for source, _ in pairs], pad_id),
+        source_lengths=torch.tensor([len(source) for source, _ in pairs]),
+        target_input=pad([[bos_id, *target[:-1]] for _, target in pairs], pad_id),
+        target_output=pad([target for _, target in pairs], pad_id),
+    )
+
+
+def bucket(pairs: Sequence[Pair], batch_tokens: int, seed: int) -> list[list[int]]:
+    """Indices of pairs in batches of like length, at most `batch_tokens` padded tokens on the longer side.
+
+    Pairs of equal lengths, and the batches, come in an order drawn from the seed.
+    """
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(pairs))
+    order = np.array(sorted(order, key=lambda i: (len(pairs[i][1]), len(pairs[i][0]))))  # stable: ties stay shuffled
+    batches: list[list[int]] = [[]]
+    longest = 0
+    for index in order:
+        longest = max(longest, len(pairs[index][0]), len(pairs[index][1]))
+        if batches[-1] and longest * (len(batches[-1]) + 1) > batch_tokens:
+            batches.append([])
+            longest = max(len(pairs[index][0]), len(pairs[index][1]))
+        batches[-1].append(int(index))
+    rng.shuffle(batches)
+    return batches
+
+
+def iterate(pairs: Sequence[Pair], batch_tokens: int, seed: int, pad_id: int, bos_id: int) -> Iterator[Batch]:
+    for indices in bucket(pairs, batch_tokens, seed):
+        yield make_batch([pairs[i] for i in indices], pad_id, bos_id)

@@ -1,0 +1,238 @@
+"""Training from a folder of parallel text; it checkpoints every epoch and resumes after a kill to the same result.
+
+A run is a folder:
+
+    train.json, config.json, tokenizer.json   what is trained, and how
+    state.safetensors                         weights, optimiser and counters at the end of the last epoch
+    epochs/0001.safetensors ...               the weights of the last epochs, for averaging
+    best/, averaged/                          checkpoints: lowest validation loss; mean of the last epochs
+    log.jsonl                                 one line an epoch
+"""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from tqdm import tqdm
+
+from model.checkpoint import average, load_facts, save_checkpoint, save_tensors
+from model.config import TrainConfig, TransformerConfig, read_transformer_config, to_json
+from model.data import Batch, Pair, iterate, read_parallel
+from model.loss import projected_cross_entropy
+from model.tokenizer import encode_lines, read_tokenizer, train_tokenizer
+from model.transformer import Transformer
+
+
+@dataclass
+class Progress:
+    """What a run has reached; everything that a resumed run needs besides tensors."""
+
+    epoch: int = 0  # epochs finished
+    step: int = 0  # updates made
+    best_loss: float = float("inf")  # validation, nats per token
+    best_epoch: int = 0
+
+
+def inverse_sqrt_rate(step: int, peak: float, warmup_steps: int) -> float:
+    """Linear to the peak over the warm-up, then falling with 1 / sqrt(step) (Vaswani et al. 2017, equation 3).
+
+    Args:
+        step: the update about to be made, from 1.
+    """
+    return peak * min(step / warmup_steps, math.sqrt(warmup_steps / step))
+
+
+def batch_loss(model: Transformer, batch: Batch, smoothing: float) -> Tensor:
+    """Sum of cross-entropies over the real target tokens, in nats."""
+    memory, _ = model.encode(batch.source, batch.source_lengths)
+    decoded, _, _ = model.decode(batch.target_input, memory, batch.source_lengths)
+    return projected_cross_entropy(
+        decoded.flatten(0, 1), model.embedding.weight, batch.target_output.flatten(), smoothing, model.config.pad_id
+    )
+
+
+def count_targets(batch: Batch, pad_id: int) -> int:
+    return int((batch.target_output != pad_id).sum())
+
+
+class Trainer:
+    """One run: its folder, its data, its model and its optimiser."""
+
+    def __init__(
+        self,
+        run: Path,
+        config: TrainConfig,
+        data: Path,
+        make_model: Callable[[int], TransformerConfig],
+        device: torch.device | None = None,
+    ) -> None:
+        """Start a run in an empty or missing folder, or take up the one that is there.
+
+        Raises:
+            ValueError: the folder holds a run with other settings.
+        """
+        self.run, self.config = run, config
+        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        run.mkdir(parents=True, exist_ok=True)
+        self._check_settings()
+        self.tokenizer = self._read_or_train_tokenizer(data)
+        self.train_pairs = self._read_pairs(data, "train")
+        self.val_pairs = self._read_pairs(data, "val")
+        self.model_config = self._read_or_write_model_config(make_model)
+        torch.manual_seed(config.seed)
+        self.model = Transformer(self.model_config).to(self.device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
+        self.progress = Progress()
+        if self._state_path.exists():
+            self._load_state()
+
+    @property
+    def _state_path(self) -> Path:
+        return self.run / "state.safetensors"
+
+    @property
+    def _tokenizer_path(self) -> Path:
+        return self.run / "tokenizer.json"
+
+    def _check_settings(self) -> None:
+        path, now = self.run / "train.json", to_json(self.config)
+        if not path.exists():
+            path.write_text(now, encoding="utf-8")
+            return
+        # A longer run of the same settings is the same run.
+        stored = {**json.loads(path.read_text(encoding="utf-8")), "max_epochs": self.config.max_epochs}
+        changed = [name for name, value in dataclasses.asdict(self.config).items() if stored.get(name) != value]
+        if changed:
+            raise ValueError(f"{self.run} was begun with other settings: {', '.join(changed)}; choose another folder")
+
+    def _read_or_train_tokenizer(self, data: Path) -> Tokenizer:
+        if not self._tokenizer_path.exists():
+            source, target = read_parallel(data, "train", self.config.source, self.config.target)
+            train_tokenizer(source + target, self.config.vocab_size).save(str(self._tokenizer_path))
+        return read_tokenizer(self._tokenizer_path)
+
+    def _read_or_write_model_config(self, make_model: Callable[[int], TransformerConfig]) -> TransformerConfig:
+        path = self.run / "config.json"
+        if not path.exists():
+            path.write_text(to_json(make_model(self.tokenizer.get_vocab_size())), encoding="utf-8")
+        return read_transformer_config(path)
+
+    def _read_pairs(self, data: Path, split: str) -> list[Pair]:
+        source, target = read_parallel(data, split, self.config.source, self.config.target)
+        pairs = zip(encode_lines(self.tokenizer, source), encode_lines(self.tokenizer, target), strict=True)
+        return [pair for pair in pairs if max(map(len, pair)) <= self.config.max_length_tokens]
+
+    def _load_state(self) -> None:
+        tensors = load_file(self._state_path)
+        self.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+        states: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("adam."):
+                _, index, key = name.split(".")
+                states.setdefault(int(index), {})[key] = tensor
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": states, "param_groups": groups})
+        self.progress = Progress(**load_facts(self._state_path))
+
+    def _save_state(self) -> None:
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors.update({f"adam.{index}.{key}": torch.as_tensor(value) for key, value in state.items()})
+        save_tensors(self._state_path, tensors, dataclasses.asdict(self.progress))
+
+    def train_epoch(self, epoch: int) -> float:
+        """One pass over the training pairs.
+
+        Returns:
+            The label-smoothed loss, nats per target token.
+        """
+        # Order and dropout depend on the seed and the epoch alone, so a resumed run sees what an unbroken one would.
+        torch.manual_seed(self.config.seed * 1_000_003 + epoch)
+        batches = list(self._batches(self.train_pairs, epoch))
+        self.model.train()
+        total, tokens = 0.0, 0
+        with tqdm(batches, desc=f"epoch {epoch}", unit="batch", leave=False) as bar:
+            for batch in bar:
+                self.progress.step += 1
+                total_in_batch, tokens_in_batch = self._update(batch.to(self.device))
+                total, tokens = total + total_in_batch, tokens + tokens_in_batch
+                bar.set_postfix(loss=f"{total / tokens:.3f}")
+        return total / tokens
+
+    def _update(self, batch: Batch) -> tuple[float, int]:
+        rate = inverse_sqrt_rate(self.progress.step, self.config.peak_learning_rate, self.config.warmup_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = batch_loss(self.model, batch, self.config.label_smoothing)
+        tokens = count_targets(batch, self.model_config.pad_id)
+        self.optimizer.zero_grad(set_to_none=True)
+        (loss / tokens).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        return loss.item(), tokens
+
+    def _batches(self, pairs: list[Pair], seed: int) -> Any:
+        seed = self.config.seed * 1_000_003 + seed
+        return iterate(pairs, self.config.batch_tokens, seed, self.model_config.pad_id, self.model_config.bos_id)
+
+    @torch.inference_mode()
+    def validate(self) -> float:
+        """Cross-entropy on the validation pairs without smoothing, nats per target token."""
+        self.model.eval()
+        total, tokens = 0.0, 0
+        for batch in self._batches(self.val_pairs, 0):
+            total += batch_loss(self.model, batch.to(self.device), smoothing=0.0).item()
+            tokens += count_targets(batch, self.model_config.pad_id)
+        return total / tokens
+
+    def fit(self) -> None:
+        """Train until `max_epochs`, or until the validation loss has not improved for `patience_epochs`."""
+        while self.progress.epoch < self.config.max_epochs and not self._is_patience_spent():
+            epoch, started = self.progress.epoch + 1, time.monotonic()
+            train_loss = self.train_epoch(epoch)
+            val_loss = self.validate()
+            self._finish_epoch(epoch, val_loss)
+            self._log(epoch, train_loss, val_loss, time.monotonic() - started)
+
+    def _is_patience_spent(self) -> bool:
+        return self.progress.epoch - self.progress.best_epoch >= self.config.patience_epochs
+
+    def _finish_epoch(self, epoch: int, val_loss: float) -> None:
+        """Write every file of the epoch; the state comes last, so that a kill in between repeats the epoch."""
+        facts = {"epoch": epoch, "validation_loss": val_loss}
+        weights = self.model.state_dict()
+        epochs = self.run / "epochs"
+        epochs.mkdir(exist_ok=True)
+        save_tensors(epochs / f"{epoch:04d}.safetensors", weights, facts)
+        kept = sorted(epochs.glob("*.safetensors"))
+        for old in kept[: -self.config.average_last]:
+            old.unlink()
+        kept = kept[-self.config.average_last :]
+        averaged_facts = {"epochs": [int(path.stem) for path in kept]}
+        save_checkpoint(self.run / "averaged", self.model_config, average(kept), self._tokenizer_path, averaged_facts)
+        self.progress.epoch = epoch
+        if val_loss < self.progress.best_loss:
+            self.progress.best_loss, self.progress.best_epoch = val_loss, epoch
+            save_checkpoint(self.run / "best", self.model_config, weights, self._tokenizer_path, facts)
+        self._save_state()
+
+    def _log(self, epoch: int, train_loss: float, val_loss: float, seconds: float) -> None:
+        row = {
+            "epoch": epoch,
+            "step": self.progress.step,
+            "train_loss": round(train_loss, 4),
+            "validation_loss": round(val_loss, 4),
+            "seconds": round(seconds, 1),
+        }
+        with (self.run / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        tqdm.write(json.dumps(row))

@@ -1,0 +1,217 @@
+"""The bundle: a folder with `manifest.json`, ONNX graphs, one file of weights and tokenizers.
+
+`export` writes it and `service` reads it; nothing else passes between them. This module is the schema and the
+reader. It imports nothing of the rest of the service.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Task = Literal["generate", "encode", "attention"]
+
+
+class BundleError(Exception):
+    """A bundle that cannot be served; the message says why and what would help."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FileRecord(_Part):
+    """What a file must be to be read."""
+
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    bytes: int
+
+
+class Tokens(_Part):
+    """Ids with a meaning for the engine."""
+
+    pad_id: int
+    start_id: int  # what the decoder reads before its first token
+    end_id: int
+
+
+class Limits(_Part):
+    """Largest sizes, special tokens included."""
+
+    max_source_tokens: int
+    max_target_tokens: int  # slots of the state that grows with the target
+    vocabulary: int
+
+
+class Graph(_Part):
+    """One ONNX graph and which of the names that the engine knows it takes and gives.
+
+    The encoder takes `source_ids` (B, S) int64 and `source_lengths` (B,) int32; it gives `hidden` (B, S, M), what fills
+    the states, and its attention maps. The step takes, of one token a row, `token_ids` (B,) int64, `lengths` (B,) int32
+    (target tokens read before this one) and `source_lengths` (B,) int32, and the states; it gives `logits` (B, V),
+    `top_logits` and `top_ids` (B, K) in falling order, `log_normalizer` (B,) (the logarithm of the sum of exp(logits)),
+    the states that change, and its attention maps. Batch, source and target axes are free.
+    """
+
+    file: Name
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class State(_Part):
+    """A tensor that the decoder keeps for each row between two steps.
+
+    `shape` is that of one row; the strings "source" and "target" stand for the axis that grows. A state that grows with
+    the target is written by the step into the same memory that it reads.
+    """
+
+    input: str  # its name among the step's inputs
+    output: str | None = None  # its name among the step's outputs; None where a step never changes it
+    fill: Literal["encoder", "zeros"]
+    encoder_output: str | None = None  # what fills it, where `fill` is "encoder"
+    shape: tuple[int | Literal["source", "target"], ...]
+    dtype: Literal["float32", "float16"] = "float32"
+
+    @model_validator(mode="after")
+    def _filled_by_something(self) -> "State":
+        if (self.fill == "encoder") != (self.encoder_output is not None):
+            raise ValueError("encoder_output must be given exactly where fill is 'encoder'")
+        return self
+
+
+class Attention(_Part):
+    """Attention maps of one kind, one graph output a layer, each (B, heads, rows, columns).
+
+    An `encoder` map is source x source. `cross` and `decoder` maps come from the step with one row a call: columns are
+    the source's tokens, or the decoder's inputs so far. Entries beyond a row's own length are 0.
+    """
+
+    kind: Literal["encoder", "cross", "decoder"]
+    outputs: tuple[str, ...]
+    heads: int
+    normalized: bool = True  # whether rows sum to 1
+
+    @property
+    def layers(self) -> int:
+        return len(self.outputs)
+
+
+class Verification(_Part):
+    """What the export measured between ONNX Runtime and PyTorch on the project's sentences."""
+
+    sentences: int
+    tolerance: float  # the largest difference that was allowed
+    max_logit_difference: float
+    max_attention_difference: float
+    different_generations: int  # greedy outputs that differ though no two candidates were close
+
+
+class Manifest(_Part):
+    """`manifest.json`, whole."""
+
+    schema_version: int
+    name: Name
+    architecture: str  # for people; the service never looks at it
+    description: str
+    license: str
+    created: int  # seconds since 1970
+    dtype: Literal["float32", "float16", "int8", "int4"]
+    tasks: tuple[Task, ...]
+    parameters: int
+    source_tokenizer: Name
+    target_tokenizer: Name
+    tokens: Tokens
+    limits: Limits
+    encoder: Graph
+    step: Graph
+    states: tuple[State, ...]
+    attention: tuple[Attention, ...]
+    verification: Verification | None
+    files: dict[Name, FileRecord]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the files' own: two bundles that answer alike have the same."""
+        lines = "".join(f"{record.sha256}  {name}\n" for name, record in sorted(self.files.items()))
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    def attention_of(self, kind: str) -> Attention:
+        """Raises KeyError where the model has no maps of that kind."""
+        for attention in self.attention:
+            if attention.kind == kind:
+                return attention
+        raise KeyError(kind)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check `manifest.json`; the files it names are not opened.
+
+    Raises:
+        BundleError: no manifest, not JSON, another schema version, or a field that does not fit.
+    """
+    path = folder / MANIFEST
+    try:
+        # JSON without a schema first: another version must be named before its fields are found wanting.
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST}") from None
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path} cannot be read: {error}") from None
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if version != SCHEMA_VERSION:
+        raise BundleError(
+            f"{path} has schema_version {version!r}, this service needs {SCHEMA_VERSION}; export it again"
+        )
+    try:
+        return Manifest.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BundleError(f"{path}: {where}: {first['msg']}") from None
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Check that every file of the manifest is there, regular, linked once, and hashes to what the manifest says.
+
+    ONNX Runtime follows hard links when it loads weights, so a second link to a file is refused.
+
+    Raises:
+        BundleError: naming the first file that is not as it should be.
+    """
+    for name, record in manifest.files.items():
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            raise BundleError(f"{path} is missing or not a regular file")
+        status = path.stat()
+        if status.st_nlink != 1:
+            raise BundleError(f"{path} has {status.st_nlink} links; a bundle's file must have one")
+        if status.st_size != record.bytes or sha256_of(path) != record.sha256:
+            raise BundleError(f"{path} is not the file that the manifest describes: its SHA-256 differs")
+
+
+def read_bundle(folder: Path) -> Manifest:
+    """`read_manifest`, then `check_files`."""
+    manifest = read_manifest(folder)
+    check_files(folder, manifest)
+    return manifest
+
+
+def record_files(folder: Path, names: Iterable[str]) -> dict[str, FileRecord]:
+    """The `files` of a manifest to be written."""
+    return {name: FileRecord(sha256=sha256_of(folder / name), bytes=(folder / name).stat().st_size) for name in names}
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")

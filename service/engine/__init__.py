@@ -1,0 +1,1 @@
+"""Scheduling and decoding: rows of named tensors, no architecture, no socket."""

@@ -1,0 +1,64 @@
+"""The wall between the engine and what runs a bundle's graphs.
+
+A runner owns the rows of decoder state. Rows 0 to n-1 run; the engine fills a row when a sequence is admitted and moves
+the last row into the place of one that ends.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle import Manifest
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Array = NDArray[Any]
+
+
+class Runner(Protocol):
+    """Runs one bundle. Called from one thread only."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def max_rows(self) -> int: ...
+
+    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+        """Run the encoder.
+
+        Args:
+            source_ids: (B, S), padded on the right.
+            source_lengths: (B,).
+            outputs: names among `manifest.encoder.outputs`.
+
+        Returns:
+            The outputs by name; the caller may keep them.
+        """
+        ...
+
+    def fill(self, row: int, encoded: Mapping[str, Array], index: int) -> None:
+        """Make `row` the beginning of a sequence: its states from example `index` of what `encode` gave, or zeros."""
+        ...
+
+    def move(self, source: int, target: int) -> None:
+        """Copy the states of row `source` over those of row `target`."""
+        ...
+
+    def step(
+        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
+    ) -> Mapping[str, Array]:
+        """Read one token in each of rows 0 to B-1 and update their states.
+
+        Args:
+            token_ids: (B,) the token that each row reads.
+            lengths: (B,) how many target tokens each row has read before.
+            source_lengths: (B,).
+            outputs: names among `manifest.step.outputs`, states excepted.
+
+        Returns:
+            The outputs by name, row first; they are valid until the next call.
+        """
+        ...
