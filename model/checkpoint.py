@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -50,13 +50,17 @@ def load_checkpoint(folder: Path) -> tuple[Transformer, Tokenizer]:
 
     Raises:
         FileNotFoundError: a file of the three is missing; the message names it.
-        RuntimeError: the weights do not fit the configuration.
+        ValueError: the weights cannot be read or do not fit the configuration, or the configuration is not one.
     """
     for name in (CONFIG, WEIGHTS, TOKENIZER):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}")
-    model = Transformer(read_transformer_config(folder / CONFIG))
-    model.load_state_dict(load_file(folder / WEIGHTS))
+    try:
+        model = Transformer(read_transformer_config(folder / CONFIG))
+        model.load_state_dict(load_file(folder / WEIGHTS))
+    except (TypeError, RuntimeError, SafetensorError) as error:
+        first_line = str(error).splitlines()[0]
+        raise ValueError(f"{folder} is not a checkpoint that fits this version: {first_line}") from error
     return model.eval(), read_tokenizer(folder / TOKENIZER)
 
 

@@ -129,7 +129,10 @@ class Trainer:
     def _read_pairs(self, data: Path, split: str) -> list[Pair]:
         source, target = read_parallel(data, split, self.config.source, self.config.target)
         pairs = zip(encode_lines(self.tokenizer, source), encode_lines(self.tokenizer, target), strict=True)
-        return [pair for pair in pairs if max(map(len, pair)) <= self.config.max_length_tokens]
+        kept = [pair for pair in pairs if max(map(len, pair)) <= self.config.max_length_tokens]
+        if not kept:
+            raise ValueError(f"no pair of {split} has at most max_length_tokens ({self.config.max_length_tokens})")
+        return kept
 
     def _load_state(self) -> None:
         tensors = load_file(self._state_path)

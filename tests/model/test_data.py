@@ -1,0 +1,60 @@
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.data import bucket, make_batch, read_lines, read_parallel
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=60)
+
+
+@settings(deadline=None)
+@given(LENGTHS, st.integers(30, 200), st.integers(0, 5))
+def test_buckets_hold_every_pair_once_within_the_budget_and_come_again_from_the_seed(
+    lengths: list[tuple[int, int]], batch_tokens: int, seed: int
+) -> None:
+    pairs = [([3] * source, [4] * target) for source, target in lengths]
+    batches = bucket(pairs, batch_tokens, seed)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(pairs)))
+    for batch in batches:
+        assert max(max(lengths[i]) for i in batch) * len(batch) <= batch_tokens
+    assert batches == bucket(pairs, batch_tokens, seed)
+
+
+def test_another_seed_gives_another_order() -> None:
+    pairs = [([3] * (1 + i % 4), [4] * 3) for i in range(40)]
+    assert bucket(pairs, 24, seed=1) != bucket(pairs, 24, seed=2)
+
+
+def test_pairs_of_like_length_share_a_batch() -> None:
+    pairs = [([3] * length, [4] * length) for length in [2, 20, 2, 20, 2, 20]]
+    assert sorted(sorted(batch) for batch in bucket(pairs, 60, seed=0)) == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_a_batch_is_padded_on_the_right_and_its_target_shifted() -> None:
+    batch = make_batch([([5, 6, 2], [7, 2]), ([5, 2], [8, 9, 2])], pad_id=0, bos_id=1)
+    assert batch.source.tolist() == [[5, 6, 2], [5, 2, 0]]
+    assert batch.source_lengths.tolist() == [3, 2]
+    assert batch.target_input.tolist() == [[1, 7, 0], [1, 8, 9]]
+    assert batch.target_output.tolist() == [[7, 2, 0], [8, 9, 2]]
+    assert batch.to(torch.device("cpu")).source.dtype == torch.int64
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("one\u2028still one\x0cstill\ntwo\n", encoding="utf-8")
+    assert read_lines(tmp_path / "text") == ["one\u2028still one\x0cstill", "two"]
+
+
+def test_a_missing_side_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.en").write_text("a\n", encoding="utf-8")
+    with pytest.raises(FileNotFoundError, match=r"train\.de"):
+        read_parallel(tmp_path, "train", "en", "de")
+
+
+def test_sides_of_different_lengths_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.en").write_text("a\nb\n", encoding="utf-8")
+    (tmp_path / "train.de").write_text("a\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"2 lines.* 1"):
+        read_parallel(tmp_path, "train", "en", "de")

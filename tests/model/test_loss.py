@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+from model.loss import CHUNK_ROWS, projected_cross_entropy, smoothed_cross_entropy
+
+
+@pytest.mark.parametrize("rows", [1, CHUNK_ROWS - 1, CHUNK_ROWS, CHUNK_ROWS + 1, 2 * CHUNK_ROWS])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_chunked_loss_equals_the_obvious_one_in_value_and_gradients(rows: int, smoothing: float) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(rows, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(1, 9, (rows,))
+    chunked = projected_cross_entropy(hidden, weight, targets, smoothing, ignore_id=0)
+    gradients = torch.autograd.grad(3 * chunked, (hidden, weight))
+    obvious = smoothed_cross_entropy(hidden @ weight.T, targets, smoothing, ignore_id=0)
+    torch.testing.assert_close(chunked, obvious)
+    torch.testing.assert_close(gradients, torch.autograd.grad(3 * obvious, (hidden, weight)))
+
+
+def test_padding_counts_nothing_and_has_no_gradient() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(6, 4, requires_grad=True)
+    weight = torch.randn(9, 4)
+    targets = torch.tensor([3, 0, 5, 0, 0, 8])
+    loss = projected_cross_entropy(hidden, weight, targets, 0.1, ignore_id=0)
+    torch.testing.assert_close(loss, smoothed_cross_entropy(hidden @ weight.T, targets, 0.1, ignore_id=0))
+    (gradient,) = torch.autograd.grad(loss, hidden)
+    assert (gradient[targets == 0] == 0).all()
+    assert (gradient[targets != 0] != 0).any(dim=1).all()
+
+
+def test_a_batch_of_padding_alone_has_loss_zero() -> None:
+    loss = projected_cross_entropy(torch.randn(2, 4), torch.randn(9, 4), torch.zeros(2, dtype=torch.long), 0.1, 0)
+    assert loss.item() == 0.0

@@ -1,0 +1,114 @@
+"""The command line, in this process: what it prints, and how it fails."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from model.__main__ import main
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Runner":
+    return Runner(monkeypatch, capsys)
+
+
+class Runner:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error."""
+        self.monkeypatch.setattr(sys, "argv", ["python -m model", *map(str, arguments)])
+        self.capsys.readouterr()
+        code = main()
+        return code, *self.capsys.readouterr()
+
+
+def test_evaluate_prints_two_lines_with_their_signatures(run: Runner, checkpoint: Path, corpus: Path) -> None:
+    code, out, _ = run("evaluate", checkpoint, corpus, "--split", "test", "--num-beams", 2, "--limit", 2)
+    assert code == 0
+    tokenised, detokenised = out.splitlines()
+    assert tokenised.startswith("tok-lc: BLEU ")
+    assert "tok:none" in tokenised
+    assert "tok:13a" not in tokenised
+    assert detokenised.startswith("detok, cased: BLEU ")
+    assert "tok:13a" in detokenised
+    assert "; chrF " in detokenised
+
+
+def test_evaluate_says_when_the_tokenised_line_is_left_out(run: Runner, checkpoint: Path, corpus: Path) -> None:
+    code, out, _ = run("evaluate", checkpoint, corpus, "--split", "val", "--num-beams", 1, "--limit", 1)
+    assert code == 0
+    assert out.startswith(f"tok-lc: left out: there is no {corpus / 'val.lc.norm.tok.de'}\ndetok, cased: BLEU ")
+
+
+def test_evaluate_writes_its_report_as_json(run: Runner, checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    run("evaluate", checkpoint, corpus, "--split", "test", "--num-beams", 1, "--limit", 2, "--json", path)
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert report["sentences"] == len(report["outputs"]) == 2
+    assert report["checkpoint"] == {"epoch": 1}
+    assert set(report["bleu"]) == set(report["chrf"]) == set(report["tokenised_bleu"]) == {"value", "signature"}
+
+
+def assert_one_line_and_code_2(result: tuple[int, str, str], message: str) -> None:
+    code, out, err = result
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_a_folder_without_a_checkpoint_is_an_error_of_one_line(run: Runner, corpus: Path, tmp_path: Path) -> None:
+    assert_one_line_and_code_2(run("evaluate", tmp_path / "none", corpus), "is not a checkpoint")
+
+
+def test_a_missing_split_is_an_error_of_one_line(run: Runner, checkpoint: Path, corpus: Path) -> None:
+    assert_one_line_and_code_2(run("evaluate", checkpoint, corpus, "--split", "none"), "none.en")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--num-beams", "0", "num_beams is 0"),
+        ("--limit", "0", "limit is 0"),
+        ("--length-penalty", "nan", "length_penalty is nan"),
+    ],
+)
+def test_impossible_options_are_errors_of_one_line(
+    run: Runner, checkpoint: Path, corpus: Path, option: str, value: str, message: str
+) -> None:
+    assert_one_line_and_code_2(run("evaluate", checkpoint, corpus, "--split", "test", option, value), message)
+
+
+def test_a_source_longer_than_the_model_is_an_error_of_one_line(run: Runner, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.en").write_text("word " * 500 + "\n", encoding="utf-8")
+    (tmp_path / "long.de").write_text("Wort\n", encoding="utf-8")
+    assert_one_line_and_code_2(run("evaluate", checkpoint, tmp_path, "--split", "long"), "max_positions")
+
+
+def test_train_without_its_data_is_an_error_of_one_line(run: Runner, tmp_path: Path) -> None:
+    assert_one_line_and_code_2(run("train", tmp_path / "none", "--run", tmp_path / "run"), "train.en")
+
+
+def test_an_impossible_training_setting_is_an_error_of_one_line(run: Runner, corpus: Path, tmp_path: Path) -> None:
+    result = run("train", corpus, "--run", tmp_path / "run", "--max-epochs", 0)
+    assert_one_line_and_code_2(result, "max_epochs is 0")
+
+
+def test_arguments_that_do_not_parse_exit_with_code_2(run: Runner) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run("evaluate")
+    assert stopped.value.code == 2
+
+
+def test_train_takes_its_settings_from_the_command_line_and_resumes(run: Runner, corpus: Path, tmp_path: Path) -> None:
+    arguments = ("train", corpus, "--run", tmp_path / "run", "--vocab-size", 300, "--batch-tokens", 256)
+    assert run(*arguments, "--max-epochs", 1)[0] == 0
+    assert run(*arguments, "--max-epochs", 2)[0] == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert_one_line_and_code_2(run(*arguments, "--seed", 5), "other settings: seed")

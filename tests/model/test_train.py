@@ -1,0 +1,223 @@
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model.checkpoint import average, load_checkpoint, load_facts
+from model.config import TrainConfig, TransformerConfig
+from model.train import Trainer, batch_loss, inverse_sqrt_rate
+
+MakeConfig = Callable[[int], TransformerConfig]
+TOY = TrainConfig(vocab_size=300, max_epochs=4, batch_tokens=128, warmup_steps=20, average_last=2)
+CPU = torch.device("cpu")
+
+
+def train(run: Path, corpus: Path, make: MakeConfig, config: TrainConfig = TOY) -> Trainer:
+    trainer = Trainer(run, config, corpus, make, CPU)
+    trainer.fit()
+    return trainer
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Every tensor of two runs is bitwise the same: weights, optimiser, averages."""
+    files = sorted(path.relative_to(first) for path in first.rglob("*.safetensors"))
+    assert files == sorted(path.relative_to(second) for path in second.rglob("*.safetensors"))
+    for file in files:
+        ours, theirs = load_file(first / file), load_file(second / file)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours), file
+        assert load_facts(first / file) == load_facts(second / file)
+
+
+@pytest.fixture
+def unbroken(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> Path:
+    train(tmp_path / "unbroken", corpus, toy_config)
+    return tmp_path / "unbroken"
+
+
+def test_the_rate_rises_to_its_peak_and_falls_with_the_root_of_the_step() -> None:
+    assert inverse_sqrt_rate(1, 0.5, 100) == pytest.approx(0.005)
+    assert inverse_sqrt_rate(100, 0.5, 100) == pytest.approx(0.5)
+    assert inverse_sqrt_rate(400, 0.5, 100) == pytest.approx(0.25)
+    # The paper's equation 3, whose peak is (d_model * warmup_steps) ** -0.5.
+    for step in (1, 50, 4000, 9999):
+        expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert inverse_sqrt_rate(step, (512 * 4000) ** -0.5, 4000) == pytest.approx(expected)
+
+
+def test_training_lowers_the_loss_and_writes_every_file(unbroken: Path) -> None:
+    rows = [json.loads(line) for line in (unbroken / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    assert rows[-1]["validation_loss"] < rows[0]["validation_loss"] < 1.5 * math.log(300)
+    assert [path.name for path in sorted((unbroken / "epochs").iterdir())] == ["0003.safetensors", "0004.safetensors"]
+    assert load_facts(unbroken / "averaged" / "weights.safetensors") == {"epochs": [3, 4]}
+    for name in ("best", "averaged"):
+        load_checkpoint(unbroken / name)
+
+
+def test_the_averaged_checkpoint_is_the_mean_of_the_last_epochs(unbroken: Path) -> None:
+    expected = average(sorted((unbroken / "epochs").iterdir()))
+    written = load_file(unbroken / "averaged" / "weights.safetensors")
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+
+
+def test_the_best_checkpoint_has_the_lowest_validation_loss(unbroken: Path) -> None:
+    rows = [json.loads(line) for line in (unbroken / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    best = min(rows, key=lambda row: row["validation_loss"])
+    assert load_facts(unbroken / "best" / "weights.safetensors")["epoch"] == best["epoch"]
+
+
+def test_a_run_that_stops_between_epochs_and_goes_on_gives_the_same_weights(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    broken = tmp_path / "broken"
+    train(broken, corpus, toy_config, dataclasses.replace(TOY, max_epochs=2))
+    train(broken, corpus, toy_config)
+    assert_same_run(unbroken, broken)
+
+
+def test_a_run_that_dies_within_an_epoch_and_goes_on_gives_the_same_weights(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    broken = tmp_path / "broken"
+    trainer = train(broken, corpus, toy_config, dataclasses.replace(TOY, max_epochs=2))
+    trainer.train_epoch(3)  # and nothing of it is written
+    train(broken, corpus, toy_config)
+    assert_same_run(unbroken, broken)
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, "training ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_killed_process_leaves_a_run_that_resumes_to_the_same_weights(tmp_path: Path, corpus: Path) -> None:
+    """Real processes and a real SIGKILL in the middle of an epoch."""
+    script = """
+import sys
+from pathlib import Path
+import torch
+from model.config import TrainConfig, TransformerConfig
+from model.train import Trainer
+torch.set_num_threads(1)
+def make(vocab_size):
+    return TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=2, decoder_layers=2)
+config = TrainConfig(
+    vocab_size=300, max_epochs=12, batch_tokens=32, max_length_tokens=32, warmup_steps=20, average_last=2
+)
+Trainer(Path(sys.argv[1]), config, Path(sys.argv[2]), make, torch.device("cpu")).fit()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def start(run: Path) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, "-c", script, str(run), str(corpus)], env=environment, stderr=subprocess.DEVNULL
+        )
+
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = start(killed)
+    # Two epochs are logged: the third is under way.
+    log = killed / "log.jsonl"
+    wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") >= 2, process)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert 2 <= load_facts(killed / "state.safetensors")["epoch"] < 12
+    assert start(killed).wait(timeout=60) == 0
+    assert start(whole).wait(timeout=60) == 0
+    assert_same_run(whole, killed)
+
+
+def test_another_seed_gives_other_weights(tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path) -> None:
+    other = train(tmp_path / "other", corpus, toy_config, dataclasses.replace(TOY, seed=2, max_epochs=1))
+    first = load_file(unbroken / "state.safetensors")["model.embedding.weight"]
+    assert not torch.equal(other.model.embedding.weight, first)
+
+
+def test_training_stops_when_the_validation_loss_no_longer_improves(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    # At a rate of zero nothing improves after the first epoch.
+    config = dataclasses.replace(TOY, peak_learning_rate=0.0, patience_epochs=2, max_epochs=50)
+    trainer = train(tmp_path / "run", corpus, toy_config, config)
+    assert (trainer.progress.best_epoch, trainer.progress.epoch) == (1, 3)
+    trainer = train(tmp_path / "run", corpus, toy_config, config)
+    assert trainer.progress.epoch == 3
+
+
+def test_other_settings_for_a_run_that_is_there_are_refused_by_name(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    train(tmp_path / "run", corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
+    with pytest.raises(ValueError, match="other settings: label_smoothing, seed"):
+        Trainer(tmp_path / "run", dataclasses.replace(TOY, seed=9, label_smoothing=0.2), corpus, toy_config, CPU)
+
+
+def test_the_loss_of_a_batch_counts_each_real_token_once_however_it_is_padded(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    trainer = Trainer(tmp_path / "run", TOY, corpus, toy_config, CPU)
+    trainer.model.eval()
+    whole = sum(batch_loss(trainer.model, batch, 0.1).item() for batch in trainer._batches(trainer.train_pairs, 0))
+    alone = sum(batch_loss(trainer.model, batch, 0.1).item() for batch in trainer._batches(trainer.train_pairs, 1))
+    assert whole == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.parametrize("clip_norm", [1e-3, 1e6], ids=["clipped", "not clipped"])
+def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_norm(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, clip_norm: float
+) -> None:
+    config = dataclasses.replace(TOY, clip_norm=clip_norm, peak_learning_rate=0.0)
+    trainer = Trainer(tmp_path / "run", config, corpus, toy_config, CPU)
+    trainer.model.eval()  # without dropout, and at a rate of zero, the loss can be computed again
+    batch = next(iter(trainer._batches(trainer.train_pairs, 1)))
+    trainer.progress.step = 1
+    trainer._update(batch)
+    gradients = [parameter.grad.clone() for parameter in trainer.model.parameters() if parameter.grad is not None]
+    per_token = batch_loss(trainer.model, batch, config.label_smoothing) / (batch.target_output != 0).sum()
+    expected = torch.autograd.grad(per_token, list(trainer.model.parameters()))
+    norm = torch.cat([gradient.flatten() for gradient in expected]).norm()
+    scale = min(1.0, clip_norm / norm.item())
+    assert (scale < 1) == (clip_norm == 1e-3)
+    torch.testing.assert_close(gradients, [gradient * scale for gradient in expected], atol=1e-7, rtol=1e-3)
+
+
+def test_pairs_that_are_too_long_are_left_out(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+    whole = Trainer(tmp_path / "whole", TOY, corpus, toy_config, CPU).train_pairs
+    lengths = sorted(max(map(len, pair)) for pair in whole)
+    limit = lengths[len(lengths) // 2]
+    config = dataclasses.replace(TOY, max_length_tokens=limit)
+    kept = Trainer(tmp_path / "run", config, corpus, toy_config, CPU).train_pairs
+    assert kept == [pair for pair in whole if max(map(len, pair)) <= limit]
+    assert 0 < len(kept) < len(whole)
+
+
+def test_a_limit_that_leaves_no_pair_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+    with pytest.raises(ValueError, match="no pair of train"):
+        Trainer(tmp_path / "run", dataclasses.replace(TOY, max_length_tokens=2), corpus, toy_config, CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"average_last": 0}, "average_last is 0"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0"),
+        ({"max_length_tokens": 129}, r"max_length_tokens \(129\) exceeds batch_tokens \(128\)"),
+    ],
+)
+def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TOY, **change)
