@@ -111,6 +111,7 @@ class Verification(_Part):
     max_logit_difference: float
     max_attention_difference: float
     different_generations: int  # greedy outputs that differ though no two candidates were close
+    close_generations: int  # greedy outputs that part where the two best candidates lie within rounding
 
 
 class Manifest(_Part):

@@ -1,0 +1,109 @@
+"""Builds ONNX graphs node by node, their weights together in one file. Knows no model."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from torch import Tensor
+
+OPSET = 24
+CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
+ALIGNMENT_BYTES = 64  # of each tensor in the file of weights: a cache line
+
+Axis = str | int  # a free axis by its name, or its size
+
+
+class WeightFile:
+    """The tensors of several graphs, each distinct one stored once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._offsets: dict[bytes, int] = {}  # SHA-256 to offset
+
+    def add(self, data: bytes) -> int:
+        """The offset at which `data` lies in the file."""
+        digest = sha256(data).digest()
+        if digest not in self._offsets:
+            self._offsets[digest] = self._size
+            padded = data + bytes(-len(data) % ALIGNMENT_BYTES)
+            self._parts.append(padded)
+            self._size += len(padded)
+        return self._offsets[digest]
+
+    def write(self, folder: Path) -> None:
+        with (folder / self.name).open("wb") as file:
+            file.writelines(self._parts)
+
+
+class GraphBuilder:
+    """One graph in the making. Values are known by their names; methods return the names of what they add."""
+
+    def __init__(self, name: str, weights: WeightFile) -> None:
+        self._name = name
+        self._weights = weights
+        self._nodes: list[onnx.NodeProto] = []
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._initializers: dict[str, TensorProto] = {}
+
+    def input(self, name: str, dtype: int, shape: Sequence[Axis]) -> str:
+        self._inputs.append(helper.make_tensor_value_info(name, dtype, shape))
+        return name
+
+    def output(self, name: str, dtype: int, shape: Sequence[Axis]) -> str:
+        """Make a value an output; the node that gives it may be added before or after."""
+        self._outputs.append(helper.make_tensor_value_info(name, dtype, shape))
+        return name
+
+    def weight(self, name: str, tensor: Tensor) -> str:
+        """A constant that lies in the file of weights; the same name again is the same constant."""
+        if name not in self._initializers:
+            array = tensor.detach().cpu().contiguous().numpy()
+            proto = TensorProto(name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype))
+            proto.data_location = TensorProto.EXTERNAL
+            data = array.tobytes()
+            place = {"location": self._weights.name, "offset": self._weights.add(data), "length": len(data)}
+            for key, value in place.items():
+                proto.external_data.add(key=key, value=str(value))
+            self._initializers[name] = proto
+        return name
+
+    def constant(self, value: float | Sequence[int], dtype: type[np.generic]) -> str:
+        """A small constant inside the graph."""
+        array: NDArray[np.generic] = np.array(value, dtype)
+        name = f"{array.dtype.name}_{value}".replace(" ", "")
+        self._initializers.setdefault(name, onnx.numpy_helper.from_array(array, name))
+        return name
+
+    def add(self, op: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        """A node with one output, which is named after the node unless `output` names it."""
+        (name,) = self.add_multi(op, inputs, [output or f"{op}_{len(self._nodes)}"], **attributes)
+        return name
+
+    def add_multi(
+        self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
+    ) -> Sequence[str]:
+        """A node whose outputs are named by the caller; "" leaves an optional input or output out."""
+        node = helper.make_node(op, inputs, outputs, f"{op}_{len(self._nodes)}", domain=domain, **attributes)
+        self._nodes.append(node)
+        return outputs
+
+    def unique(self, name: str) -> str:
+        """A name for a value of the node that is added next."""
+        return f"{name}_{len(self._nodes)}"
+
+    def build(self) -> onnx.ModelProto:
+        """The model, checked as far as that can be done without its weights and ONNX Runtime's operators."""
+        graph = helper.make_graph(
+            self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
+        )
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+        version = helper.find_min_ir_version_for(opsets, ignore_unknown=True)
+        return helper.make_model(graph, opset_imports=opsets, ir_version=version, producer_name="sightline")

@@ -1,0 +1,235 @@
+"""The two graphs of the encoder-decoder Transformer: what goes in, what comes out, and the nodes between.
+
+Axes: B batch, S source, T slots of the target's buffers, M width, H heads, D width of a head, V vocabulary. An
+attention map of the step is as wide as the batch's longest row, not as the buffers.
+
+The encoder uses `Attention` (opset 24), the fastest of the operators that take ragged rows. The step uses
+`GroupQueryAttention`: its cost follows each row's length instead of the buffer's, and it writes a row's new key and
+value into the buffer that it reads. Cross-attention is the same operator with no new keys.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto
+from torch import nn
+
+from export.builder import CONTRIB, GraphBuilder, WeightFile
+from model.attention import MultiHeadAttention
+from model.config import TransformerConfig
+from model.transformer import AddNorm, DecoderLayer, EncoderLayer, FeedForward, Transformer
+from service.bundle import Attention, State
+
+FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
+TOP_TOKENS = 16  # K, the candidates that the step returns
+AFTER_SOFTMAX = {"Attention": 3, "GroupQueryAttention": 2}  # which scores an operator returns as its map
+
+
+def states(config: TransformerConfig) -> tuple[State, ...]:
+    """Keys and values of each decoder layer: those of the target grow, those of the source stay."""
+    heads, size = config.num_heads, config.head_size
+    made: list[State] = []
+    for layer in range(config.decoder_layers):
+        for part in ("key", "value"):
+            own, cross = f"self_{part}.{layer}", f"cross_{part}.{layer}"
+            output = f"self_{part}_out.{layer}"
+            made += [
+                State(input=own, output=output, fill="zeros", shape=(heads, "target", size)),
+                State(input=cross, fill="encoder", encoder_output=cross, shape=(heads, "source", size)),
+            ]
+    return tuple(made)
+
+
+def attention_maps(config: TransformerConfig) -> tuple[Attention, ...]:
+    """Which outputs hold attention maps."""
+    sides = {"encoder": config.encoder_layers, "cross": config.decoder_layers, "decoder": config.decoder_layers}
+    return tuple(
+        Attention.model_validate(
+            {
+                "kind": kind,
+                "outputs": tuple(f"{kind}_attention.{layer}" for layer in range(layers)),
+                "heads": config.num_heads,
+            }
+        )
+        for kind, layers in sides.items()
+    )
+
+
+def encoder_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
+    """`source_ids` (B, S) and `source_lengths` (B,) to `hidden`, cross-attention's keys and values, and maps.
+
+    In `encoder_attention.i` (B, H, S, S) the columns of padding are 0; the rows of padding, as in `hidden` and the keys
+    and values, hold numbers that mean nothing.
+    """
+    graph, heads = GraphBuilder("encoder", weights), model.config.num_heads
+    ids = graph.input("source_ids", INT64, ("batch", "source"))
+    lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
+    size = graph.add("Shape", ids, start=1)  # (1,)
+    first = graph.constant([0], np.int64)
+    positions = graph.add("Slice", graph.weight("positions", model.positions), first, size, first)  # (S, M)
+    x = graph.add("Add", _scaled_embedding(graph, model, ids), positions)  # (B, S, M)
+    for number, layer in enumerate(cast(Iterable[EncoderLayer], model.encoder)):
+        attention = layer.self_attention
+        name, parts = f"encoder.{number}", [graph.unique(part) for part in ("query", "key", "value")]
+        qkv = _linear(graph, f"{name}.self_attention.qkv", x, attention.query, attention.key, attention.value)
+        graph.add_multi("Split", [qkv], parts, axis=-1, num_outputs=3)
+        attended = graph.unique("attended")
+        maps = graph.output(f"encoder_attention.{number}", FLOAT, ("batch", heads, "source", "source"))
+        graph.add_multi(
+            "Attention",
+            [*parts, "", "", "", lengths],
+            [attended, "", "", maps],
+            q_num_heads=heads,
+            kv_num_heads=heads,
+            qk_matmul_output_mode=AFTER_SOFTMAX["Attention"],
+        )
+        x = _linear_add_norm(
+            graph, f"{name}.self_attention.output", x, attended, attention.output, layer.self_attention_norm
+        )
+        x = _feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
+    graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", model.config.d_model)))  # a name
+    _project_cross_attention(graph, model, x)
+    return graph.build()
+
+
+def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
+    """One token a row, with the states, to the scores of the next one; see `service.bundle.Graph`.
+
+    Map entries beyond a row's own length are 0.
+    """
+    graph, config = GraphBuilder("step", weights), model.config
+    token_ids = graph.input("token_ids", INT64, ("batch",))
+    lengths = graph.input("lengths", INT32, ("batch",))
+    source_lengths = graph.input("source_lengths", INT32, ("batch",))
+    one = graph.constant(1, np.int32)
+    target = _Columns(graph, lengths, graph.add("Add", lengths, one))
+    source = _Columns(graph, graph.add("Sub", source_lengths, one), source_lengths)
+    position = graph.add("Gather", graph.weight("positions", model.positions), lengths)  # (B, M)
+    x = graph.add("Add", _scaled_embedding(graph, model, token_ids), position)  # (B, M)
+    x = graph.add("Unsqueeze", x, graph.constant([1], np.int64))  # (B, 1, M)
+    begin, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
+    nothing = graph.add("Slice", x, begin, begin, axis)  # (B, 0, M)
+    for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
+        name, own, cross = f"decoder.{number}", layer.self_attention, layer.cross_attention
+        qkv = _linear(graph, f"{name}.self_attention.qkv", x, own.query, own.key, own.value)
+        attended = _attend_cached(graph, own, [qkv, "", ""], "self", number, target)
+        x = _linear_add_norm(graph, f"{name}.self_attention.output", x, attended, own.output, layer.self_attention_norm)
+        query = _linear(graph, f"{name}.cross_attention.query", x, cross.query)
+        attended = _attend_cached(graph, cross, [query, nothing, nothing], "cross", number, source)
+        x = _linear_add_norm(
+            graph, f"{name}.cross_attention.output", x, attended, cross.output, layer.cross_attention_norm
+        )
+        x = _feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
+    x = graph.add("Squeeze", x, axis)  # (B, M)
+    embedding = graph.weight("embedding", model.embedding.weight)
+    logits = graph.add(
+        "Gemm", x, embedding, output=graph.output("logits", FLOAT, ("batch", config.vocab_size)), transB=1
+    )
+    _summarise(graph, logits, config.vocab_size)
+    return graph.build()
+
+
+class _Columns:
+    """Which slots of a buffer each row of the batch may look at; what the attention of every layer shares."""
+
+    def __init__(self, graph: GraphBuilder, last: str, lengths: str) -> None:
+        self.last = last  # (B,) int32, the last valid slot
+        self.longest = graph.add("ReduceMax", lengths, keepdims=0)  # () int32
+        begin, one = graph.constant(0, np.int32), graph.constant(1, np.int32)
+        slots = graph.add("Range", begin, self.longest, one)  # (columns,)
+        rows = graph.add("Unsqueeze", lengths, graph.constant([1, 2, 3], np.int64))  # (B, 1, 1, 1)
+        self.valid = graph.add("Less", slots, rows)  # (B, 1, 1, columns)
+
+
+def _attend_cached(
+    graph: GraphBuilder,
+    attention: MultiHeadAttention,
+    inputs: Sequence[str],
+    kind: str,
+    number: int,
+    columns: _Columns,
+) -> str:
+    """Attend over a buffer of keys and values, after writing this step's own where `kind` is "self"; (B, 1, M)."""
+    heads = attention.num_heads
+    axis = "target" if kind == "self" else "source"
+    shape = ("batch", heads, axis, attention.query.out_features // heads)
+    past = [graph.input(f"{kind}_{part}.{number}", FLOAT, shape) for part in ("key", "value")]
+    present = ["", ""]
+    if kind == "self":
+        present = [graph.output(f"{kind}_{part}_out.{number}", FLOAT, shape) for part in ("key", "value")]
+    attended, raw_map = graph.unique("attended"), graph.unique("map")
+    graph.add_multi(
+        "GroupQueryAttention",
+        [*inputs, *past, columns.last, columns.longest],
+        [attended, *present, raw_map],
+        domain=CONTRIB,
+        num_heads=heads,
+        kv_num_heads=heads,
+        causal=int(kind == "self"),
+        qk_output=AFTER_SOFTMAX["GroupQueryAttention"],
+    )
+    map_name = f"{'decoder' if kind == 'self' else 'cross'}_attention.{number}"
+    graph.output(map_name, FLOAT, ("batch", heads, 1, f"longest_{axis}"))
+    # The operator leaves memory as it found it beyond a row's length.
+    graph.add("Where", columns.valid, raw_map, graph.constant(0.0, np.float32), output=map_name)
+    return attended
+
+
+def _summarise(graph: GraphBuilder, logits: str, vocab_size: int) -> None:
+    """What picking a token needs, so that the scores of the whole vocabulary need not leave the graph."""
+    count = min(TOP_TOKENS, vocab_size)
+    top = [graph.output("top_logits", FLOAT, ("batch", count)), graph.output("top_ids", INT64, ("batch", count))]
+    graph.add_multi("TopK", [logits, graph.constant([count], np.int64)], top)
+    normalizer = graph.output("log_normalizer", FLOAT, ("batch",))
+    graph.add("ReduceLogSumExp", logits, graph.constant([1], np.int64), output=normalizer, keepdims=0)
+
+
+def _project_cross_attention(graph: GraphBuilder, model: Transformer, memory: str) -> None:
+    """The keys and values of every decoder layer's cross-attention, by one product."""
+    config = model.config
+    names, projections = [], []
+    for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
+        names += [f"cross_key.{number}", f"cross_value.{number}"]
+        projections += [layer.cross_attention.key, layer.cross_attention.value]
+    projected = _linear(graph, "cross_attention.keys_values", memory, *projections)  # (B, S, 2L * M)
+    split = graph.constant([0, 0, len(names) * config.num_heads, config.head_size], np.int64)
+    by_head = graph.add("Transpose", graph.add("Reshape", projected, split), perm=[0, 2, 1, 3])  # (B, 2L * H, S, D)
+    for name in names:
+        graph.output(name, FLOAT, ("batch", config.num_heads, "source", config.head_size))
+    graph.add_multi("Split", [by_head], names, axis=1, num_outputs=len(names))
+
+
+def _scaled_embedding(graph: GraphBuilder, model: Transformer, ids: str) -> str:
+    # The table stays unscaled: the output projection is the same tensor.
+    embedded = graph.add("Gather", graph.weight("embedding", model.embedding.weight), ids)
+    return graph.add("Mul", embedded, graph.constant(math.sqrt(model.config.d_model), np.float32))
+
+
+def _linear(graph: GraphBuilder, name: str, x: str, *linears: nn.Linear) -> str:
+    """Add a product and a bias, the outputs of several layers side by side."""
+    bias = torch.cat([linear.bias for linear in linears])
+    return graph.add("Add", _product(graph, name, x, *linears), graph.weight(f"{name}.bias", bias))
+
+
+def _product(graph: GraphBuilder, name: str, x: str, *linears: nn.Linear) -> str:
+    weight = torch.cat([linear.weight for linear in linears]).T
+    return graph.add("MatMul", x, graph.weight(f"{name}.weight", weight))
+
+
+def _linear_add_norm(graph: GraphBuilder, name: str, x: str, inner: str, linear: nn.Linear, module: AddNorm) -> str:
+    """LayerNorm(x + (inner W + b)); bias, sum and norm are one node."""
+    norm, output = module.norm, graph.unique("normed")
+    vectors = {"norm.weight": norm.weight, "norm.bias": norm.bias, "bias": linear.bias}
+    inputs = [x, _product(graph, name, inner, linear)]
+    inputs += [graph.weight(f"{name}.{part}", vector) for part, vector in vectors.items()]
+    graph.add_multi("SkipLayerNormalization", inputs, [output], domain=CONTRIB, epsilon=norm.eps)
+    return output
+
+
+def _feed_forward(graph: GraphBuilder, name: str, x: str, module: FeedForward, norm: AddNorm) -> str:
+    inner = graph.add("Relu", _linear(graph, f"{name}.feed_forward.inner", x, module.inner))
+    return _linear_add_norm(graph, f"{name}.feed_forward.outer", x, inner, module.outer, norm)

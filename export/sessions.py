@@ -1,0 +1,136 @@
+"""Runs a bundle's graphs for verification: slow, one call at a time, the states updated in place as a service does."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from model.reference import NextLogProbs
+from service.bundle import Manifest
+
+Array = NDArray[Any]
+States = dict[str, Array]  # the step's input name to (B, ...)
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """A bundle loaded into ONNX Runtime on the CPU."""
+
+    manifest: Manifest
+    encoder: Any
+    step: Any
+
+
+def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
+    """Load both graphs from their files; the weights are found beside them."""
+    options = onnxruntime.SessionOptions()
+    options.enable_mem_pattern = False  # shapes change with every call
+    options.intra_op_num_threads = 1  # one row at a time: a second thread would mostly spin
+    # Errors only: where keys have a free length, ONNX Runtime infers that maps of `Attention` are 0 wide, and warns at
+    # every call that they are not.
+    options.log_severity_level = 3
+
+    def load(file: str) -> Any:
+        return onnxruntime.InferenceSession(str(folder / file), options, providers=["CPUExecutionProvider"])
+
+    return Sessions(manifest, load(manifest.encoder.file), load(manifest.step.file))
+
+
+def encode(sessions: Sessions, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
+    """All outputs of the encoder for sources of different lengths, padded on the right."""
+    lengths = np.array([len(source) for source in sources], np.int32)
+    ids = np.full((len(sources), lengths.max()), sessions.manifest.tokens.pad_id, np.int64)
+    for row, source in enumerate(sources):
+        ids[row, : len(source)] = source
+    names = sessions.manifest.encoder.outputs
+    values = sessions.encoder.run(list(names), {"source_ids": ids, "source_lengths": lengths})
+    return dict(zip(names, values, strict=True))
+
+
+def initial_states(manifest: Manifest, encoded: Mapping[str, Array], target_slots: int) -> States:
+    """What the states hold before the first step.
+
+    Args:
+        encoded: what `encode` gave.
+        target_slots: size of the axis that grows with the target.
+    """
+    rows, source_slots = encoded["hidden"].shape[:2]
+    sizes = {"source": source_slots, "target": target_slots}
+    states: States = {}
+    for state in manifest.states:
+        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in state.shape]
+        name = state.encoder_output
+        states[state.input] = np.zeros((rows, *shape), state.dtype) if name is None else encoded[name]
+    return states
+
+
+def run_step(
+    sessions: Sessions,
+    states: States,
+    token_ids: Sequence[int],
+    lengths: Sequence[int],
+    source_lengths: Sequence[int],
+    outputs: Sequence[str],
+) -> dict[str, Array]:
+    """Read one token a row; `states` are updated in place, only `outputs` are fetched."""
+    manifest, binding = sessions.manifest, sessions.step.io_binding()
+    rows = {
+        "token_ids": np.array(token_ids, np.int64),
+        "lengths": np.array(lengths, np.int32),
+        "source_lengths": np.array(source_lengths, np.int32),
+    }
+    for name, array in rows.items():
+        binding.bind_cpu_input(name, array)
+    for state in manifest.states:
+        memory = onnxruntime.OrtValue.ortvalue_from_numpy(states[state.input])
+        binding.bind_ortvalue_input(state.input, memory)
+        if state.output is not None:
+            binding.bind_ortvalue_output(state.output, memory)
+    for name in outputs:
+        binding.bind_output(name, "cpu")
+    sessions.step.run_with_iobinding(binding)
+    values = binding.get_outputs()[-len(outputs) :]  # bound last
+    return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
+
+
+def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogProbs:
+    """The step over a bundle, for `model.reference`: each call reads one token a prefix and keeps what it has read.
+
+    Args:
+        source_ids: one source, the end token last.
+    """
+    manifest = sessions.manifest
+    grows = {state.input: state.shape.index("target") for state in manifest.states if "target" in state.shape}
+    known: dict[tuple[int, ...], States] = {(): initial_states(manifest, encode(sessions, [source_ids]), 0)}
+
+    def next_log_probs(prefixes: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        parents = [tuple(prefix[:-1]) for prefix in prefixes]
+        if any(parent not in known for parent in parents):
+            next_log_probs(parents)
+        states = {
+            name: _with_slot(np.concatenate([known[parent][name] for parent in parents]), grows.get(name))
+            for name in known[parents[0]]
+        }
+        tokens, lengths = [prefix[-1] for prefix in prefixes], [len(parent) for parent in parents]
+        source_lengths = [len(source_ids)] * len(prefixes)
+        scores = run_step(sessions, states, tokens, lengths, source_lengths, ["logits", "log_normalizer"])
+        root = known[()]
+        known.clear()
+        known[()] = root
+        for row, prefix in enumerate(prefixes):
+            known[tuple(prefix)] = {name: array[row : row + 1] for name, array in states.items()}
+        log_probs: NDArray[np.float32] = scores["logits"] - scores["log_normalizer"][:, None]
+        return log_probs
+
+    return next_log_probs
+
+
+def _with_slot(rows: Array, axis: int | None) -> Array:
+    """Room for one more target token, where the state grows with the target; `axis` is that of one row."""
+    if axis is None:
+        return rows
+    return np.pad(rows, [(0, int(dimension == axis + 1)) for dimension in range(rows.ndim)])

@@ -1,0 +1,77 @@
+"""What every test folder may use. PyTorch is imported inside fixtures: tests of the service run without it."""
+
+from pathlib import Path
+
+import pytest
+
+SENTENCES = Path(__file__).parent / "data" / "sentences.txt"
+
+# Learnt from by the toy checkpoint's tokenizer, and what its bundle is verified on.
+TOY_SENTENCES = (
+    "Two girls are playing with a small brown dog on the beach.",
+    "A man sleeps.",
+    "An old woman sells 25 flowers at the corner of a busy street.",
+    "“Wait!” shouts Zoë, running after the bus.",
+    "Several people wait in the rain for the last train to the city.",
+    "A boy wearing a blue helmet rides his bicycle.",
+)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def sentences() -> list[str]:
+    """The project's own sentences."""
+    return SENTENCES.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+@pytest.fixture(scope="session")
+def toy_sentences() -> list[str]:
+    return list(TOY_SENTENCES)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Transformer of random weights whose greedy outputs differ in length, tokens and with the source."""
+    import torch
+
+    from model.checkpoint import save_checkpoint
+    from model.config import TransformerConfig
+    from model.tokenizer import train_tokenizer
+    from model.transformer import Transformer
+
+    torch.set_num_threads(1)  # the tensors are tiny, and other processes may have the cores
+    folder = tmp_path_factory.mktemp("checkpoint")
+    tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    trained = train_tokenizer(TOY_SENTENCES, vocab_size=400)
+    trained.save(str(tokenizer))
+    config = TransformerConfig(
+        trained.get_vocab_size(), d_model=32, num_heads=4, d_ff=64, encoder_layers=2, decoder_layers=2
+    )
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(1)
+        model = Transformer(config)
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(
+                    0.1 * torch.randn_like(parameter)
+                )  # norms and biases that do nothing would hide mistakes
+        # Left alone, tied embeddings repeat the token that was read last.
+        model.embedding.weight *= 0.3
+        model.embedding.weight[config.eos_id] *= 2
+        model.decoder[-1].feed_forward_norm.norm.weight.normal_()  # type: ignore[union-attr, operator]
+    save_checkpoint(folder, config, model.state_dict(), tokenizer, facts={})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy checkpoint, exported and verified. Shared: copy it before changing a file."""
+    from export.bundle import Label, export_bundle
+
+    folder = tmp_path_factory.mktemp("bundles") / "toy"
+    export_bundle(checkpoint, folder, Label("toy", "random weights", "Apache-2.0"), TOY_SENTENCES[:3])
+    return folder

@@ -1,0 +1,35 @@
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from export.sessions import Sessions, open_sessions
+from model.checkpoint import load_checkpoint
+from model.transformer import Transformer
+from service.bundle import read_bundle
+
+
+@pytest.fixture(scope="session")
+def loaded(checkpoint: Path) -> tuple[Transformer, Tokenizer]:
+    return load_checkpoint(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def model(loaded: tuple[Transformer, Tokenizer]) -> Transformer:
+    return loaded[0]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(loaded: tuple[Transformer, Tokenizer]) -> Tokenizer:
+    return loaded[1]
+
+
+@pytest.fixture(scope="session")
+def sessions(bundle: Path) -> Sessions:
+    return open_sessions(bundle, read_bundle(bundle))
+
+
+@pytest.fixture(scope="session")
+def sources(tokenizer: Tokenizer, toy_sentences: list[str]) -> list[list[int]]:
+    """Sources of different lengths."""
+    return [encoding.ids for encoding in tokenizer.encode_batch(toy_sentences)]

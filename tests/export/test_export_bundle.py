@@ -1,0 +1,159 @@
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from export.bundle import Label, export_bundle, verify_bundle
+from export.verify import VerificationError
+from model.checkpoint import load_checkpoint, save_checkpoint
+from service.bundle import BundleError, check_files, read_bundle, read_manifest, write_manifest
+
+LABEL = Label("toy", "random weights", "Apache-2.0")
+BUNDLE_FILES = {"manifest.json", "encoder.onnx", "step.onnx", "weights.bin", "tokenizer.json"}
+
+
+@pytest.fixture
+def copied(bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(bundle, tmp_path / "copied"))
+
+
+@pytest.fixture
+def broken_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
+    """One weight is not a number: PyTorch and ONNX Runtime cannot agree."""
+    folder = tmp_path / "broken"
+    model, _ = load_checkpoint(checkpoint)
+    with torch.no_grad():
+        model.embedding.weight[3, 3] = torch.nan
+    save_checkpoint(folder, model.config, model.state_dict(), checkpoint / "tokenizer.json", {})
+    return folder
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_bundle_holds_what_its_manifest_says_and_nothing_else(bundle: Path) -> None:
+    manifest = read_bundle(bundle)
+    assert names(bundle) == BUNDLE_FILES == {*manifest.files, "manifest.json"}
+    assert (manifest.name, manifest.description, manifest.license) == ("toy", "random weights", "Apache-2.0")
+    assert manifest.source_tokenizer == manifest.target_tokenizer == "tokenizer.json"
+    assert manifest.tasks == ("generate", "encode", "attention")
+    assert {part.kind: (part.layers, part.heads) for part in manifest.attention} == {
+        "encoder": (2, 4),
+        "cross": (2, 4),
+        "decoder": (2, 4),
+    }
+    assert manifest.verification is not None
+    assert manifest.verification.sentences == 3
+
+
+def test_every_name_of_the_manifest_is_in_its_graph(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    for state in manifest.states:
+        assert state.input in manifest.step.inputs
+        assert state.output is None or state.output in manifest.step.outputs
+        assert state.encoder_output is None or state.encoder_output in manifest.encoder.outputs
+    for attention in manifest.attention:
+        graph = manifest.encoder if attention.kind == "encoder" else manifest.step
+        assert set(attention.outputs) <= set(graph.outputs)
+
+
+def test_a_manifest_that_is_written_reads_back_equal(bundle: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(bundle)
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
+
+
+def test_another_schema_version_is_refused_with_the_one_that_is_needed(copied: Path) -> None:
+    path = copied / "manifest.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**document, "schema_version": 7}), encoding="utf-8")
+    with pytest.raises(BundleError, match="has schema_version 7, this service needs 1"):
+        read_manifest(copied)
+
+
+@pytest.mark.parametrize("name", sorted(BUNDLE_FILES - {"manifest.json"}))
+def test_a_changed_file_is_refused(copied: Path, name: str) -> None:
+    path = copied / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BundleError, match=f"{name} is not the file that the manifest describes"):
+        check_files(copied, read_manifest(copied))
+
+
+def test_a_file_with_two_links_is_refused(copied: Path, tmp_path: Path) -> None:
+    os.link(copied / "weights.bin", tmp_path / "second")
+    with pytest.raises(BundleError, match=r"weights\.bin has 2 links"):
+        read_bundle(copied)
+
+
+def test_nothing_in_a_bundle_is_pickled(bundle: Path) -> None:
+    for path in bundle.iterdir():
+        head = path.read_bytes()[:4]
+        assert not head.startswith((b"\x80\x02", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")), path
+
+
+def test_a_bundle_that_fails_verification_is_not_written(
+    broken_checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
+) -> None:
+    out = tmp_path / "out" / "toy"
+    with pytest.raises(VerificationError, match="nan"):
+        export_bundle(broken_checkpoint, out, LABEL, toy_sentences[:1])
+    assert not any(out.parent.iterdir())
+
+
+def test_a_bundle_that_fails_verification_leaves_the_one_that_stands(
+    broken_checkpoint: Path, copied: Path, toy_sentences: list[str]
+) -> None:
+    before = read_bundle(copied)
+    with pytest.raises(VerificationError):
+        export_bundle(broken_checkpoint, copied, LABEL, toy_sentences[:1])
+    assert read_bundle(copied) == before
+    assert names(copied.parent) == {"copied", "broken"}
+
+
+def test_replacing_a_bundle_keeps_files_that_its_manifest_does_not_name(
+    checkpoint: Path, copied: Path, toy_sentences: list[str]
+) -> None:
+    (copied / "MODEL_CARD.md").write_text("# Toy\n", encoding="utf-8")
+    manifest = read_manifest(copied)
+    (copied / "twin.onnx").write_bytes(b"of an older form")
+    twin = manifest.files | {"twin.onnx": manifest.files["step.onnx"]}
+    write_manifest(copied, manifest.model_copy(update={"files": twin}))
+    export_bundle(checkpoint, copied, Label("renamed"), toy_sentences[:1])
+    assert names(copied) == BUNDLE_FILES | {"MODEL_CARD.md"}
+    assert (copied / "MODEL_CARD.md").read_text(encoding="utf-8") == "# Toy\n"
+    assert read_bundle(copied).name == "renamed"
+    assert names(copied.parent) == {"copied"}
+
+
+def test_a_folder_with_folders_is_no_bundle_to_replace(
+    checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
+) -> None:
+    (tmp_path / "precious").mkdir()
+    with pytest.raises(BundleError, match="is not a bundle"):
+        export_bundle(checkpoint, tmp_path, LABEL, toy_sentences[:1])
+    assert (tmp_path / "precious").is_dir()
+
+
+def test_an_export_is_the_same_each_time(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
+    again = export_bundle(checkpoint, tmp_path / "again", LABEL, ["A dog."])
+    assert again.files == read_manifest(bundle).files
+
+
+def test_a_bundle_on_disk_is_verified_against_its_checkpoint(
+    bundle: Path, checkpoint: Path, broken_checkpoint: Path, toy_sentences: list[str]
+) -> None:
+    assert verify_bundle(bundle, checkpoint, toy_sentences[2:3]).different_generations == 0
+    with pytest.raises(VerificationError):
+        verify_bundle(bundle, broken_checkpoint, toy_sentences[2:3])
+
+
+def test_a_damaged_bundle_is_not_verified(copied: Path, checkpoint: Path, toy_sentences: list[str]) -> None:
+    (copied / "step.onnx").write_bytes(b"")
+    with pytest.raises(BundleError, match=r"step\.onnx"):
+        verify_bundle(copied, checkpoint, toy_sentences[:1])

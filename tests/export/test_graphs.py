@@ -1,0 +1,195 @@
+"""ONNX equals PyTorch, piece by piece; `test_verify.py` has the whole."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+
+from export.sessions import Sessions, States, encode, initial_states, run_step
+from model.transformer import AttentionMaps, Transformer
+
+TARGET = [1, 17, 42, 5, 300, 299, 8, 77, 12]
+SCORES = ["logits", "top_logits", "top_ids", "log_normalizer"]
+
+
+def assert_close(given: Any, expected: Any) -> None:
+    assert_allclose(np.asarray(given), np.asarray(expected), rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def expected_logits(model: Transformer, source: Sequence[int], target: Sequence[int]) -> NDArray[Any]:
+    """After each token of the target, without a cache and without other rows: (T, V)."""
+    logits = model(torch.tensor([list(source)]), torch.tensor([len(source)]), torch.tensor([list(target)]))
+    return np.asarray(logits[0].numpy())
+
+
+@torch.inference_mode()
+def expected_maps(model: Transformer, source: Sequence[int], target: Sequence[int]) -> AttentionMaps:
+    maps = model.attention_maps(torch.tensor([list(source)]), torch.tensor([len(source)]), torch.tensor([list(target)]))
+    return AttentionMaps(*(part[:, 0] for part in (maps.encoder, maps.decoder, maps.cross)))
+
+
+def begin(sessions: Sessions, sources: Sequence[Sequence[int]], slots: int) -> States:
+    return initial_states(sessions.manifest, encode(sessions, sources), slots)
+
+
+def test_encoder_equals_pytorch_on_ragged_rows(
+    sessions: Sessions, model: Transformer, sources: list[list[int]]
+) -> None:
+    hidden = encode(sessions, sources)["hidden"]
+    for row, source in enumerate(sources):
+        with torch.inference_mode():
+            expected, _ = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
+        assert_close(hidden[row, : len(source)], expected[0])
+
+
+def test_what_lies_in_the_padding_of_a_source_changes_nothing(sessions: Sessions, sources: list[list[int]]) -> None:
+    lengths = np.array([5], np.int32)
+    names = list(sessions.manifest.encoder.outputs)
+    whole = np.array([sources[0]])
+    other = np.concatenate([whole[:, :5], whole[:, :4:-1]], axis=1)
+    given = [
+        dict(zip(names, sessions.encoder.run(names, {"source_ids": ids, "source_lengths": lengths}), strict=True))
+        for ids in (whole, other)
+    ]
+    assert_array_equal(given[0]["hidden"][:, :5], given[1]["hidden"][:, :5])
+
+
+def test_encoder_maps_equal_pytorch_and_columns_of_padding_are_zero(
+    sessions: Sessions, model: Transformer, sources: list[list[int]]
+) -> None:
+    encoded = encode(sessions, sources)
+    for row, source in enumerate(sources):
+        size = len(source)
+        for layer, expected in enumerate(expected_maps(model, source, TARGET).encoder):
+            given = encoded[f"encoder_attention.{layer}"][row]  # (H, S, S)
+            assert_close(given[:, :size, :size], expected)
+            assert not given[:, :, size:].any()
+
+
+def test_rows_of_different_ages_in_one_batch_equal_pytorch(
+    sessions: Sessions, model: Transformer, sources: list[list[int]]
+) -> None:
+    ages = [0, 8, 3, 0, 5, 8]
+    lengths = [len(source) for source in sources]
+    states = begin(sessions, sources, slots=16)
+    for tick in range(max(ages) + 1):  # a row that has its age reads the same token again
+        now = [min(tick, age) for age in ages]
+        given = run_step(sessions, states, [TARGET[age] for age in now], now, lengths, SCORES)
+    for row, (source, age) in enumerate(zip(sources, ages, strict=True)):
+        expected = expected_logits(model, source, TARGET)[age]
+        assert_close(given["logits"][row], expected)
+        assert_close(given["log_normalizer"][row], torch.tensor(expected).logsumexp(0))
+
+
+def test_step_maps_equal_pytorch_and_are_zero_beyond_a_rows_own_length(
+    sessions: Sessions, model: Transformer, sources: list[list[int]]
+) -> None:
+    ages = [0, 8, 3, 0, 5, 8]
+    lengths = [len(source) for source in sources]
+    states = begin(sessions, sources, slots=16)
+    for state in states.values():
+        state += 0.0  # own memory for each, as a service has
+    names = [f"{kind}_attention.{layer}" for kind in ("cross", "decoder") for layer in range(2)]
+    for tick in range(max(ages) + 1):
+        now = [min(tick, age) for age in ages]
+        given = run_step(sessions, states, [TARGET[age] for age in now], now, lengths, names)
+    for row, (source, age) in enumerate(zip(sources, ages, strict=True)):
+        maps = expected_maps(model, source, TARGET)
+        for kind, expected, size in (("cross", maps.cross, len(source)), ("decoder", maps.decoder, age + 1)):
+            for layer in range(2):
+                map_of_row = given[f"{kind}_attention.{layer}"][row, :, 0]  # (H, columns)
+                assert_close(map_of_row[:, :size], expected[layer, :, age, :size])
+                assert not map_of_row[:, size:].any()
+
+
+def test_map_entries_beyond_a_rows_length_are_zero_whatever_was_in_memory(
+    sessions: Sessions, sources: list[list[int]]
+) -> None:
+    """GroupQueryAttention does not write them: what earlier calls left there must not be seen."""
+    names = [f"cross_attention.{layer}" for layer in range(2)]
+    states = begin(sessions, sources, slots=16)
+    full = max(len(source) for source in sources)
+    for lengths in ([full] * len(sources), [full, *[1] * (len(sources) - 1)]):
+        given = run_step(sessions, states, [1] * len(sources), [0] * len(sources), lengths, names)
+    for name in names:
+        assert_close(given[name][1:, :, :, 0], 1.0)
+        assert not given[name][1:, :, :, 1:].any()
+
+
+@pytest.mark.parametrize("ages", [[0, 0, 0], [0, 7, 2], [7, 7, 7]], ids=["first", "mixed", "last"])
+def test_a_step_writes_one_slot_of_each_of_its_rows_and_nothing_else(
+    sessions: Sessions, sources: list[list[int]], ages: list[int]
+) -> None:
+    rows, slots = 3, 8
+    fresh = begin(sessions, sources[:rows], slots)
+    # A row of guards before and after those of the batch; every slot holds a guard.
+    buffers = {name: np.full((rows + 2, *state.shape[1:]), 7.0, np.float32) for name, state in fresh.items()}
+    states = {name: buffer[1:-1] for name, buffer in buffers.items()}
+    for name, state in states.items():
+        if name.startswith("cross"):
+            state[:] = fresh[name]
+    before = {name: buffer.copy() for name, buffer in buffers.items()}
+    lengths = [len(source) for source in sources[:rows]]
+    run_step(sessions, states, [1] * rows, ages, lengths, ["logits"])
+    for name, buffer in buffers.items():
+        written = np.zeros(buffer.shape, bool)
+        if name.startswith("self"):
+            for row, age in enumerate(ages):
+                written[row + 1, :, age] = True
+        assert_array_equal(buffer[~written], before[name][~written])
+        assert (buffer[written] != before[name][written]).all()
+
+
+def test_steps_up_to_the_buffers_end_equal_pytorch(
+    sessions: Sessions, model: Transformer, sources: list[list[int]]
+) -> None:
+    slots = sessions.manifest.limits.max_target_tokens
+    target = [1, *(np.arange(slots - 1) % 399 + 1)]
+    states = begin(sessions, sources[:1], slots)
+    expected = expected_logits(model, sources[0], target)
+    for age, token in enumerate(target):
+        given = run_step(sessions, states, [token], [age], [len(sources[0])], ["logits"])
+        assert_close(given["logits"][0], expected[age])
+
+
+def test_what_a_row_held_before_does_not_matter_to_the_next_sequence(
+    sessions: Sessions, sources: list[list[int]]
+) -> None:
+    lengths = [len(source) for source in sources]
+    clean, used = (begin(sessions, sources, slots=16) for _ in range(2))
+    for name, state in used.items():
+        if name.startswith("self"):
+            state[:] = 1e3
+    given = [run_step(sessions, states, [1] * 6, [0] * 6, lengths, ["logits"]) for states in (clean, used)]
+    assert_array_equal(given[0]["logits"], given[1]["logits"])
+
+
+def test_the_top_tokens_are_the_best_of_the_logits_in_falling_order(
+    sessions: Sessions, sources: list[list[int]]
+) -> None:
+    lengths = [len(source) for source in sources]
+    given = run_step(sessions, begin(sessions, sources, 4), [1] * 6, [0] * 6, lengths, SCORES)
+    order = np.argsort(-given["logits"], axis=-1, kind="stable")[:, :16]
+    assert_array_equal(given["top_ids"], order)
+    assert_array_equal(given["top_logits"], np.take_along_axis(given["logits"], order, axis=-1))
+
+
+def test_each_axis_of_the_graphs_is_free_or_has_the_size_that_the_manifest_says(sessions: Sessions) -> None:
+    limits = sessions.manifest.limits
+    shapes = {value.name: value.shape for value in (*sessions.step.get_inputs(), *sessions.step.get_outputs())}
+    assert shapes["logits"] == ["batch", limits.vocabulary]
+    assert shapes["top_logits"] == shapes["top_ids"] == ["batch", 16]
+    assert shapes["log_normalizer"] == ["batch"]
+    for state in sessions.manifest.states:
+        assert shapes[state.input] == ["batch", *state.shape]
+
+
+def test_both_graphs_share_the_embedding(sessions: Sessions, model: Transformer) -> None:
+    stored = sessions.manifest.files["weights.bin"].bytes
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert stored < 4 * (parameters + model.positions.numel()) + 64 * 100  # padding of fewer than 100 tensors

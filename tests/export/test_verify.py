@@ -1,0 +1,72 @@
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from export.sessions import Sessions
+from export.verify import Differences, VerificationError, read_sentences, verify
+from model.checkpoint import load_checkpoint
+from model.transformer import Transformer
+
+
+def test_a_true_bundle_passes_and_says_what_was_measured(
+    sessions: Sessions, model: Transformer, tokenizer: Tokenizer, toy_sentences: list[str]
+) -> None:
+    verification = verify(sessions, model, tokenizer, toy_sentences, tolerance=1e-5)
+    assert verification.sentences == len(toy_sentences)
+    assert 0 < verification.max_logit_difference < 1e-5
+    assert 0 < verification.max_attention_difference < 1e-5
+    assert verification.different_generations == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("encoder.0.self_attention.query.weight", "hidden differ"),
+        ("decoder.1.self_attention.value.bias", "logits differ"),
+        ("decoder.0.cross_attention.key.weight", "attention maps differ"),
+        ("embedding.weight", "greedy generations differ"),
+    ],
+)
+def test_a_weight_that_is_not_the_bundles_is_found(
+    sessions: Sessions, checkpoint: Path, toy_sentences: list[str], name: str, what: str
+) -> None:
+    model, tokenizer = load_checkpoint(checkpoint)
+    with torch.no_grad():
+        dict(model.named_parameters())[name][3] += 0.3
+    with pytest.raises(VerificationError, match=what):
+        verify(sessions, model, tokenizer, toy_sentences[:2])
+
+
+def test_what_is_not_a_number_never_passes(sessions: Sessions, checkpoint: Path, toy_sentences: list[str]) -> None:
+    model, tokenizer = load_checkpoint(checkpoint)
+    with torch.no_grad():
+        model.embedding.weight[2] = math.nan
+    with pytest.raises(VerificationError, match="differ by nan"):
+        verify(sessions, model, tokenizer, toy_sentences[:1], tolerance=math.inf)
+
+
+def test_merged_differences_keep_the_largest_and_what_is_not_a_number() -> None:
+    small, large = Differences(1.0, math.nan, 1.0, 1), Differences(2.0, 0.0, 0.5, 1)
+    for merged in (small.merged(large), large.merged(small)):
+        assert math.isnan(merged.logits)
+        assert dataclasses.replace(merged, logits=0.0) == Differences(2.0, 0.0, 1.0, 2)
+
+
+def test_a_sentence_that_is_too_long_for_the_model_is_refused(
+    sessions: Sessions, model: Transformer, tokenizer: Tokenizer
+) -> None:
+    with pytest.raises(ValueError, match=r"tokens, the model reads 256: 'dog dog"):
+        verify(sessions, model, tokenizer, ["dog " * 300])
+
+
+def test_blank_lines_are_no_sentences(tmp_path: Path) -> None:
+    path = tmp_path / "sentences.txt"
+    path.write_text("One.\n\n  \nTwo, über.\n", encoding="utf-8")
+    assert read_sentences(path) == ["One.", "Two, über."]
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="has no sentences"):
+        read_sentences(path)
