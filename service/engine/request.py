@@ -115,4 +115,5 @@ class Cancelled:
     """A request that its client gave up."""
 
 
-Event = TokenEvent | Generated | Encoded | Failed | Cancelled
+Final = Generated | Encoded | Failed | Cancelled  # every request ends with exactly one
+Event = TokenEvent | Final

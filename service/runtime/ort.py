@@ -140,7 +140,7 @@ class OnnxRunner:
         binding = self._bindings.get(key)
         if binding is None:
             binding = self._bindings[key] = self._bind(batch, outputs)
-        for name in binding.made:  # maps widen from step to step: what the last run made has another shape
+        for name in binding.made:  # anew for each run: maps widen from step to step
             binding.io.bind_output(name, "cpu")
         self._step.run_with_iobinding(binding.io)
         for buffer in self._states:
@@ -168,10 +168,7 @@ class OnnxRunner:
         fixed = {name: self._fixed_outputs[name][:batch] for name in outputs if name in self._fixed_outputs}
         for name, array in fixed.items():
             io.bind_ortvalue_output(name, _wrap(array))
-        made = tuple(name for name in outputs if name not in fixed)
-        for name in made:
-            io.bind_output(name, "cpu")
-        return _Binding(io, fixed, made)
+        return _Binding(io, fixed, made=tuple(name for name in outputs if name not in fixed))
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Run each graph once at its smallest and at its largest shapes, so that no request pays for a first time.
@@ -180,11 +177,15 @@ class OnnxRunner:
             max_batch_tokens: padded tokens of the largest encoder batch.
         """
         longest = self.manifest.limits.max_source_tokens
-        for batch, length in ((1, 1), (max(1, max_batch_tokens // longest), longest)):
-            ids = np.zeros((batch, length), np.int64)
-            self.encode(ids, np.full(batch, length, np.int32), self.manifest.encoder.outputs[:1])
+        for batch, length in ((max(1, max_batch_tokens // longest), longest), (1, 1)):
+            feed = {
+                "source_ids": np.zeros((batch, length), np.int64),
+                "source_lengths": np.full(batch, length, np.int32),
+            }
+            # The largest batch is rare: what it took goes back after each of these runs.
+            self._encoder.run(["hidden"], feed, _returning_memory())
         last_slot = self.manifest.limits.max_target_tokens - 1
-        for batch, age, length in ((1, 0, 1), (self.max_rows, last_slot, longest)):
+        for batch, age, length in ((self.max_rows, last_slot, longest), (1, 0, 1)):
             ages, lengths = np.full(batch, age, np.int32), np.full(batch, length, np.int32)
             self.step(np.zeros(batch, np.int64), ages, lengths, tuple(self._fixed_outputs))
 
@@ -202,6 +203,12 @@ def _session_options(num_threads: int) -> Any:
     # Threads that spin after a run would take the core on which Python serves HTTP.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3  # errors; warnings about the graph are the export's concern
+    return options
+
+
+def _returning_memory() -> Any:
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
 
 

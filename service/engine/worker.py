@@ -1,0 +1,171 @@
+"""The one engine thread, and the bridge between it and asyncio."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from service.engine.engine import Engine
+from service.engine.request import Event, Failed, FailureCode, Final, Request, TokenEvent
+
+logger = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 1.0  # how long a call that is under way may still take when the time to drain is over
+
+
+class Ticket:
+    """One request's way back: its events in order, the final one last. It belongs to the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._final: Final | None = None  # its final event once it has been read
+        self._cancel: Callable[[], None] | None = None
+
+    def __aiter__(self) -> "Ticket":
+        return self
+
+    async def __anext__(self) -> Event:
+        # What a thread that was given up on sends after the final event is never read.
+        if self._final is not None:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        if not isinstance(event, TokenEvent):
+            self._final = event
+        return event
+
+    async def result(self) -> Final:
+        """The final event; the token events before it are passed over."""
+        async for _ in self:
+            pass
+        assert self._final is not None
+        return self._final
+
+    def cancel(self) -> None:
+        """Give the request up: it leaves the queue or its row before the engine's next step. Again does nothing."""
+        if self._cancel is not None:
+            self._cancel()
+
+    def _deliver(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+
+class Worker:
+    """Steps several engines in turn, in one thread that sleeps while none has work.
+
+    All methods belong to the event loop's thread. A ticket always ends, whatever becomes of the thread.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
+        self._engines = dict(engines)
+        # The event loop's side
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._open: set[Ticket] = set()
+        self._refusal: FailureCode | None = None  # why no request is taken any more
+        # The thread's side
+        self._outbox: list[tuple[Ticket, Event]] = []
+        # Between the two
+        self._wake = threading.Condition()
+        self._is_draining = False  # end when no work is left
+        self._is_stopping = False  # end now
+        self._has_died = False
+
+    def start(self) -> None:
+        """Start the thread; events will come back to the loop that runs now."""
+        self._loop = asyncio.get_running_loop()
+        # A daemon: a call that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs; False before `start`, after `stop` and once it has died."""
+        return self._thread is not None and self._thread.is_alive() and not self._has_died
+
+    def submit(self, model: str, request: Request) -> Ticket:
+        """Hand a request to a model's engine; never waits.
+
+        Raises:
+            KeyError: no model of that name.
+            ValueError: the model cannot run the request.
+        """
+        engine = self._engines[model]
+        engine.check(request)
+        ticket = Ticket()
+        if self._refusal is not None:
+            ticket._deliver(Failed(self._refusal))
+            return ticket
+        self._open.add(ticket)
+        handle = engine.submit(request, lambda event: self._outbox.append((ticket, event)))
+        ticket._cancel = partial(engine.cancel, handle)
+        with self._wake:
+            self._wake.notify()
+        return ticket
+
+    async def stop(self, timeout_s: float) -> None:
+        """Refuse new requests, let those in flight finish for so long, fail the rest ("draining"), end the thread."""
+        self._refusal = self._refusal or "draining"
+        await self._join(timeout_s, is_draining=True)
+        await self._join(JOIN_TIMEOUT_S, is_stopping=True)
+        self._close("draining")
+
+    async def _join(self, timeout_s: float, *, is_draining: bool = False, is_stopping: bool = False) -> None:
+        with self._wake:
+            self._is_draining |= is_draining
+            self._is_stopping |= is_stopping
+            self._wake.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _deliver(self, events: list[tuple[Ticket, Event]]) -> None:
+        for ticket, event in events:
+            ticket._deliver(event)
+            if not isinstance(event, TokenEvent):
+                self._open.discard(ticket)
+
+    def _close(self, code: FailureCode) -> None:
+        """End every open ticket, and every later one."""
+        self._refusal = self._refusal or code
+        while self._open:
+            self._open.pop()._deliver(Failed(code))
+
+    # From here on the engine thread
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                for engine in self._engines.values():
+                    if engine.has_work:
+                        self._step(engine)
+        except BaseException:
+            logger.exception("the engine thread died")
+            self._has_died = True
+            self._call_on_loop(self._close, "engine_dead")
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until some engine has work; False when the thread is to end."""
+        with self._wake:
+            while not self._is_stopping:
+                if any(engine.has_work for engine in self._engines.values()):
+                    return True
+                if self._is_draining:
+                    return False
+                self._wake.wait()
+            return False
+
+    def _step(self, engine: Engine) -> None:
+        try:
+            engine.step()
+        finally:
+            # All events of a step cross in one call: waking the loop costs more than anything else here.
+            if self._outbox:
+                self._call_on_loop(self._deliver, self._outbox)
+                self._outbox = []
+
+    def _call_on_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(callback, *arguments)

@@ -1,0 +1,246 @@
+"""A deterministic model without weights: fast enough for any test, and wrong as soon as a row is mixed up.
+
+What a row says next is a hash of its source and of all tokens that it has read, both kept in its states alone. What a
+real runner leaves undefined (padding, rows out of use) is garbage here.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle import SCHEMA_VERSION, Attention, Graph, Limits, Manifest, State, Tokens
+from service.runtime.protocol import Array, Int32, Int64
+
+KINDS: tuple[Literal["encoder", "cross", "decoder"], ...] = ("encoder", "cross", "decoder")
+HIDDEN = 4  # the size of a vector of the encoder's last layer
+NUM_TOP = 8
+GARBAGE = -12345.0
+PRIME = 65521  # hashes stay below, so that a float32 state holds them exactly
+
+
+def fake_manifest(
+    name: str = "fake",
+    *,
+    vocabulary: int = 48,
+    layers: int = 2,
+    heads: int = 2,
+    max_source_tokens: int = 24,
+    max_target_tokens: int = 24,
+) -> Manifest:
+    """The manifest of a FakeRunner; padding is token 0, the start 1, the end 2."""
+    attention = tuple(
+        Attention(kind=kind, outputs=tuple(f"{kind}_attention_{layer}" for layer in range(layers)), heads=heads)
+        for kind in KINDS
+    )
+    maps = {one.kind: one.outputs for one in attention}
+    states = (
+        State(input="source", fill="encoder", encoder_output="source_state", shape=("source",)),
+        State(input="read", output="read_next", fill="zeros", shape=("target",)),
+        State(input="hash", output="hash_next", fill="zeros", shape=(1,)),
+    )
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        name=name,
+        architecture="fake",
+        description="A deterministic model without weights.",
+        license="Apache-2.0",
+        created=0,
+        dtype="float32",
+        tasks=("generate", "encode", "attention"),
+        parameters=0,
+        source_tokenizer="tokenizer.json",
+        target_tokenizer="tokenizer.json",
+        tokens=Tokens(pad_id=0, start_id=1, end_id=2),
+        limits=Limits(max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens, vocabulary=vocabulary),
+        encoder=Graph(
+            file="encoder.onnx",
+            inputs=("source_ids", "source_lengths"),
+            outputs=("hidden", "source_state", *maps["encoder"]),
+        ),
+        step=Graph(
+            file="step.onnx",
+            inputs=("token_ids", "lengths", "source_lengths", *(state.input for state in states)),
+            outputs=(
+                *("logits", "top_logits", "top_ids", "log_normalizer", "read_next", "hash_next"),
+                *maps["cross"],
+                *maps["decoder"],
+            ),
+        ),
+        states=states,
+        attention=attention,
+        verification=None,
+        files={},
+    )
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong on purpose; nothing by default. Calls are counted from 1."""
+
+    encode_calls: frozenset[int] = frozenset()  # calls of `encode` that raise
+    step_calls: frozenset[int] = frozenset()  # calls of `step` that raise
+    raising_id: int | None = None  # `encode` raises for a batch with this source token
+    nan_id: int | None = None  # all that comes of a source with this token is NaN
+    hang: threading.Event | None = None  # `step` waits for it
+
+
+class FakeFaultError(RuntimeError):
+    """A fault that was asked for."""
+
+
+class FakeRunner:
+    """A Runner for tests and demonstrations."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        max_rows: int,
+        *,
+        faults: Faults | None = None,
+        encode_s: float = 0.0,
+        step_s: float = 0.0,
+    ) -> None:
+        """`encode_s` and `step_s` are how long each call sleeps; like a real one, without the interpreter lock."""
+        self._manifest = manifest
+        self._max_rows = max_rows
+        self._faults = faults or Faults()
+        self._encode_s = encode_s
+        self._step_s = step_s
+        limits = manifest.limits
+        self._source = np.full((max_rows, limits.max_source_tokens), GARBAGE, np.float32)
+        self._read = np.full((max_rows, limits.max_target_tokens), GARBAGE, np.float32)
+        self._hash = np.full((max_rows, 1), GARBAGE, np.float32)
+        self._last_outputs: Mapping[str, Array] = {}
+        self.num_encodes = 0
+        self.num_steps = 0
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def max_rows(self) -> int:
+        return self._max_rows
+
+    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+        self.num_encodes += 1
+        time.sleep(self._encode_s)
+        is_real = np.arange(source_ids.shape[1]) < source_lengths[:, None]  # (B, S)
+        if self.num_encodes in self._faults.encode_calls or np.any(is_real & (source_ids == self._faults.raising_id)):
+            raise FakeFaultError("encode")
+        state = np.where(is_real, source_ids, GARBAGE).astype(np.float32)
+        state[is_real & (source_ids == self._faults.nan_id)] = np.nan
+        hidden = state[:, :, None] * np.arange(1, HIDDEN + 1, dtype=np.float32)  # (B, S, M)
+        available: dict[str, Array] = {"hidden": hidden, "source_state": state}
+        if "encoder_attention_0" in outputs:
+            rows, columns = is_real[:, :, None], is_real[:, None, :]
+            available |= self._maps("encoder", source_ids[:, None, :] + source_ids[:, :, None], rows & columns)
+        return {name: available[name] for name in outputs}
+
+    def fill(self, row: int, encoded: Mapping[str, Array], index: int) -> None:
+        source = encoded["source_state"][index]
+        self._source[row] = GARBAGE
+        self._source[row, : len(source)] = source
+        self._read[row] = 0.0
+        self._hash[row] = 0.0
+
+    def move(self, source: int, target: int) -> None:
+        for state in (self._source, self._read, self._hash):
+            state[target] = state[source]
+            state[source] = GARBAGE
+
+    def step(
+        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
+    ) -> Mapping[str, Array]:
+        self.num_steps += 1
+        for output in self._last_outputs.values():
+            output.fill(GARBAGE)  # they were valid until this call
+        time.sleep(self._step_s)
+        if self._faults.hang is not None:
+            self._faults.hang.wait()
+        if self.num_steps in self._faults.step_calls:
+            raise FakeFaultError("step")
+        rows = np.arange(len(token_ids))
+        self._read[rows, lengths] = token_ids
+        self._hash[rows, 0] = (self._hash[rows, 0].astype(np.int64) * 31 + token_ids + 7) % PRIME
+        logits = self._logits(lengths, source_lengths)
+        top_ids = np.argsort(-logits, axis=1, kind="stable")[:, :NUM_TOP]
+        available: dict[str, Array] = {
+            "logits": logits,
+            "top_logits": np.take_along_axis(logits, top_ids, axis=1),
+            "top_ids": top_ids,
+            "log_normalizer": np.log(np.exp(logits).sum(axis=1)),
+        }
+        if "cross_attention_0" in outputs:
+            available |= self._step_maps("cross", self._source[rows], source_lengths)
+        if "decoder_attention_0" in outputs:
+            available |= self._step_maps("decoder", self._read[rows], lengths + 1)
+        self._last_outputs = {name: available[name] for name in outputs}
+        return self._last_outputs
+
+    def _logits(self, lengths: Int32, source_lengths: Int32) -> NDArray[np.float32]:
+        """(B, V): noise from a hash of all that the row knows, and one token that stands out."""
+        rows = len(lengths)
+        source_hash = _weighted_sum(self._source[:rows], source_lengths)
+        key = (
+            source_hash * 13
+            + _weighted_sum(self._read[:rows], lengths + 1) * 17
+            + self._hash[:rows, 0].astype(np.int64)
+        ) % PRIME
+        tokens = self._manifest.tokens
+        vocabulary = self._manifest.limits.vocabulary
+        noise = (key[:, None] * np.arange(1, vocabulary + 1) * 40503 % PRIME) / PRIME * 4.0
+        is_over = lengths >= _target_length(source_hash)
+        best = np.where(is_over, tokens.end_id, 3 + key % (vocabulary - 3))
+        logits = noise.astype(np.float32)
+        logits[np.arange(rows), best] = 6.0
+        is_poisoned = np.isnan(self._source[:rows]).any(axis=1)
+        logits[is_poisoned] = np.nan
+        return logits
+
+    def _step_maps(self, kind: str, state: Array, lengths: Int32) -> dict[str, Array]:
+        is_real = np.arange(state.shape[1]) < lengths[:, None]
+        tokens = np.nan_to_num(state).astype(np.int64)
+        return self._maps(kind, tokens[:, None, :], is_real[:, None, :])
+
+    def _maps(self, kind: str, tokens: Int64, is_real: NDArray[np.bool_]) -> dict[str, Array]:
+        """Maps (B, heads, rows, columns), different in each layer and head, whose rows sum to 1 over what is real."""
+        attention = self._manifest.attention_of(kind)
+        heads = np.arange(attention.heads)[:, None, None]
+        maps: dict[str, Array] = {}
+        for layer, name in enumerate(attention.outputs):
+            weights = 1 + (tokens[:, None] + 3 * heads + 5 * layer) % 7  # (B, heads, rows, columns)
+            weights = np.where(is_real[:, None], weights, 0).astype(np.float32)
+            maps[name] = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1)
+        return maps
+
+    def expected(self, source_ids: Sequence[int], max_new_tokens: int) -> list[int]:
+        """What greedy decoding of this source must give: slow, obvious, and without any row or batch."""
+        tokens, vocabulary = self._manifest.tokens, self._manifest.limits.vocabulary
+        source_hash = sum(place * token for place, token in enumerate(source_ids, 1)) % PRIME
+        read = [tokens.start_id]
+        rolling = (tokens.start_id + 7) % PRIME
+        while len(read) <= max_new_tokens and tokens.end_id not in read:
+            read_hash = sum(place * token for place, token in enumerate(read, 1)) % PRIME
+            key = (source_hash * 13 + read_hash * 17 + rolling) % PRIME
+            is_over = len(read) > int(_target_length(np.int64(source_hash)))
+            read.append(tokens.end_id if is_over else 3 + key % (vocabulary - 3))
+            rolling = (rolling * 31 + read[-1] + 7) % PRIME
+        return read[1:]
+
+
+def _weighted_sum(values: Array, lengths: Int32) -> Int64:
+    """(B, N) to (B,): each of the first `lengths` values times its place from 1."""
+    places = np.arange(1, values.shape[1] + 1)
+    is_counted = (places <= lengths[:, None]) & np.isfinite(values)
+    return np.where(is_counted, values, 0).astype(np.int64) @ places % PRIME
+
+
+def _target_length(source_hash: Any) -> Any:
+    """Tokens before the end token, 2 to 12, so that rows end at different times."""
+    return 2 + source_hash % 11

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from service.engine.engine import Engine
+from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest
+from service.runtime.fake import FakeRunner, fake_manifest
+
+ALL = frozenset({"encoder", "cross", "decoder"})
+SOURCES = [(5, 6, 7), (8, 9, 10, 11, 12), (13,), (14, 15, 16, 17)]
+
+
+def run(requests: list[GenerateRequest], max_rows: int = 3) -> list[Generated]:
+    engine, events = Engine(FakeRunner(fake_manifest(layers=3, heads=2), max_rows)), list[list[Event]]()
+    for request in requests:
+        events.append([])
+        engine.submit(request, events[-1].append)
+    while engine.has_work:
+        engine.step()
+    return [event for (event,) in events if isinstance(event, Generated)]
+
+
+def request_of(source: tuple[int, ...], kinds: frozenset[str] = ALL, max_new_tokens: int = 24) -> GenerateRequest:
+    return GenerateRequest("r", source, 1e12, DecodingParameters(max_new_tokens=max_new_tokens), attention=kinds)
+
+
+def test_maps_have_the_sizes_of_source_and_target_and_their_rows_sum_to_one() -> None:
+    for source, generated in zip(SOURCES, run([request_of(source) for source in SOURCES]), strict=True):
+        sources, targets = len(source), len(generated.tokens)
+        assert {kind: array.shape for kind, array in generated.attention.items()} == {
+            "encoder": (3, 2, sources, sources),
+            "cross": (3, 2, targets, sources),
+            "decoder": (3, 2, targets, targets),
+        }
+        for array in generated.attention.values():
+            assert array.dtype == np.float32
+            np.testing.assert_allclose(array.sum(axis=-1), 1, rtol=1e-6)
+
+
+def test_a_target_token_attends_to_nothing_that_comes_after() -> None:
+    (generated,) = run([request_of(SOURCES[1])])
+    later = np.triu_indices(len(generated.tokens), k=1)
+    assert len(later[0]) > 0
+    assert not generated.attention["decoder"][:, :, *later].any()
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 24])
+def test_maps_in_company_are_those_alone(max_new_tokens: int) -> None:
+    wanted = [ALL, frozenset({"cross"}), frozenset[str](), frozenset({"decoder", "encoder"})]
+    requests = [request_of(*pair, max_new_tokens) for pair in zip(SOURCES, wanted, strict=True)]
+    for request, together in zip(requests, run(requests), strict=True):
+        (alone,) = run([request])
+        assert set(together.attention) == set(alone.attention) == request.attention
+        for kind, array in alone.attention.items():
+            np.testing.assert_array_equal(together.attention[kind], array)
+
+
+def test_a_forced_target_gets_the_maps_of_the_same_target_generated() -> None:
+    (free,) = run([request_of(SOURCES[1])])
+    target = tuple(token.id for token in free.tokens)
+    (forced,) = run([GenerateRequest("r", SOURCES[1], 1e12, forced_target=target, attention=ALL)])
+    for kind, array in free.attention.items():
+        np.testing.assert_array_equal(forced.attention[kind], array)

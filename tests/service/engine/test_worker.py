@@ -1,0 +1,217 @@
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from service.engine.engine import Engine
+from service.engine.request import (
+    Cancelled,
+    DecodingParameters,
+    Encoded,
+    EncodeRequest,
+    Failed,
+    Generated,
+    GenerateRequest,
+    TokenEvent,
+)
+from service.engine.worker import Worker
+from service.runtime.fake import FakeRunner, Faults, fake_manifest
+
+pytestmark = pytest.mark.anyio
+FAR = 1e12
+SOURCE = (5, 6, 7)
+LONG = DecodingParameters(min_new_tokens=24)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def runner_of(max_rows: int = 4, **settings: Any) -> FakeRunner:
+    return FakeRunner(fake_manifest(), max_rows, **settings)
+
+
+@asynccontextmanager
+async def running(*runners: FakeRunner) -> AsyncIterator[Worker]:
+    """A worker with models m0, m1, ... that is stopped at the end."""
+    worker = Worker({f"m{place}": Engine(runner) for place, runner in enumerate(runners)})
+    worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop(timeout_s=5)
+
+
+def request(source: tuple[int, ...] = SOURCE, **fields: Any) -> GenerateRequest:
+    return GenerateRequest("r", source, FAR, **fields)
+
+
+async def test_a_lone_request_is_answered() -> None:
+    runner = runner_of()
+    async with running(runner) as worker:
+        final = await worker.submit("m0", request()).result()
+        assert isinstance(final, Generated)
+        assert [token.id for token in final.tokens] == runner.expected(SOURCE, 24)
+        assert isinstance(await worker.submit("m0", EncodeRequest("e", SOURCE, FAR)).result(), Encoded)
+
+
+async def test_tokens_stream_in_order_and_the_result_comes_last() -> None:
+    async with running(runner_of()) as worker:
+        ticket = worker.submit("m0", request(stream=True))
+        *tokens, final = [event async for event in ticket]
+        assert isinstance(final, Generated)
+        assert [event.token for event in tokens if isinstance(event, TokenEvent)] == list(final.tokens)
+        assert len(tokens) == len(final.tokens)
+        assert await ticket.result() is final
+        assert [event async for event in ticket] == []
+
+
+async def test_tokens_arrive_while_the_generation_goes_on() -> None:
+    async with running(runner_of(step_s=0.01)) as worker:
+        ticket = worker.submit("m0", request(stream=True, parameters=LONG))
+        assert isinstance(await anext(ticket), TokenEvent)
+        ticket.cancel()
+        assert await ticket.result() == Cancelled()
+
+
+async def test_many_requests_to_two_models_are_all_answered_rightly() -> None:
+    runners = runner_of(max_rows=2), runner_of(max_rows=3)
+    async with running(*runners) as worker:
+        sources = [(3 + place, 5, 6) for place in range(20)]
+        tickets = [worker.submit(f"m{place % 2}", request(source)) for place, source in enumerate(sources)]
+        for source, ticket in zip(sources, tickets, strict=True):
+            final = await ticket.result()
+            assert isinstance(final, Generated)
+            assert [token.id for token in final.tokens] == runners[0].expected(source, 24)
+
+
+async def test_an_idle_worker_sleeps_and_wakes_for_each_request() -> None:
+    runner = runner_of()
+    async with running(runner) as worker:
+        for _ in range(3):
+            await worker.submit("m0", request()).result()
+            steps = runner.num_steps
+            await asyncio.sleep(0.02)
+            assert runner.num_steps == steps
+
+
+async def test_cancelling_twice_or_after_the_end_does_nothing() -> None:
+    async with running(runner_of(step_s=0.005)) as worker:
+        ticket = worker.submit("m0", request(parameters=LONG))
+        ticket.cancel()
+        ticket.cancel()
+        assert await ticket.result() == Cancelled()
+        ticket.cancel()
+        done = worker.submit("m0", request())
+        assert isinstance(await done.result(), Generated)
+        done.cancel()
+        assert isinstance(await worker.submit("m0", request()).result(), Generated)
+
+
+async def test_what_no_model_can_run_is_refused_at_the_door() -> None:
+    async with running(runner_of()) as worker:
+        with pytest.raises(KeyError):
+            worker.submit("m9", request())
+        with pytest.raises(ValueError, match="0 source tokens"):
+            worker.submit("m0", request(()))
+        assert worker.is_alive
+
+
+async def test_a_client_that_has_gone_harms_nobody() -> None:
+    async with running(runner_of(step_s=0.002)) as worker:
+
+        async def leave_early() -> None:
+            async for _ in worker.submit("m0", request(stream=True, parameters=LONG)):
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(leave_early())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        assert isinstance(await worker.submit("m0", request()).result(), Generated)
+        assert worker.is_alive
+
+
+def test_results_for_a_loop_that_is_closed_do_not_kill_the_thread() -> None:
+    runner = runner_of(step_s=0.005)
+    engine = Engine(runner)
+    worker = Worker({"m0": engine})
+
+    async def leave() -> None:
+        worker.start()
+        worker.submit("m0", request(stream=True, parameters=LONG))
+
+    asyncio.run(leave())
+    for _ in range(1000):
+        if not engine.has_work:
+            break
+        threading.Event().wait(0.005)
+    assert runner.num_steps == 24
+    assert worker.is_alive
+    asyncio.run(worker.stop(timeout_s=5))
+    assert not worker.is_alive
+
+
+async def test_stopping_finishes_what_is_under_way_and_refuses_the_rest() -> None:
+    async with running(runner_of(max_rows=1, step_s=0.002)) as worker:
+        tickets = [worker.submit("m0", request(parameters=LONG)) for _ in range(3)]
+        stopping = asyncio.create_task(worker.stop(timeout_s=5))
+        await asyncio.sleep(0)
+        assert await worker.submit("m0", request()).result() == Failed("draining")
+        await stopping
+        assert not worker.is_alive
+        for ticket in tickets:
+            assert isinstance(await ticket.result(), Generated)
+
+
+async def test_stopping_fails_what_takes_too_long() -> None:
+    async with running(runner_of(max_rows=1, step_s=0.02)) as worker:
+        tickets = [worker.submit("m0", request(parameters=LONG)) for _ in range(3)]
+        await worker.stop(timeout_s=0.1)
+        assert [await ticket.result() for ticket in tickets] == [Failed("draining")] * 3
+        assert not worker.is_alive
+
+
+async def test_stopping_does_not_wait_for_a_call_that_hangs() -> None:
+    release = threading.Event()
+    async with running(runner_of(faults=Faults(hang=release))) as worker:
+        ticket = worker.submit("m0", request(stream=True))
+        await worker.stop(timeout_s=0.05)
+        release.set()
+        while worker.is_alive:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)  # the events of the late step have come
+        assert [event async for event in ticket] == [Failed("draining")]
+        assert await ticket.result() == Failed("draining")
+
+
+async def test_stopping_a_worker_that_never_started_is_harmless() -> None:
+    worker = Worker({})
+    assert not worker.is_alive
+    await worker.stop(timeout_s=1)
+
+
+async def test_a_dead_thread_fails_every_request_now_and_later() -> None:
+    class Deadly(FakeRunner):
+        def move(self, source: int, target: int) -> None:
+            raise SystemError("not an error that the engine expects")
+
+    runner = Deadly(fake_manifest(), 4)
+    async with running(runner) as worker:
+        tickets = [worker.submit("m0", request(parameters=DecodingParameters(max_new_tokens=1)))]
+        tickets += [worker.submit("m0", request(parameters=LONG, stream=True)) for _ in range(2)]
+        finals = [await ticket.result() for ticket in tickets]
+        assert finals == [Failed("engine_dead")] * 3
+        assert not worker.is_alive
+        assert await worker.submit("m0", request()).result() == Failed("engine_dead")
+
+
+async def test_a_failing_runner_call_does_not_kill_the_thread() -> None:
+    async with running(runner_of(faults=Faults(step_calls=frozenset({1}), raising_id=40))) as worker:
+        assert await worker.submit("m0", request()).result() == Failed("internal")
+        assert await worker.submit("m0", request((40,))).result() == Failed("internal")
+        assert isinstance(await worker.submit("m0", request()).result(), Generated)
+        assert worker.is_alive

@@ -1,0 +1,122 @@
+import threading
+
+import numpy as np
+import pytest
+
+from service.bundle import Manifest
+from service.runtime.fake import FakeFaultError, FakeRunner, Faults, fake_manifest
+from service.runtime.protocol import Runner
+
+SOURCES = [(5, 6, 7), (8, 9, 10, 11, 12), (13,)]
+
+
+def encode(runner: FakeRunner, *sources: tuple[int, ...]) -> dict[str, np.ndarray]:
+    lengths = np.array([len(source) for source in sources], np.int32)
+    ids = np.zeros((len(sources), lengths.max()), np.int64)
+    for row, source in enumerate(sources):
+        ids[row, : len(source)] = source
+    return dict(runner.encode(ids, lengths, runner.manifest.encoder.outputs))
+
+
+def step(runner: FakeRunner, tokens: list[int], length: int, sources: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
+    source_lengths = np.array([len(source) for source in sources], np.int32)
+    lengths = np.full(len(tokens), length, np.int32)
+    names = [name for name in runner.manifest.step.outputs if not name.endswith("_next")]
+    return dict(runner.step(np.array(tokens, np.int64), lengths, source_lengths, names))
+
+
+def filled_runner(faults: Faults | None = None) -> FakeRunner:
+    runner = FakeRunner(fake_manifest(), max_rows=3, faults=faults)
+    encoded = encode(runner, *SOURCES)
+    for row in range(3):
+        runner.fill(row, encoded, row)
+    return runner
+
+
+def test_it_is_a_runner_and_its_manifest_is_valid() -> None:
+    runner: Runner = FakeRunner(fake_manifest(), max_rows=3)
+    assert Manifest.model_validate_json(runner.manifest.model_dump_json()) == runner.manifest
+
+
+def test_rows_say_what_each_source_is_expected_to_say() -> None:
+    runner, tokens = filled_runner(), [1, 1, 1]
+    said: list[list[int]] = [[], [], []]
+    for length in range(12):
+        tokens = step(runner, tokens, length, SOURCES)["top_ids"][:, 0].tolist()
+        for row, token in enumerate(tokens):
+            if 2 not in said[row]:
+                said[row].append(token)
+    assert said == [runner.expected(source, 12) for source in SOURCES]
+    assert all(2 in one for one in said)
+    assert len({len(one) for one in said}) > 1
+
+
+def test_outputs_agree_with_each_other() -> None:
+    outputs = step(filled_runner(), [1, 1, 1], 0, SOURCES)
+    np.testing.assert_allclose(outputs["log_normalizer"], np.log(np.exp(outputs["logits"]).sum(axis=1)), rtol=1e-6)
+    np.testing.assert_array_equal(outputs["top_logits"], -np.sort(-outputs["logits"], axis=1)[:, :8])
+    np.testing.assert_array_equal(
+        np.take_along_axis(outputs["logits"], outputs["top_ids"], axis=1), outputs["top_logits"]
+    )
+
+
+def test_a_moved_row_goes_on_as_if_it_had_stayed() -> None:
+    stayed, moved = filled_runner(), filled_runner()
+    for runner in (stayed, moved):
+        step(runner, [1, 1, 1], 0, SOURCES)
+    moved.move(2, 0)
+    after = step(moved, [9, 4], 1, [SOURCES[2], SOURCES[1]])["logits"]
+    np.testing.assert_array_equal(after, step(stayed, [3, 4, 9], 1, SOURCES)["logits"][[2, 1]])
+
+
+def test_what_a_row_says_depends_on_all_it_has_read() -> None:
+    one, other = filled_runner(), filled_runner()
+    step(one, [1, 1, 1], 0, SOURCES)
+    step(other, [7, 1, 1], 0, SOURCES)
+    differs = step(one, [3, 3, 3], 1, SOURCES)["logits"] != step(other, [3, 3, 3], 1, SOURCES)["logits"]
+    assert differs.any(axis=1).tolist() == [True, False, False]
+
+
+def test_maps_sum_to_one_over_what_is_real_and_are_zero_beyond() -> None:
+    runner = filled_runner()
+    encoder = encode(runner, *SOURCES)["encoder_attention_1"]
+    outputs = step(runner, [1, 1, 1], 0, SOURCES)
+    for row, source in enumerate(SOURCES):
+        n = len(source)
+        np.testing.assert_allclose(encoder[row, :, :n].sum(axis=-1), 1, rtol=1e-6)
+        assert not encoder[row, :, n:].any() and not encoder[row, :, :, n:].any()
+        for name, columns in (("cross_attention_0", n), ("decoder_attention_0", 1)):
+            np.testing.assert_allclose(outputs[name][row, :, 0, :columns].sum(axis=-1), 1, rtol=1e-6)
+            assert not outputs[name][row, :, :, columns:].any()
+
+
+def test_a_steps_outputs_are_overwritten_by_the_next() -> None:
+    runner = filled_runner()
+    first = step(runner, [1, 1, 1], 0, SOURCES)
+    kept = first["logits"].copy()
+    step(runner, [3, 3, 3], 1, SOURCES)
+    assert (first["logits"] != kept).all()
+
+
+def test_faults_happen_when_asked_for_and_only_then() -> None:
+    with pytest.raises(FakeFaultError):
+        filled_runner(Faults(encode_calls=frozenset({1})))
+    with pytest.raises(FakeFaultError):
+        filled_runner(Faults(raising_id=9))
+    runner = filled_runner(Faults(step_calls=frozenset({2}), nan_id=13))
+    logits = step(runner, [1, 1, 1], 0, SOURCES)["logits"]
+    assert np.isnan(logits).all(axis=1).tolist() == [False, False, True]
+    with pytest.raises(FakeFaultError):
+        step(runner, [3, 3, 3], 1, SOURCES)
+
+
+def test_a_hanging_step_goes_on_when_released() -> None:
+    release = threading.Event()
+    runner = filled_runner(Faults(hang=release))
+    thread = threading.Thread(target=step, args=(runner, [1, 1, 1], 0, SOURCES))
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    release.set()
+    thread.join(5)
+    assert not thread.is_alive()
