@@ -6,12 +6,14 @@ RUNTIME ?= cpu# cpu or gpu
 DATA ?= data/multi30k# a folder of parallel text: train.en, train.de, val.en, ...
 RUN ?= runs/multi30k-en-de
 BUNDLE ?= bundles/multi30k-en-de
+COMPOSE ?= docker-compose# or: docker compose
+LOAD ?= --clients 16 --duration 10s# see: python -m loadtest --help
 
 SERVE := .venv-serve-$(RUNTIME)
 DEV := .venv
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: serve test check fix train evaluate export bench loadtest image up down clean
+.PHONY: serve test test-docker check fix train evaluate export bench loadtest image up down clean
 
 serve: $(SERVE)/ready  ## serve the bundles that are in bundles/
 	$(SERVE)/bin/python -m service
@@ -38,6 +40,24 @@ evaluate: $(DEV)/ready  ## BLEU of RUN's averaged checkpoint on DATA's test set
 export: $(DEV)/ready  ## RUN's averaged checkpoint to BUNDLE
 	$(DEV)/bin/python -m export $(RUN)/averaged --out $(BUNDLE)
 
+bench: $(DEV)/ready  ## the figures of docs/performance.md; run it on a quiet machine
+	$(DEV)/bin/python -m bench
+
+loadtest: $(DEV)/ready  ## load the service that runs on this machine
+	$(DEV)/bin/python -m loadtest $(LOAD)
+
+image:  ## the service's image, `sightline`
+	docker build --target service -t sightline .
+
+up:  ## the service in a container, on http://127.0.0.1:8000
+	$(COMPOSE) up --build --detach
+
+down:  ## stop it, letting work in flight finish
+	$(COMPOSE) down
+
+test-docker: $(DEV)/ready  ## the tests that need a Docker engine
+	$(DEV)/bin/python -m pytest -m docker tests/deployment
+
 $(SERVE)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(SERVE)
 	$(SERVE)/bin/python $(PIP_INSTALL) -e '.[$(RUNTIME)]'
@@ -48,5 +68,5 @@ $(DEV)/ready: pyproject.toml constraints.txt
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[cpu,train,dev]'
 	touch $@
 
-clean:
+clean:  ## the virtual environments and what tools left behind
 	rm -rf .venv .venv-serve-* build *.egg-info .mypy_cache .pytest_cache .ruff_cache

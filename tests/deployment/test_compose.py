@@ -1,0 +1,144 @@
+"""Builds the images, starts the stack, uses it and stops it. Needs a Docker engine and docker-compose."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+pytestmark = pytest.mark.docker
+
+ROOT = Path(__file__).parents[2]
+GRACE_S = 45  # stop_grace_period in docker-compose.yml
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A compose project of its own, so that it meets no other."""
+
+    project: str
+    port: int
+
+    def compose(self, *arguments: str) -> str:
+        command = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
+        return run([*command, "--project-name", self.project, *arguments], {"SERVICE_PORT": str(self.port)})
+
+    def inspect(self, template: str) -> str:
+        container = self.compose("ps", "--all", "--quiet", "service").strip()
+        return run(["docker", "inspect", "--format", template, container]).strip()
+
+    def python(self, code: str) -> str:
+        return self.compose("exec", "-T", "service", "python", "-c", code).strip()
+
+    def wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + 60
+        while (status := self.inspect("{{.State.Health.Status}}")) != "healthy":
+            assert time.monotonic() < deadline, f"{status}\n{self.compose('logs', 'service')}"
+            time.sleep(0.5)
+
+    def post(self, path: str, body: object) -> object:
+        headers = {"Content-Type": "application/json"}
+        request = Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), headers)
+        with urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+
+def run(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
+    answer = subprocess.run(
+        command, cwd=ROOT, env=os.environ | (environment or {}), capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, f"{command}: {answer.returncode}\n{answer.stdout}\n{answer.stderr}"
+    return answer.stdout
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    stack = Stack(f"sightline-test-{os.getpid()}", port)
+    try:
+        stack.compose("up", "--build", "--detach")
+        stack.wait_until_healthy()
+        yield stack
+    finally:
+        stack.compose("--profile", "loadtest", "down", "--volumes")
+
+
+def test_the_stack_translates(stack: Stack) -> None:
+    answer = stack.post("/v1/generate", {"inputs": "Two girls are playing with a small brown dog on the beach."})
+    assert isinstance(answer, dict)
+    assert answer["outputs"][0]["finish_reason"] == "eos"
+    assert "Hund" in answer["outputs"][0]["text"]
+
+
+def test_the_port_is_bound_to_this_machine_alone(stack: Stack) -> None:
+    assert stack.compose("port", "service", "8000").strip() == f"127.0.0.1:{stack.port}"
+
+
+def test_the_service_has_no_privilege(stack: Stack) -> None:
+    status = dict(line.split(":\t", 1) for line in stack.python("print(open('/proc/1/status').read())").splitlines())
+    assert status["Uid"].split() == status["Gid"].split() == ["10001"] * 4
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
+    assert status["NoNewPrivs"] == "1"
+
+
+def test_nothing_but_tmp_can_be_written(stack: Stack) -> None:
+    code = "import os; print(os.access('/app', os.W_OK), os.access('/', os.W_OK), os.access('/tmp', os.W_OK))"
+    assert stack.python(code) == "False False True"
+    assert stack.inspect("{{.HostConfig.ReadonlyRootfs}}") == "true"
+
+
+@pytest.mark.parametrize("package", ["torch", "onnx", "model", "export", "pytest"])
+def test_what_serving_does_not_need_is_not_in_the_image(stack: Stack, package: str) -> None:
+    code = f"import importlib.util as u; print(u.find_spec('service') is not None, u.find_spec({package!r}) is None)"
+    assert stack.python(code) == "True True"
+
+
+def test_every_line_of_the_log_is_json(stack: Stack) -> None:
+    """ONNX Runtime's telemetry, where it is on, writes a warning of its own."""
+    container = stack.compose("ps", "--all", "--quiet", "service").strip()
+    logged = subprocess.run(["docker", "logs", container], capture_output=True, text=True, check=True)
+    lines = (logged.stdout + logged.stderr).splitlines()
+    assert lines
+    assert all(isinstance(json.loads(line), dict) for line in lines)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--stream",), ("--endpoint", "encode"), ("--endpoint", "attention")])
+def test_the_load_test_runs_inside_the_network_without_a_failure(stack: Stack, arguments: tuple[str, ...]) -> None:
+    load = ("--clients", "4", "--requests", "40", *arguments)
+    table = stack.compose("--profile", "loadtest", "run", "--rm", "-T", "loadtest", *load)
+    assert "40 sent" in table
+    assert ": 40 succeeded, 0 refused, 0 failed" in table
+
+
+def test_a_stop_is_clean_and_well_within_its_grace_period(stack: Stack) -> None:
+    started = time.monotonic()
+    stack.compose("stop", "service")
+    took_s = time.monotonic() - started
+    state = stack.inspect("{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}")
+    stack.compose("start", "service")
+    stack.wait_until_healthy()
+    assert state == "exited 0 false"
+    assert took_s < GRACE_S - 5
+
+
+def test_a_stop_before_the_service_listens_to_signals_is_not_waited_out(stack: Stack) -> None:
+    """As a container's first process, Python without a handler ignored SIGTERM and was killed 45 s later."""
+    stack.compose("stop", "service")
+    stack.compose("start", "service")
+    started = time.monotonic()
+    stack.compose("stop", "service")
+    took_s = time.monotonic() - started
+    exit_code = stack.inspect("{{.State.ExitCode}}")
+    stack.compose("start", "service")
+    stack.wait_until_healthy()
+    assert exit_code in ("0", "143")
+    assert took_s < GRACE_S / 2

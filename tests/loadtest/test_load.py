@@ -1,0 +1,160 @@
+import random
+import time
+
+import pytest
+
+from loadtest.client import Client
+from loadtest.load import ARRIVALS_SEED, Load, Measurement, run_load
+from loadtest.outcome import Failure, Refusal, Success
+from loadtest.report import summarize
+from tests.loadtest.fake_service import (
+    DONE,
+    STREAM_HEAD,
+    FakeService,
+    Piece,
+    Reply,
+    Request,
+    chunk,
+    final_event,
+    refusal,
+    token_event,
+    translation,
+)
+
+pytestmark = pytest.mark.anyio
+
+BODIES = [b'{"inputs": "a"}', b'{"inputs": "b"}', b'{"inputs": "c"}']
+
+
+async def run(service: FakeService, load: Load, timeout_s: float = 5.0) -> Measurement:
+    async with Client(service.url, timeout_s) as client:
+        return await run_load(client, load)
+
+
+async def test_bodies_are_sent_in_order_and_again_from_the_start_over_all_clients() -> None:
+    async with FakeService(lambda n, request: translation(wait_s=0.01)) as service:
+        measurement = await run(service, Load("/v1/generate", BODIES, clients=2, requests=7))
+        assert [request.body["inputs"] for request in service.requests] == ["a", "b", "c", "a", "b", "c", "a"]
+        assert {request.path for request in service.requests} == {"/v1/generate"}
+        assert len(measurement.outcomes) == 7
+
+
+async def test_each_client_waits_for_its_answer_before_it_sends_again() -> None:
+    async with FakeService(lambda n, request: translation(wait_s=0.1)) as service:
+        measurement = await run(service, Load("/", BODIES, clients=4, requests=12))
+        assert service.connections == 4
+    assert 0.3 <= measurement.elapsed_s < 0.9
+    summary = summarize(measurement)
+    assert summary.latency_ms is not None
+    assert 100 <= summary.latency_ms.p50 < 250
+    assert summary.requests_per_s == pytest.approx(12 / measurement.elapsed_s)
+    assert summary.output_tokens_per_s == pytest.approx(5 * summary.requests_per_s)
+
+
+async def test_after_its_duration_no_request_is_sent_and_those_under_way_are_waited_for() -> None:
+    async with FakeService(lambda n, request: translation(wait_s=0.2)) as service:
+        measurement = await run(service, Load("/", BODIES, clients=3, duration_s=0.3))
+    assert len(measurement.outcomes) == 6
+    assert all(isinstance(outcome, Success) for outcome in measurement.outcomes)
+    assert 0.4 <= measurement.elapsed_s < 0.8
+
+
+async def test_the_times_of_a_stream_are_those_of_its_events_though_they_arrive_in_pieces() -> None:
+    event = token_event("Mädchen")
+    inside_character = event.index(b"\xc3") + 1
+    pieces: list[Piece] = [
+        STREAM_HEAD,
+        0.1,
+        chunk(event[:inside_character]),
+        chunk(event[inside_character:]),
+        0.1,
+        chunk(token_event()),
+        0.1,
+        chunk(token_event() + final_event(3)[:9]),
+        chunk(final_event(3)[9:] + DONE)[:5],
+        chunk(final_event(3)[9:] + DONE)[5:],
+        b"0\r\n\r\n",
+    ]
+    async with FakeService(lambda n, request: Reply(pieces)) as service:
+        measurement = await run(service, Load("/", BODIES, is_streamed=True, requests=2))
+    for outcome in measurement.outcomes:
+        assert isinstance(outcome, Success)
+        assert outcome.output_tokens == 3
+        assert outcome.first_token_s is not None
+        assert outcome.per_output_token_s is not None
+        assert 0.1 <= outcome.first_token_s < 0.25
+        assert 0.3 <= outcome.latency_s < 0.6
+        assert 0.08 <= outcome.per_output_token_s < 0.2
+
+
+async def test_a_refused_client_pauses_and_goes_on_with_the_next_request() -> None:
+    async with FakeService(lambda n, request: refusal("overloaded", 9) if n == 0 else translation()) as service:
+        measurement = await run(service, Load("/", BODIES, requests=3))
+        assert [request.body["inputs"] for request in service.requests] == ["a", "b", "c"]
+    assert [type(outcome) for outcome in measurement.outcomes] == [Refusal, Success, Success]
+    assert measurement.elapsed_s < 1
+
+
+async def test_a_client_that_honors_retry_after_waits_and_sends_the_same_request_again() -> None:
+    async with FakeService(lambda n, request: refusal("overloaded", 1) if n == 0 else translation()) as service:
+        measurement = await run(service, Load("/", BODIES, requests=2, honors_retry_after=True))
+        assert [request.body["inputs"] for request in service.requests] == ["a", "a", "b"]
+    assert [type(outcome) for outcome in measurement.outcomes] == [Refusal, Success, Success]
+    assert 1 <= measurement.elapsed_s < 2
+
+
+async def test_nobody_waits_beyond_the_end_to_come_back() -> None:
+    async with FakeService(lambda n, request: refusal("draining", 60)) as service:
+        load = Load("/", BODIES, duration_s=0.2, honors_retry_after=True)
+        measurement = await run(service, load)
+    assert measurement.outcomes == [Refusal("draining", 60)]
+    assert measurement.elapsed_s < 5
+
+
+async def test_broken_late_and_unreachable_answers_are_failures_and_the_load_goes_on() -> None:
+    replies = [
+        Reply([STREAM_HEAD, chunk(token_event())], closes=True),
+        Reply([STREAM_HEAD, chunk(token_event()), b"0\r\n\r\n"]),
+        Reply([STREAM_HEAD, chunk(token_event()), 0.5, b"0\r\n\r\n"]),
+        Reply([STREAM_HEAD, chunk(token_event() + final_event(1) + DONE), b"0\r\n\r\n"]),
+    ]
+    async with FakeService(lambda n, request: replies[n]) as service:
+        measurement = await run(service, Load("/", BODIES, is_streamed=True, requests=4), timeout_s=0.2)
+    assert measurement.outcomes[:3] == [
+        Failure("the connection ended before the answer did"),
+        Failure("stream without its end"),
+        Failure("no whole answer in time"),
+    ]
+    assert isinstance(measurement.outcomes[3], Success)
+    assert (await run(service, Load("/", BODIES, requests=1))).outcomes == [Failure("no connection")]
+
+
+async def test_an_open_loop_sends_at_its_rate_however_slow_the_service_is() -> None:
+    async with FakeService(lambda n, request: translation(wait_s=0.5)) as service:
+        measurement = await run(service, Load("/", BODIES, rate=100.0, duration_s=1.0))
+    assert 70 <= len(measurement.outcomes) <= 130  # three standard deviations
+    assert 1.3 <= measurement.elapsed_s < 3
+
+
+async def test_an_open_loop_is_due_at_the_same_times_in_every_run() -> None:
+    arrivals = random.Random(ARRIVALS_SEED)
+    last_due_s = sum(arrivals.expovariate(20.0) for _ in range(10))
+    async with FakeService(lambda n, request: translation()) as service:
+        for _ in range(3):
+            measurement = await run(service, Load("/", BODIES, rate=20.0, requests=10))
+            assert last_due_s <= measurement.elapsed_s < last_due_s + 0.3
+
+
+async def test_latency_in_an_open_loop_counts_from_when_a_request_was_due() -> None:
+    """A blocked event loop sends late; the wait is the client's own and still the user's."""
+
+    def block_once(n: int, request: Request) -> Reply:
+        if n == 0:
+            time.sleep(0.3)
+        return translation()
+
+    async with FakeService(block_once) as service:
+        measurement = await run(service, Load("/", BODIES, rate=50.0, requests=10))
+    summary = summarize(measurement)
+    assert summary.latency_ms is not None
+    assert summary.latency_ms.p50 > 50
