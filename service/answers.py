@@ -1,0 +1,152 @@
+"""What answers look like, for OpenAPI alone: routes write them as plain dictionaries, which is many times faster."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from service.schemas import Kind
+
+
+class Error(BaseModel):
+    code: str
+    type: Literal["invalid_request_error", "overloaded_error", "server_error"]
+    message: str
+    param: str | None
+    request_id: str
+
+
+class ErrorAnswer(BaseModel):
+    error: Error
+
+
+class Usage(BaseModel):
+    input_tokens: int = Field(description="Special tokens count.")
+    output_tokens: int = 0
+
+
+class TimingsMs(BaseModel):
+    """Where the time went. Of several sequences the longest, since they run side by side."""
+
+    tokenize: float
+    queue: float
+    encode: float
+    decode: float
+    total: float
+
+
+class OutputToken(BaseModel):
+    id: int
+    text: str
+    logprob: float
+
+
+class Output(BaseModel):
+    index: int
+    rank: int
+    text: str
+    tokens: list[OutputToken]
+    finish_reason: Literal["eos", "length", "stop"]
+    score: float
+    seed: int | None = Field(default=None, description="Only with do_sample.")
+
+
+class GenerateAnswer(BaseModel):
+    model: str
+    outputs: list[Output]
+    usage: Usage
+    timings_ms: TimingsMs
+
+
+class EncodeAnswer(BaseModel):
+    model: str
+    embeddings: list[list[float]] | list[str]
+    shapes: list[tuple[int, int]] | None = Field(
+        default=None, description="Rows and columns of each, with pooling none."
+    )
+    dimensions: int
+    usage: Usage
+    timings_ms: TimingsMs
+
+
+class AttentionMap(BaseModel):
+    kind: Kind
+    layers: list[int]
+    heads: list[int]
+    rows: int
+    columns: int
+    shape: tuple[int, int, int, int]
+    normalized: bool
+    data: list[float] | str
+
+
+class AttentionAnswer(BaseModel):
+    model: str
+    text: str
+    source_tokens: list[str]
+    target_tokens: list[str]
+    decoder_input_tokens: list[str]
+    finish_reason: Literal["eos", "length", "stop", "forced"]
+    seed: int | None = Field(default=None, description="Only with do_sample.")
+    maps: list[AttentionMap]
+    usage: Usage
+    timings_ms: TimingsMs
+
+
+class InputToken(BaseModel):
+    id: int
+    text: str
+    start: int
+    end: int
+    special: bool
+
+
+class TokenizeAnswer(BaseModel):
+    model: str
+    outputs: list[list[InputToken]]
+
+
+class DetokenizeAnswer(BaseModel):
+    model: str
+    texts: list[str]
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    tasks: list[str]
+
+
+class ModelsAnswer(BaseModel):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class ModelLimits(BaseModel):
+    max_input_tokens: int
+    max_output_tokens: int
+    vocabulary: int
+
+
+class AttentionKind(BaseModel):
+    kind: Kind
+    layers: int
+    heads: int
+    normalized: bool
+
+
+class ModelDetails(ModelCard):
+    architecture: str
+    description: str
+    license: str
+    parameters: int
+    dtype: str
+    provider: Literal["cpu", "cuda"]
+    limits: ModelLimits
+    attention: list[AttentionKind]
+    sha256: str
+
+
+class Health(BaseModel):
+    status: Literal["live", "ready"]

@@ -1,0 +1,117 @@
+"""The web application: its routes, what surrounds them, and the loading that goes on behind them while it starts."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from service import __version__
+from service.bundle import BundleError
+from service.metrics import Metrics, ModelMetrics
+from service.middleware import CallMiddleware, as_api_error
+from service.routes import attention, docs, encode, generate, health, models, tokens
+from service.runtime.ort import RuntimeUnavailableError
+from service.serving import Backend, Service
+from service.settings import Settings
+
+# Makes the backend, away from the event loop; it gives the engines the observers that the callable makes.
+Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]
+EXIT_CANNOT_SERVE = 3  # a supervisor that sees it should not try again
+EXIT_ENGINE_DEAD = 1
+WATCH_INTERVAL_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings, load: Load, end_process: Callable[[int], None] | None = None) -> FastAPI:
+    """The application, which begins to load when its lifespan starts.
+
+    Args:
+        settings: of this process.
+        load: makes the models and their worker. It runs in a thread of its own and may take its time.
+        end_process: called once with an exit code where the process has no more use: a bundle cannot be served, or the
+            engine died.
+    """
+    service = Service(settings, Metrics(__version__))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        running = asyncio.create_task(_load_and_watch(service, load, end_process or (lambda code: None)))
+        try:
+            yield
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+            await service.stop()
+
+    app = FastAPI(
+        title="Sightline",
+        version=__version__,
+        description="Serves trained attention models, and shows what they attend to.",
+        lifespan=lifespan,
+        openapi_url=None,  # routes/docs.py has it, and a page; FastAPI's own loads its scripts from the internet
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    app.state.service = service
+    for routes in (generate, attention, encode, tokens, models, health, docs):
+        routes.add_routes(app)
+    app.add_middleware(CallMiddleware, metrics=service.metrics)
+    app.add_exception_handler(HTTPException, _answer_router)
+    return app
+
+
+async def _load_and_watch(service: Service, load: Load, end_process: Callable[[int], None]) -> None:
+    """Load, serve, and end the process where it cannot go on."""
+    observers: dict[str, ModelMetrics] = {}
+
+    def observer_of(model: str) -> ModelMetrics:
+        return observers.setdefault(model, service.metrics.of_model(model))
+
+    try:
+        backend = await asyncio.to_thread(load, service.settings, observer_of)
+    except Exception as error:
+        is_expected = isinstance(error, BundleError | RuntimeUnavailableError)
+        logger.error("cannot serve: %s", error if is_expected else f"{type(error).__name__}: {error}")
+        end_process(EXIT_CANNOT_SERVE)
+        return
+    backend.worker.start()
+    service.attach(backend, observers)
+    _log_ready(backend.models, service.settings)
+    while backend.worker.is_alive:
+        await asyncio.sleep(WATCH_INTERVAL_S)
+    if service.is_draining:
+        return
+    logger.error("the engine's thread has ended; the process ends with it")
+    end_process(EXIT_ENGINE_DEAD)
+
+
+def _log_ready(models: Mapping[str, Any], settings: Settings) -> None:
+    for model in models.values():
+        logger.info(
+            "ready",
+            extra={
+                "fields": {
+                    "model": model.name,
+                    "provider": model.provider,
+                    "threads": settings.threads,
+                    "max_rows": settings.max_rows,
+                }
+            },
+        )
+
+
+async def _answer_router(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    refusal = as_api_error(error)
+    request.scope["sightline.record"].code = refusal.code
+    headers = {name.decode(): value.decode() for name, value in refusal.headers()} | dict(error.headers or {})
+    request_id = request.scope["sightline.record"].request_id
+    return Response(refusal.body(request_id), status_code=refusal.kind.status, headers=headers)

@@ -1,0 +1,143 @@
+"""One HTTP call on its way to the engine and back: its body, its place, its deadline, its client that may leave."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from service.engine.request import Cancelled, Encoded, Event, Failed, Generated, Request, Timings
+from service.engine.worker import Ticket
+from service.errors import ApiError, ClientGoneError
+from service.serving import ServedModel, Service
+
+RECORD = "sightline.record"  # where the scope keeps a call's Record
+# The engine ends what is late at its next step; where no step comes any more, the call ends by itself so much later.
+DEADLINE_SLACK_S = 0.5
+
+
+@dataclass
+class Record:
+    """What is told of a call in its log line, and counted of it."""
+
+    request_id: str
+    started: float = field(default_factory=time.monotonic)
+    route: str = "none"
+    model: str | None = None
+    code: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)  # tokens, times and reasons, by their names in the log
+
+    def ms_since_start(self) -> float:
+        return 1000 * (time.monotonic() - self.started)
+
+
+class Call(HttpRequest):
+    """A request to one of our routes. What is entered into `resources` is let go when the answer was sent."""
+
+    def __init__(self, scope: Any, receive: Any, send: Any, resources: contextlib.ExitStack) -> None:
+        super().__init__(scope, receive, send)
+        self.resources = resources
+        self.service: Service = scope["app"].state.service
+        self.record: Record = scope[RECORD]
+        self.num_bytes = 0  # of the body
+        self.deadline = float("inf")  # on the service's clock
+
+    def limit_time(self) -> None:
+        """Set the deadline. A client can only shorten the server's.
+
+        Raises:
+            ApiError: the client's wish makes no sense.
+        """
+        timeout_s = self.service.settings.request_timeout_s
+        wanted = self.headers.get("x-request-timeout-ms")
+        if wanted is not None:
+            if not (wanted.isascii() and wanted.isdigit() and len(wanted) <= 9 and int(wanted) > 0):
+                message = "It must be a whole number of milliseconds above 0."
+                raise ApiError("invalid_parameter", message, param="X-Request-Timeout-Ms")
+            timeout_s = min(timeout_s, int(wanted) / 1000)
+        self.deadline = self.service.clock() + timeout_s - (time.monotonic() - self.record.started)
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.deadline - self.service.clock())
+
+    def submit(self, model: ServedModel, requests: Sequence[Request]) -> list[Ticket]:
+        """Hand requests to the engine; whatever ends the call also gives them up."""
+        worker = self.service.backend.worker
+        tickets = []
+        for request in requests:
+            ticket = worker.submit(model.name, request)
+            self.resources.callback(ticket.cancel)
+            tickets.append(ticket)
+        return tickets
+
+    async def results(self, tickets: Sequence[Ticket]) -> list[Generated | Encoded]:
+        """Wait for all results, in order.
+
+        Raises:
+            ApiError: the first failure, without waiting for the rest.
+            ClientGoneError: the client left; nobody needs the results.
+        """
+        work = asyncio.ensure_future(asyncio.gather(*(_result(ticket) for ticket in tickets)))
+        gone = asyncio.ensure_future(self.until_gone())
+        try:
+            timeout = self.seconds_left + DEADLINE_SLACK_S
+            done, _ = await asyncio.wait((work, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if work in done:
+                return work.result()
+            raise ClientGoneError if gone in done else ApiError("deadline_exceeded")
+        finally:
+            gone.cancel()
+            work.cancel()
+
+    async def until_gone(self) -> None:
+        """Wait until the client has closed its connection. The body must have been read."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    def tell_result(self, input_tokens: int, output_tokens: int, timings_ms: dict[str, float], *reasons: str) -> None:
+        """Keep for the log line what the answer says too."""
+        self.record.details |= {
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "finish_reasons": list(reasons),
+        } | {f"{name}_ms": value for name, value in timings_ms.items() if name != "total"}
+
+
+async def _result(ticket: Ticket) -> Generated | Encoded:
+    return success(await ticket.result())
+
+
+def success(event: Event) -> Generated | Encoded:
+    """A final event's result.
+
+    Raises:
+        ApiError: the request failed.
+        ClientGoneError: it was given up.
+    """
+    if isinstance(event, Failed):
+        raise ApiError(event.code)
+    if isinstance(event, Cancelled):
+        raise ClientGoneError
+    assert isinstance(event, Generated | Encoded)
+    return event
+
+
+def timings_of(call: Call, tokenize_ms: float, parts: Sequence[Timings]) -> dict[str, float]:
+    """Where a call's time went. Sequences run side by side, so each part is the longest among them."""
+    return {
+        "tokenize": round(tokenize_ms, 3),
+        "queue": round(max(part.queue for part in parts), 3),
+        "encode": round(max(part.encode for part in parts), 3),
+        "decode": round(max(part.decode for part in parts), 3),
+        "total": round(call.record.ms_since_start(), 3),
+    }
+
+
+def json_answer(content: Any) -> Response:
+    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")

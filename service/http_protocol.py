@@ -1,0 +1,168 @@
+"""uvicorn's HTTP protocol with limits on what a client may cost before its request is whole, and after.
+
+uvicorn alone waits for ever for a head, a body or a reader, and takes heads of any size. This subclasses its internals,
+so the tests over raw sockets decide whether another version of it may be used.
+"""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from service.errors import ApiError, ErrorCode
+from service.middleware import Refuse
+
+MAX_HEAD_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True)
+class ReadLimits:
+    """Seconds for each part of an exchange."""
+
+    header_timeout_s: float
+    body_timeout_s: float
+    write_timeout_s: float
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection.
+
+    A head that is late is answered with 408 and one that is too large with 431; a connection on which nothing ever came
+    is closed without a word. While a route reads the body, the route watches its time (408); the rest of a body that no
+    route wants any more has the same time, then the connection is closed. An answer that stays unread is cut off.
+    """
+
+    def __init__(self, *arguments: Any, limits: ReadLimits, on_refusal: Refuse, **options: Any) -> None:
+        """`on_refusal` is told of each request that ends here, before any route."""
+        super().__init__(*arguments, **options)
+        self._limits = limits
+        self._on_refusal = on_refusal
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._is_in_body = False
+        self._is_refused = False
+        self._unparsed_bytes = 0  # of a head that is not whole yet
+        self._head_bytes = 0
+
+    # Reading
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_reading_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._read_timer is None and not self._is_in_body:  # the first bytes after an idle time
+            self._arm_head_timer()
+        if not self._is_in_body:
+            self._unparsed_bytes += len(data)
+        super().data_received(data)
+        if self._unparsed_bytes > MAX_HEAD_BYTES:
+            self._refuse("headers_too_large")
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._unparsed_bytes = 0
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse("headers_too_large")
+        if self._is_refused:
+            return
+        self._is_in_body = True
+        self._stop_reading_timer()
+        self._read_timer = self.loop.call_later(self._limits.body_timeout_s, self._on_late_body)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        self._unparsed_bytes = 0
+        self._stop_reading_timer()
+        if not self._is_refused:
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse("malformed_request")
+
+    def _arm_head_timer(self) -> None:
+        self._read_timer = self.loop.call_later(self._limits.header_timeout_s, self._on_late_head)
+
+    def _on_late_head(self) -> None:
+        self._read_timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._arm_head_timer()  # a pipelined head; what is being answered comes first
+        elif self._unparsed_bytes:
+            self._refuse("client_too_slow")
+        else:
+            self.transport.close()
+
+    def _on_late_body(self) -> None:
+        self._read_timer = None
+        if self.cycle.response_complete:
+            self.transport.close()
+
+    def _stop_reading_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _refuse(self, code: ErrorCode) -> None:
+        """Answer with an error where no answer is under way, and close."""
+        if self._is_refused:
+            return
+        self._is_refused = True
+        self._stop_reading_timer()
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(self._error_answer(ApiError(code)))
+        self.transport.close()
+
+    def _error_answer(self, error: ApiError) -> bytes:
+        request_id = secrets.token_hex(12)
+        body = error.body(request_id)
+        headers = {
+            **dict(error.headers()),
+            b"content-length": str(len(body)).encode(),
+            b"x-request-id": request_id.encode(),
+            b"connection": b"close",
+        }
+        self._on_refusal(error, request_id)
+        lines = [name + b": " + value + b"\r\n" for name, value in headers.items()]
+        return b"".join([STATUS_LINE[error.kind.status], *lines, b"\r\n", body])
+
+    # Writing
+
+    def pause_writing(self) -> None:
+        """More waits to be read by the client than the transport likes to hold."""
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

@@ -1,0 +1,78 @@
+"""From a folder of bundles to a backend that can serve them: verified, loaded, and each graph run once."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from service.bundle import MANIFEST, BundleError, Manifest, check_files, read_manifest
+from service.engine.engine import Engine
+from service.engine.observer import EngineObserver
+from service.engine.worker import Worker
+from service.runtime.ort import OnnxRunner, choose_provider
+from service.serving import Backend, ServedModel
+from service.settings import Settings
+from service.tokenizer import TextTokenizer, read_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Backend:
+    """Load every bundle of the settings' folder; the worker is not started yet.
+
+    Raises:
+        BundleError: a bundle that cannot be served, none at all, or no default model of that name.
+        RuntimeUnavailableError: the installed onnxruntime lacks the provider that is asked for.
+    """
+    provider = choose_provider(settings.provider)
+    models: dict[str, ServedModel] = {}
+    engines: dict[str, Engine] = {}
+    for folder, manifest in find_bundles(settings.bundles, settings.default_model).items():
+        started = time.perf_counter()
+        check_files(folder, manifest)
+        source, target = _read_tokenizers(folder, manifest)
+        runner = OnnxRunner(
+            folder, manifest, provider=provider, num_threads=settings.threads, max_rows=settings.max_rows
+        )
+        runner.warm_up(settings.max_batch_tokens)
+        models[manifest.name] = ServedModel(manifest.name, manifest, source, target, provider)
+        engines[manifest.name] = Engine(
+            runner,
+            max_batch_tokens=settings.max_batch_tokens,
+            queue_timeout_s=settings.queue_timeout_s,
+            observer=observer_of(manifest.name),
+        )
+        logger.debug("loaded %s in %.2f s", manifest.name, time.perf_counter() - started)
+    return Backend(models, engines, Worker(engines))
+
+
+def find_bundles(folder: Path, default_model: str | None) -> dict[Path, Manifest]:
+    """The bundles of a folder by their own folders, in the order of their names; their files are not opened yet.
+
+    Raises:
+        BundleError: see `load_backend`.
+    """
+    if not folder.is_dir():
+        raise BundleError(f"there is no folder {folder} with bundles; set SIGHTLINE_BUNDLES")
+    found = {path.parent: read_manifest(path.parent) for path in sorted(folder.glob(f"*/{MANIFEST}"))}
+    if not found:
+        raise BundleError(f"no folder in {folder} has a {MANIFEST}; `python -m export` writes bundles")
+    names = [manifest.name for manifest in found.values()]
+    for name in names:
+        if names.count(name) > 1:
+            raise BundleError(f"two bundles in {folder} are named {name}; names are what requests choose by")
+    if default_model is not None and default_model not in names:
+        raise BundleError(f"the default model {default_model} is not in {folder}, which has {', '.join(names)}")
+    return found
+
+
+def _read_tokenizers(folder: Path, manifest: Manifest) -> tuple[TextTokenizer, TextTokenizer]:
+    source = read_tokenizer(folder / manifest.source_tokenizer)
+    is_shared = manifest.target_tokenizer == manifest.source_tokenizer
+    target = source if is_shared else read_tokenizer(folder / manifest.target_tokenizer)
+    for tokenizer in (source, target):
+        if len(tokenizer) > manifest.limits.vocabulary:
+            raise BundleError(
+                f"{folder}: a tokenizer has {len(tokenizer)} tokens, the model knows {manifest.limits.vocabulary}"
+            )
+    return source, target

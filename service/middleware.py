@@ -1,0 +1,119 @@
+"""What surrounds every call, whatever its route: a request id, an answer to every exception, a log line, a count."""
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.calls import RECORD, Record
+from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
+from service.logs import log_call
+from service.metrics import Metrics
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+QUIET_ROUTES = frozenset({"/health/live", "/health/ready", "/metrics"})  # asked every few seconds: logged as debug
+logger = logging.getLogger(__name__)
+
+
+def request_id_of(scope: Scope) -> str:
+    """The client's own where it is fit to be logged, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            wanted: str = value.decode("latin-1")
+            if REQUEST_ID.fullmatch(wanted):
+                return wanted
+    return secrets.token_hex(12)
+
+
+Refuse = Callable[[ApiError, str], None]  # takes the request id, too
+
+
+def tell_end(metrics: Metrics, record: Record, method: str | None, status: int) -> None:
+    """Count a call that has ended, and log its one line."""
+    metrics.count_call(record.route, status, record.code)
+    fields: dict[str, Any] = {
+        "request_id": record.request_id,
+        "method": method,
+        "route": record.route,
+        "model": record.model,
+        "status": status,
+        "code": record.code,
+        **record.details,
+        "total_ms": round(record.ms_since_start(), 3),
+    }
+    log_call(logging.DEBUG if record.route in QUIET_ROUTES else logging.INFO, fields)
+
+
+def refusal_teller(metrics: Metrics) -> Refuse:
+    """Tells of requests that ended before they reached the app."""
+
+    def tell(error: ApiError, request_id: str) -> None:
+        tell_end(metrics, Record(request_id, code=error.code), None, error.kind.status)
+
+    return tell
+
+
+class CallMiddleware:
+    """Plain ASGI, around the routes of one app."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = Record(request_id_of(scope))
+        scope[RECORD] = record
+        sender = _Sender(send, record)
+        try:
+            await self._app(scope, receive, sender)
+        except ClientGoneError:
+            sender.status, record.code = CLIENT_GONE_STATUS, CLIENT_GONE
+        except ApiError as error:
+            await sender.send_error(error)
+        except asyncio.CancelledError:  # uvicorn's, where the shutdown timeout is over
+            await sender.send_error(ApiError("draining"))
+        except Exception:
+            logger.exception("a call failed", extra={"fields": {"request_id": record.request_id}})
+            await sender.send_error(ApiError("internal"))
+        finally:
+            tell_end(self._metrics, record, scope["method"], sender.status)
+
+
+class _Sender:
+    """Sends with the request id in the headers, and remembers the status: 499 where no answer was begun."""
+
+    def __init__(self, send: Send, record: Record) -> None:
+        self._send = send
+        self._record = record
+        self._has_started = False
+        self.status = CLIENT_GONE_STATUS
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._has_started = True
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", self._record.request_id.encode())]
+        await self._send(message)
+
+    async def send_error(self, error: ApiError) -> None:
+        """Answer with an error; where an answer has begun, all that is left is to break it off."""
+        self._record.code = error.code
+        if self._has_started:
+            raise error
+        body = error.body(self._record.request_id)
+        headers = [*error.headers(), (b"content-length", str(len(body)).encode())]
+        await self({"type": "http.response.start", "status": error.kind.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def as_api_error(error: HTTPException) -> ApiError:
+    """What the router found: no such route, or not with this method."""
+    return ApiError("method_not_allowed" if error.status_code == 405 else "not_found")

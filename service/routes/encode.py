@@ -1,0 +1,95 @@
+"""POST /v1/encode: the encoder's last layer, pooled to one vector or as a row a token."""
+
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI
+from numpy.typing import NDArray
+from starlette.responses import Response
+
+from service.answers import EncodeAnswer
+from service.calls import Call, json_answer, timings_of
+from service.engine.request import Encoded, EncodeRequest
+from service.errors import ApiError
+from service.inputs import read_sources
+from service.outputs import numbers
+from service.routing import add_route
+from service.schemas import EncodeBody, Pooling
+
+MAX_NUMBERS = 1_000_000
+
+
+async def encode(body: EncodeBody, call: Call) -> Response:
+    """Encode each input to vectors.
+
+    With pooling `none` an embedding is a row a token, row-major, and `shapes` says how many rows and columns.
+    """
+    model = call.service.model(body.model, "encode")
+    sources, tokenize_ms = await read_sources(call, model, body.inputs, truncate=body.truncate)
+    requests = [EncodeRequest(call.record.request_id, source, call.deadline) for source in sources]
+    results = [result for result in await call.results(call.submit(model, requests)) if isinstance(result, Encoded)]
+    vectors = [pool(result.hidden, body.pooling, body.normalize) for result in results]
+    _check_size(sum(one.size for one in vectors))
+    input_tokens = sum(map(len, sources))
+    timings_ms = timings_of(call, tokenize_ms, [result.timings for result in results])
+    call.tell_result(input_tokens, 0, timings_ms)
+    call.service.metrics_of(model).call_seconds.observe(timings_ms["total"] / 1000)
+    answer: dict[str, Any] = {
+        "model": model.name,
+        "embeddings": [numbers(one, body.encoding) for one in vectors],
+        "dimensions": vectors[0].shape[-1],
+        "usage": {"input_tokens": input_tokens},
+        "timings_ms": timings_ms,
+    }
+    if body.pooling == "none":
+        answer["shapes"] = [one.shape for one in vectors]
+    return json_answer(answer)
+
+
+def pool(hidden: NDArray[np.float32], pooling: Pooling, normalize: bool) -> NDArray[np.float32]:
+    """One vector for all tokens, or with "none" the rows as they are.
+
+    Args:
+        hidden: (S, M), real tokens alone.
+        pooling: how.
+        normalize: give each vector Euclidean length 1; a vector of zeros stays as it is.
+
+    Returns:
+        (M,), or (S, M) with pooling "none".
+    """
+    pooled: NDArray[np.float32]
+    match pooling:
+        case "mean":
+            pooled = hidden.mean(axis=0)
+        case "max":
+            pooled = hidden.max(axis=0)
+        case "first":
+            pooled = hidden[0]
+        case "last":
+            pooled = hidden[-1]
+        case "none":
+            pooled = hidden
+    if normalize:
+        lengths = np.linalg.norm(pooled, axis=-1, keepdims=True)
+        pooled = np.divide(pooled, lengths, out=np.zeros_like(pooled), where=lengths > 0)
+    return pooled
+
+
+def _check_size(count: int) -> None:
+    if count > MAX_NUMBERS:
+        message = f"The embeddings have {count} numbers; an answer carries at most {MAX_NUMBERS}. Send fewer inputs."
+        raise ApiError("response_too_large", message)
+
+
+def add_routes(app: FastAPI) -> None:
+    add_route(
+        app,
+        "POST",
+        "/v1/encode",
+        encode,
+        EncodeAnswer,
+        errors=(
+            *("empty_input", "input_too_long", "unsupported_task", "response_too_large"),
+            *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
+        ),
+    )

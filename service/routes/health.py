@@ -1,0 +1,32 @@
+"""GET /health/live, /health/ready and /metrics: for machines."""
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import PlainTextResponse, Response
+
+from service.answers import Health
+from service.calls import Call, json_answer
+from service.routing import add_route
+
+
+async def live(call: Call) -> Response:
+    """Say that the process runs; restart it where this fails."""
+    return json_answer({"status": "live"})
+
+
+async def ready(call: Call) -> Response:
+    """Say whether requests are served; send none where this fails."""
+    if call.service.refusal is not None:
+        raise call.service.refusal
+    return json_answer({"status": "ready"})
+
+
+async def metrics(call: Call) -> Response:
+    """Show the metrics in Prometheus' text format."""
+    return Response(call.service.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def add_routes(app: FastAPI) -> None:
+    add_route(app, "GET", "/health/live", live, Health)
+    add_route(app, "GET", "/health/ready", ready, Health, errors=("loading", "draining", "engine_dead"))
+    add_route(app, "GET", "/metrics", metrics, response_class=PlainTextResponse)

@@ -1,0 +1,57 @@
+"""GET /v1/models and /v1/models/{id}: what is served, and what each model can do."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from service.answers import ModelDetails, ModelsAnswer
+from service.calls import Call, json_answer
+from service.routing import add_route
+from service.serving import ServedModel
+
+
+async def list_models(call: Call) -> Response:
+    """List the models."""
+    models = sorted(call.service.backend.models.values(), key=lambda model: model.name)
+    return json_answer({"object": "list", "data": [_card(model) for model in models]})
+
+
+async def show_model(model_id: str, call: Call) -> Response:
+    """Describe one model: its limits, its attention, what runs it."""
+    model = call.service.model(model_id)
+    manifest = model.manifest
+    details = {
+        "architecture": manifest.architecture,
+        "description": manifest.description,
+        "license": manifest.license,
+        "parameters": manifest.parameters,
+        "dtype": manifest.dtype,
+        "provider": model.provider,
+        "limits": {
+            "max_input_tokens": manifest.limits.max_source_tokens,
+            "max_output_tokens": manifest.limits.max_target_tokens,
+            "vocabulary": manifest.limits.vocabulary,
+        },
+        "attention": [
+            {"kind": one.kind, "layers": one.layers, "heads": one.heads, "normalized": one.normalized}
+            for one in manifest.attention
+        ],
+        "sha256": manifest.digest,
+    }
+    return json_answer(_card(model) | details)
+
+
+def _card(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.manifest.created,
+        "owned_by": "sightline",
+        "tasks": model.manifest.tasks,
+    }
+
+
+def add_routes(app: FastAPI) -> None:
+    add_route(app, "GET", "/v1/models", list_models, ModelsAnswer, errors=("loading",))
+    add_route(app, "GET", "/v1/models/{model_id}", show_model, ModelDetails, errors=("model_not_found", "loading"))

@@ -1,0 +1,77 @@
+"""POST /v1/tokenize and /v1/detokenize: what the model reads and writes, seen from outside."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from service.answers import DetokenizeAnswer, TokenizeAnswer
+from service.calls import Call, json_answer
+from service.errors import ApiError, ErrorCode
+from service.inputs import INLINE_CHARACTERS
+from service.routing import add_route
+from service.schemas import DetokenizeBody, Side, TokenizeBody
+from service.serving import ServedModel
+from service.tokenizer import TextTokenizer, TokenSpan
+
+MAX_TOKENS = 100_000
+UNAVAILABLE: tuple[ErrorCode, ...] = ("loading", "draining", "engine_dead")
+
+
+async def tokenize(body: TokenizeBody, call: Call) -> Response:
+    """Split each input into tokens, each with its place in the text.
+
+    `start` and `end` count characters of the input as it was sent; special tokens have an empty place.
+    """
+    model = call.service.model(body.model)
+    call.record.model = model.name
+    call.resources.enter_context(call.service.door(model).reserve(len(body.inputs.texts), call.num_bytes))
+    tokenizer = tokenizer_of(model, body.side)
+    texts = body.inputs.texts
+
+    def run() -> list[list[TokenSpan]]:
+        return [tokenizer.encode_spans(text, add_special_tokens=body.add_special_tokens) for text in texts]
+
+    spans = run() if sum(map(len, texts)) <= INLINE_CHARACTERS else await asyncio.to_thread(run)
+    count = sum(map(len, spans))
+    if count > MAX_TOKENS:
+        message = f"The inputs have {count} tokens; an answer carries at most {MAX_TOKENS}."
+        raise ApiError("response_too_large", message)
+    call.record.details["input_tokens"] = count
+    return json_answer({"model": model.name, "outputs": [_named(tokenizer, one) for one in spans]})
+
+
+def _named(tokenizer: TextTokenizer, spans: Sequence[TokenSpan]) -> list[dict[str, Any]]:
+    return [
+        {"id": one.id, "text": tokenizer.name(one.id), "start": one.start, "end": one.end, "special": one.is_special}
+        for one in spans
+    ]
+
+
+async def detokenize(body: DetokenizeBody, call: Call) -> Response:
+    """Join token ids to texts."""
+    model = call.service.model(body.model)
+    call.record.model = model.name
+    call.resources.enter_context(call.service.door(model).reserve(len(body.ids), call.num_bytes))
+    tokenizer = tokenizer_of(model, body.side)
+    if not body.ids:
+        raise ApiError("empty_input", "The list is empty.", param="ids")
+    for place, ids in enumerate(body.ids):
+        if ids and max(ids) >= len(tokenizer):
+            inner = next(inner for inner, id_ in enumerate(ids) if id_ >= len(tokenizer))
+            message = f"A token id of this model is below {len(tokenizer)}."
+            raise ApiError("invalid_parameter", message, param=f"ids[{place}][{inner}]")
+    texts = [tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in body.ids]
+    return json_answer({"model": model.name, "texts": texts})
+
+
+def tokenizer_of(model: ServedModel, side: Side) -> TextTokenizer:
+    return model.source_tokenizer if side == "source" else model.target_tokenizer
+
+
+def add_routes(app: FastAPI) -> None:
+    errors: tuple[ErrorCode, ...] = ("empty_input", *UNAVAILABLE)
+    add_route(app, "POST", "/v1/tokenize", tokenize, TokenizeAnswer, errors=(*errors, "response_too_large"))
+    add_route(app, "POST", "/v1/detokenize", detokenize, DetokenizeAnswer, errors=errors)

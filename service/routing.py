@@ -1,0 +1,188 @@
+"""Routes that read, limit and check their JSON body themselves, and nothing else: the least that a call can cost.
+
+FastAPI declares each route from its endpoint's signature and puts it into OpenAPI; the call itself goes past FastAPI's
+own parsing, which answers 500 to some bad bodies and sends others back whole.
+"""
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from service.answers import ErrorAnswer
+from service.calls import Call
+from service.errors import ERRORS, ApiError, ClientGoneError, ErrorCode
+from service.schemas import RequestBody
+
+Body = TypeVar("Body", bound=RequestBody)
+
+# Every route can answer with these.
+COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal",)
+# Every route that reads a body can answer with these as well.
+BODY_ERRORS: tuple[ErrorCode, ...] = (
+    "malformed_json",
+    "model_not_found",
+    "client_too_slow",
+    "body_too_large",
+    "unsupported_media_type",
+    "invalid_parameter",
+    "overloaded",
+)
+
+
+class JsonRoute(APIRoute):
+    """A route whose endpoint takes `call`, path parameters, and `body` where it declares one."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        body = inspect.signature(endpoint).parameters.get("body")
+        self._body_type: type[RequestBody] | None = body.annotation if body else None
+        self.app = self._serve
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.ExitStack() as resources:
+            call = Call(scope, receive, send, resources)
+            call.record.route = self.path
+            arguments = dict(scope["path_params"])
+            if self._body_type is not None:
+                if call.service.refusal is not None:
+                    raise call.service.refusal
+                call.limit_time()
+                arguments["body"] = parse_body(await read_body(call), self._body_type)
+            response = await self.endpoint(call=call, **arguments)
+            await response(scope, receive, send)
+
+
+def add_route(
+    app: FastAPI,
+    method: str,
+    path: str,
+    endpoint: Callable[..., Any],
+    answer: type[Any] | None = None,
+    errors: Sequence[ErrorCode] = (),
+    response_class: type[Response] = JSONResponse,
+    also_answers: Sequence[str] = (),
+) -> None:
+    """Add one route.
+
+    Args:
+        app: where to.
+        method: GET or POST; a POST reads a JSON body.
+        path: its path.
+        endpoint: its docstring's first sentence is the summary in OpenAPI.
+        answer: what a 200 looks like.
+        errors: what else it can answer, besides what every route of its kind can.
+        response_class: tells the media type of a 200.
+        also_answers: other media types of a 200.
+    """
+    codes = (*errors, *COMMON_ERRORS, *(BODY_ERRORS if method == "POST" else ()))
+    app.router.add_api_route(
+        path,
+        endpoint,
+        methods=[method],
+        response_model=answer,
+        response_class=response_class,
+        responses={200: {"content": {media_type: {} for media_type in also_answers}}, **_declared(codes)},
+        summary=(endpoint.__doc__ or "").split("\n")[0].rstrip("."),
+        route_class_override=JsonRoute,
+    )
+
+
+def _declared(codes: Sequence[ErrorCode]) -> dict[int | str, dict[str, Any]]:
+    by_status: dict[int, list[str]] = {}
+    for code in codes:
+        by_status.setdefault(ERRORS[code].status, []).append(code)
+    declared: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorAnswer, "description": ", ".join(dict.fromkeys(names))}
+        for status, names in sorted(by_status.items())
+    }
+    # Without it FastAPI declares an answer of its own for whatever it thinks that it will check.
+    declared["default"] = {"model": ErrorAnswer, "description": "Every error has this body."}
+    return declared
+
+
+async def read_body(call: Call) -> bytes:
+    """The whole body of a call, which must say that it is JSON.
+
+    Raises:
+        ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`.
+        ClientGoneError: the client left before it had sent everything.
+    """
+    _check_media_type(call)
+    limit = call.service.settings.max_body_bytes
+    too_large = ApiError("body_too_large", f"The body is larger than {limit} bytes.")
+    announced = call.headers.get("content-length")
+    if announced is not None and announced.isdigit() and int(announced) > limit:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(call.service.settings.body_timeout_s):
+            while True:
+                message = await call.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                body += message.get("body", b"")
+                if len(body) > limit:
+                    raise too_large
+                if not message.get("more_body", False):
+                    break
+    except TimeoutError:
+        raise ApiError("client_too_slow") from None
+    call.num_bytes = len(body)
+    return bytes(body)
+
+
+def _check_media_type(call: Call) -> None:
+    kind, *parameters = (part.strip().lower() for part in call.headers.get("content-type", "").split(";"))
+    charsets = [part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")]
+    encoding = call.headers.get("content-encoding", "identity").lower()
+    if kind != "application/json" or any(one != "utf-8" for one in charsets) or encoding != "identity":
+        raise ApiError("unsupported_media_type")
+
+
+def parse_body(data: bytes, body_type: type[Body]) -> Body:
+    """Parse and check a body.
+
+    Of a key that stands twice in an object the last counts, as in every JSON reader at hand.
+
+    Raises:
+        ApiError: `malformed_json`, or the first thing that is not allowed.
+    """
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise ApiError("malformed_json") from None
+    if not isinstance(document, dict):
+        raise ApiError("invalid_parameter", "The body must be a JSON object.")
+    try:
+        return body_type.model_validate(document)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    """The first of pydantic's complaints, without the value that it is about."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    context = first.get("ctx", {})
+    param = path_of((*first["loc"], *context.get("path", ())))
+    code: ErrorCode = "invalid_parameter"
+    if first["type"] in ERRORS:  # one of our own
+        code = first["type"]  # type: ignore[assignment]
+    message = context.get("message") or f"{first['msg']}."
+    return ApiError(code, message, param=param or None)
+
+
+def path_of(location: Sequence[str | int]) -> str:
+    """`("parameters", "stop", 1)` as `parameters.stop[1]`."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -1,0 +1,115 @@
+"""The process's server: uvicorn with guarded connections, and an end in two stages.
+
+At the first signal new work is refused with 503 `draining` for the drain window, so that whoever balances load can look
+elsewhere, while work in flight goes on; then the listener closes and what is left has the shutdown timeout. A second
+signal ends the process at once.
+"""
+
+import asyncio
+import functools
+import logging
+import os
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from service.app import create_app
+from service.http_protocol import GuardedProtocol, ReadLimits
+from service.loading import load_backend
+from service.middleware import refusal_teller
+from service.serving import Service
+from service.settings import Settings
+
+EXIT_CUT_SHORT = 1
+# The engine needs up to two seconds to give up a call that hangs, and the calls still have to be answered.
+ANSWER_S = 4
+logger = logging.getLogger(__name__)
+
+
+class DrainingServer(uvicorn.Server):
+    """Serves one app until a signal, or until it is told to end."""
+
+    def __init__(self, app: FastAPI, settings: Settings, end_now: Callable[[int], Any] = os._exit) -> None:
+        """`end_now` ends the process with an exit code: a graph that runs or loads would hold up an orderly end."""
+        self._end_now = end_now
+        self._settings = settings
+        self._service: Service = app.state.service
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.exit_code = 0
+        limits = ReadLimits(settings.header_timeout_s, settings.body_timeout_s, settings.write_timeout_s)
+        protocol: Any = functools.partial(
+            GuardedProtocol, limits=limits, on_refusal=refusal_teller(self._service.metrics)
+        )
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                http=protocol,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=settings.keep_alive_s,
+                timeout_graceful_shutdown=int(settings.shutdown_timeout_s) + ANSWER_S,
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        port: int = self.servers[0].sockets[0].getsockname()[1]
+        return port
+
+    def end(self, exit_code: int) -> None:
+        """End without a drain: there is nothing left that could serve."""
+        self.exit_code = exit_code
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        logger.info("listening", extra={"fields": {"host": self._settings.host, "port": self.port}})
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; at a second signal, end."""
+        if self._loop is None or self._service.is_draining or self.should_exit:
+            self._end_now(EXIT_CUT_SHORT)
+            return
+        self._service.is_draining = True
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        fields = {"drain_s": self._settings.drain_s, "shutdown_timeout_s": self._settings.shutdown_timeout_s}
+        logger.info("draining; a second signal ends at once", extra={"fields": fields})
+        assert self._loop is not None
+        self._loop.call_later(self._settings.drain_s, setattr, self, "should_exit", True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the listener and wait; the engine fails what does not finish in time, so that it is answered."""
+        self._service.is_draining = True
+        stopping = asyncio.ensure_future(self._service.stop())
+        await super().shutdown(sockets)
+        await stopping
+
+
+def serve(settings: Settings) -> int:
+    """Serve until the end; the exit code."""
+    server: DrainingServer
+
+    def end(exit_code: int) -> None:
+        server.end(exit_code)
+
+    server = DrainingServer(create_app(settings, load_backend, end), settings)
+    try:
+        server.run()
+    except SystemExit as ended:  # the port cannot be had: uvicorn has said so
+        return int(ended.code or 0)
+    logger.info("ended", extra={"fields": {"exit_code": server.exit_code}})
+    return server.exit_code

@@ -1,0 +1,106 @@
+"""What is being served, and whether it is loading or draining. Every route reads it; only start and end write."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from service.admission import Door
+from service.bundle import Manifest, Task
+from service.engine.engine import Engine
+from service.engine.worker import Worker
+from service.errors import ApiError
+from service.metrics import Metrics, ModelMetrics
+from service.settings import Settings
+from service.tokenizer import TextTokenizer
+
+Phase = Literal["loading", "ready", "draining"]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One bundle, as far as the HTTP side is concerned."""
+
+    name: str
+    manifest: Manifest
+    source_tokenizer: TextTokenizer
+    target_tokenizer: TextTokenizer
+    provider: Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """All that start-up makes: the models by name, their engines, and the worker that runs these."""
+
+    models: Mapping[str, ServedModel]
+    engines: Mapping[str, Engine]
+    worker: Worker
+
+
+class Service:
+    """The one object that the routes share. Used from the event loop's thread alone."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` is the engines' own: deadlines are read on it."""
+        self.settings = settings
+        self.metrics = metrics
+        self.clock = clock
+        self.is_draining = False
+        self._backend: Backend | None = None
+        self._doors: dict[str, Door] = {}
+        self._model_metrics: dict[str, ModelMetrics] = {}
+        self._default_model = ""
+
+    def attach(self, backend: Backend, observers: Mapping[str, ModelMetrics]) -> None:
+        """Begin to serve; `observers` are those that the engines tell."""
+        settings = self.settings
+        for name in backend.models:
+            self._doors[name] = Door(
+                settings.max_rows + settings.max_waiting_sequences,
+                settings.max_waiting_bytes,
+                settings.max_waiting_tokens,
+            )
+            observers[name].watch(backend.engines[name])
+        self._model_metrics.update(observers)
+        self._default_model = settings.default_model or min(backend.models)
+        self._backend = backend
+
+    @property
+    def refusal(self) -> ApiError | None:
+        """Why nothing can be served now; None where it can."""
+        if self.is_draining:
+            return ApiError("draining")
+        if self._backend is None:
+            return ApiError("loading")
+        return None if self._backend.worker.is_alive else ApiError("engine_dead")
+
+    @property
+    def backend(self) -> Backend:
+        """Raises ApiError `loading` before there is one."""
+        if self._backend is None:
+            raise ApiError("loading")
+        return self._backend
+
+    def model(self, name: str | None, task: Task | None = None) -> ServedModel:
+        """The model that a call names.
+
+        Raises:
+            ApiError: `model_not_found`; `unsupported_task` where the model cannot do `task`.
+        """
+        model = self.backend.models.get(self._default_model if name is None else name)
+        if model is None:
+            raise ApiError("model_not_found", param="model")
+        if task is not None and task not in model.manifest.tasks:
+            raise ApiError("unsupported_task", f"{model.name} cannot do the task {task}.", param="model")
+        return model
+
+    def door(self, model: ServedModel) -> Door:
+        return self._doors[model.name]
+
+    def metrics_of(self, model: ServedModel) -> ModelMetrics:
+        return self._model_metrics[model.name]
+
+    async def stop(self) -> None:
+        """Let work in flight finish up to the shutdown timeout; the rest fails with `draining`."""
+        if self._backend is not None:
+            await self._backend.worker.stop(self.settings.shutdown_timeout_s)

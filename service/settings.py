@@ -1,0 +1,141 @@
+"""The settings of the process: `SIGHTLINE_*` variables and flags of the same names, read once and frozen."""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENV_PREFIX = "SIGHTLINE_"
+
+
+class SettingsError(Exception):
+    """Settings that cannot be used; the message names each and says why."""
+
+
+class Settings(BaseSettings):
+    """How the service runs. `docs/settings.md` repeats each description."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", allow_inf_nan=False)
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every interface.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and logs it.")
+    bundles: Path = Field(default=Path("bundles"), description="Folder whose subfolders are the bundles to serve.")
+    default_model: str | None = Field(
+        default=None, description="Model of requests that name none; without it the first bundle by name."
+    )
+    provider: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="What runs the graphs; auto takes CUDA where the installed onnxruntime offers it."
+    )
+    threads: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Threads of each graph's run; 0 takes the container's CPU quota, or every core.",
+    )
+    max_rows: int = Field(default=32, ge=1, le=1024, description="Sequences that one model decodes at once.")
+    max_batch_tokens: int = Field(default=4096, ge=1, description="Largest encoder batch in tokens, padding included.")
+    max_waiting_sequences: int = Field(
+        default=256,
+        ge=1,
+        description="Sequences that may wait for one model, beside those in its rows; more are refused.",
+    )
+    max_waiting_bytes: int = Field(
+        default=16 * 1024 * 1024, ge=1, description="Bytes of request bodies that one model may hold; more are refused."
+    )
+    max_waiting_tokens: int = Field(
+        default=65536,
+        ge=1,
+        description="Source tokens that one model may hold, running ones included; more are refused.",
+    )
+    queue_timeout_s: float = Field(default=5.0, gt=0, description="Seconds that a sequence may wait before it runs.")
+    request_timeout_s: float = Field(
+        default=30.0, gt=0, description="Seconds that a request may take; X-Request-Timeout-Ms can only shorten it."
+    )
+    max_body_bytes: int = Field(default=1024 * 1024, ge=1, description="Largest request body in bytes.")
+    header_timeout_s: float = Field(
+        default=5.0, gt=0, description="Seconds that a client has to send a request's head."
+    )
+    body_timeout_s: float = Field(default=10.0, gt=0, description="Seconds that a client has to send a request's body.")
+    write_timeout_s: float = Field(
+        default=10.0, gt=0, description="Seconds that a client may leave an answer unread before it is cut off."
+    )
+    keep_alive_s: int = Field(
+        default=5,
+        ge=1,
+        description="Seconds that an idle connection is kept; above a proxy's own idle time where one is used.",
+    )
+    drain_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="Seconds after SIGTERM during which new work is still answered, with 503 draining.",
+    )
+    shutdown_timeout_s: float = Field(
+        default=30.0, gt=0, description="Seconds after the drain window that work in flight has to finish."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe level that is logged; requests are info, health checks debug."
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.queue_timeout_s > self.request_timeout_s:
+            raise ValueError(
+                f"queue_timeout_s ({self.queue_timeout_s:g}) exceeds request_timeout_s ({self.request_timeout_s:g}): "
+                "no request could wait so long; lower the first or raise the second"
+            )
+        if self.max_body_bytes > self.max_waiting_bytes:
+            raise ValueError(
+                f"max_body_bytes ({self.max_body_bytes}) exceeds max_waiting_bytes ({self.max_waiting_bytes}): "
+                "the largest body could never wait; lower the first or raise the second"
+            )
+        return self
+
+
+def env_name(field: str) -> str:
+    return ENV_PREFIX + field.upper()
+
+
+def flag_name(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from flags, then environment variables, then defaults.
+
+    Raises:
+        SettingsError: an unknown `SIGHTLINE_*` variable, or a value that does not fit.
+        SystemExit: an unknown flag, or `--help`; argparse has said so.
+    """
+    known = {env_name(field) for field in Settings.model_fields}
+    unknown = sorted(key for key in environment if key.upper().startswith(ENV_PREFIX) and key.upper() not in known)
+    if unknown:
+        raise SettingsError(f"unknown setting: {', '.join(unknown)}; docs/settings.md has those that exist")
+    values = {field: environment[env_name(field)] for field in Settings.model_fields if env_name(field) in environment}
+    values |= {key: value for key, value in vars(_parser().parse_args(arguments)).items() if value is not None}
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        problems = [_describe(part["loc"], part["msg"]) for part in error.errors()]
+        raise SettingsError("; ".join(problems)) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m service",
+        description="Serve the bundles of a folder over HTTP. Each flag is also an environment variable: "
+        f"--max-rows is {env_name('max_rows')}.",
+        allow_abbrev=False,
+    )
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default is None else f" Default: {field.default}"
+        parser.add_argument(flag_name(name), dest=name, metavar="VALUE", help=f"{field.description}{default}")
+    return parser
+
+
+def _describe(location: tuple[int | str, ...], message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    return f"{env_name(str(location[0]))} ({flag_name(str(location[0]))}): {message}" if location else message

@@ -1,0 +1,213 @@
+"""Server-sent events of a generation: one a token, one at the end of each input, then `[DONE]`."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.calls import DEADLINE_SLACK_S, Call, success, timings_of
+from service.engine.request import Cancelled, Event, Failed, Generated, GenerateRequest, Token, TokenEvent
+from service.engine.worker import Ticket
+from service.errors import CLIENT_GONE, ApiError, ClientGoneError
+from service.outputs import token_of
+from service.serving import ServedModel
+from service.tokenizer import TextStream
+
+DONE = b"data: [DONE]\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep the events back
+]
+Arrivals = asyncio.Queue[tuple[int, Event]]  # the index of an input, and what came for it
+
+
+async def answer_stream(
+    call: Call,
+    model: ServedModel,
+    requests: Sequence[GenerateRequest],
+    tickets: Sequence[Ticket],
+    stop: Sequence[str],
+    tokenize_ms: float,
+) -> Response:
+    """Wait for the first event, so that a failure before any token still has its own status; then stream.
+
+    Raises:
+        ApiError: the first event is a failure.
+        ClientGoneError: the client left before it.
+    """
+    arrivals = _merge(call, tickets)
+    first = await arrivals.get()
+    if not isinstance(first[1], TokenEvent):
+        success(first[1])
+    outputs = [
+        StreamedOutput(call, model, index, request, TextStream(model.target_tokenizer, stop), tokenize_ms)
+        for index, request in enumerate(requests)
+    ]
+    return StreamAnswer(call, arrivals, [first], outputs)
+
+
+def _merge(call: Call, tickets: Sequence[Ticket]) -> Arrivals:
+    """The events of all tickets in one queue, and with them the end of the call's time and the client's leaving."""
+    arrivals: Arrivals = asyncio.Queue()
+
+    async def follow(index: int, ticket: Ticket) -> None:
+        async for event in ticket:
+            arrivals.put_nowait((index, event))
+
+    async def watch() -> None:
+        await call.until_gone()
+        arrivals.put_nowait((-1, Cancelled()))
+
+    for task in (*(follow(index, ticket) for index, ticket in enumerate(tickets)), watch()):
+        call.resources.callback(asyncio.ensure_future(task).cancel)
+    late = asyncio.get_running_loop().call_later(
+        call.seconds_left + DEADLINE_SLACK_S, arrivals.put_nowait, (-1, Failed("deadline_exceeded"))
+    )
+    call.resources.callback(late.cancel)
+    return arrivals
+
+
+class StreamedOutput:
+    """One input's part of a stream: its text so far."""
+
+    def __init__(
+        self,
+        call: Call,
+        model: ServedModel,
+        index: int,
+        request: GenerateRequest,
+        text: TextStream,
+        tokenize_ms: float,
+    ) -> None:
+        self._call = call
+        self._model = model
+        self._metrics = call.service.metrics_of(model)
+        self._index = index
+        self._request = request
+        self._text = text
+        self._tokenize_ms = tokenize_ms
+        self._pieces: list[str] = []
+        self._last_arrival = 0.0
+        self.num_tokens = 0
+        self.result: Generated | None = None
+        self.timings_ms: dict[str, float] = {}
+
+    @property
+    def num_input_tokens(self) -> int:
+        return len(self._request.source_ids)
+
+    def take(self, event: TokenEvent | Generated) -> dict[str, Any]:
+        """What is sent for an event."""
+        return self._token(event.token) if isinstance(event, TokenEvent) else self._end(event)
+
+    def _token(self, token: Token) -> dict[str, Any]:
+        self._observe_arrival()
+        self.num_tokens += 1
+        piece = self._text.push(token.id)
+        is_last = (
+            token.id == self._model.manifest.tokens.end_id
+            or self._text.has_stopped
+            or self.num_tokens == self._request.parameters.max_new_tokens
+        )
+        if is_last:  # no other token will bring what is still held back
+            piece += self._text.finish()
+        self._pieces.append(piece)
+        return {"index": self._index, "token": token_of(self._model.target_tokenizer, token), "text": piece}
+
+    def _end(self, result: Generated) -> dict[str, Any]:
+        self.result = result
+        self.timings_ms = timings_of(self._call, self._tokenize_ms, [result.timings])
+        end: dict[str, Any] = {
+            "index": self._index,
+            "finish_reason": result.finish_reason,
+            "score": result.score,
+            "text": "".join(self._pieces),
+            "usage": {"input_tokens": self.num_input_tokens, "output_tokens": len(result.tokens)},
+            "timings_ms": self.timings_ms,
+        }
+        if self._request.parameters.do_sample:
+            end["seed"] = self._request.parameters.seed
+        return end
+
+    def observe_call(self, total_ms: float) -> None:
+        self._metrics.call_seconds.observe(total_ms / 1000)
+
+    def _observe_arrival(self) -> None:
+        now = time.monotonic()
+        if self.num_tokens:
+            self._metrics.between_tokens.observe(now - self._last_arrival)
+        else:
+            record = self._call.record
+            self._metrics.first_token.observe(now - record.started)
+            record.details.setdefault("ttft_ms", round(record.ms_since_start(), 3))
+        self._last_arrival = now
+
+
+class StreamAnswer(Response):
+    """Sends the events as they come; many that come at once are sent at once."""
+
+    def __init__(
+        self, call: Call, arrivals: Arrivals, arrived: list[tuple[int, Event]], outputs: Sequence[StreamedOutput]
+    ) -> None:
+        """`arrived` are the events that were taken from the queue already."""
+        self._call = call
+        self._arrivals = arrivals
+        self._arrived = arrived
+        self._outputs = outputs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        record = self._call.record
+        try:
+            while self._arrived:
+                chunk = b"".join(self._frame(index, event) for index, event in self._arrived)
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._arrived = [] if self._is_whole else await self._next_arrivals()
+            last = DONE
+        except ApiError as error:
+            record.code = error.code
+            last = b"event: error\ndata: " + error.body(record.request_id) + b"\n\n"
+        except ClientGoneError:
+            record.code = CLIENT_GONE
+            return
+        finally:
+            self._tell()
+        await send({"type": "http.response.body", "body": last})
+
+    @property
+    def _is_whole(self) -> bool:
+        return all(output.result is not None for output in self._outputs)
+
+    async def _next_arrivals(self) -> list[tuple[int, Event]]:
+        """At least one, and what else is there."""
+        arrived = [await self._arrivals.get()]
+        while not self._arrivals.empty():
+            arrived.append(self._arrivals.get_nowait())
+        return arrived
+
+    def _frame(self, index: int, event: Event) -> bytes:
+        if not isinstance(event, TokenEvent):
+            result = success(event)
+            assert isinstance(result, Generated)
+            event = result
+        return b"data: " + orjson.dumps(self._outputs[index].take(event)) + b"\n\n"
+
+    def _tell(self) -> None:
+        outputs = self._outputs
+        ended = [output for output in outputs if output.result is not None]
+        timings_ms = {
+            name: max(output.timings_ms[name] for output in ended) for name in (ended[0].timings_ms if ended else ())
+        }
+        self._call.tell_result(
+            sum(output.num_input_tokens for output in outputs),
+            sum(output.num_tokens for output in outputs),
+            timings_ms,
+            *(output.result.finish_reason for output in ended if output.result is not None),
+        )
+        if len(ended) == len(outputs):
+            outputs[0].observe_call(timings_ms["total"])

@@ -1,0 +1,243 @@
+"""A service over the fake model: in process for most tests, on a real socket where the wire itself is tested."""
+
+import asyncio
+import contextlib
+import dataclasses
+import http.client
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2 as httpx
+import orjson
+import pytest
+from fastapi import FastAPI
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from service.app import create_app
+from service.bundle import Manifest
+from service.engine.engine import Engine
+from service.engine.observer import EngineObserver
+from service.engine.worker import Worker
+from service.runtime.fake import FakeRunner, Faults, fake_manifest
+from service.server import DrainingServer
+from service.serving import Backend, ServedModel
+from service.settings import Settings
+from service.tokenizer import TextTokenizer
+
+PAD, START, END = "<pad>", "<s>", "</s>"
+MERGES = [("Ġ", "d"), ("o", "g"), ("Ġd", "og"), ("Ġ", "H"), ("u", "n"), ("Ġ", "a")]
+
+
+def byte_level_tokenizer() -> Tokenizer:
+    """As `model.tokenizer` trains them, with a vocabulary that a test can name: specials, bytes, a few merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [PAD, START, END, *alphabet, *(left + right for left, right in MERGES)]
+    vocabulary = {word: id_ for id_, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, MERGES))
+    tokenizer.add_special_tokens([PAD, START, END])
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", special_tokens=[(END, vocabulary[END])]
+    )
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> TextTokenizer:
+    return TextTokenizer(byte_level_tokenizer())
+
+
+@dataclass
+class FakeBackend:
+    """Makes backends over FakeRunners, and keeps what tests look at."""
+
+    tokenizer: TextTokenizer
+    manifests: tuple[Manifest, ...]
+    faults: Faults | None = None
+    step_s: float = 0.0
+    encode_s: float = 0.0
+    wait_for: threading.Event | None = None  # loading takes until it is set
+    error: Exception | None = None  # loading fails with it
+    runners: list[FakeRunner] = dataclasses.field(default_factory=list)
+    engines: list[Engine] = dataclasses.field(default_factory=list)
+
+    def load(self, settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Backend:
+        if self.wait_for is not None:
+            self.wait_for.wait()
+        if self.error is not None:
+            raise self.error
+        served: dict[str, ServedModel] = {}
+        engines: dict[str, Engine] = {}
+        for manifest in self.manifests:
+            runner = FakeRunner(
+                manifest, settings.max_rows, faults=self.faults, step_s=self.step_s, encode_s=self.encode_s
+            )
+            self.runners.append(runner)
+            engine = Engine(
+                runner,
+                max_batch_tokens=settings.max_batch_tokens,
+                queue_timeout_s=settings.queue_timeout_s,
+                observer=observer_of(manifest.name),
+            )
+            self.engines.append(engine)
+            engines[manifest.name] = engine
+            served[manifest.name] = ServedModel(manifest.name, manifest, self.tokenizer, self.tokenizer, "cpu")
+        return Backend(served, engines, Worker(engines))
+
+    @property
+    def num_busy(self) -> int:
+        return sum(engine.num_running + engine.num_waiting for engine in self.engines)
+
+
+MakeBackend = Callable[..., FakeBackend]
+
+
+@pytest.fixture
+def make_backend(tokenizer: TextTokenizer) -> MakeBackend:
+    def make(*names: str, **options: Any) -> FakeBackend:
+        sizes = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
+        return FakeBackend(tokenizer, tuple(fake_manifest(name, **sizes) for name in names or ("fake",)), **options)
+
+    return make
+
+
+@dataclass(frozen=True)
+class Running:
+    """An app whose lifespan has begun, and a client that calls it in process."""
+
+    app: FastAPI
+    client: httpx.AsyncClient
+    backend: FakeBackend
+    exit_codes: list[int]
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        content = orjson.dumps(body)
+        return await self.client.post(path, content=content, headers={"content-type": "application/json"} | headers)
+
+    async def metric(self, line: str) -> float:
+        """The value of a metric, 0 where it has none yet; `line` is its name with its labels."""
+        text = (await self.client.get("/metrics")).text
+        values = [row.rsplit(" ", 1)[1] for row in text.splitlines() if row.rsplit(" ", 1)[0] == line]
+        return float(values[0]) if values else 0.0
+
+
+Start = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
+
+
+@pytest.fixture
+def start(make_backend: MakeBackend) -> Start:
+    """`async with start(backend, **settings) as running`: ready, unless the backend is still loading."""
+
+    @contextlib.asynccontextmanager
+    async def run(backend: FakeBackend | None = None, **settings: Any) -> AsyncIterator[Running]:
+        backend = backend or make_backend()
+        exit_codes: list[int] = []
+        app = create_app(Settings(**settings), backend.load, exit_codes.append)
+        transport = httpx.ASGITransport(app=app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+        ):
+            running = Running(app, client, backend, exit_codes)
+            if backend.wait_for is None and backend.error is None:
+                await until(lambda: app.state.service.refusal is None)
+            yield running
+
+    return run
+
+
+async def until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Wait for what must come about soon."""
+    async with asyncio.timeout(timeout_s):
+        while not is_true():
+            await asyncio.sleep(0.001)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A service on a real socket, in a thread with a loop of its own."""
+
+    server: DrainingServer
+    backend: FakeBackend
+    thread: threading.Thread
+    exit_codes: list[int]  # with which the process would have been ended at once
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+    def http(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+
+    def post(self, path: str, body: Any) -> tuple[int, Any]:
+        connection = self.http()
+        with contextlib.closing(connection):
+            connection.request("POST", path, orjson.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, orjson.loads(answer.read())
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        connection = self.http()
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def wait_idle(self) -> None:
+        wait_until(lambda: self.backend.num_busy == 0)
+
+    def end(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(timeout=10)
+        assert not self.thread.is_alive()
+
+
+Serve = Callable[..., contextlib.AbstractContextManager[Wire]]
+
+
+@pytest.fixture
+def serve(make_backend: MakeBackend) -> Serve:
+    """`with serve(backend, **settings) as wire`: ready, unless the backend is still loading."""
+
+    @contextlib.contextmanager
+    def run(backend: FakeBackend | None = None, **settings: Any) -> Iterator[Wire]:
+        backend = backend or make_backend()
+        wanted = Settings(port=0, **{"shutdown_timeout_s": 5, **settings})
+        app = create_app(wanted, backend.load)
+        exit_codes: list[int] = []
+        server = DrainingServer(app, wanted, exit_codes.append)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        wire = Wire(server, backend, thread, exit_codes)
+        try:
+            wait_until(lambda: server.started and (backend.wait_for is not None or app.state.service.refusal is None))
+            yield wire
+        finally:
+            wire.end()
+
+    return run
+
+
+def wait_until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.002)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What the server sends until it closes."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(65536):
+            received += data
+    return received

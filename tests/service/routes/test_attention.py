@@ -1,0 +1,138 @@
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.tokenizer import TextTokenizer
+from tests.service.conftest import MakeBackend, Running, Start
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def running(start: Start) -> AsyncIterator[Running]:
+    async with start() as running:
+        yield running
+
+
+async def attention(running: Running, **body: Any) -> Any:
+    answer = await running.post("/v1/attention", {"input": "a dog", **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def maps_of(answer: Any) -> dict[str, Any]:
+    return {one["kind"]: np.reshape(one["data"], one["shape"]) for one in answer["maps"]}
+
+
+async def test_all_kinds_come_with_the_tokens_that_their_rows_and_columns_stand_for(running: Running) -> None:
+    answer = await attention(running, input="Hund x")
+    sizes = {
+        "encoder": (len(answer["source_tokens"]),) * 2,
+        "cross": (len(answer["target_tokens"]), len(answer["source_tokens"])),
+        "decoder": (len(answer["target_tokens"]), len(answer["decoder_input_tokens"])),
+    }
+    assert [one["kind"] for one in answer["maps"]] == ["encoder", "cross", "decoder"]
+    for one in answer["maps"]:
+        assert (one["rows"], one["columns"]) == sizes[one["kind"]]
+        assert one["shape"] == [2, 2, one["rows"], one["columns"]]
+        assert (one["layers"], one["heads"], one["normalized"]) == ([0, 1], [0, 1], True)
+        np.testing.assert_allclose(np.reshape(one["data"], one["shape"]).sum(axis=-1), 1, rtol=1e-5)
+    assert answer["source_tokens"] == [" H", "un", "d", " ", "x", "</s>"]
+    assert answer["decoder_input_tokens"] == ["<s>", *answer["target_tokens"][:-1]]
+    assert answer["target_tokens"][-1] == "</s>"
+
+
+async def test_it_explains_what_generate_gives(running: Running) -> None:
+    generated = (await running.post("/v1/generate", {"inputs": "Hund x"})).json()["outputs"][0]
+    answer = await attention(running, input="Hund x", kinds=["cross"])
+    assert answer["text"] == generated["text"]
+    assert answer["target_tokens"] == [token["text"] for token in generated["tokens"]]
+    assert answer["finish_reason"] == generated["finish_reason"]
+
+
+async def test_entries_above_the_diagonal_of_a_decoder_map_are_zero(running: Running) -> None:
+    decoder = maps_of(await attention(running, input="Hund x", kinds=["decoder"]))["decoder"]
+    assert np.all(np.triu(decoder, k=1) == 0)
+    assert np.all(decoder[..., 0] > 0)
+
+
+async def test_a_target_is_forced_with_its_end_token(running: Running, tokenizer: TextTokenizer) -> None:
+    answer = await attention(running, target="a Hund")
+    assert answer["target_tokens"] == [" a", " H", "un", "d", "</s>"]
+    assert answer["finish_reason"] == "forced"
+    assert answer["text"] == "a Hund"
+    assert answer["usage"] == {"input_tokens": 3, "output_tokens": 5}
+    assert maps_of(answer)["cross"].shape == (2, 2, 5, 3)
+
+
+async def test_layers_and_heads_are_picked_in_the_order_that_is_asked_for(running: Running) -> None:
+    whole = maps_of(await attention(running))["encoder"]
+    answer = await attention(running, kinds=["encoder"], layers=[1], heads=[1, 0])
+    assert (answer["maps"][0]["layers"], answer["maps"][0]["heads"]) == ([1], [1, 0])
+    np.testing.assert_array_equal(maps_of(answer)["encoder"], whole[[1]][:, [1, 0]])
+
+
+@pytest.mark.parametrize(("reduce", "function", "is_normalized"), [("mean", np.mean, True), ("max", np.max, False)])
+async def test_reduce_acts_on_the_heads_alone(
+    running: Running, reduce: str, function: Any, is_normalized: bool
+) -> None:
+    whole = maps_of(await attention(running, kinds=["cross"]))["cross"]
+    answer = await attention(running, kinds=["cross"], reduce=reduce)
+    reduced = maps_of(answer)["cross"]
+    assert answer["maps"][0]["shape"] == [2, 1, *whole.shape[2:]]
+    assert answer["maps"][0]["normalized"] == is_normalized
+    np.testing.assert_allclose(reduced, function(whole, axis=1, keepdims=True), rtol=1e-6)
+
+
+async def test_base64_is_little_endian_float32(running: Running) -> None:
+    plain = maps_of(await attention(running, kinds=["cross"]))["cross"]
+    packed = (await attention(running, kinds=["cross"], encoding="base64"))["maps"][0]
+    data = np.frombuffer(base64.b64decode(packed["data"]), "<f4").reshape(packed["shape"])
+    np.testing.assert_array_equal(data, plain.astype(np.float32))
+
+
+async def test_sampling_and_stop_strings_work_as_in_generate(running: Running) -> None:
+    answer = await attention(running, parameters={"do_sample": True, "seed": 5, "max_new_tokens": 6}, kinds=["cross"])
+    body = {"inputs": "a dog", "parameters": {"do_sample": True, "seed": 5, "max_new_tokens": 6}}
+    output = (await running.post("/v1/generate", body)).json()["outputs"][0]
+    assert (answer["text"], answer["seed"]) == (output["text"], 5)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"target": " "}, "empty_input", "target"),
+        ({"target": "x" * 70}, "input_too_long", "target"),
+        ({"input": "x" * 70}, "input_too_long", "input"),
+        ({"input": ""}, "empty_input", "input"),
+        ({"input": ["a"]}, "invalid_parameter", "input"),
+        ({"target": "x", "parameters": {}}, "invalid_parameter", "parameters"),
+        ({"kinds": []}, "invalid_parameter", "kinds"),
+        ({"kinds": ["self"]}, "invalid_parameter", "kinds[0]"),
+        ({"kinds": ["cross", "cross"]}, "invalid_parameter", "kinds"),
+        ({"layers": [0, 2]}, "invalid_parameter", "layers[1]"),
+        ({"layers": [-1]}, "invalid_parameter", "layers[0]"),
+        ({"layers": [True]}, "invalid_parameter", "layers[0]"),
+        ({"heads": [5]}, "invalid_parameter", "heads[0]"),
+        ({"heads": [0, 0]}, "invalid_parameter", "heads"),
+        ({"reduce": "sum"}, "invalid_parameter", "reduce"),
+        ({"encoding": "hex"}, "invalid_parameter", "encoding"),
+    ],
+)
+async def test_what_cannot_be_shown_is_refused(running: Running, body: Any, code: str, param: str) -> None:
+    answer = await running.post("/v1/attention", {"input": "a dog", **body})
+    assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["param"]) == (422, code, param)
+
+
+async def test_a_kind_that_the_model_lacks_is_unsupported(start: Start, make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    only_cross = tuple(one for one in backend.manifests[0].attention if one.kind == "cross")
+    backend.manifests = (backend.manifests[0].model_copy(update={"attention": only_cross}),)
+    async with start(backend) as running:
+        answer = await running.post("/v1/attention", {"input": "x", "kinds": ["cross", "encoder"]})
+        assert answer.json()["error"]["code"] == "unsupported_parameter"
+        assert answer.json()["error"]["param"] == "kinds[1]"
+        assert [one["kind"] for one in (await attention(running))["maps"]] == ["cross"]

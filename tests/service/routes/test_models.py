@@ -1,0 +1,30 @@
+import pytest
+
+from tests.service.conftest import MakeBackend, Start
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_models_are_listed_by_name(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend("b", "a")) as running:
+        answer = (await running.client.get("/v1/models")).json()
+        assert answer["object"] == "list"
+        assert [(one["id"], one["object"]) for one in answer["data"]] == [("a", "model"), ("b", "model")]
+        assert set(answer["data"][0]) >= {"created", "owned_by", "tasks"}
+
+
+async def test_a_model_tells_its_limits_its_attention_and_what_runs_it(start: Start) -> None:
+    async with start() as running:
+        answer = (await running.client.get("/v1/models/fake")).json()
+        assert answer["limits"] == {"max_input_tokens": 64, "max_output_tokens": 64, "vocabulary": 265}
+        assert answer["attention"][0] == {"kind": "encoder", "layers": 2, "heads": 2, "normalized": True}
+        assert (answer["provider"], answer["dtype"], answer["architecture"]) == ("cpu", "float32", "fake")
+        assert answer["tasks"] == ["generate", "encode", "attention"]
+        assert len(answer["sha256"]) == 64
+
+
+@pytest.mark.parametrize("name", ["other", "%2e%2e", "fake%00", "F" * 300])
+async def test_an_unknown_model_is_not_found(start: Start, name: str) -> None:
+    async with start() as running:
+        answer = await running.client.get(f"/v1/models/{name}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

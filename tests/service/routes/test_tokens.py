@@ -1,0 +1,66 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.service.conftest import Running, Start
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def running(start: Start) -> AsyncIterator[Running]:
+    async with start() as running:
+        yield running
+
+
+async def test_tokens_come_with_their_places_in_the_input(running: Running) -> None:
+    answer = (await running.post("/v1/tokenize", {"inputs": ["a dog", "x"]})).json()
+    assert answer["model"] == "fake"
+    assert [(one["text"], one["start"], one["end"], one["special"]) for one in answer["outputs"][0]] == [
+        (" a", 0, 1, False),
+        (" dog", 1, 5, False),
+        ("</s>", 5, 5, True),
+    ]
+    assert len(answer["outputs"]) == 2
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+async def test_special_tokens_can_be_left_out(running: Running, side: str) -> None:
+    answer = await running.post("/v1/tokenize", {"inputs": "a", "add_special_tokens": False, "side": side})
+    assert [one["text"] for one in answer.json()["outputs"][0]] == [" a"]
+
+
+async def test_detokenize_takes_back_what_tokenize_gave(running: Running) -> None:
+    texts = ["a dog", "Größe 🙂", "</s>"]
+    tokens = (await running.post("/v1/tokenize", {"inputs": texts})).json()["outputs"]
+    ids = [[one["id"] for one in output] for output in tokens]
+    assert (await running.post("/v1/detokenize", {"ids": ids})).json() == {"model": "fake", "texts": texts}
+    named = await running.post("/v1/detokenize", {"ids": ids[:1], "skip_special_tokens": False})
+    assert named.json()["texts"] == ["a dog</s>"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "code", "param"),
+    [
+        ([], "empty_input", "ids"),
+        ([[1], [5, 265]], "invalid_parameter", "ids[1][1]"),
+        ([[-1]], "invalid_parameter", "ids[0][0]"),
+        ([[2**63]], "invalid_parameter", "ids[0][0]"),
+        ([[True]], "invalid_parameter", "ids[0][0]"),
+        ([1], "invalid_parameter", "ids[0]"),
+        ([[]] * 33, "invalid_parameter", "ids"),
+    ],
+)
+async def test_ids_that_are_none_are_refused(running: Running, ids: object, code: str, param: str) -> None:
+    answer = await running.post("/v1/detokenize", {"ids": ids})
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (code, param)
+
+
+async def test_no_ids_are_no_text(running: Running) -> None:
+    assert (await running.post("/v1/detokenize", {"ids": [[]]})).json()["texts"] == [""]
+
+
+async def test_a_text_of_more_tokens_than_an_answer_carries_is_refused_with_the_count(running: Running) -> None:
+    answer = await running.post("/v1/tokenize", {"inputs": "x" * 150_000})
+    assert answer.json()["error"]["code"] == "response_too_large"
+    assert "150002" in answer.json()["error"]["message"]

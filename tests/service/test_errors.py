@@ -1,0 +1,227 @@
+"""The table of errors is whole, and every code in it is caused over HTTP at least once."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from typing import Any, get_args
+
+import httpx2 as httpx
+import pytest
+
+from service.errors import ERRORS, ApiError, ErrorCode
+from service.runtime.fake import Faults
+from tests.service.conftest import MakeBackend, Running, Start, until
+
+pytestmark = pytest.mark.anyio
+
+# Caused over raw sockets, in test_http_protocol.py.
+ON_THE_WIRE = {"malformed_request", "headers_too_large"}
+TOO_MANY_NUMBERS = {"input": "x" * 62, "target": "y" * 62}
+
+SIMPLE: list[tuple[str, str, Any, dict[str, str]]] = [
+    ("malformed_json", "/v1/generate", b"{", {}),
+    ("not_found", "/v1/score", {}, {}),
+    ("model_not_found", "/v1/generate", {"model": "other", "inputs": "x"}, {}),
+    ("method_not_allowed", "/v1/models", {}, {}),
+    ("body_too_large", "/v1/generate", {"inputs": "x" * 5000}, {}),
+    ("unsupported_media_type", "/v1/generate", {"inputs": "x"}, {"content-type": "text/plain"}),
+    ("invalid_parameter", "/v1/generate", {"inputs": "x", "parameters": {"top_p": 2}}, {}),
+    ("empty_input", "/v1/generate", {"inputs": []}, {}),
+    ("input_too_long", "/v1/generate", {"inputs": "x" * 70}, {}),
+    ("unsupported_parameter", "/v1/generate", {"inputs": "x", "parameters": {"num_beams": 2}}, {}),
+]
+
+
+async def answer_to(running: Running, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return await running.client.post(path, content=content, headers={"content-type": "application/json"} | headers)
+
+
+def check(answer: httpx.Response, code: str) -> None:
+    """The one body, the status and the headers of a code."""
+    kind = ERRORS[code]  # type: ignore[index]
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (kind.status, code, kind.type), answer.text
+    assert set(error) == {"code", "type", "message", "param", "request_id"}
+    assert error["request_id"] == answer.headers["x-request-id"]
+    assert (answer.headers.get("retry-after", "").isdigit()) == (kind.status == 503)
+
+
+@pytest.fixture
+async def running(start: Start) -> AsyncIterator[Running]:
+    async with start(max_body_bytes=4096) as running:
+        yield running
+
+
+def test_the_table_has_every_code_and_every_503_says_when_to_come_back() -> None:
+    assert set(ERRORS) == set(get_args(ErrorCode))
+    for code, kind in ERRORS.items():
+        assert (kind.retry_after_s is not None) == (kind.status == 503), code
+
+
+def test_every_code_is_caused_by_a_test() -> None:
+    others = {
+        *("client_too_slow", "unsupported_task", "response_too_large", "internal", "overloaded", "queue_timeout"),
+        *("loading", "draining", "engine_dead", "deadline_exceeded"),
+    }
+    assert {code for code, *_ in SIMPLE} | others | ON_THE_WIRE == set(ERRORS)
+
+
+@pytest.mark.parametrize(("code", "path", "body", "headers"), SIMPLE, ids=[code for code, *_ in SIMPLE])
+async def test_a_refusal_has_its_code_and_status_and_is_counted(
+    running: Running, code: str, path: str, body: Any, headers: dict[str, str]
+) -> None:
+    check(await answer_to(running, path, body, headers), code)
+    assert await running.metric(f'sightline_request_failure_total{{code="{code}"}}') == 1
+
+
+async def test_client_too_slow(start: Start) -> None:
+    async def never_whole() -> AsyncIterator[bytes]:
+        yield b'{"inputs"'
+        await asyncio.sleep(0.2)
+        yield b':"x"}'
+
+    async with start(body_timeout_s=0.05) as running:
+        headers = {"content-type": "application/json"}
+        check(await running.client.post("/v1/generate", content=never_whole(), headers=headers), "client_too_slow")
+
+
+async def test_unsupported_task(start: Start, make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    only_generates = backend.manifests[0].model_copy(update={"tasks": ("generate",)})
+    backend.manifests = (only_generates,)
+    async with start(backend) as running:
+        check(await running.post("/v1/encode", {"inputs": "x"}), "unsupported_task")
+
+
+async def test_response_too_large(start: Start, make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    manifest = backend.manifests[0]
+    maps = tuple(one.model_copy(update={"heads": 200}) for one in manifest.attention)
+    backend.manifests = (manifest.model_copy(update={"attention": maps}),)
+    async with start(backend) as running:
+        answer = await running.post("/v1/attention", TOO_MANY_NUMBERS)
+        check(answer, "response_too_large")
+        assert str(3 * 2 * 200 * 64 * 64) in answer.json()["error"]["message"]
+        assert backend.runners[0].num_encodes == 0  # known before anything was computed
+
+
+async def test_internal(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(faults=Faults(step_calls=frozenset({1})))) as running:
+        check(await running.post("/v1/generate", {"inputs": "x"}), "internal")
+        assert (await running.post("/v1/generate", {"inputs": "x"})).status_code == 200
+
+
+async def test_a_bug_of_ours_is_internal_and_its_text_stays_in_the_log(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start() as running:
+
+        @running.app.get("/bug")
+        async def bug() -> None:
+            raise RuntimeError("secret")
+
+        answer = await running.client.get("/bug", headers={"x-request-id": "me"})
+        check(answer, "internal")
+        assert "secret" not in answer.text
+        assert "secret" in caplog.text
+
+
+async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
+    """One row is busy and two sequences wait: of five calls exactly two are refused, at once and untokenised."""
+    hang = threading.Event()
+    async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=2) as running:
+        calls = [asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"})) for _ in range(5)]
+        await until(lambda: sum(call.done() for call in calls) == 2)
+        hang.set()
+        answers = await asyncio.gather(*calls)
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 503, 503]
+        for answer in answers[3:]:
+            check(answer, "overloaded")
+        assert await running.metric('sightline_request_failure_total{code="overloaded"}') == 2
+        assert running.app.state.service.door(running.app.state.service.model(None)).num_sequences == 0
+
+
+async def test_queue_timeout(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(step_s=0.05), max_rows=1, queue_timeout_s=0.05) as running:
+        first = asyncio.ensure_future(
+            running.post("/v1/generate", {"inputs": "x", "parameters": {"min_new_tokens": 8}})
+        )
+        await until(lambda: running.backend.num_busy == 1)
+        check(await running.post("/v1/generate", {"inputs": "y"}), "queue_timeout")
+        assert (await first).status_code == 200
+
+
+async def test_loading(start: Start, make_backend: MakeBackend) -> None:
+    may_load = threading.Event()
+    async with start(make_backend(wait_for=may_load)) as running:
+        try:
+            check(await running.post("/v1/generate", {"inputs": "x"}), "loading")
+            check(await running.client.get("/health/ready"), "loading")
+            check(await running.client.get("/v1/models"), "loading")
+            assert (await running.client.get("/health/live")).status_code == 200
+        finally:
+            may_load.set()
+        await until(lambda: running.app.state.service.refusal is None)
+        assert (await running.client.get("/health/ready")).json() == {"status": "ready"}
+
+
+async def test_draining(running: Running) -> None:
+    running.app.state.service.is_draining = True
+    check(await running.post("/v1/generate", {"inputs": "x"}), "draining")
+    check(await running.client.get("/health/ready"), "draining")
+
+
+async def test_engine_dead(start: Start) -> None:
+    async with start() as running:
+        await running.app.state.service.backend.worker.stop(0)
+        check(await running.post("/v1/generate", {"inputs": "x"}), "engine_dead")
+        check(await running.client.get("/health/ready"), "engine_dead")
+        assert (await running.client.get("/health/live")).status_code == 200
+
+
+async def test_deadline_exceeded(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(step_s=0.02)) as running:
+        body = {"inputs": "x", "parameters": {"min_new_tokens": 60}}
+        check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "50"}), "deadline_exceeded")
+        await until(lambda: running.backend.num_busy == 0)
+
+
+async def test_the_deadline_holds_also_where_the_engine_hangs(start: Start, make_backend: MakeBackend) -> None:
+    hang = threading.Event()
+    async with start(make_backend(faults=Faults(hang=hang))) as running:
+        try:
+            answer = await running.post("/v1/generate", {"inputs": "x"}, **{"X-Request-Timeout-Ms": "50"})
+            check(answer, "deadline_exceeded")
+            body = {"inputs": "x", "stream": True}
+            check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "50"}), "deadline_exceeded")
+        finally:
+            hang.set()
+
+
+async def test_a_client_may_only_shorten_the_deadline(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(step_s=0.02), request_timeout_s=0.1, queue_timeout_s=0.1) as running:
+        body = {"inputs": "x", "parameters": {"min_new_tokens": 60}}
+        check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "60000"}), "deadline_exceeded")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "1" * 10, "٣"])
+async def test_a_deadline_that_makes_no_sense_is_refused(running: Running, value: str) -> None:
+    headers = {b"x-request-timeout-ms": value.encode(), b"content-type": b"application/json"}
+    answer = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers=headers)
+    check(answer, "invalid_parameter")
+    assert answer.json()["error"]["param"] == "X-Request-Timeout-Ms"
+
+
+def test_an_error_repeats_no_more_than_it_was_told() -> None:
+    error = ApiError("invalid_parameter", "It is wrong.", param="inputs[3]")
+    assert json.loads(error.body("r1")) == {
+        "error": {
+            "code": "invalid_parameter",
+            "type": "invalid_request_error",
+            "message": "It is wrong.",
+            "param": "inputs[3]",
+            "request_id": "r1",
+        }
+    }

@@ -1,0 +1,177 @@
+"""Hostile clients over raw sockets. These tests decide whether another version of uvicorn may be used."""
+
+import contextlib
+import json
+import socket
+import time
+
+import pytest
+
+from tests.service.conftest import Serve, Wire, read_all
+
+QUICK = {"header_timeout_s": 0.2, "body_timeout_s": 0.2, "keep_alive_s": 1}
+POST = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+BODY = b'{"inputs":"x"}'
+
+
+def exchange(wire: Wire, data: bytes) -> bytes:
+    """Send, and read until the server closes."""
+    with wire.connect() as connection:
+        connection.sendall(data)
+        return read_all(connection)
+
+
+def check(answer: bytes, status: int, code: str) -> None:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode()), answer[:200]
+    error = json.loads(body)["error"]
+    assert error["code"] == code
+    assert f"x-request-id: {error['request_id']}".encode() in head
+    assert b"connection: close" in head
+
+
+def test_a_connection_on_which_nothing_comes_is_closed_in_silence(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        started = time.monotonic()
+        assert exchange(wire, b"") == b""
+        assert 0.15 < time.monotonic() - started < 2
+
+
+def test_slow_headers_are_408(serve: Serve) -> None:
+    with serve(**QUICK) as wire, wire.connect() as connection:
+        for byte in b"GET /health/live HTTP/1.1\r\nHo":
+            connection.sendall(bytes([byte]))
+            time.sleep(0.002)
+        check(read_all(connection), 408, "client_too_slow")
+        assert b'request_failure_total{code="client_too_slow"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_bytes_that_drip_do_not_extend_the_time(serve: Serve) -> None:
+    with serve(**QUICK) as wire, wire.connect() as connection:
+        started = time.monotonic()
+        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+        connection.settimeout(0.05)
+        answer = b""
+        while not answer and time.monotonic() - started < 2:
+            try:
+                answer = connection.recv(65536)
+            except TimeoutError:
+                connection.sendall(b"x")
+        check(answer, 408, "client_too_slow")
+
+
+def test_a_stalled_body_is_408(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        check(exchange(wire, POST + b"Content-Length: 100\r\n\r\n" + BODY), 408, "client_too_slow")
+
+
+def drip_until_closed(connection: socket.socket, byte: bytes, timeout_s: float = 3.0) -> bool:
+    """Send a byte every 20 ms; whether the server closed."""
+    end = time.monotonic() + timeout_s
+    connection.settimeout(0.02)
+    while time.monotonic() < end:
+        try:
+            if connection.recv(65536) == b"":
+                return True
+        except TimeoutError:
+            with contextlib.suppress(OSError):
+                connection.sendall(byte)
+        except OSError:
+            return True
+    return False
+
+
+def test_the_rest_of_a_body_that_no_route_wants_has_its_time_and_no_more(serve: Serve) -> None:
+    """Any byte stops uvicorn's keep-alive timer, so a body that drips would go on for ever."""
+    with serve(**QUICK) as wire, wire.connect() as connection:
+        connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nx")
+        assert b" 404 " in connection.recv(65536).split(b"\r\n")[0]
+        assert drip_until_closed(connection, b"x")
+
+
+def test_an_idle_connection_is_closed_after_the_keep_alive_time(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        answer = exchange(wire, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_bytes_after_an_answer_start_the_time_of_the_next_head(serve: Serve) -> None:
+    """Any byte stops uvicorn's keep-alive timer, those of an empty line too."""
+    with serve(**QUICK) as wire, wire.connect() as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert drip_until_closed(connection, b"\r\n")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 1_000_000,
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: x\r\n" * 20_000 + b"\r\n",
+        b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\n\r\n",
+    ],
+    ids=["endless", "one large header", "many headers", "long path"],
+)
+def test_a_head_of_more_than_32_kib_is_431(serve: Serve, head: bytes) -> None:
+    with serve() as wire:
+        answer = exchange(wire, head)
+        if answer:  # the reset of what was sent too much may overtake it
+            check(answer, 431, "headers_too_large")
+        assert wire.get("/health/live")[0] == 200
+        assert b'request_failure_total{code="headers_too_large"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_a_head_just_below_the_limit_is_served(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        answer = exchange(wire, b"GET /health/live HTTP/1.1\r\nX: " + b"x" * 32_000 + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        POST + b"Content-Length: -5\r\n\r\n",
+        POST + b"Content-Length: 14\r\nContent-Length: 15\r\n\r\n" + BODY,
+        POST + b"Content-Length: 14\r\nTransfer-Encoding: chunked\r\n\r\n" + BODY,
+        b"BREW /pot HTTP/1.1\r\nHost: x\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["words", "version", "negative length", "two lengths", "length and chunks", "method", "chunk size"],
+)
+def test_what_is_not_http_is_400_or_closed(serve: Serve, data: bytes) -> None:
+    with serve(**QUICK) as wire:
+        answer = exchange(wire, data)
+        if b"Transfer-Encoding: chunked\r\n\r\nzz" not in data:  # there the route was already waiting for the body
+            check(answer, 400, "malformed_request")
+        assert wire.get("/health/live")[0] == 200
+
+
+def test_a_hundred_thousand_tiny_chunks_are_one_body(serve: Serve) -> None:
+    with serve() as wire, wire.connect() as connection:
+        body = BODY + b" " * 100_000
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+        connection.sendall(POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_over_the_limit_is_refused_before_it_has_come(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        answer = exchange(wire, POST + b"Content-Length: 1000000000\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_client_that_sends_a_whole_large_body_can_read_its_413(serve: Serve) -> None:
+    with serve() as wire:
+        assert wire.post("/v1/generate", {"inputs": "x" * 3_000_000})[0] == 413
+
+
+def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        request = POST + b"Content-Length: %d\r\n" % len(BODY)
+        data = b"".join(request + b"X-Request-Id: r%d\r\n\r\n" % place + BODY for place in range(5))
+        answer = exchange(wire, data)
+        ids = [line for line in answer.split(b"\r\n") if line.startswith(b"x-request-id")]
+        assert ids == [b"x-request-id: r%d" % place for place in range(5)]

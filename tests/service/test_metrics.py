@@ -1,0 +1,99 @@
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+from service.metrics import PREFIX, Metrics
+from tests.service.conftest import MakeBackend, Start, until
+
+pytestmark = pytest.mark.anyio
+
+# vLLM's suffixes, which dashboards and autoscalers know.
+KNOWN = {
+    *("num_requests_running", "num_requests_waiting", "prompt_tokens_total", "generation_tokens_total"),
+    *("request_success_total", "request_failure_total", "time_to_first_token_seconds", "inter_token_latency_seconds"),
+    *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"),
+    "request_decode_time_seconds",
+}
+
+
+def families(text: str) -> set[str]:
+    return {name.removeprefix(PREFIX) for name in re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE)}
+
+
+def test_every_metric_has_our_prefix_and_vllms_suffixes_are_there() -> None:
+    text = Metrics("1.2.3").render().decode()
+    assert families(text) >= KNOWN
+    assert all(line.startswith((f"# HELP {PREFIX}", f"# TYPE {PREFIX}", PREFIX)) for line in text.splitlines())
+    assert 'sightline_build_info{version="1.2.3"} 1.0' in text
+
+
+async def test_metrics_agree_with_the_answers(start: Start) -> None:
+    async with start() as running:
+        bodies: list[dict[str, Any]] = [
+            {"inputs": ["a dog", "x"]},
+            {"inputs": "Hund", "parameters": {"max_new_tokens": 1}},
+            {"inputs": "Hund", "stream": True, "parameters": {"max_new_tokens": 3, "min_new_tokens": 3}},
+        ]
+        answers = [await running.post("/v1/generate", body) for body in bodies]
+        usage = [answer.json()["usage"] for answer in answers[:2]]
+        model = '{model_name="fake"}'
+        tokens_of_stream = 3
+        assert await running.metric(f"sightline_prompt_tokens_total{model}") == (
+            sum(one["input_tokens"] for one in usage) + usage[1]["input_tokens"]
+        )
+        assert await running.metric(f"sightline_generation_tokens_total{model}") == (
+            sum(one["output_tokens"] for one in usage) + tokens_of_stream
+        )
+        eos = 'sightline_request_success_total{finished_reason="eos",model_name="fake"}'
+        length = 'sightline_request_success_total{finished_reason="length",model_name="fake"}'
+        assert (await running.metric(eos), await running.metric(length)) == (2, 2)
+        assert await running.metric(f"sightline_request_queue_time_seconds_count{model}") == 4
+        assert await running.metric(f"sightline_request_decode_time_seconds_count{model}") == 4
+        assert await running.metric(f"sightline_e2e_request_latency_seconds_count{model}") == 3
+        assert await running.metric(f"sightline_time_to_first_token_seconds_count{model}") == 1
+        assert await running.metric(f"sightline_inter_token_latency_seconds_count{model}") == tokens_of_stream - 1
+        steps = running.backend.runners[0].num_steps
+        assert await running.metric(f"sightline_engine_step_seconds_count{model}") == steps
+        assert await running.metric(f"sightline_batch_size_rows_count{model}") == steps
+        assert await running.metric('sightline_http_requests_total{route="/v1/generate",status="200"}') == 3
+
+
+async def test_calls_are_counted_once_whatever_became_of_them(start: Start) -> None:
+    async with start() as running:
+        for path, body in (
+            *((("/v1/generate"), {"inputs": text}) for text in ("x", "", "x" * 99)),
+            ("/nothing", {}),
+            ("/v1/encode", {"inputs": "x"}),
+        ):
+            await running.post(path, body)
+        text = (await running.client.get("/metrics")).text
+        calls = sum(
+            float(value) for value in re.findall(r"^sightline_http_requests_total\S+ (\S+)", text, re.MULTILINE)
+        )
+        failures = sum(
+            float(value) for value in re.findall(r"^sightline_request_failure_total\S+ (\S+)", text, re.MULTILINE)
+        )
+        assert (calls, failures) == (5, 3)
+
+
+async def test_encoder_batches_show_their_padding(start: Start) -> None:
+    async with start() as running:
+        await running.post("/v1/encode", {"inputs": "a dog"})
+        assert await running.metric('sightline_batch_padding_ratio_count{model_name="fake"}') == 1
+        assert await running.metric('sightline_batch_padding_ratio_sum{model_name="fake"}') == 0
+        encoded = 'sightline_request_success_total{finished_reason="encoded",model_name="fake"}'
+        assert await running.metric(encoded) == 1
+
+
+async def test_gauges_follow_the_engine(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(step_s=0.02), max_rows=1) as running:
+        body = {"inputs": ["x", "y"], "parameters": {"min_new_tokens": 5}}
+        call = asyncio.ensure_future(running.post("/v1/generate", body))
+        await until(lambda: running.backend.engines[0].num_running == 1)
+        assert await running.metric('sightline_num_requests_running{model_name="fake"}') == 1
+        assert await running.metric('sightline_num_requests_waiting{model_name="fake"}') == 1
+        await call
+        await until(lambda: running.backend.num_busy == 0)
+        assert await running.metric('sightline_num_requests_running{model_name="fake"}') == 0

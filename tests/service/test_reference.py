@@ -1,0 +1,84 @@
+"""The reference documentation is complete, and its examples work."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from service.answers import AttentionMap, GenerateAnswer, ModelDetails
+from service.app import create_app
+from service.errors import CLIENT_GONE, ERRORS
+from service.metrics import Metrics
+from service.schemas import COMING_PARAMETERS, AttentionBody, DetokenizeBody, EncodeBody, Parameters, TokenizeBody
+from service.settings import Settings, env_name, flag_name
+from tests.service.conftest import MakeBackend, Start
+
+API = Path("docs/api.md").read_text(encoding="utf-8")
+SETTINGS = Path("docs/settings.md").read_text(encoding="utf-8")
+OPERATIONS = Path("docs/operations.md").read_text(encoding="utf-8")
+CURLS = re.findall(r"curl .*?127\.0\.0\.1:8000(\S+) .*?-d '(.*?)'", API, flags=re.DOTALL)
+
+
+def test_every_setting_is_described_with_its_default_and_no_other_is() -> None:
+    rows = re.findall(r"^\| `(SIGHTLINE_\w+)` \| `(--[\w-]+)` \| (.*?) \| (.*) \|$", SETTINGS, flags=re.MULTILINE)
+    assert rows == [
+        (env_name(name), flag_name(name), "" if field.default is None else f"`{field.default}`", field.description)
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def test_every_setting_that_other_documents_name_exists() -> None:
+    for text in (API, OPERATIONS):
+        assert set(re.findall(r"SIGHTLINE_[A-Z_]+", text)) <= {env_name(name) for name in Settings.model_fields}
+
+
+def test_every_error_is_described_with_its_status_and_no_other_is() -> None:
+    rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", API, flags=re.MULTILINE)
+    assert {(code, int(status)) for status, code in rows} == {(code, kind.status) for code, kind in ERRORS.items()}
+    assert CLIENT_GONE in OPERATIONS
+
+
+def test_every_metric_is_described_and_no_other_is() -> None:
+    types = re.findall(r"^# TYPE (\S+) (\S+)", Metrics("0").render().decode(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(sightline_\w+)` \| (\w+) \|", OPERATIONS, flags=re.MULTILINE)
+    assert sorted(rows) == sorted(types)
+
+
+def test_every_route_is_described() -> None:
+    app = create_app(Settings(), lambda *_: pytest.fail("nothing is loaded"))
+    for path, operations in app.openapi()["paths"].items():
+        for method in operations:
+            assert f"{method.upper()} {path}`" in API
+
+
+@pytest.mark.parametrize("model", [Parameters, AttentionBody, EncodeBody, TokenizeBody, DetokenizeBody, AttentionMap])
+def test_every_field_is_described(model: type[Parameters]) -> None:
+    for name in model.model_fields:
+        assert re.search(rf"[`\"]{name}[`\"]", API), name
+
+
+def test_the_answers_fields_and_the_parameters_to_come_are_named() -> None:
+    names = {*GenerateAnswer.model_fields, *ModelDetails.model_fields, *COMING_PARAMETERS}
+    for name in names:
+        assert re.search(rf"[`\"]{name}[`\"]", API), name
+
+
+@pytest.mark.anyio
+async def test_the_examples_are_answered(start: Start, make_backend: MakeBackend) -> None:
+    assert len(CURLS) == 7
+    backend = make_backend()
+    backend.manifests = tuple(
+        one.model_copy(
+            update={
+                "attention": tuple(
+                    kind.model_copy(update={"outputs": kind.outputs * 2}) for kind in one.attention
+                )  # four layers, as the shipped model has
+            }
+        )
+        for one in backend.manifests
+    )
+    async with start(backend) as running:
+        for path, body in CURLS:
+            answer = await running.post(path, json.loads(body))
+            assert answer.status_code == 200, (path, answer.text)

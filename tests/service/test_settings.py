@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.settings import Settings, SettingsError, env_name, flag_name, read_settings
+
+
+def test_the_defaults_serve_the_folder_bundles_on_the_loopback() -> None:
+    settings = read_settings([], {})
+    assert (settings.host, settings.port, settings.bundles) == ("127.0.0.1", 8000, Path("bundles"))
+
+
+def test_environment_variables_are_read_and_flags_go_before_them() -> None:
+    environment = {"SIGHTLINE_PORT": "9000", "SIGHTLINE_MAX_ROWS": "8", "HOME": "/"}
+    settings = read_settings(["--max-rows", "16"], environment)
+    assert (settings.port, settings.max_rows) == (9000, 16)
+
+
+@pytest.mark.parametrize("key", ["SIGHTLINE_PROT", "sightline_nothing", "SIGHTLINE_"])
+def test_an_unknown_variable_is_refused_by_name(key: str) -> None:
+    with pytest.raises(SettingsError, match=key):
+        read_settings([], {key: "1"})
+
+
+@pytest.mark.parametrize("flag", ["--prot", "--max-row"])
+def test_an_unknown_or_shortened_flag_is_refused_by_name(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read_settings([flag, "1"], {})
+    assert ended.value.code == 2
+    assert flag in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("port", "65536"), ("port", "x"), ("threads", "-1"), ("provider", "tpu"), ("drain_s", "nan"), ("max_rows", "0")],
+)
+def test_a_value_out_of_range_is_refused_with_the_settings_name(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=env_name(name)):
+        read_settings([], {env_name(name): value})
+
+
+def test_settings_that_do_not_fit_together_are_refused_with_both_values() -> None:
+    with pytest.raises(SettingsError, match=r"queue_timeout_s \(60\) exceeds request_timeout_s \(30\)"):
+        read_settings(["--queue-timeout-s", "60"], {})
+    with pytest.raises(SettingsError, match=r"max_body_bytes \(100\) exceeds max_waiting_bytes \(10\)"):
+        read_settings(["--max-body-bytes", "100", "--max-waiting-bytes", "10"], {})
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        Settings().port = 1
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(["--help"], {})
+    text = capsys.readouterr().out
+    for name, field in Settings.model_fields.items():
+        assert flag_name(name) in text
+        assert field.description

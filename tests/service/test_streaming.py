@@ -1,0 +1,181 @@
+"""Streams over a real socket: what is sent, when, and what happens when it is cut off."""
+
+import contextlib
+import http.client
+import json
+import socket
+import struct
+import time
+from typing import Any
+
+import orjson
+import pytest
+
+from service.runtime.fake import Faults
+from tests.service.conftest import MakeBackend, Serve, Wire, wait_until
+
+LONG = {"min_new_tokens": 60, "max_new_tokens": 60}
+
+
+def open_stream(wire: Wire, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = wire.http()
+    content = orjson.dumps({"stream": True, **body})
+    connection.request("POST", "/v1/generate", content, {"Content-Type": "application/json"})
+    return connection, connection.getresponse()
+
+
+def events(wire: Wire, body: dict[str, Any]) -> list[str]:
+    connection, answer = open_stream(wire, body)
+    with contextlib.closing(connection):
+        assert answer.status == 200
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.headers["cache-control"] == "no-cache"
+        frames = answer.read().decode().split("\n\n")
+        assert frames[-1] == ""
+        return frames[:-1]
+
+
+def parsed(frames: list[str]) -> list[Any]:
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"max_new_tokens": 4}, {"do_sample": True, "seed": 3}, {"stop": ["a", "q"]}]
+)
+def test_a_stream_equals_the_whole_answer(serve: Serve, parameters: dict[str, Any]) -> None:
+    with serve() as wire:
+        inputs = ["a dog", "Hund", "naïve 🙂"]
+        _, whole = wire.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
+        frames = events(wire, {"inputs": inputs, "parameters": parameters})
+        assert frames[-1] == "data: [DONE]"
+        sent = parsed(frames[:-1])
+        for output in whole["outputs"]:
+            mine = [event for event in sent if event["index"] == output["index"]]
+            *tokens, end = mine
+            assert [event["token"] for event in tokens] == output["tokens"]
+            assert "".join(event["text"] for event in tokens) == end["text"] == output["text"]
+            assert (end["finish_reason"], end["score"]) == (output["finish_reason"], output["score"])
+            assert end["usage"]["output_tokens"] == len(output["tokens"])
+            assert end.get("seed") == output.get("seed")
+            assert set(end["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
+        assert (
+            sum(event["usage"]["input_tokens"] for event in sent if "usage" in event) == whole["usage"]["input_tokens"]
+        )
+
+
+def test_tokens_are_sent_as_they_come(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(step_s=0.02)) as wire:
+        connection, answer = open_stream(wire, {"inputs": "x", "parameters": {"min_new_tokens": 10}})
+        with contextlib.closing(connection):
+            arrivals = []
+            while line := answer.readline():
+                if line.startswith(b"data:"):
+                    arrivals.append(time.monotonic())
+        assert arrivals[9] - arrivals[0] > 5 * 0.02
+
+
+def test_an_error_before_the_first_token_has_its_own_status(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(faults=Faults(step_calls=frozenset({1})))) as wire:
+        assert wire.post("/v1/generate", {"inputs": "x", "stream": True})[0] == 500
+        status, answer = wire.post("/v1/generate", {"inputs": "x" * 70, "stream": True})
+        assert (status, answer["error"]["code"]) == (422, "input_too_long")
+
+
+def test_an_error_after_the_first_token_is_an_event_and_ends_the_stream(
+    serve: Serve, make_backend: MakeBackend
+) -> None:
+    with serve(make_backend(faults=Faults(step_calls=frozenset({4})))) as wire:
+        frames = events(wire, {"inputs": ["x", "y"], "parameters": LONG})
+        assert frames[-1].startswith("event: error\ndata: ")
+        error = json.loads(frames[-1].split("data: ")[1])["error"]
+        assert (error["code"], error["type"]) == ("internal", "server_error")
+        assert not any("[DONE]" in frame for frame in frames)
+        wire.wait_idle()
+        assert b'sightline_request_failure_total{code="internal"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_a_deadline_that_passes_in_mid_stream_is_an_event(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(step_s=0.02)) as wire:
+        connection = wire.http()
+        headers = {"Content-Type": "application/json", "X-Request-Timeout-Ms": "500"}
+        connection.request(
+            "POST", "/v1/generate", orjson.dumps({"inputs": "x", "stream": True, "parameters": LONG}), headers
+        )
+        with contextlib.closing(connection):
+            assert b'event: error\ndata: {"error":{"code":"deadline_exceeded"' in connection.getresponse().read()
+        wire.wait_idle()
+
+
+def leave(connection: http.client.HTTPConnection) -> None:
+    """Close as a process that is killed does."""
+    assert connection.sock is not None
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_a_client_that_leaves_frees_its_rows_within_a_step(
+    serve: Serve, make_backend: MakeBackend, is_streaming: bool
+) -> None:
+    step_s = 0.02
+    with serve(make_backend(step_s=step_s)) as wire:
+        body = orjson.dumps({"inputs": ["x", "y"], "stream": is_streaming, "parameters": LONG})
+        connection = wire.http()
+        connection.request("POST", "/v1/generate", body, {"Content-Type": "application/json"})
+        runner, engine = wire.backend.runners[0], wire.backend.engines[0]
+        wait_until(lambda: engine.num_running == 2)
+        answer = connection.getresponse() if is_streaming else None
+        steps = runner.num_steps
+        leave(connection)
+        if answer is not None:
+            answer.close()
+        wire.wait_idle()
+        # One step is under way when the client leaves; the news may need some more on a busy machine, of 60.
+        assert runner.num_steps - steps <= 5
+        service = wire.server._service
+        wait_until(lambda: service.door(service.model(None)).num_sequences == 0)
+        assert b'sightline_request_failure_total{code="client_closed_request"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_a_client_that_leaves_the_queue_costs_no_step(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(step_s=0.02), max_rows=1) as wire:
+        first, answer = open_stream(wire, {"inputs": "x", "parameters": LONG})
+        waiting = wire.http()
+        waiting.request("POST", "/v1/generate", b'{"inputs":"y"}', {"Content-Type": "application/json"})
+        engine = wire.backend.engines[0]
+        wait_until(lambda: engine.num_waiting == 1)
+        leave(waiting)
+        wait_until(lambda: engine.num_waiting == 0)
+        assert wire.backend.runners[0].num_encodes == 1
+        answer.read()
+        first.close()
+
+
+def test_a_reader_that_stops_is_cut_off_and_harms_nobody(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(), write_timeout_s=0.2) as wire:
+        stuck = wire.connect()
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # Pipelined answers of half a megabyte each fill every buffer on the way.
+        body = orjson.dumps({"input": "x" * 60, "target": "y" * 60})
+        head = b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        stuck.sendall((head + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 40)
+        assert wire.post("/v1/generate", {"inputs": "a dog"})[0] == 200
+        wait_until(lambda: not wire.server.server_state.connections)
+        wire.wait_idle()
+        stuck.close()
+
+
+def test_two_hundred_clients_that_give_up_leave_a_service_that_answers(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(step_s=0.005), max_rows=4) as wire:
+        for _ in range(200):
+            connection = wire.http()
+            connection.request(
+                "POST",
+                "/v1/generate",
+                orjson.dumps({"inputs": "x", "parameters": LONG}),
+                {"Content-Type": "application/json"},
+            )
+            leave(connection)
+        assert wire.post("/v1/generate", {"inputs": "a dog"})[0] == 200
+        wire.wait_idle()
