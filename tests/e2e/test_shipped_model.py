@@ -1,0 +1,56 @@
+"""What the shipped model must do on a fresh clone, over HTTP."""
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from bench.server import RunningServer
+
+SENTENCE = "Two girls are playing with a small brown dog on the beach."
+
+
+def post(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
+    request = Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+@pytest.fixture(scope="module")
+def attention(shipped: RunningServer) -> Any:
+    return post(shipped, "/v1/attention", {"input": SENTENCE, "kinds": ["cross"], "reduce": "mean"})
+
+
+def test_a_sentence_becomes_ordinary_german(shipped: RunningServer) -> None:
+    text = post(shipped, "/v1/generate", {"inputs": SENTENCE})["outputs"][0]["text"]
+    for word in ("Mädchen", "Hund", "Strand"):
+        assert word in text
+    assert text == text.strip() and text.endswith(".") and " ." not in text and "  " not in text
+    assert text[0].isupper()
+
+
+def test_hund_looks_at_the_dog_in_at_least_one_layer(attention: Any) -> None:
+    sources = [token.strip() for token in attention["source_tokens"]]
+    row = [token.strip() for token in attention["target_tokens"]].index("Hund")
+    cross = attention["maps"][0]
+    layers, heads, rows, columns = cross["shape"]
+    assert (heads, rows, columns) == (1, len(attention["target_tokens"]), len(sources))
+    peaks = set()
+    for layer in range(layers):
+        start = (layer * rows + row) * columns
+        weights = cross["data"][start : start + columns]
+        assert sum(weights) == pytest.approx(1, abs=1e-4)
+        peaks.add(sources[max(range(columns), key=weights.__getitem__)])
+    assert peaks & {"dog", "brown"}
+
+
+def test_attention_explains_the_text_that_generate_gives(shipped: RunningServer, attention: Any) -> None:
+    assert attention["text"] == post(shipped, "/v1/generate", {"inputs": SENTENCE})["outputs"][0]["text"]
+
+
+def test_the_model_has_a_card_with_its_data_licence_and_limits() -> None:
+    card = Path("bundles/multi30k-en-de/MODEL_CARD.md").read_text(encoding="utf-8")
+    for word in ("Multi30k", "non-commercial", "BLEU", "not good for"):
+        assert word in card
