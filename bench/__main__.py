@@ -63,6 +63,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("bench/results/figures.json"))
     parser.add_argument("--document", type=Path, default=Path("docs/performance.md"))
     arguments = parser.parse_args()
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
     facts = machine.describe()
     sentences = arguments.sentences.read_text(encoding="utf-8").splitlines()
     measured = []

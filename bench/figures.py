@@ -19,6 +19,7 @@ from loadtest.client import Client
 from loadtest.load import Load, run_load
 from loadtest.outcome import Success
 from service.bundle import read_bundle
+from service.cpu import usable_threads
 from service.engine.engine import Engine
 from service.engine.request import DecodingParameters, GenerateRequest
 from service.runtime.ort import OnnxRunner
@@ -127,7 +128,7 @@ def measure_maps(bundle: Path, sentences: Sequence[str], rounds: int) -> list[Fi
     manifest = read_bundle(bundle)
     tokenizer = read_tokenizer(bundle / manifest.source_tokenizer)
     sources = [tuple(tokenizer.encode(sentence)) for sentence in sentences]
-    engine = Engine(OnnxRunner(bundle, manifest, num_threads=2, max_rows=ROWS))
+    engine = Engine(OnnxRunner(bundle, manifest, num_threads=usable_threads(), max_rows=ROWS))
     kinds = frozenset(attention.kind for attention in manifest.attention)
 
     def seconds_a_step(rows: int, attention: frozenset[str]) -> float:
@@ -136,7 +137,8 @@ def measure_maps(bundle: Path, sentences: Sequence[str], rounds: int) -> list[Fi
                 "bench", source, math.inf, DecodingParameters(max_new_tokens=24, min_new_tokens=24), attention=attention
             )
             engine.submit(request, lambda event: None)
-        engine.step()  # encodes the newcomers, and is left out
+        while engine.num_waiting:  # encoding is left out
+            engine.step()
         steps, started = 0, time.perf_counter()
         while engine.has_work:
             engine.step()

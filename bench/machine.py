@@ -2,10 +2,11 @@
 
 import os
 import platform
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from loadtest.commit import commit
 
 PACKAGES = ("onnxruntime", "onnxruntime-gpu", "fastapi", "uvicorn", "numpy", "tokenizers")
 
@@ -17,16 +18,6 @@ def processor_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
-
-
-def commit() -> str:
-    """The commit that is checked out, with "+" where the tree differs from it; "unknown" outside a checkout."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        changes = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + ("+" if changes.stdout.strip() else "")
 
 
 def installed(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:

@@ -1,24 +1,39 @@
 """`python -m export CHECKPOINT --out BUNDLE` and `python -m export verify BUNDLE --checkpoint CHECKPOINT`."""
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from export.bundle import CheckpointError, Label, export_bundle, verify_bundle
+from export.bundle import Label, export_bundle, verify_bundle
 from export.verify import TOLERANCE, VerificationError, read_sentences
-from service.bundle import BundleError, Verification
+from service.bundle import BundleError, Verification, read_manifest
 
 SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
 
 
 def export(arguments: argparse.Namespace) -> Verification:
-    label = Label(arguments.name or arguments.out.resolve().name, arguments.description, arguments.license)
+    label = _label(arguments, _present_label(arguments.out))
     sentences = read_sentences(arguments.sentences)
     manifest = export_bundle(arguments.checkpoint, arguments.out, label, sentences, arguments.tolerance)
     print(f"{arguments.out}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}")
     assert manifest.verification is not None
     return manifest.verification
+
+
+def _present_label(bundle: Path) -> Label:
+    """What the bundle that is to be replaced says of itself; nothing where there is none that can be read."""
+    try:
+        manifest = read_manifest(bundle)
+    except BundleError:
+        return Label(bundle.resolve().name)
+    return Label(bundle.resolve().name, manifest.description, manifest.license)
+
+
+def _label(arguments: argparse.Namespace, present: Label) -> Label:
+    given = {name: getattr(arguments, name) for name in ("name", "description", "license")}
+    return dataclasses.replace(present, **{name: text for name, text in given.items() if text is not None})
 
 
 def verify(arguments: argparse.Namespace) -> Verification:
@@ -35,8 +50,8 @@ def export_parser() -> argparse.ArgumentParser:
     parser.add_argument("checkpoint", type=Path, help="folder that training wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
     parser.add_argument("--name", help="what requests call the model (default: the name of BUNDLE)")
-    parser.add_argument("--description", default="", help="one sentence for people")
-    parser.add_argument("--license", default="", help="of the weights, not of the code")
+    parser.add_argument("--description", help="one sentence for people (default: that of the bundle it replaces)")
+    parser.add_argument("--license", help="of the weights, not of the code (default: that of the bundle it replaces)")
     _add_verification(parser)
     parser.set_defaults(action=export)
     return parser
@@ -70,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except VerificationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except (OSError, ValueError, BundleError, CheckpointError) as error:
+    except (OSError, ValueError, BundleError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(verification.model_dump_json(indent=2))

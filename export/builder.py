@@ -100,7 +100,7 @@ class GraphBuilder:
         return f"{name}_{len(self._nodes)}"
 
     def build(self) -> onnx.ModelProto:
-        """The model, checked as far as that can be done without its weights and ONNX Runtime's operators."""
+        """The model, in the oldest format that knows its operators."""
         graph = helper.make_graph(
             self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
         )

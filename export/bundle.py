@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
 from export.builder import WeightFile
@@ -36,10 +35,6 @@ from service.bundle import (
 ENCODER, STEP, WEIGHTS = "encoder.onnx", "step.onnx", "weights.bin"
 
 
-class CheckpointError(Exception):
-    """A checkpoint that cannot be read; the message says why."""
-
-
 @dataclass(frozen=True)
 class Label:
     """What people should know of a bundle."""
@@ -63,11 +58,11 @@ def export_bundle(
     Raises:
         VerificationError: ONNX Runtime and PyTorch differ; nothing was written.
         BundleError: there is something at `bundle` that is not a flat folder.
-        CheckpointError: the checkpoint cannot be read.
+        FileNotFoundError, ValueError: the checkpoint cannot be read, see `load_checkpoint`.
         ValueError: a sentence is too long, see `verify`.
     """
     bundle = bundle.resolve()
-    model, tokenizer = _load(checkpoint)
+    model, tokenizer = load_checkpoint(checkpoint)
     kept = _files_to_keep(bundle)
     with _temporary_sibling(bundle) as folder:
         graphs = _write_graphs(folder, model)
@@ -92,22 +87,13 @@ def verify_bundle(
     Raises:
         VerificationError: they differ.
         BundleError: the bundle is damaged.
-        CheckpointError: the checkpoint cannot be read.
+        FileNotFoundError, ValueError: the checkpoint cannot be read, see `load_checkpoint`.
         ValueError: a sentence is too long, see `verify`.
     """
     manifest = read_bundle(bundle)
-    model, tokenizer = _load(checkpoint)
+    model, tokenizer = load_checkpoint(checkpoint)
     _check_tokenizer(bundle / manifest.source_tokenizer, tokenizer)
     return verify(open_sessions(bundle, manifest), model, tokenizer, sentences, tolerance)
-
-
-def _load(checkpoint: Path) -> tuple[Transformer, Tokenizer]:
-    try:
-        return load_checkpoint(checkpoint)
-    except FileNotFoundError as error:
-        raise CheckpointError(str(error)) from None
-    except (OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{checkpoint} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _check_tokenizer(path: Path, expected: Tokenizer) -> None:

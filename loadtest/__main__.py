@@ -10,8 +10,6 @@ import importlib.metadata
 import math
 import platform
 import re
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +21,7 @@ import orjson
 import uvloop
 
 from loadtest.client import Client
+from loadtest.commit import commit
 from loadtest.load import Load, Measurement, run_load
 from loadtest.report import Summary, format_table, summarize
 
@@ -125,16 +124,6 @@ async def measure(options: argparse.Namespace) -> Measurement:
         if options.warm_up:
             await run_load(client, dataclasses.replace(load, duration_s=options.warm_up))
         return await run_load(client, dataclasses.replace(load, duration_s=duration_s, requests=options.requests))
-
-
-def commit() -> str | None:
-    """The commit of the working tree, with `-dirty` where files differ from it; None outside git."""
-    git = shutil.which("git")
-    if git is None:
-        return None
-    describe = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    answer = subprocess.run(describe, capture_output=True, text=True, check=False)  # noqa: S603 - no input in it
-    return answer.stdout.strip() or None
 
 
 def record(options: argparse.Namespace, started_at: datetime, summary: Summary, processor_share: float) -> bytes:

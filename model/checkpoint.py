@@ -50,7 +50,8 @@ def load_checkpoint(folder: Path) -> tuple[Transformer, Tokenizer]:
 
     Raises:
         FileNotFoundError: a file of the three is missing; the message names it.
-        ValueError: the weights cannot be read or do not fit the configuration, or the configuration is not one.
+        ValueError: the weights cannot be read or do not fit the configuration, or one of the other files is not what it
+            should be.
     """
     for name in (CONFIG, WEIGHTS, TOKENIZER):
         if not (folder / name).is_file():

@@ -44,8 +44,15 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read a `tokenizer.json`; the switch that treats special tokens in text as text is not stored in it."""
-    tokenizer = Tokenizer.from_file(str(path))
+    """Read a `tokenizer.json`; the switch that treats special tokens in text as text is not stored in it.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare exceptions
+        raise ValueError(f"{path} is not a tokenizer: {error}") from error
     tokenizer.encode_special_tokens = True
     return tokenizer
 

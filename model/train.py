@@ -13,10 +13,9 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -78,7 +77,7 @@ class Trainer:
         """Start a run in an empty or missing folder, or take up the one that is there.
 
         Raises:
-            ValueError: the folder holds a run with other settings.
+            ValueError: the folder holds a run with other settings, or of another model.
         """
         self.run, self.config = run, config
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -121,10 +120,12 @@ class Trainer:
         return read_tokenizer(self._tokenizer_path)
 
     def _read_or_write_model_config(self, make_model: Callable[[int], TransformerConfig]) -> TransformerConfig:
-        path = self.run / "config.json"
+        path, wanted = self.run / "config.json", make_model(self.tokenizer.get_vocab_size())
         if not path.exists():
-            path.write_text(to_json(make_model(self.tokenizer.get_vocab_size())), encoding="utf-8")
-        return read_transformer_config(path)
+            path.write_text(to_json(wanted), encoding="utf-8")
+        elif read_transformer_config(path) != wanted:
+            raise ValueError(f"{self.run} was begun with a model of another size; choose another folder")
+        return wanted
 
     def _read_pairs(self, data: Path, split: str) -> list[Pair]:
         source, target = read_parallel(data, split, self.config.source, self.config.target)
@@ -183,7 +184,7 @@ class Trainer:
         self.optimizer.step()
         return loss.item(), tokens
 
-    def _batches(self, pairs: list[Pair], seed: int) -> Any:
+    def _batches(self, pairs: list[Pair], seed: int) -> Iterator[Batch]:
         seed = self.config.seed * 1_000_003 + seed
         return iterate(pairs, self.config.batch_tokens, seed, self.model_config.pad_id, self.model_config.bos_id)
 

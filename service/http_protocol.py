@@ -77,7 +77,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
+        self._head_bytes += len(name) + len(value) + len(b": \r\n")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

@@ -56,10 +56,10 @@ async def tokenize(
 
 def _fitting(tokenizer: TextTokenizer, inputs: Texts, place: int, max_tokens: int, truncate: bool) -> list[int]:
     text = inputs.texts[place]
-    least = tokenizer.least_tokens(text)
-    if least > max_tokens and not truncate:
+    least = 0 if truncate else tokenizer.least_tokens(text)
+    if least > max_tokens:
         raise too_long(f"at least {least}", max_tokens, inputs.param(place))
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode(tokenizer.beginning(text, max_tokens) if truncate else text)
     if len(ids) <= max_tokens:
         return ids
     if not truncate:
@@ -90,10 +90,10 @@ def decoding_parameters(wanted: Parameters, model: ServedModel) -> DecodingParam
         temperature=wanted.temperature,
         top_k=wanted.top_k,
         top_p=wanted.top_p,
-        seed=secrets.randbelow(MAX_SEED) if wanted.seed is None else wanted.seed,
+        seed=secrets.randbelow(MAX_SEED + 1) if wanted.seed is None else wanted.seed,
     )
 
 
 def of_sequence(parameters: DecodingParameters, index: int) -> DecodingParameters:
     """The parameters of input `index` of a call: each has its own seed, and so gives the same when it is sent alone."""
-    return dataclasses.replace(parameters, seed=parameters.seed + index)
+    return dataclasses.replace(parameters, seed=(parameters.seed + index) % (MAX_SEED + 1))

@@ -6,7 +6,6 @@ It knows byte-level BPE (each token is a piece of UTF-8) as the `tokenizers` lib
 import codecs
 import json
 import math
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +69,15 @@ class TextTokenizer:
         """A number of tokens that the text has at the least: much cheaper than to count them, where it is long."""
         if len(text) < LONG_TEXT:
             return 0
-        return math.ceil(len(unicodedata.normalize("NFC", text).encode()) / self._longest_token_bytes)
+        # The tokenizer's own normaliser, not unicodedata: that takes minutes for a megabyte of mixed combining marks.
+        normalizer = self._tokenizer.normalizer
+        normalized = text if normalizer is None else normalizer.normalize_str(text)
+        return math.ceil(len(normalized.encode()) / self._longest_token_bytes)
+
+    def beginning(self, text: str, num_tokens: int) -> str:
+        """As much of a text as has its first `num_tokens` tokens; to tokenise a megabyte takes hundreds of them."""
+        # Normalisation makes at most three characters of two bytes; the rest keeps the cut's own tokens far away.
+        return text[: 4 * num_tokens * self._longest_token_bytes]
 
     def encode_spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
         """Tokens with their characters in `text` as it was given.

@@ -55,7 +55,9 @@ class Engine:
         self._observer = observer or NullObserver()
         self._ids = count()
         self._scheduler = Scheduler(max_batch_tokens)
-        self._waiting: dict[int, Handle] = {}  # what the scheduler knows, by id
+        # What waits or is being encoded, by id. A request is in its next place before it leaves the last, so that no
+        # other thread ever sees it nowhere.
+        self._waiting: dict[int, Handle] = {}
         self._rows = Rows(runner)
         # The two ways in from other threads: appending to a deque and emptying it from the left need no lock.
         self._arrived: deque[Handle] = deque()
@@ -109,9 +111,11 @@ class Engine:
         """One turn: drop what is over, encode one batch of newcomers, run the decoder once over all rows."""
         self._take_in()
         self._drop_expired(self._clock())
-        batch = [self._waiting.pop(id_) for id_ in self._scheduler.next_batch(self._rows.num_free)]
+        batch = [self._waiting[id_] for id_ in self._scheduler.next_batch(self._rows.num_free)]
         if batch:
             self._encode(batch, started=self._clock())
+            for handle in batch:
+                del self._waiting[handle.id]
         if len(self._rows):
             self._decode()
 
@@ -121,12 +125,13 @@ class Engine:
         # Cancellations first: whoever is in this list was submitted before, and so is among those taken in here.
         given_up = [self._given_up.popleft() for _ in range(len(self._given_up))]
         for _ in range(len(self._arrived)):
-            handle = self._arrived.popleft()
+            handle = self._arrived[0]
             request = handle.request
             expires = min(request.deadline, handle.submitted + self._queue_timeout_s)
             num_rows = int(isinstance(request, GenerateRequest))
             self._scheduler.add(Waiting(handle.id, len(request.source_ids), num_rows, expires))
             self._waiting[handle.id] = handle
+            self._arrived.popleft()
         for handle in given_up:
             self._drop_cancelled(handle)
 
@@ -208,8 +213,11 @@ class Engine:
             return
         # A copy: a view would hold the whole batch in memory until its slowest reader is done.
         hidden = encoded["hidden"][index, :source_tokens].astype(np.float32)
-        is_sound = bool(np.isfinite(hidden).all())
-        self._finish(handle, Encoded(hidden, handle.timings(handle.encode_ended)) if is_sound else Failed("internal"))
+        if np.isfinite(hidden).all():
+            self._finish(handle, Encoded(hidden, handle.timings(handle.encode_ended)))
+        else:
+            logger.error("the encoder gave numbers that are not finite")
+            self._finish(handle, Failed("internal"))
 
     # The decoder
 
@@ -240,6 +248,8 @@ class Engine:
     def _emit(self, ids: NDArray[np.int64], logprobs: NDArray[np.float64], now: float) -> None:
         """Give each generation its token and end those that are done."""
         is_sound = np.isfinite(logprobs).tolist()
+        if not all(is_sound):
+            logger.error("the decoder gave numbers that are not finite in %d rows", is_sound.count(False))
         ended: list[tuple[int, Event]] = []
         for row, (generation, token_id, logprob) in enumerate(
             zip(self._rows, ids.tolist(), logprobs.tolist(), strict=True)
@@ -272,6 +282,8 @@ class Engine:
     def _finish(self, handle: Handle, event: Event) -> None:
         assert not handle.has_ended, "a request ends once"
         handle.has_ended = True
+        if event == Failed("internal"):  # the answer names the log; what went wrong stands in the line before
+            logger.error("a sequence failed", extra={"fields": {"request_id": handle.request.request_id}})
         self._tell(handle.sink, event)
         self._tell(self._observer.on_finish, handle.request, event)
 

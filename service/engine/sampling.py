@@ -1,6 +1,6 @@
 """Picks the next token of each row: the largest logit, a draw, or the one that the request dictates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from service.engine.request import DecodingParameters, GenerateRequest
 
 Array = NDArray[Any]
+
+BLOCK = 64  # tokens of a vocabulary that are summed, or compared, before they are looked at one by one
 
 
 class TokenPicker(Protocol):
@@ -45,38 +47,72 @@ class SamplingPicker:
         if num_generated < self._parameters.min_new_tokens:
             logits = logits.copy()
             logits[self._end_id] = -np.inf
-        ids, weights = filter_tokens(logits, self._parameters)
-        cumulative = np.cumsum(weights)
-        drawn = self._generator.random() * cumulative[-1]
-        # Rounding may carry the product up to the sum itself.
-        place = min(int(np.searchsorted(cumulative, drawn, side="right")), len(ids) - 1)
-        return int(ids[place])
+        ids, weights = weigh_tokens(logits, self._parameters)
+        return draw_token(ids, weights, self._parameters.top_p, self._generator.random)
 
 
-def filter_tokens(logits: Array, parameters: DecodingParameters) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The tokens that may be drawn and what each one's probability is proportional to, both (N,)."""
+def weigh_tokens(logits: Array, parameters: DecodingParameters) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The tokens that `top_k` leaves and what each one's probability is proportional to, both (N,), ids rising."""
     ids = np.arange(len(logits))
     # Temperature does not change the order, so the few that `top_k` leaves are found first.
     if 0 < parameters.top_k < len(logits):
-        ids = np.flatnonzero(logits >= np.partition(logits, -parameters.top_k)[-parameters.top_k])
-    kept = logits[ids].astype(np.float64)
+        ids = np.flatnonzero(logits >= _largest(logits, parameters.top_k))
+        logits = logits[ids]
+    exponents = logits.astype(np.float64)
+    exponents -= exponents.max()
     with np.errstate(over="ignore"):  # next to no temperature: all but the best go to minus infinity, and the best is 0
-        weights = np.exp((kept - kept.max()) / parameters.temperature)
-    if parameters.top_p < 1.0:
-        places = _top_p(weights, parameters.top_p)
-        ids, weights = ids[places], weights[places]
-    return ids, weights
+        exponents /= parameters.temperature
+    return ids, np.exp(exponents)
 
 
-def _top_p(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """The places of the smallest set of tokens that holds `top_p` of the weight, the heaviest first."""
-    total = weights.sum()
-    # What is left out here holds less than 1 - top_p all together, so it is surely outside: no need to sort it.
-    candidates = np.flatnonzero(weights > 0.5 * (1.0 - top_p) * total / len(weights))
-    falling = candidates[np.argsort(-weights[candidates])]
-    held_by_better = np.concatenate(([0.0], np.cumsum(weights[falling])[:-1]))
-    kept: NDArray[np.int64] = falling[held_by_better < top_p * total]
-    return kept
+def draw_token(ids: NDArray[np.int64], weights: NDArray[np.float64], top_p: float, random: Callable[[], float]) -> int:
+    """Draw one of `ids` by its weight, among the fewest and heaviest that hold `top_p` of all weight.
+
+    Nothing is sorted: tokens are drawn from all until one belongs to those few. Whatever ranks behind a token that does
+    not is left out of the next draw, so draws are few, and their odds among those that belong never change.
+
+    Args:
+        ids: (N,) rising; of tokens that weigh the same the first ranks before the others.
+        weights: (N,) above or equal to 0, not all 0.
+        top_p: above 0; 1 keeps every token.
+        random: gives numbers of [0, 1).
+    """
+    limit = top_p * weights.sum()
+    while True:
+        place = _place_at(weights, random())
+        if top_p >= 1.0:
+            return int(ids[place])
+        is_better = weights > weights[place]
+        is_better[:place] |= weights[:place] == weights[place]
+        better = weights[is_better]
+        if better.sum() < limit:
+            return int(ids[place])
+        ids, weights = ids[is_better], better
+
+
+def _largest(values: Array, rank: int) -> Any:
+    """The value of that rank from 1, the largest first."""
+    maxima = np.maximum.reduceat(values, np.arange(0, len(values), BLOCK))
+    if rank <= len(maxima):  # as many values are no smaller than the maximum of this rank: the others need no look
+        values = values[values >= np.partition(maxima, -rank)[-rank]]
+    return np.partition(values, -rank)[-rank]
+
+
+def _place_at(weights: NDArray[np.float64], share: float) -> int:
+    """The place at which the running sum of the weights passes `share` of the whole; never one that weighs nothing."""
+    # Of blocks first, then within one: a running sum over a whole vocabulary takes longer than all else in a draw.
+    block_weights = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK))
+    block, rest = _pass(block_weights, share * block_weights.sum())
+    start = block * BLOCK
+    return start + _pass(weights[start : start + BLOCK], rest)[0]
+
+
+def _pass(weights: NDArray[np.float64], weight: float) -> tuple[int, float]:
+    """The place at which the running sum passes `weight`, and what of it the places before leave."""
+    sums = weights.cumsum()
+    # Rounding may carry what is asked for up to the sum itself.
+    place = int(sums.searchsorted(min(weight, np.nextafter(sums[-1], 0.0)), side="right"))
+    return place, weight - (sums[place - 1] if place else 0.0)
 
 
 def make_picker(request: GenerateRequest, end_id: int) -> TokenPicker | None:

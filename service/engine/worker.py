@@ -93,13 +93,12 @@ class Worker:
             ValueError: the model cannot run the request.
         """
         engine = self._engines[model]
-        engine.check(request)
         ticket = Ticket()
         if self._refusal is not None:
             ticket._deliver(Failed(self._refusal))
             return ticket
-        self._open.add(ticket)
         handle = engine.submit(request, lambda event: self._outbox.append((ticket, event)))
+        self._open.add(ticket)  # its events come by way of the loop, and so after this
         ticket._cancel = partial(engine.cancel, handle)
         with self._wake:
             self._wake.notify()

@@ -16,7 +16,8 @@ from service.schemas import DetokenizeBody, Side, TokenizeBody
 from service.serving import ServedModel
 from service.tokenizer import TextTokenizer, TokenSpan
 
-MAX_TOKENS = 100_000
+# A token is a byte at the least, so this bounds the answer; and tokenising takes some hundred times as much memory.
+MAX_TEXT_BYTES = 100_000
 UNAVAILABLE: tuple[ErrorCode, ...] = ("loading", "draining", "engine_dead")
 
 
@@ -30,16 +31,16 @@ async def tokenize(body: TokenizeBody, call: Call) -> Response:
     call.resources.enter_context(call.service.door(model).reserve(len(body.inputs.texts), call.num_bytes))
     tokenizer = tokenizer_of(model, body.side)
     texts = body.inputs.texts
+    num_bytes = sum(len(text.encode()) for text in texts)
+    if num_bytes > MAX_TEXT_BYTES:
+        message = f"The inputs have {num_bytes} bytes of text; a call splits at most {MAX_TEXT_BYTES}."
+        raise ApiError("response_too_large", message)
 
     def run() -> list[list[TokenSpan]]:
         return [tokenizer.encode_spans(text, add_special_tokens=body.add_special_tokens) for text in texts]
 
     spans = run() if sum(map(len, texts)) <= INLINE_CHARACTERS else await asyncio.to_thread(run)
-    count = sum(map(len, spans))
-    if count > MAX_TOKENS:
-        message = f"The inputs have {count} tokens; an answer carries at most {MAX_TOKENS}."
-        raise ApiError("response_too_large", message)
-    call.record.details["input_tokens"] = count
+    call.record.details["input_tokens"] = sum(map(len, spans))
     return json_answer({"model": model.name, "outputs": [_named(tokenizer, one) for one in spans]})
 
 

@@ -1,1 +1,7 @@
 """What runs a bundle's graphs: ONNX Runtime, or a deterministic fake."""
+
+import os
+
+# ONNX Runtime reports its use to its makers over the network. It decides when it is imported, so this comes before any
+# module of this package; its own `disable_telemetry_events` comes too late.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"

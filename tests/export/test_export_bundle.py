@@ -9,6 +9,7 @@ import torch
 from export.bundle import Label, export_bundle, verify_bundle
 from export.verify import VerificationError
 from model.checkpoint import load_checkpoint, save_checkpoint
+from model.tokenizer import train_tokenizer
 from service.bundle import BundleError, check_files, read_bundle, read_manifest, write_manifest
 
 LABEL = Label("toy", "random weights", "Apache-2.0")
@@ -157,3 +158,12 @@ def test_a_damaged_bundle_is_not_verified(copied: Path, checkpoint: Path, toy_se
     (copied / "step.onnx").write_bytes(b"")
     with pytest.raises(BundleError, match=r"step\.onnx"):
         verify_bundle(copied, checkpoint, toy_sentences[:1])
+
+
+def test_a_bundle_with_another_tokenizer_is_not_verified(
+    bundle: Path, checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
+) -> None:
+    other = Path(shutil.copytree(checkpoint, tmp_path / "other"))
+    train_tokenizer(toy_sentences, vocab_size=300).save(str(other / "tokenizer.json"))
+    with pytest.raises(BundleError, match="is not the checkpoint's tokenizer"):
+        verify_bundle(bundle, other, toy_sentences[:1])

@@ -76,3 +76,16 @@ def test_a_name_that_no_request_could_use_is_refused(
 ) -> None:
     assert main([str(checkpoint), "--out", str(tmp_path / "toy"), "--name", "no/slash"]) == 2
     assert "is not a name" in capsys.readouterr().err
+
+
+def test_a_bundle_that_is_replaced_keeps_what_it_says_of_itself(
+    checkpoint: Path, tmp_path: Path, sentences_path: Path
+) -> None:
+    out = tmp_path / "toy"
+    arguments = [str(checkpoint), "--out", str(out), "--sentences", str(sentences_path)]
+    said = []
+    for more in (["--description", "a toy", "--license", "for research"], [], ["--license", "Apache-2.0"]):
+        assert main([*arguments, *more]) == 0
+        manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+        said.append((manifest["name"], manifest["description"], manifest["license"]))
+    assert said == [("toy", "a toy", "for research"), ("toy", "a toy", "for research"), ("toy", "a toy", "Apache-2.0")]

@@ -67,6 +67,13 @@ def test_an_unknown_setting_is_refused(checkpoint: Path) -> None:
         load_checkpoint(checkpoint)
 
 
+def test_a_tokenizer_that_is_none_is_refused(checkpoint: Path) -> None:
+    """The library's bare exception went through to the command line as a traceback."""
+    (checkpoint / TOKENIZER).write_text("not JSON", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
+        load_checkpoint(checkpoint)
+
+
 def test_cut_off_weights_are_refused(checkpoint: Path) -> None:
     whole = (checkpoint / WEIGHTS).read_bytes()
     (checkpoint / WEIGHTS).write_bytes(whole[: len(whole) // 2])

@@ -28,6 +28,18 @@ def test_another_seed_gives_another_order() -> None:
     assert bucket(pairs, 24, seed=1) != bucket(pairs, 24, seed=2)
 
 
+def test_another_seed_gives_other_batches_where_lengths_are_equal() -> None:
+    pairs = [([3] * 4, [4] * 3) for _ in range(40)]
+    first, second = ({frozenset(batch) for batch in bucket(pairs, 24, seed)} for seed in (1, 2))
+    assert first != second
+
+
+def test_batches_come_in_an_order_that_is_not_by_length() -> None:
+    pairs = [([3], [4] * length) for length in range(1, 31)]
+    lengths = [len(pairs[batch[0]][1]) for batch in bucket(pairs, 30, seed=1)]
+    assert lengths != sorted(lengths)
+
+
 def test_pairs_of_like_length_share_a_batch() -> None:
     pairs = [([3] * length, [4] * length) for length in [2, 20, 2, 20, 2, 20]]
     assert sorted(sorted(batch) for batch in bucket(pairs, 60, seed=0)) == [[0, 2, 4], [1, 3, 5]]

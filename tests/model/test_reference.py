@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from model.reference import Hypothesis, NextLogProbs, beam, greedy, pytorch_steps
+from model.reference import Hypothesis, NextLogProbs, beam, greedy, one_thread, pytorch_steps
 from model.transformer import Transformer
 
 START, END = 0, 1
@@ -150,3 +150,10 @@ def test_length_penalty_divides_by_a_power_of_the_generated_length() -> None:
     assert hypothesis.penalised_score(1.0) == -2.0
     assert hypothesis.penalised_score(0.0) == -6.0
     assert hypothesis.penalised_score(2.0) == pytest.approx(-6 / 9)
+
+
+def test_decoding_by_one_thread_gives_the_others_back() -> None:
+    torch.set_num_threads(2)
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2

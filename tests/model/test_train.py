@@ -166,6 +166,13 @@ def test_other_settings_for_a_run_that_is_there_are_refused_by_name(
         Trainer(tmp_path / "run", dataclasses.replace(TOY, seed=9, label_smoothing=0.2), corpus, toy_config, CPU)
 
 
+def test_another_model_for_a_run_that_is_there_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+    """The size was ignored, and the model of the run that is there trained on."""
+    Trainer(tmp_path / "run", TOY, corpus, toy_config, CPU)
+    with pytest.raises(ValueError, match="a model of another size"):
+        Trainer(tmp_path / "run", TOY, corpus, TransformerConfig.tiny, CPU)
+
+
 def test_the_loss_of_a_batch_counts_each_real_token_once_however_it_is_padded(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:

@@ -122,6 +122,15 @@ def test_a_head_of_more_than_32_kib_is_431(serve: Serve, head: bytes) -> None:
         assert b'request_failure_total{code="headers_too_large"} 1.0' in wire.get("/metrics")[1]
 
 
+def test_separators_of_headers_count_as_well(serve: Serve) -> None:
+    """Only names and values were counted: 48 KB of headers of two bytes each passed where they came in one piece."""
+    with serve() as wire:
+        answer = exchange(wire, b"GET /health/live HTTP/1.1\r\n" + b"X:x\r\n" * 8_000 + b"\r\n")
+        if answer:  # the reset of what was sent too much may overtake it
+            check(answer, 431, "headers_too_large")
+        assert b'request_failure_total{code="headers_too_large"} 1.0' in wire.get("/metrics")[1]
+
+
 def test_a_head_just_below_the_limit_is_served(serve: Serve) -> None:
     with serve(**QUICK) as wire:
         answer = exchange(wire, b"GET /health/live HTTP/1.1\r\nX: " + b"x" * 32_000 + b"\r\n\r\n")

@@ -1,8 +1,10 @@
 """Streams over a real socket: what is sent, when, and what happens when it is cut off."""
 
 import contextlib
+import gc
 import http.client
 import json
+import logging
 import socket
 import struct
 import time
@@ -136,6 +138,21 @@ def test_a_client_that_leaves_frees_its_rows_within_a_step(
         service = wire.server._service
         wait_until(lambda: service.door(service.model(None)).num_sequences == 0)
         assert b'sightline_request_failure_total{code="client_closed_request"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_a_client_that_leaves_is_no_error_in_the_log(
+    serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gather that was cancelled was thrown away: asyncio logged an error with a traceback for each such client."""
+    with serve(make_backend(step_s=0.02)) as wire:
+        connection = wire.http()
+        body = orjson.dumps({"inputs": ["x", "y"], "parameters": LONG})
+        connection.request("POST", "/v1/generate", body, {"Content-Type": "application/json"})
+        wait_until(lambda: wire.backend.engines[0].num_running == 2)
+        leave(connection)
+        wire.wait_idle()
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio" and record.levelno >= logging.ERROR]
 
 
 def test_a_client_that_leaves_the_queue_costs_no_step(serve: Serve, make_backend: MakeBackend) -> None:

@@ -1,3 +1,4 @@
+import time
 import unicodedata
 from pathlib import Path
 
@@ -132,6 +133,23 @@ def test_a_long_text_is_known_to_be_too_long_without_tokenising_it() -> None:
     text = "a dog " * 1000
     assert 0 < TEXT.least_tokens(text) <= len(TEXT.encode(text))
     assert TEXT.least_tokens("a dog") == 0
+
+
+@pytest.mark.parametrize("text", ["a dog " * 20_000, "x" * 100_000, "\u03b9\u0308\u0301" * 30_000, "🙂" * 30_000])
+def test_the_beginning_of_a_text_has_its_first_tokens(text: str) -> None:
+    """Truncation tokenised the whole text first: 1 MB took 300 MB of memory and held up health checks."""
+    beginning = TEXT.beginning(text, 64)
+    assert len(beginning) < 64 * 100
+    assert TEXT.encode(beginning)[:64] == TEXT.encode(text)[:64]
+
+
+def test_combining_marks_in_no_order_cost_time_by_their_number_alone() -> None:
+    """Python's `unicodedata.normalize` sorts marks in quadratic time: one body of 1 MiB stopped the whole process for
+    minutes, health checks included. This text took it 40 seconds."""
+    text = "a" + "\u0301\u0323" * 100_000
+    started = time.perf_counter()
+    assert TEXT.least_tokens(text) > 0
+    assert time.perf_counter() - started < 5
 
 
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -83,6 +83,54 @@ def test_more_requests_than_rows_say_what_each_says_alone() -> None:
     assert [harness.ids(handle) for handle in handles] == [harness.runner.expected(one, 24) for one in SOURCES]
 
 
+def test_what_is_being_encoded_is_still_there_for_whoever_looks() -> None:
+    """Requests in the encoder were in no count: an engine with work looked idle from another thread."""
+    seen = []
+
+    class Onlooker(NullObserver):
+        def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None:
+            seen.append((harness.engine.has_work, harness.engine.num_waiting))
+
+    harness = Harness(observer=Onlooker())
+    handles = [harness.generate(SOURCES[1]), harness.encode(SOURCES[1])]
+    harness.engine.step()
+    assert seen == [(True, 2)]
+    assert (harness.engine.num_running, harness.engine.num_waiting) == (1, 0)
+    harness.run()
+    assert all(harness.final(handle) for handle in handles)
+
+
+@pytest.mark.parametrize(
+    ("faults", "cause"),
+    [
+        (Faults(nan_id=9), "not finite"),
+        (Faults(raising_id=9), "the encoder failed"),
+        (Faults(step_calls=frozenset({1})), "a decoder step failed"),
+    ],
+)
+def test_the_log_has_what_failed_by_its_request_id(
+    caplog: pytest.LogCaptureFixture, faults: Faults, cause: str
+) -> None:
+    """Errors promise that it has; no line of the engine had an id, and numbers that are not finite had no line."""
+    harness = Harness(faults=faults)
+    handle = harness.submit(GenerateRequest("my-id", (9, 5), FAR))
+    harness.run()
+    assert harness.final(handle) == Failed("internal")
+    what, who = caplog.records
+    assert cause in what.getMessage()
+    assert vars(who)["fields"] == {"request_id": "my-id"}
+
+
+def test_an_encoding_that_is_not_finite_is_in_the_log_too(caplog: pytest.LogCaptureFixture) -> None:
+    harness = Harness(faults=Faults(nan_id=9))
+    handle = harness.submit(EncodeRequest("my-id", (9, 5), FAR))
+    harness.run()
+    assert harness.final(handle) == Failed("internal")
+    what, who = caplog.records
+    assert "not finite" in what.getMessage()
+    assert vars(who)["fields"] == {"request_id": "my-id"}
+
+
 def test_requests_join_between_two_steps() -> None:
     harness = Harness()
     first = harness.generate(SOURCES[1])

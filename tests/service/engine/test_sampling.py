@@ -1,3 +1,4 @@
+import contextlib
 import math
 from collections import Counter
 from typing import Any
@@ -6,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from service.engine.request import DecodingParameters, GenerateRequest
-from service.engine.sampling import ForcedPicker, SamplingPicker, filter_tokens, make_picker, pick_tokens
+from service.engine.sampling import ForcedPicker, SamplingPicker, draw_token, make_picker, pick_tokens, weigh_tokens
 
 END = 2
 
@@ -30,6 +32,19 @@ def probabilities(logits: list[float], temperature: float, top_k: int, top_p: fl
     return [weight / sum(weights) for weight in weights]
 
 
+def weights_of_those_drawn(logits: NDArray[np.float32], parameters: DecodingParameters) -> NDArray[np.float64]:
+    """(V,) what each token weighs if a draw from its middle gives it, else 0."""
+    ids, weights = weigh_tokens(logits, parameters)
+    middles = (np.cumsum(weights) - weights / 2) / weights.sum()
+    drawn = np.zeros(len(logits))
+    for id_, weight, middle in zip(ids, weights, middles, strict=True):
+        only_draw = iter([float(middle)])
+        with contextlib.suppress(StopIteration):  # the token was refused, and another draw wanted
+            if draw_token(ids, weights, parameters.top_p, only_draw.__next__) == id_:
+                drawn[id_] = weight
+    return drawn
+
+
 @given(
     seed=st.integers(0, 2**32 - 1),
     size=st.integers(4, 200),
@@ -40,9 +55,8 @@ def probabilities(logits: list[float], temperature: float, top_k: int, top_p: fl
 def test_the_filters_are_the_obvious_ones(seed: int, size: int, temperature: float, top_k: int, top_p: float) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, size).astype(np.float32)
     parameters = DecodingParameters(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p)
-    ids, weights = filter_tokens(logits, parameters)
-    filtered = np.zeros(size)
-    filtered[ids] = weights / weights.sum()
+    filtered = weights_of_those_drawn(logits, parameters)
+    filtered /= filtered.sum()
     expected = probabilities([float(x) for x in logits], temperature, top_k, top_p)
     np.testing.assert_allclose(filtered, expected, rtol=1e-9, atol=1e-12)
 
@@ -61,8 +75,16 @@ def test_the_filters_are_the_obvious_ones(seed: int, size: int, temperature: flo
     ],
 )
 def test_filters_keep_exactly(logits: list[float], parameters: DecodingParameters, kept: set[int]) -> None:
-    ids, weights = filter_tokens(np.array(logits, np.float32), parameters)
-    assert set(ids[weights > 0].tolist()) == kept
+    weights = weights_of_those_drawn(np.array(logits, np.float32), parameters)
+    assert set(np.flatnonzero(weights).tolist()) == kept
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 7, 8, 9, 70, 499])
+def test_top_k_finds_the_best_wherever_they_lie_in_a_whole_vocabulary(top_k: int) -> None:
+    logits = np.random.default_rng(top_k).normal(0, 3, 500).astype(np.float32)
+    for arranged in (logits, np.sort(logits)):  # in order, the best lie side by side
+        ids, _ = weigh_tokens(arranged, DecodingParameters(top_k=top_k))
+        assert set(ids.tolist()) == set(np.argsort(-arranged)[:top_k].tolist())
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.7), (5, 0.8)])
@@ -75,6 +97,29 @@ def test_draws_follow_the_distribution(top_k: int, top_p: float) -> None:
     for token, probability in enumerate(expected):
         assert abs(counts[token] / draws - probability) < 0.015
         assert (counts[token] == 0) == (probability == 0)
+
+
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 300), share=st.floats(0, 1, exclude_max=True))
+def test_a_draw_is_the_token_whose_part_of_the_whole_holds_it(seed: int, size: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    weights = np.where(rng.random(size) < 0.5, rng.random(size), 0.0)
+    weights[rng.integers(size)] = 1.0
+    place = draw_token(np.arange(size), weights, 1.0, lambda: share)
+    running, drawn = np.cumsum(weights), share * weights.sum()
+    assert weights[place] > 0
+    assert running[place] - weights[place] <= drawn + 1e-9
+    assert drawn <= running[place] + 1e-9
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.6, 1.0])
+def test_draws_from_a_whole_vocabulary_follow_the_distribution(top_p: float) -> None:
+    logits = np.random.default_rng(4).normal(0, 2, 500).astype(np.float32)
+    picker, draws = SamplingPicker(DecodingParameters(do_sample=True, top_p=top_p, seed=8), END), 20_000
+    counts = np.bincount([picker.pick(logits, place) for place in range(draws)], minlength=len(logits))
+    expected = np.array(probabilities([float(x) for x in logits], 1.0, 0, top_p))
+    assert set(np.flatnonzero(counts)) <= set(np.flatnonzero(expected))
+    deviations = np.sqrt(expected * (1 - expected) / draws)
+    assert (np.abs(counts / draws - expected) <= 5 * deviations + 1e-12).all()
 
 
 def test_the_end_token_is_not_drawn_before_its_time() -> None:

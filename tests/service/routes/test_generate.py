@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from service.runtime.fake import Faults
+from service.schemas import MAX_SEED
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, until
 
@@ -71,10 +72,16 @@ async def test_sampling_is_reproducible_from_the_seed_that_is_returned(running: 
     drawn = (await generate(running, ["x", "x"], **options))["outputs"]
     again = (await generate(running, ["x", "x"], seed=drawn[0]["seed"], **options))["outputs"]
     assert drawn == again
-    assert drawn[1]["seed"] == drawn[0]["seed"] + 1
+    assert drawn[1]["seed"] == (drawn[0]["seed"] + 1) % (MAX_SEED + 1)
     alone = (await generate(running, "x", seed=drawn[1]["seed"], **options))["outputs"][0]
     assert alone["tokens"] == drawn[1]["tokens"]
     assert drawn[0]["tokens"] != drawn[1]["tokens"]
+
+
+async def test_after_the_largest_seed_comes_the_smallest(running: Running) -> None:
+    """The second input of a call with the largest seed was answered with a seed that the service then refused."""
+    outputs = (await generate(running, ["x", "x"], do_sample=True, seed=MAX_SEED))["outputs"]
+    assert [output["seed"] for output in outputs] == [MAX_SEED, 0]
 
 
 async def test_the_default_model_is_the_first_by_name_or_the_one_that_is_set(

@@ -1,0 +1,17 @@
+"""ONNX Runtime reports nothing to its makers: what it would send it first keeps in files under the home folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["service.runtime.ort", "service.server", "export.sessions", "export.__main__"])
+def test_whatever_loads_onnx_runtime_loads_it_without_telemetry(module: str, tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}  # nothing that would switch it off by itself
+    program = f"import sys, {module}; print('onnxruntime' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+    assert list(tmp_path.iterdir()) == []
