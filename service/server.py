@@ -9,6 +9,7 @@ import asyncio
 import functools
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -78,18 +79,21 @@ class DrainingServer(uvicorn.Server):
         logger.info("listening", extra={"fields": {"host": self._settings.host, "port": self.port}})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; at a second signal, end."""
+        """Begin to drain; at a second signal, end.
+
+        SIGINT comes from somebody at a keyboard, and no load balancer needs time to look away: it has no drain window.
+        """
         if self._loop is None or self._service.is_draining or self.should_exit:
             self._end_now(EXIT_CUT_SHORT)
             return
         self._service.is_draining = True
-        self._loop.call_soon_threadsafe(self._begin_drain)
+        self._loop.call_soon_threadsafe(self._begin_drain, 0.0 if sig == signal.SIGINT else self._settings.drain_s)
 
-    def _begin_drain(self) -> None:
-        fields = {"drain_s": self._settings.drain_s, "shutdown_timeout_s": self._settings.shutdown_timeout_s}
+    def _begin_drain(self, drain_s: float) -> None:
+        fields = {"drain_s": drain_s, "shutdown_timeout_s": self._settings.shutdown_timeout_s}
         logger.info("draining; a second signal ends at once", extra={"fields": fields})
         assert self._loop is not None
-        self._loop.call_later(self._settings.drain_s, setattr, self, "should_exit", True)
+        self._loop.call_later(drain_s, setattr, self, "should_exit", True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the listener and wait; the engine fails what does not finish in time, so that it is answered."""

@@ -88,7 +88,7 @@ def test_a_second_signal_ends_the_process_at_once_with_1(folder: Path) -> None:
     with process("--bundles", str(folder), "--port", "0", "--drain-s", "60", "--threads", "1") as running:
         assert running.stdout is not None
         lines_until(running.stdout, "ready")
-        running.send_signal(signal.SIGINT)
+        running.send_signal(signal.SIGTERM)
         lines_until(running.stdout, "draining; a second signal ends at once")
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=5) == 1

@@ -50,6 +50,14 @@ def test_work_in_flight_ends_well_while_new_work_is_refused(serve: Serve, make_b
         connection.close()
 
 
+def test_an_interrupt_from_the_keyboard_has_no_drain_window(serve: Serve) -> None:
+    with serve(drain_s=60.0) as wire:
+        wire.server.handle_exit(signal.SIGINT, None)
+        wire.thread.join(timeout=10)
+        assert not wire.thread.is_alive()
+        assert wire.server.exit_code == 0
+
+
 def test_the_listener_closes_after_the_drain_window(serve: Serve) -> None:
     with serve(drain_s=0.1) as wire:
         port = wire.port
