@@ -46,16 +46,12 @@ def states(config: TransformerConfig) -> tuple[State, ...]:
 
 def attention_maps(config: TransformerConfig) -> tuple[Attention, ...]:
     """Which outputs hold attention maps."""
-    sides = {"encoder": config.encoder_layers, "cross": config.decoder_layers, "decoder": config.decoder_layers}
-    return tuple(
-        Attention.model_validate(
-            {
-                "kind": kind,
-                "outputs": tuple(f"{kind}_attention.{layer}" for layer in range(layers)),
-                "heads": config.num_heads,
-            }
-        )
-        for kind, layers in sides.items()
+    heads, layers = config.num_heads, config.decoder_layers
+    encoder = tuple(f"encoder_attention.{layer}" for layer in range(config.encoder_layers))
+    return (
+        Attention(kind="encoder", outputs=encoder, layers=config.encoder_layers, heads=heads),
+        Attention(kind="cross", outputs=("cross_attention",), layers=layers, heads=heads),
+        Attention(kind="decoder", outputs=("decoder_attention",), layers=layers, heads=heads),
     )
 
 
@@ -124,6 +120,8 @@ def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
             graph, f"{name}.cross_attention.output", x, attended, cross.output, layer.cross_attention_norm
         )
         x = _feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
+    _stack_maps(graph, "decoder_attention", target, config)
+    _stack_maps(graph, "cross_attention", source, config)
     x = graph.add("Squeeze", x, axis)  # (B, M)
     embedding = graph.weight("embedding", model.embedding.weight)
     logits = graph.add(
@@ -143,6 +141,7 @@ class _Columns:
         slots = graph.add("Range", begin, self.longest, one)  # (columns,)
         rows = graph.add("Unsqueeze", lengths, graph.constant([1, 2, 3], np.int64))  # (B, 1, 1, 1)
         self.valid = graph.add("Less", slots, rows)  # (B, 1, 1, columns)
+        self.maps: list[str] = []  # of the layers so far, each (B, H, 1, columns)
 
 
 def _attend_cached(
@@ -161,22 +160,27 @@ def _attend_cached(
     present = ["", ""]
     if kind == "self":
         present = [graph.output(f"{kind}_{part}_out.{number}", FLOAT, shape) for part in ("key", "value")]
-    attended, raw_map = graph.unique("attended"), graph.unique("map")
+    attended, attention_map = graph.unique("attended"), graph.unique("map")
     graph.add_multi(
         "GroupQueryAttention",
         [*inputs, *past, columns.last, columns.longest],
-        [attended, *present, raw_map],
+        [attended, *present, attention_map],
         domain=CONTRIB,
         num_heads=heads,
         kv_num_heads=heads,
         causal=int(kind == "self"),
         qk_output=AFTER_SOFTMAX["GroupQueryAttention"],
     )
-    map_name = f"{'decoder' if kind == 'self' else 'cross'}_attention.{number}"
-    graph.output(map_name, FLOAT, ("batch", heads, 1, f"longest_{axis}"))
-    # The operator leaves memory as it found it beyond a row's length.
-    graph.add("Where", columns.valid, raw_map, graph.constant(0.0, np.float32), output=map_name)
+    columns.maps.append(attention_map)
     return attended
+
+
+def _stack_maps(graph: GraphBuilder, name: str, columns: _Columns, config: TransformerConfig) -> None:
+    """The maps of all layers as one output (B, H, L, columns): one to bind instead of one a layer."""
+    stacked = graph.add("Concat", *columns.maps, axis=2)
+    graph.output(name, FLOAT, ("batch", config.num_heads, config.decoder_layers, f"longest_{name}"))
+    # The operator leaves memory as it found it beyond a row's length.
+    graph.add("Where", columns.valid, stacked, graph.constant(0.0, np.float32), output=name)
 
 
 def _summarise(graph: GraphBuilder, logits: str, vocab_size: int) -> None:

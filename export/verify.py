@@ -138,7 +138,7 @@ def _compare_forced(
     encoded = encode(sessions, sources)
     found = Differences(
         hidden=_largest([encoded["hidden"] - memory.numpy()]),
-        attention=_map_difference(sessions.manifest, encoded, "encoder", maps.encoder.numpy()),
+        attention=_encoder_map_difference(sessions.manifest, encoded, maps.encoder.numpy()),
     )
     slots = min(target.size(1) + SPARE_SLOTS, sessions.manifest.limits.max_target_tokens)
     states = initial_states(sessions.manifest, encoded, slots)
@@ -178,22 +178,20 @@ def _score_difference(given: Mapping[str, Array], logits: Array) -> float:
 def _step_map_difference(
     manifest: Manifest, given: Mapping[str, Array], maps: AttentionMaps, ages: Sequence[int]
 ) -> float:
+    """Of whole rows: entries beyond a row's own length are 0 in PyTorch and must be here."""
     rows, columns = np.arange(len(ages)), max(ages) + 1
 
-    def at_ages(expected: Tensor) -> Array:  # (L, B, H, T, columns) to (L, B, H, 1, columns)
-        return expected.numpy().swapaxes(2, 3)[:, rows, ages, :, None]
+    def difference(kind: str, expected: Tensor) -> float:
+        (name,) = manifest.attention_of(kind).outputs
+        at_ages = expected.numpy().swapaxes(2, 3)[:, rows, ages]  # (L, B, H, T, columns) to (L, B, H, columns)
+        return _largest([given[name] - at_ages.transpose(1, 2, 0, 3)])
 
-    return float(
-        np.maximum(
-            _map_difference(manifest, given, "decoder", at_ages(maps.decoder[..., :columns])),
-            _map_difference(manifest, given, "cross", at_ages(maps.cross)),
-        )
-    )
+    return float(np.maximum(difference("decoder", maps.decoder[..., :columns]), difference("cross", maps.cross)))
 
 
-def _map_difference(manifest: Manifest, given: Mapping[str, Array], kind: str, expected: Array) -> float:
-    """Of whole maps (L, B, H, rows, columns): entries beyond a row's own length are 0 in PyTorch and must be here."""
-    names = manifest.attention_of(kind).outputs
+def _encoder_map_difference(manifest: Manifest, given: Mapping[str, Array], expected: Array) -> float:
+    """Of whole maps (L, B, H, S, S): columns of padding are 0 in PyTorch and must be here."""
+    names = manifest.attention_of("encoder").outputs
     return _largest(given[name] - layer for name, layer in zip(names, expected, strict=True))
 
 

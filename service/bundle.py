@@ -87,20 +87,19 @@ class State(_Part):
 
 
 class Attention(_Part):
-    """Attention maps of one kind, one graph output a layer, each (B, heads, rows, columns).
+    """Attention maps of one kind.
 
-    An `encoder` map is source x source. `cross` and `decoder` maps come from the step with one row a call: columns are
-    the source's tokens, or the decoder's inputs so far. Entries beyond a row's own length are 0.
+    An `encoder` map is source x source, one graph output a layer, (B, heads, S, S). `cross` and `decoder` maps come
+    from the step, one row a call: each output is (B, heads, N, columns) with N layers, and there may be several, one
+    after another; columns are the source's tokens, or the decoder's inputs so far. Entries beyond a row's own length
+    are 0.
     """
 
     kind: Literal["encoder", "cross", "decoder"]
     outputs: tuple[str, ...]
+    layers: int
     heads: int
     normalized: bool = True  # whether rows sum to 1
-
-    @property
-    def layers(self) -> int:
-        return len(self.outputs)
 
 
 class Verification(_Part):

@@ -26,7 +26,7 @@ class MapRecorder:
     def __init__(self, manifest: Manifest, kinds: frozenset[str], source_tokens: int, encoder: Maps | None) -> None:
         self._source_tokens = source_tokens
         self._encoder = encoder
-        self.steps: dict[str, list[Maps]] = {kind: [] for kind in STEP_KINDS if kind in kinds}  # each (L, H, columns)
+        self.steps: dict[str, list[Maps]] = {kind: [] for kind in STEP_KINDS if kind in kinds}  # each (H, L, columns)
         self.outputs = frozenset(name for kind in self.steps for name in manifest.attention_of(kind).outputs)
 
     def columns(self, kind: str, row: int) -> int:
@@ -39,11 +39,11 @@ class MapRecorder:
         return maps | {kind: self._stack(kind, steps) for kind, steps in self.steps.items()}
 
     def _stack(self, kind: str, steps: list[Maps]) -> Maps:
-        layers, heads, _ = steps[0].shape
+        heads, layers, _ = steps[0].shape
         stacked = np.zeros((layers, heads, len(steps), self.columns(kind, len(steps) - 1)), np.float32)
         for row, step in enumerate(steps):
             columns = self.columns(kind, row)
-            stacked[:, :, row, :columns] = step[:, :, :columns]
+            stacked[:, :, row, :columns] = step[:, :, :columns].swapaxes(0, 1)
         return stacked
 
 
@@ -56,7 +56,7 @@ def record_step(manifest: Manifest, recorders: Sequence[MapRecorder], outputs: M
         columns = max(recorders[row].columns(kind, len(recorders[row].steps[kind])) for row in wanting)
         names = manifest.attention_of(kind).outputs
         # Copies, for the runner overwrites its outputs; of all rows at once, for one copy a row would cost far more.
-        block = np.stack([outputs[name][:, :, 0, :columns] for name in names], axis=1)  # (B, L, H, columns)
+        block = np.concatenate([outputs[name][..., :columns] for name in names], axis=2)  # (B, H, L, columns)
         if len(wanting) < len(recorders):
             block = block[wanting]  # what others did not want must not stay in memory with it
         for row, maps in zip(wanting, block, strict=True):

@@ -34,7 +34,9 @@ def fake_manifest(
 ) -> Manifest:
     """The manifest of a FakeRunner; padding is token 0, the start 1, the end 2."""
     attention = tuple(
-        Attention(kind=kind, outputs=tuple(f"{kind}_attention_{layer}" for layer in range(layers)), heads=heads)
+        Attention(
+            kind=kind, outputs=tuple(f"{kind}_attention_{layer}" for layer in range(layers)), layers=layers, heads=heads
+        )
         for kind in KINDS
     )
     maps = {one.kind: one.outputs for one in attention}
