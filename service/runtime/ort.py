@@ -149,8 +149,10 @@ class OnnxRunner:
                 buffer.rows[:batch] = buffer.output[:batch]
         if not binding.made:
             return binding.fixed
-        values: Sequence[Any] = binding.io.get_outputs()[-len(binding.made) :]  # bound last
-        return {**binding.fixed, **{name: value.numpy() for name, value in zip(binding.made, values, strict=True)}}
+        # As a vector: a list would wrap each of the states' outputs too, which costs more than a small step.
+        values = binding.io.get_outputs_as_ortvaluevector()
+        first = len(values) - len(binding.made)  # they were bound last
+        return {**binding.fixed, **{name: values[first + i].numpy() for i, name in enumerate(binding.made)}}
 
     def _bind(self, batch: int, outputs: Sequence[str]) -> _Binding:
         io = self._step.io_binding()
@@ -178,14 +180,11 @@ class OnnxRunner:
         """
         longest = self.manifest.limits.max_source_tokens
         for batch, length in ((max(1, max_batch_tokens // longest), longest), (1, 1)):
-            feed = {
-                "source_ids": np.zeros((batch, length), np.int64),
-                "source_lengths": np.full(batch, length, np.int32),
-            }
+            ids, lengths = np.zeros((batch, length), np.int64), np.full(batch, length, np.int32)
             # The largest batch is rare: what it took goes back after each of these runs.
-            self._encoder.run(["hidden"], feed, _returning_memory())
+            self._encoder.run(["hidden"], {"source_ids": ids, "source_lengths": lengths}, _returning_memory())
         # The states' first pages come from the kernel when they are first written, 30 ms for all of them.
-        self.fill(0, self.encode(feed["source_ids"], feed["source_lengths"], self.manifest.encoder.outputs), 0)
+        self.fill(0, self.encode(ids, lengths, self.manifest.encoder.outputs), 0)
         last_slot = self.manifest.limits.max_target_tokens - 1
         for batch, age, length in ((self.max_rows, last_slot, longest), (1, 0, 1)):
             ages, lengths = np.full(batch, age, np.int32), np.full(batch, length, np.int32)
