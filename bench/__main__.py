@@ -61,7 +61,8 @@ def main() -> int:
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
     parser.add_argument("--rounds", type=int, default=5, help="each figure is the median of so many")
     parser.add_argument("--json", type=Path, default=Path("bench/results/figures.json"))
-    parser.add_argument("--document", type=Path, default=Path("docs/performance.md"))
+    documents = [Path("docs/performance.md"), Path("README.md")]
+    parser.add_argument("--documents", type=Path, nargs="*", default=documents, help="where to write the table")
     arguments = parser.parse_args()
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     facts = machine.describe()
@@ -72,7 +73,8 @@ def main() -> int:
         measured.append(figure)
     result = {**facts, "command": "make bench", "figures": [dataclasses.asdict(figure) for figure in measured]}
     arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    write_into(arguments.document, f"\n{table(measured)}\n\n{caption(facts)}\n")
+    for document in arguments.documents:
+        write_into(document, f"\n{table(measured)}\n\n{caption(facts)}\n")
     return 0 if all(figure.is_met for figure in measured) else 1
 
 

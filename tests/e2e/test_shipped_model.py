@@ -50,7 +50,17 @@ def test_attention_explains_the_text_that_generate_gives(shipped: RunningServer,
     assert attention["text"] == post(shipped, "/v1/generate", {"inputs": SENTENCE})["outputs"][0]["text"]
 
 
-def test_the_model_has_a_card_with_its_data_licence_and_limits() -> None:
+def test_the_card_says_what_the_evaluation_found() -> None:
+    folder = Path("bundles/multi30k-en-de")
+    scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+    card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+    for name in ("tokenised_bleu", "bleu", "chrf"):
+        assert f"| {scores[name]['value']:.2f} | `{scores[name]['signature']}` |" in card
+    assert f"epochs {scores['checkpoint']['epochs'][0]} to {scores['checkpoint']['epochs'][-1]}" in card
+    assert scores["sentences"] == 1000 and scores["num_beams"] == 5
+
+
+def test_the_card_names_data_licence_and_limits() -> None:
     card = Path("bundles/multi30k-en-de/MODEL_CARD.md").read_text(encoding="utf-8")
-    for word in ("Multi30k", "non-commercial", "BLEU", "not good for"):
+    for word in ("Multi30k", "non-commercial", "not good for"):
         assert word in card
