@@ -48,7 +48,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     if mask is None:
         return scores.softmax(dim=-1)
-    # The lowest finite number, not -inf: a row of -inf only would be NaN, and its gradient too.
+    # The lowest finite number, not -inf: a row of -inf only would be NaN on the way.
     lowest = torch.finfo(scores.dtype).min
     weights = scores.masked_fill(~mask, lowest).softmax(dim=-1)
     return weights.masked_fill(~mask, 0.0)

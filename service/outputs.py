@@ -8,9 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.engine.request import Generated, GenerateRequest, Token
+from service.errors import ApiError
 from service.schemas import Encoding
 from service.serving import ServedModel
 from service.tokenizer import TextStream, TextTokenizer
+
+MAX_NUMBERS = 1_000_000  # in one answer
 
 
 def text_of(tokenizer: TextTokenizer, ids: Iterable[int], stop: Sequence[str] = ()) -> str:
@@ -42,3 +45,10 @@ def numbers(values: NDArray[np.float32], encoding: Encoding) -> Any:
     """Row-major: a flat array for the JSON writer, or base64 of little-endian float32."""
     flat = np.ascontiguousarray(values, dtype="<f4").reshape(-1)
     return base64.b64encode(flat.tobytes()).decode() if encoding == "base64" else flat
+
+
+def check_size(what: str, count: int, way_out: str) -> None:
+    """Raise ApiError where an answer would carry too many numbers."""
+    if count > MAX_NUMBERS:
+        message = f"The {what} have {count} numbers; an answer carries at most {MAX_NUMBERS}. {way_out}"
+        raise ApiError("response_too_large", message)

@@ -14,8 +14,6 @@ from service.metrics import Metrics, ModelMetrics
 from service.settings import Settings
 from service.tokenizer import TextTokenizer
 
-Phase = Literal["loading", "ready", "draining"]
-
 
 @dataclass(frozen=True)
 class ServedModel:

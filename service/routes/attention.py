@@ -15,13 +15,11 @@ from service.calls import Call, json_answer, timings_of
 from service.engine.request import Generated, GenerateRequest
 from service.errors import ApiError
 from service.inputs import decoding_parameters, read_sources, tokenize
-from service.outputs import numbers, text_of
+from service.outputs import check_size, numbers, text_of
 from service.routing import add_route
 from service.schemas import AttentionBody, Encoding, Parameters, Reduce, Texts
 from service.serving import ServedModel
 from service.tokenizer import StopStrings
-
-MAX_NUMBERS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -122,12 +120,7 @@ async def _read_target(text: str, model: ServedModel) -> tuple[int, ...]:
 
 def _check_size(selections: Sequence[Selection], source_tokens: int, target_tokens: int) -> None:
     count = sum(int(np.prod(selection.shape(source_tokens, target_tokens))) for selection in selections)
-    if count > MAX_NUMBERS:
-        message = (
-            f"The maps have {count} numbers; an answer carries at most {MAX_NUMBERS}. "
-            "Choose fewer kinds, layers or heads, or reduce the heads."
-        )
-        raise ApiError("response_too_large", message)
+    check_size("maps", count, "Choose fewer kinds, layers or heads, or reduce the heads.")
 
 
 def _answer(

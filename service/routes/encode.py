@@ -10,13 +10,10 @@ from starlette.responses import Response
 from service.answers import EncodeAnswer
 from service.calls import Call, json_answer, timings_of
 from service.engine.request import Encoded, EncodeRequest
-from service.errors import ApiError
 from service.inputs import read_sources
-from service.outputs import numbers
+from service.outputs import check_size, numbers
 from service.routing import add_route
 from service.schemas import EncodeBody, Pooling
-
-MAX_NUMBERS = 1_000_000
 
 
 async def encode(body: EncodeBody, call: Call) -> Response:
@@ -29,7 +26,7 @@ async def encode(body: EncodeBody, call: Call) -> Response:
     requests = [EncodeRequest(call.record.request_id, source, call.deadline) for source in sources]
     results = [result for result in await call.results(call.submit(model, requests)) if isinstance(result, Encoded)]
     vectors = [pool(result.hidden, body.pooling, body.normalize) for result in results]
-    _check_size(sum(one.size for one in vectors))
+    check_size("embeddings", sum(one.size for one in vectors), "Send fewer inputs.")
     input_tokens = sum(map(len, sources))
     timings_ms = timings_of(call, tokenize_ms, [result.timings for result in results])
     call.tell_result(input_tokens, 0, timings_ms)
@@ -73,12 +70,6 @@ def pool(hidden: NDArray[np.float32], pooling: Pooling, normalize: bool) -> NDAr
         lengths = np.linalg.norm(pooled, axis=-1, keepdims=True)
         pooled = np.divide(pooled, lengths, out=np.zeros_like(pooled), where=lengths > 0)
     return pooled
-
-
-def _check_size(count: int) -> None:
-    if count > MAX_NUMBERS:
-        message = f"The embeddings have {count} numbers; an answer carries at most {MAX_NUMBERS}. Send fewer inputs."
-        raise ApiError("response_too_large", message)
 
 
 def add_routes(app: FastAPI) -> None:
