@@ -1,17 +1,21 @@
 # Images of the service and of its load test. Neither has torch: what trains and exports stays outside.
 #   docker build --target service -t sightline .
+#   docker build --target service --build-arg RUNTIME=gpu -t sightline-gpu .
 #   docker build --target loadtest -t sightline-loadtest .
 
 # The packages, without code, so that a change of code installs nothing again.
 FROM python:3.11-slim-bookworm AS packages
 # A mirror of the package index, for those behind one; pip's own default where it is not given.
 ARG PIP_INDEX_URL
+# cpu or gpu. CUDA's libraries are packages too; the driver comes from the host.
+ARG RUNTIME=cpu
 WORKDIR /build
-COPY pyproject.toml constraints.txt ./
+COPY pyproject.toml constraints.txt constraints-gpu.txt ./
 RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*project['dependencies'], *project['optional-dependencies']['cpu'], sep='\n')" > requirements.txt \
+print(*project['dependencies'], *project['optional-dependencies']['${RUNTIME}'], sep='\n')" > requirements.txt \
  && python -m venv --without-pip /opt/venv \
- && pip --python /opt/venv install --no-cache-dir --disable-pip-version-check -r requirements.txt -c constraints.txt
+ && pip --python /opt/venv install --no-cache-dir --disable-pip-version-check -r requirements.txt -c constraints.txt \
+    $(if [ "$RUNTIME" = gpu ]; then echo -c constraints-gpu.txt; fi)
 
 FROM python:3.11-slim-bookworm AS base
 RUN groupadd --system --gid 10001 sightline \

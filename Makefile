@@ -7,13 +7,16 @@ DATA ?= data/multi30k# a folder of parallel text: train.en, train.de, val.en, ..
 RUN ?= runs/multi30k-en-de
 BUNDLE ?= bundles/multi30k-en-de
 COMPOSE ?= docker-compose# or: docker compose
+BENCH ?=# sections and options, see: python -m bench --help
 LOAD ?= --clients 16 --duration 10s# see: python -m loadtest --help
 
 SERVE := .venv-serve-$(RUNTIME)
 DEV := .venv
+GPU := .venv-gpu
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 
-.PHONY: serve test test-docker check fix train evaluate export bench loadtest image up down clean
+.PHONY: serve test test-docker check fix train evaluate export bench gpu-check loadtest image up down clean
 
 serve: $(SERVE)/ready  ## serve the bundles that are in bundles/
 	$(SERVE)/bin/python -m service
@@ -40,8 +43,11 @@ evaluate: $(DEV)/ready  ## BLEU of RUN's averaged checkpoint on DATA's test set
 export: $(DEV)/ready  ## RUN's averaged checkpoint to BUNDLE
 	$(DEV)/bin/python -m export $(RUN)/averaged --out $(BUNDLE)
 
-bench: $(DEV)/ready  ## the figures of docs/performance.md; run it on a quiet machine
-	$(DEV)/bin/python -m bench
+bench: $(DEV)/ready  ## measure all of docs/performance.md, or BENCH='SECTION ...'; some 25 minutes of a quiet machine
+	$(DEV)/bin/python -m bench $(BENCH)
+
+gpu-check: $(GPU)/ready  ## on a machine with a GPU: CUDA gives what the CPU gives, and how fast
+	$(GPU)/bin/python -m bench.gpu
 
 loadtest: $(DEV)/ready  ## load the service that runs on this machine
 	$(DEV)/bin/python -m loadtest $(LOAD)
@@ -60,13 +66,18 @@ test-docker: $(DEV)/ready  ## the tests that need a Docker engine
 
 $(SERVE)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(SERVE)
-	$(SERVE)/bin/python $(PIP_INSTALL) -e '.[$(RUNTIME)]'
+	$(SERVE)/bin/python $(PIP_INSTALL) $(CUDA_LIBRARIES) -e '.[$(RUNTIME)]'
 	touch $@
 
 $(DEV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DEV)
-	$(DEV)/bin/python $(PIP_INSTALL) -e '.[cpu,train,dev]'
+	$(DEV)/bin/python $(PIP_INSTALL) -e '.[cpu,train,dev,bench]'
+	touch $@
+
+$(GPU)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(GPU)
+	$(GPU)/bin/python $(PIP_INSTALL) -e '.[gpu,train,bench]'
 	touch $@
 
 clean:  ## the virtual environments and what tools left behind
-	rm -rf .venv .venv-serve-* build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-serve-* .venv-gpu build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,82 +1,118 @@
-"""`python -m bench`: measures the figures of docs/performance.md and writes them there.
+"""`python -m bench [SECTION ...]`: measures the figures of docs/performance.md and writes them there.
 
-Run it on a quiet machine: it takes the whole processor, and everything else that runs is measured with it.
+Run it on a quiet machine: it takes the whole processor, and everything else that runs is measured with it. Each
+section has a result of its own; a section that is not run keeps the one that it has.
 """
 
 import argparse
-import dataclasses
-import json
+import shlex
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from bench import figures, machine
-from bench.random_bundle import write_random_bundle
+from bench import machine, report
+from bench.bars import BARS
+from bench.library import section as library
+from bench.models import MissingModelError, Models
+from bench.options import Options
+from bench.ourselves import batching, maps, memory, mixed, overhead, start
+from bench.plots import draw
+from bench.record import RESULTS, Recorded, Result, read_results, write_result
+from bench.servers import section as servers
+from service.cpu import usable_threads
 
-START, END = "<!-- figures: written by `make bench` -->", "<!-- end of figures -->"
-FIXED_LENGTH = {"max_new_tokens": 20, "min_new_tokens": 20}  # random weights never end a sentence by themselves
+SECTIONS: Mapping[str, Callable[[Options], Result]] = {
+    "library-base": library.run_base,
+    "library-tiny": library.run_tiny,
+    "server-base": servers.run_base,
+    "server-tiny": servers.run_tiny,
+    "http-base": overhead.run_base,
+    "http-tiny": overhead.run_tiny,
+    "maps": maps.run,
+    "mixed": mixed.run,
+    "memory": memory.run,
+    "start": start.run,
+    "batching-base": batching.run_base,
+    "batching-tiny": batching.run_tiny,
+}
+EXIT_TERMINATED = 128 + signal.SIGTERM
+DOCUMENTS = (Path("docs/performance.md"), Path("README.md"))
 
 
-def measure(bundles: Path, name: str, sentences: list[str], rounds: int) -> Iterator[figures.Figure]:
-    yield from figures.measure_start(bundles, sentences, rounds)
-    yield from figures.measure_memory(bundles, sentences)
-    yield from figures.measure_batching("the shipped model", 2.0, bundles, sentences, rounds)
-    with tempfile.TemporaryDirectory() as scratch:
-        base = Path(scratch)
-        write_random_bundle(base / "base", bundles / name / "tokenizer.json", sentences)
-        what = "6+6 layers, d 512, random weights"
-        yield from figures.measure_batching(what, 5.0, base, sentences, rounds, **FIXED_LENGTH)
-    yield from figures.measure_maps(bundles / name, sentences, rounds)
-
-
-def table(measured: list[figures.Figure]) -> str:
-    rows = ["| figure | measured | bar | met |", "|---|---|---|---|"]
-    for figure in measured:
-        sign = "<=" if figure.better == "lower" else ">="
-        value, bar = f"{figure.value:.2f} {figure.unit}", f"{sign} {figure.bar:g} {figure.unit}"
-        rows.append(f"| {figure.name} | {value} | {bar} | {'yes' if figure.is_met else '**no**'} |")
-    return "\n".join(rows)
-
-
-def caption(facts: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
-    return (
-        f"{facts['processor']}, {facts['cores']} cores, Python {facts['python']}, {versions}, commit {facts['commit']}."
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-
-
-def write_into(document: Path, text: str) -> None:
-    """Replace what stands between the two marks of a document."""
-    before, rest = document.read_text(encoding="utf-8").split(START)
-    _, after = rest.split(END)
-    document.write_text(f"{before}{START}\n{text}\n{END}{after}", encoding="utf-8")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--bundles", type=Path, default=Path("bundles"), help="folder of bundles to serve")
-    parser.add_argument("--bundle", default="multi30k-en-de", help="the bundle of it whose attention maps are timed")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"any of {', '.join(SECTIONS)}; without, all")
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing, write tables and plots of what there is"
+    )
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="the shipped model")
+    parser.add_argument(
+        "--base-checkpoint",
+        type=Path,
+        default=Path("runs/base-en-de/averaged"),
+        help="a trained 6 + 6 layer model; sections that need one are left out where it is missing",
+    )
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
-    parser.add_argument("--rounds", type=int, default=5, help="each figure is the median of so many")
-    parser.add_argument("--json", type=Path, default=Path("bench/results/figures.json"))
-    documents = [Path("docs/performance.md"), Path("README.md")]
-    parser.add_argument("--documents", type=Path, nargs="*", default=documents, help="where to write the table")
-    arguments = parser.parse_args()
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    facts = machine.describe()
+    parser.add_argument("--rounds", type=int, default=3, help="each figure is the median of so many")
+    parser.add_argument("--rows", type=int, default=64, help="leave out cases with more rows or clients")
+    parser.add_argument("--seconds", type=float, default=2.5, help="of each load on a server")
+    parser.add_argument("--requests", type=int, default=5000, help="of the section memory")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--documents", type=Path, nargs="*", default=DOCUMENTS, help="where to write the tables")
+    parsed = parser.parse_args(arguments)
+    unknown = set(parsed.sections) - SECTIONS.keys()
+    if unknown:
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    return parsed
+
+
+def measure(arguments: argparse.Namespace, command: str) -> None:
+    """Run the sections and write their results, each as soon as it is there."""
     sentences = arguments.sentences.read_text(encoding="utf-8").splitlines()
-    measured = []
-    for figure in measure(arguments.bundles, arguments.bundle, sentences, arguments.rounds):
-        print(f"{figure.name}: {figure.value:.2f} {figure.unit}", flush=True)
-        measured.append(figure)
-    result = {**facts, "command": "make bench", "figures": [dataclasses.asdict(figure) for figure in measured]}
-    arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    for document in arguments.documents:
-        write_into(document, f"\n{table(measured)}\n\n{caption(facts)}\n")
-    return 0 if all(figure.is_met for figure in measured) else 1
+    with tempfile.TemporaryDirectory() as scratch:
+        models = Models(Path(scratch), arguments.bundle, arguments.base_checkpoint, sentences)
+        options = Options(
+            models=models,
+            sentences=sentences,
+            rounds=arguments.rounds,
+            max_rows=arguments.rows,
+            seconds=arguments.seconds,
+            requests=arguments.requests,
+            threads=usable_threads(),
+        )
+        for name in arguments.sections or SECTIONS:
+            print(name, flush=True)
+            try:
+                result = SECTIONS[name](options)
+            except MissingModelError as error:
+                print(f"  left out: {error}")
+                continue
+            for bar in BARS:
+                if figure := result.figures.get(bar.figure):
+                    print(f"  {bar.text}: {figure.value:g} {figure.unit}", flush=True)
+            write_result(arguments.results, name, Recorded(machine.describe(), command, result))
+
+
+def write_report(results_folder: Path, documents: Sequence[Path]) -> None:
+    results = read_results(results_folder)
+    draw(results, results_folder)
+    for document in documents:
+        for part, text in report.parts(results).items():
+            report.write_into(document, part, text)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    words = sys.argv[1:] if arguments is None else arguments
+    parsed = parse_arguments(arguments)
+    if not parsed.report:
+        measure(parsed, shlex.join(["python", "-m", "bench", *words]))
+    write_report(parsed.results, parsed.documents)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that no contender outlives the bench
+    main()

@@ -8,7 +8,18 @@ from typing import Any
 
 from loadtest.commit import commit
 
-PACKAGES = ("onnxruntime", "onnxruntime-gpu", "fastapi", "uvicorn", "numpy", "tokenizers")
+PACKAGES = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "ctranslate2",
+    "litserve",
+    "transformers",
+    "torch",
+    "fastapi",
+    "uvicorn",
+    "numpy",
+    "tokenizers",
+)
 
 
 def processor_name() -> str:

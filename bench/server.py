@@ -1,22 +1,24 @@
-"""A service started as a user would start it, in a process of its own, on a free port."""
+"""Services started as a user would start them, each in a process of its own, on a free port."""
 
 import contextlib
 import http.client
 import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.process import Process
+
+START_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class RunningServer:
     port: int
-    pid: int
-    seconds_to_ready: float  # from exec to the first 200 of /health/ready
+    process: Process
+    seconds_to_ready: float  # from exec to the first 200 of its health check
 
     @property
     def url(self) -> str:
@@ -24,10 +26,57 @@ class RunningServer:
 
     def resident_mb(self) -> float:
         """VmRSS in 10^6 bytes."""
-        for line in Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8").splitlines():
+        for line in Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024 / 1e6
         raise RuntimeError("no VmRSS in /proc/PID/status")
+
+
+def serving(
+    bundles: Path, module: str = "service", **settings: str | int | float
+) -> contextlib.AbstractContextManager[RunningServer]:
+    """Start `python -m service`, or a module that reads the same settings, over a folder of bundles.
+
+    Args:
+        settings: further settings by their names in small letters, as `max_rows=64`.
+
+    Raises:
+        RuntimeError: the process ends, or is not ready in time.
+    """
+    port = free_port()
+    wanted = {"bundles": bundles, "host": "127.0.0.1", "port": port, "log_level": "warning", "drain_s": 0, **settings}
+    environment = {f"SIGHTLINE_{name.upper()}": str(value) for name, value in wanted.items()}
+    return serving_command([module], port, "/health/ready", environment)
+
+
+@contextlib.contextmanager
+def serving_command(
+    arguments: Sequence[str], port: int, health: str, environment: Mapping[str, str]
+) -> Iterator[RunningServer]:
+    """Start a server and end it with the block.
+
+    Args:
+        arguments: what comes after `python -m`.
+        port: that it will listen on.
+        health: the path that answers 200 once it is ready.
+        environment: added to this process's own, of which `SIGHTLINE_*` is left out.
+
+    Raises:
+        RuntimeError: the process ends, or is not ready in time.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_")}
+    started = time.perf_counter()
+    process = Process(arguments, {**inherited, **environment})
+    try:
+        while not _is_ready(port, health):
+            if process.exit_code is not None:
+                raise RuntimeError(f"{arguments[0]} ended with {process.exit_code} before it was ready")
+            if time.perf_counter() - started > START_TIMEOUT_S:
+                raise RuntimeError(f"{arguments[0]} was not ready within {START_TIMEOUT_S} s")
+            time.sleep(0.005)
+        yield RunningServer(port, process, time.perf_counter() - started)
+    finally:
+        process.end()
 
 
 def free_port() -> int:
@@ -37,41 +86,12 @@ def free_port() -> int:
         return port
 
 
-def _is_ready(port: int) -> bool:
+def _is_ready(port: int, health: str) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     try:
-        connection.request("GET", "/health/ready")
+        connection.request("GET", health)
         return connection.getresponse().status == 200
     except OSError:
         return False
     finally:
         connection.close()
-
-
-@contextlib.contextmanager
-def serving(bundles: Path, timeout_s: float = 60.0, **settings: str | int) -> Iterator[RunningServer]:
-    """Start `python -m service` over a folder of bundles and stop it at the end.
-
-    Args:
-        settings: further settings by their names in small letters, as `max_rows=64`.
-
-    Raises:
-        RuntimeError: the process ends, or is not ready within `timeout_s` seconds.
-    """
-    port = free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_")}
-    wanted = {"bundles": bundles, "host": "127.0.0.1", "port": port, "log_level": "warning", **settings}
-    environment |= {f"SIGHTLINE_{name.upper()}": str(value) for name, value in wanted.items()}
-    started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "service"], env=environment, stdout=subprocess.DEVNULL)
-    try:
-        while not _is_ready(port):
-            if process.poll() is not None:
-                raise RuntimeError(f"the service ended with {process.returncode} before it was ready")
-            if time.perf_counter() - started > timeout_s:
-                raise RuntimeError(f"the service was not ready within {timeout_s} s")
-            time.sleep(0.005)
-        yield RunningServer(port, process.pid, time.perf_counter() - started)
-    finally:
-        process.terminate()
-        process.wait(timeout=60)

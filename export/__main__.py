@@ -1,4 +1,4 @@
-"""`python -m export CHECKPOINT --out BUNDLE` and `python -m export verify BUNDLE --checkpoint CHECKPOINT`."""
+"""`python -m export CHECKPOINT --out BUNDLE`, `verify` and, for bundles in other forms, `quantize` and `half`."""
 
 import argparse
 import dataclasses
@@ -6,9 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from export.bundle import Label, export_bundle, verify_bundle
+from export.bundle import Label, export_bundle, half_bundle, quantize_bundle, verify_bundle
+from export.quality import MAX_LOSS, ParallelText
+from export.quantize import BLOCK_SIZE, BLOCK_SIZES, SITES, WeightFormat
 from export.verify import TOLERANCE, VerificationError, read_sentences
-from service.bundle import BundleError, Verification, read_manifest
+from model.evaluate import read_test_set
+from service.bundle import BundleError, Quantization, Verification, read_manifest
 
 SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
 
@@ -41,11 +44,33 @@ def verify(arguments: argparse.Namespace) -> Verification:
     return verify_bundle(arguments.bundle, arguments.checkpoint, sentences, arguments.tolerance)
 
 
+def quantize(arguments: argparse.Namespace) -> Quantization:
+    text = _parallel_text(arguments)
+    form = WeightFormat(arguments.bits, arguments.block_size)
+    return quantize_bundle(
+        arguments.bundle, arguments.out, form, text, arguments.force, arguments.by_rows, arguments.in_float32
+    )
+
+
+def half(arguments: argparse.Namespace) -> Quantization:
+    return half_bundle(arguments.bundle, arguments.out, _parallel_text(arguments), arguments.force)
+
+
+def _parallel_text(arguments: argparse.Namespace) -> ParallelText | None:
+    """What to measure on; None where nothing is to be measured."""
+    if arguments.unverified:
+        return None
+    split, target = arguments.split, arguments.target
+    pairs = read_test_set(arguments.data, split, arguments.source, target, arguments.limit)
+    return ParallelText(split, target, pairs)
+
+
 def export_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m export",
         description="Write the bundle of a checkpoint, verified against PyTorch before it is put in its place.",
-        epilog="`python -m export verify --help` is about the other command; a checkpoint of that name is ./verify.",
+        epilog="`python -m export verify --help` is about another command, so are `quantize` and `half`; a checkpoint "
+        "of such a name is ./verify.",
     )
     parser.add_argument("checkpoint", type=Path, help="folder that training wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
@@ -68,6 +93,53 @@ def verify_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def quantize_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m export quantize",
+        description="Write a float32 bundle again with 8-bit or 4-bit weights, compared with it by BLEU on real text.",
+    )
+    parser.add_argument("bundle", type=Path, help="float32")
+    parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
+    parser.add_argument("--bits", type=int, choices=BLOCK_SIZES, required=True)
+    parser.add_argument(
+        "--block-size", type=int, default=BLOCK_SIZE, help=f"weights that share a scale (default: {BLOCK_SIZE})"
+    )
+    parser.add_argument(
+        "--by-rows",
+        nargs="*",
+        choices=SITES,
+        default=(),
+        help="products of 8-bit integers with one scale a row there, instead of blocks: faster from some ten rows on",
+    )
+    parser.add_argument("--in-float32", nargs="*", choices=SITES, default=(), help="products that stay as they are")
+    _add_measuring(parser)
+    parser.set_defaults(action=quantize)
+    return parser
+
+
+def half_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m export half",
+        description="Write a float32 bundle again in float16, for CUDA, compared with it by BLEU on real text.",
+    )
+    parser.add_argument("bundle", type=Path, help="float32")
+    parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
+    _add_measuring(parser)
+    parser.set_defaults(action=half)
+    return parser
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    measured = parser.add_mutually_exclusive_group(required=True)
+    measured.add_argument("--data", type=Path, metavar="FOLDER", help="of parallel text, as for training")
+    measured.add_argument("--unverified", action="store_true", help="measure nothing; the manifest says so")
+    parser.add_argument("--split", default="val")
+    parser.add_argument("--source", default="en", help="language of the sentences")
+    parser.add_argument("--target", default="de", help="language of their translations")
+    parser.add_argument("--limit", type=int, help="measure on the first LIMIT pairs alone")
+    parser.add_argument("--force", action="store_true", help=f"write even if more than {MAX_LOSS} BLEU are lost")
+
+
 def _add_verification(parser: argparse.ArgumentParser) -> None:
     found = SENTENCES if SENTENCES.is_file() else None
     parser.add_argument(
@@ -77,18 +149,22 @@ def _add_verification(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 on success, 1 where ONNX Runtime and PyTorch differ, 2 where the caller asked for what cannot be done."""
+    """0 on success, 1 where a bundle differs by more than is allowed, 2 where what was asked for cannot be done."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parsed = verify_parser().parse_args(words[1:]) if words[:1] == ["verify"] else export_parser().parse_args(words)
+    others = {"verify": verify_parser, "quantize": quantize_parser, "half": half_parser}
+    if words and words[0] in others:
+        parsed = others[words[0]]().parse_args(words[1:])
+    else:
+        parsed = export_parser().parse_args(words)
     try:
-        verification = parsed.action(parsed)
+        record = parsed.action(parsed)
     except VerificationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except (OSError, ValueError, BundleError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(verification.model_dump_json(indent=2))
+    print(record.model_dump_json(indent=2))
     return 0
 
 

@@ -42,6 +42,17 @@ class WeightFile:
             file.writelines(self._parts)
 
 
+def external_tensor(name: str, array: NDArray[np.generic], weights: WeightFile) -> TensorProto:
+    """A constant whose data lies in the file of weights."""
+    proto = TensorProto(name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype))
+    proto.data_location = TensorProto.EXTERNAL
+    data = array.tobytes()
+    place = {"location": weights.name, "offset": weights.add(data), "length": len(data)}
+    for key, value in place.items():
+        proto.external_data.add(key=key, value=str(value))
+    return proto
+
+
 class GraphBuilder:
     """One graph in the making. Values are known by their names; methods return the names of what they add."""
 
@@ -65,14 +76,8 @@ class GraphBuilder:
     def weight(self, name: str, tensor: Tensor) -> str:
         """A constant that lies in the file of weights; the same name again is the same constant."""
         if name not in self._initializers:
-            array = tensor.detach().cpu().contiguous().numpy()
-            proto = TensorProto(name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype))
-            proto.data_location = TensorProto.EXTERNAL
-            data = array.tobytes()
-            place = {"location": self._weights.name, "offset": self._weights.add(data), "length": len(data)}
-            for key, value in place.items():
-                proto.external_data.add(key=key, value=str(value))
-            self._initializers[name] = proto
+            array = tensor.detach().cpu().numpy()
+            self._initializers[name] = external_tensor(name, array, self._weights)
         return name
 
     def constant(self, value: float | Sequence[int], dtype: type[np.generic]) -> str:

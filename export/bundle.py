@@ -3,9 +3,10 @@
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -13,17 +14,23 @@ from tokenizers import Tokenizer
 
 from export.builder import WeightFile
 from export.graphs import attention_maps, encoder_graph, states, step_graph
+from export.half import half_graphs, rows_graph
+from export.quality import ParallelText, compare, refuse_loss
+from export.quantize import Site, WeightFormat, quantize_graphs
 from export.sessions import open_sessions
 from export.verify import TOLERANCE, verify
 from model.checkpoint import TOKENIZER, load_checkpoint
+from model.tokenizer import read_tokenizer
 from model.transformer import Transformer
 from service.bundle import (
     MANIFEST,
     SCHEMA_VERSION,
     BundleError,
+    FileRecord,
     Graph,
     Limits,
     Manifest,
+    Quantization,
     Tokens,
     Verification,
     read_bundle,
@@ -32,7 +39,8 @@ from service.bundle import (
     write_manifest,
 )
 
-ENCODER, STEP, WEIGHTS = "encoder.onnx", "step.onnx", "weights.bin"
+ENCODER, STEP = "encoder.onnx", "step.onnx"
+ROWS, WEIGHTS = "rows.onnx", "weights.bin"
 
 
 @dataclass(frozen=True)
@@ -61,10 +69,8 @@ def export_bundle(
         FileNotFoundError, ValueError: the checkpoint cannot be read, see `load_checkpoint`.
         ValueError: a sentence is too long, see `verify`.
     """
-    bundle = bundle.resolve()
     model, tokenizer = load_checkpoint(checkpoint)
-    kept = _files_to_keep(bundle)
-    with _temporary_sibling(bundle) as folder:
+    with _replacing(bundle) as folder:
         graphs = _write_graphs(folder, model)
         shutil.copyfile(checkpoint / TOKENIZER, folder / TOKENIZER)
         manifest = _manifest(folder, model, label, *graphs)
@@ -72,11 +78,101 @@ def export_bundle(
         verification = verify(sessions, model, tokenizer, sentences, tolerance)
         manifest = manifest.model_copy(update={"verification": verification})
         write_manifest(folder, manifest)
-        for path in kept:
-            if not (folder / path.name).exists():
-                shutil.copy2(path, folder)
-        _replace(bundle, folder)
     return manifest
+
+
+def quantize_bundle(
+    source: Path,
+    bundle: Path,
+    form: WeightFormat,
+    text: ParallelText | None,
+    force: bool = False,
+    by_rows: Sequence[Site] = (),
+    in_float32: Sequence[Site] = (),
+) -> Quantization:
+    """Write a float32 bundle again with its products quantised, see `export.quantize`.
+
+    Args:
+        source: the float32 bundle.
+        bundle: as in `export_bundle`; its name is the model's.
+        text: what both bundles are compared on; None to write without measuring.
+        force: write whatever BLEU is lost.
+        by_rows: where products are by rows instead of in blocks.
+        in_float32: where products stay as they are.
+
+    Raises:
+        VerificationError: too much BLEU was lost; nothing was written.
+        BundleError: `source` is damaged or not float32, or there is something at `bundle` that is not a flat folder.
+        ValueError: a sentence is too long, or the name of the folder is no name.
+    """
+    record = Quantization(
+        bits=form.bits,
+        block_size=form.block_size,
+        by_rows=tuple(by_rows),
+        in_float32=tuple(in_float32),
+        float32_digest="",
+        quality=None,
+    )
+    rewrite = partial(quantize_graphs, form=form, by_rows=by_rows, in_float32=in_float32)
+
+    def write(original: Manifest, folder: Path) -> Manifest:
+        files = _write_rewritten(source, original, folder, rewrite)
+        return original.model_copy(update={"dtype": f"int{form.bits}", "files": files})
+
+    return _write_again(source, bundle, text, force, record, write)
+
+
+def half_bundle(source: Path, bundle: Path, text: ParallelText | None, force: bool = False) -> Quantization:
+    """Write a float32 bundle again in float16 and with operators for CUDA, see `export.half`.
+
+    Arguments and errors are those of `quantize_bundle`; besides:
+
+    Raises:
+        BundleError: a state of the model has no axis that grows.
+        ValueError: a weight is too large for float16.
+    """
+    record = Quantization(bits=16, block_size=None, float32_digest="", quality=None)
+
+    def write(original: Manifest, folder: Path) -> Manifest:
+        if not all(any(isinstance(axis, str) for axis in state.shape) for state in original.states):
+            raise BundleError(f"{source} has states of fixed size, which float16 bundles cannot keep on a device")
+        states = tuple(state.model_copy(update={"dtype": "float16"}) for state in original.states)
+        rows = rows_graph()
+        onnx.save_model(rows, folder / ROWS)
+        files = _write_rewritten(source, original, folder, half_graphs) | record_files(folder, [ROWS])
+        return original.model_copy(
+            update={"dtype": "float16", "rows": _described(ROWS, rows), "states": states, "files": files}
+        )
+
+    return _write_again(source, bundle, text, force, record, write)
+
+
+def _write_again(
+    source: Path,
+    bundle: Path,
+    text: ParallelText | None,
+    force: bool,
+    record: Quantization,
+    write: Callable[[Manifest, Path], Manifest],
+) -> Quantization:
+    """Write a float32 bundle in another form and compare the two; `write` fills a folder and says what it is."""
+    original = read_bundle(source)
+    if original.dtype != "float32":
+        raise BundleError(f"{source} is {original.dtype}: only a float32 bundle can be quantised")
+    name = Label(bundle.resolve().name).name
+    with _replacing(bundle) as folder:
+        changes = {"name": name, "created": int(time.time()), "verification": None}
+        manifest = write(original, folder).model_copy(update=changes)
+        sessions = open_sessions(folder, manifest)
+        quality = None
+        if text is not None:
+            tokenizer = read_tokenizer(folder / manifest.source_tokenizer)
+            quality = compare(open_sessions(source, original), sessions, tokenizer, text)
+            if not force:
+                refuse_loss(quality)
+        quantization = record.model_copy(update={"float32_digest": original.digest, "quality": quality})
+        write_manifest(folder, manifest.model_copy(update={"quantization": quantization}))
+    return quantization
 
 
 def verify_bundle(
@@ -86,11 +182,13 @@ def verify_bundle(
 
     Raises:
         VerificationError: they differ.
-        BundleError: the bundle is damaged.
+        BundleError: the bundle is damaged, or quantised.
         FileNotFoundError, ValueError: the checkpoint cannot be read, see `load_checkpoint`.
         ValueError: a sentence is too long, see `verify`.
     """
     manifest = read_bundle(bundle)
+    if manifest.quantization is not None:
+        raise BundleError(f"{bundle} is {manifest.dtype}: its graphs are not PyTorch's; verify the float32 bundle")
     model, tokenizer = load_checkpoint(checkpoint)
     _check_tokenizer(bundle / manifest.source_tokenizer, tokenizer)
     return verify(open_sessions(bundle, manifest), model, tokenizer, sentences, tolerance)
@@ -109,6 +207,23 @@ def _write_graphs(folder: Path, model: Transformer) -> tuple[Graph, Graph]:
         onnx.save_model(proto, folder / name)
     encoder, step = (_described(name, proto) for name, proto in protos.items())
     return encoder, step
+
+
+Rewrite = Callable[[Sequence[onnx.ModelProto], Path, WeightFile], list[onnx.ModelProto]]
+
+
+def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, FileRecord]:
+    """The graphs in their new form, their weights and the tokenizers; what they are to be recorded as."""
+    weights = WeightFile(WEIGHTS)
+    graphs = manifest.encoder.file, manifest.step.file
+    originals = [onnx.load_model(source / name, load_external_data=False) for name in graphs]
+    for name, proto in zip(graphs, rewrite(originals, source, weights), strict=True):
+        onnx.save_model(proto, folder / name)
+    weights.write(folder)
+    tokenizers = {manifest.source_tokenizer, manifest.target_tokenizer}
+    for name in tokenizers:
+        shutil.copyfile(source / name, folder / name)
+    return record_files(folder, (*graphs, WEIGHTS, *sorted(tokenizers)))
 
 
 def _described(name: str, proto: onnx.ModelProto) -> Graph:
@@ -156,6 +271,19 @@ def _files_to_keep(bundle: Path) -> list[Path]:
     except BundleError:
         own = {MANIFEST}
     return [path for path in bundle.iterdir() if path.name not in own]
+
+
+@contextmanager
+def _replacing(bundle: Path) -> Iterator[Path]:
+    """An empty folder that takes the bundle's place if all goes well, with the files that are not the old one's own."""
+    bundle = bundle.resolve()
+    kept = _files_to_keep(bundle)
+    with _temporary_sibling(bundle) as folder:
+        yield folder
+        for path in kept:
+            if not (folder / path.name).exists():
+                shutil.copy2(path, folder)
+        _replace(bundle, folder)
 
 
 @contextmanager

@@ -22,10 +22,9 @@ from export.builder import CONTRIB, GraphBuilder, WeightFile
 from model.attention import MultiHeadAttention
 from model.config import TransformerConfig
 from model.transformer import AddNorm, DecoderLayer, EncoderLayer, FeedForward, Transformer
-from service.bundle import Attention, State
+from service.bundle import TOP_TOKENS, Attention, State
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
-TOP_TOKENS = 16  # K, the candidates that the step returns
 AFTER_SOFTMAX = {"Attention": 3, "GroupQueryAttention": 2}  # which scores an operator returns as its map
 
 
@@ -83,9 +82,8 @@ def encoder_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
             kv_num_heads=heads,
             qk_matmul_output_mode=AFTER_SOFTMAX["Attention"],
         )
-        x = _linear_add_norm(
-            graph, f"{name}.self_attention.output", x, attended, attention.output, layer.self_attention_norm
-        )
+        projected = _linear(graph, f"{name}.self_attention.output", attended, attention.output)
+        x = _add_norm(graph, f"{name}.self_attention.output", x, projected, layer.self_attention_norm)
         x = _feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
     graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", model.config.d_model)))  # a name
     _project_cross_attention(graph, model, x)
@@ -95,7 +93,7 @@ def encoder_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
 def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
     """One token a row, with the states, to the scores of the next one; see `service.bundle.Graph`.
 
-    Map entries beyond a row's own length are 0.
+    In maps the entries beyond a row's own length mean nothing.
     """
     graph, config = GraphBuilder("step", weights), model.config
     token_ids = graph.input("token_ids", INT64, ("batch",))
@@ -106,19 +104,19 @@ def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
     source = _Columns(graph, graph.add("Sub", source_lengths, one), source_lengths)
     position = graph.add("Gather", graph.weight("positions", model.positions), lengths)  # (B, M)
     x = graph.add("Add", _scaled_embedding(graph, model, token_ids), position)  # (B, M)
-    x = graph.add("Unsqueeze", x, graph.constant([1], np.int64))  # (B, 1, M)
     begin, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
+    x = graph.add("Unsqueeze", x, axis)  # (B, 1, M)
     nothing = graph.add("Slice", x, begin, begin, axis)  # (B, 0, M)
     for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
         name, own, cross = f"decoder.{number}", layer.self_attention, layer.cross_attention
         qkv = _linear(graph, f"{name}.self_attention.qkv", x, own.query, own.key, own.value)
-        attended = _attend_cached(graph, own, [qkv, "", ""], "self", number, target)
-        x = _linear_add_norm(graph, f"{name}.self_attention.output", x, attended, own.output, layer.self_attention_norm)
+        attended = _attend_cached(graph, own, qkv, ["", ""], "self", number, target)
+        projected = _linear(graph, f"{name}.self_attention.output", attended, own.output)
+        x = _add_norm(graph, f"{name}.self_attention.output", x, projected, layer.self_attention_norm)
         query = _linear(graph, f"{name}.cross_attention.query", x, cross.query)
-        attended = _attend_cached(graph, cross, [query, nothing, nothing], "cross", number, source)
-        x = _linear_add_norm(
-            graph, f"{name}.cross_attention.output", x, attended, cross.output, layer.cross_attention_norm
-        )
+        attended = _attend_cached(graph, cross, query, [nothing, nothing], "cross", number, source)
+        projected = _linear(graph, f"{name}.cross_attention.output", attended, cross.output)
+        x = _add_norm(graph, f"{name}.cross_attention.output", x, projected, layer.cross_attention_norm)
         x = _feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
     _stack_maps(graph, "decoder_attention", target, config)
     _stack_maps(graph, "cross_attention", source, config)
@@ -137,22 +135,27 @@ class _Columns:
     def __init__(self, graph: GraphBuilder, last: str, lengths: str) -> None:
         self.last = last  # (B,) int32, the last valid slot
         self.longest = graph.add("ReduceMax", lengths, keepdims=0)  # () int32
-        begin, one = graph.constant(0, np.int32), graph.constant(1, np.int32)
-        slots = graph.add("Range", begin, self.longest, one)  # (columns,)
-        rows = graph.add("Unsqueeze", lengths, graph.constant([1, 2, 3], np.int64))  # (B, 1, 1, 1)
-        self.valid = graph.add("Less", slots, rows)  # (B, 1, 1, columns)
         self.maps: list[str] = []  # of the layers so far, each (B, H, 1, columns)
 
 
 def _attend_cached(
     graph: GraphBuilder,
     attention: MultiHeadAttention,
-    inputs: Sequence[str],
+    queries: str,
+    new: Sequence[str],
     kind: str,
     number: int,
     columns: _Columns,
 ) -> str:
-    """Attend over a buffer of keys and values, after writing this step's own where `kind` is "self"; (B, 1, M)."""
+    """Attend over a buffer of keys and values, after writing this step's own where `kind` is "self".
+
+    Args:
+        queries: (B, 1, M), or (B, 1, 3M) with the new keys and values beside them.
+        new: new keys and values, (B, 0, M); "" where they are with the queries.
+
+    Returns:
+        (B, 1, M).
+    """
     heads = attention.num_heads
     axis = "target" if kind == "self" else "source"
     shape = ("batch", heads, axis, attention.query.out_features // heads)
@@ -163,7 +166,7 @@ def _attend_cached(
     attended, attention_map = graph.unique("attended"), graph.unique("map")
     graph.add_multi(
         "GroupQueryAttention",
-        [*inputs, *past, columns.last, columns.longest],
+        [queries, *new, *past, columns.last, columns.longest],
         [attended, *present, attention_map],
         domain=CONTRIB,
         num_heads=heads,
@@ -177,23 +180,22 @@ def _attend_cached(
 
 def _stack_maps(graph: GraphBuilder, name: str, columns: _Columns, config: TransformerConfig) -> None:
     """The maps of all layers as one output (B, H, L, columns): one to bind instead of one a layer."""
-    stacked = graph.add("Concat", *columns.maps, axis=2)
     graph.output(name, FLOAT, ("batch", config.num_heads, config.decoder_layers, f"longest_{name}"))
-    # The operator leaves memory as it found it beyond a row's length.
-    graph.add("Where", columns.valid, stacked, graph.constant(0.0, np.float32), output=name)
+    graph.add("Concat", *columns.maps, output=name, axis=2)
 
 
 def _summarise(graph: GraphBuilder, logits: str, vocab_size: int) -> None:
     """What picking a token needs, so that the scores of the whole vocabulary need not leave the graph."""
+    logprobs = graph.output("logprobs", FLOAT, ("batch", vocab_size))
+    # Over ten times as fast as ReduceLogSumExp.
+    graph.add("LogSoftmax", logits, output=logprobs, axis=-1)
     count = min(TOP_TOKENS, vocab_size)
-    top = [graph.output("top_logits", FLOAT, ("batch", count)), graph.output("top_ids", INT64, ("batch", count))]
-    graph.add_multi("TopK", [logits, graph.constant([count], np.int64)], top)
-    normalizer = graph.output("log_normalizer", FLOAT, ("batch",))
-    graph.add("ReduceLogSumExp", logits, graph.constant([1], np.int64), output=normalizer, keepdims=0)
+    top = [graph.output("top_logprobs", FLOAT, ("batch", count)), graph.output("top_ids", INT64, ("batch", count))]
+    graph.add_multi("TopK", [logprobs, graph.constant([count], np.int64)], top)
 
 
 def _project_cross_attention(graph: GraphBuilder, model: Transformer, memory: str) -> None:
-    """The keys and values of every decoder layer's cross-attention, by one product."""
+    """The keys and values of every decoder layer's cross-attention, by one product over `memory` (B, S, M)."""
     config = model.config
     names, projections = [], []
     for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
@@ -214,26 +216,21 @@ def _scaled_embedding(graph: GraphBuilder, model: Transformer, ids: str) -> str:
 
 
 def _linear(graph: GraphBuilder, name: str, x: str, *linears: nn.Linear) -> str:
-    """Add a product and a bias, the outputs of several layers side by side."""
-    bias = torch.cat([linear.bias for linear in linears])
-    return graph.add("Add", _product(graph, name, x, *linears), graph.weight(f"{name}.bias", bias))
+    """A product and a bias, the outputs of several layers side by side."""
+    weight = graph.weight(f"{name}.weight", torch.cat([linear.weight for linear in linears]).T)
+    bias = graph.weight(f"{name}.bias", torch.cat([linear.bias for linear in linears]))
+    return graph.add("Add", graph.add("MatMul", x, weight), bias)
 
 
-def _product(graph: GraphBuilder, name: str, x: str, *linears: nn.Linear) -> str:
-    weight = torch.cat([linear.weight for linear in linears]).T
-    return graph.add("MatMul", x, graph.weight(f"{name}.weight", weight))
-
-
-def _linear_add_norm(graph: GraphBuilder, name: str, x: str, inner: str, linear: nn.Linear, module: AddNorm) -> str:
-    """LayerNorm(x + (inner W + b)); bias, sum and norm are one node."""
-    norm, output = module.norm, graph.unique("normed")
-    vectors = {"norm.weight": norm.weight, "norm.bias": norm.bias, "bias": linear.bias}
-    inputs = [x, _product(graph, name, inner, linear)]
-    inputs += [graph.weight(f"{name}.{part}", vector) for part, vector in vectors.items()]
-    graph.add_multi("SkipLayerNormalization", inputs, [output], domain=CONTRIB, epsilon=norm.eps)
-    return output
+def _add_norm(graph: GraphBuilder, name: str, x: str, inner: str, module: AddNorm) -> str:
+    """LayerNorm(x + inner). Two nodes: the one that ONNX Runtime has for both takes four times as long."""
+    norm = module.norm
+    vectors = {"norm.weight": norm.weight, "norm.bias": norm.bias}
+    parameters = [graph.weight(f"{name}.{part}", vector) for part, vector in vectors.items()]
+    return graph.add("LayerNormalization", graph.add("Add", x, inner), *parameters, axis=-1, epsilon=norm.eps)
 
 
 def _feed_forward(graph: GraphBuilder, name: str, x: str, module: FeedForward, norm: AddNorm) -> str:
     inner = graph.add("Relu", _linear(graph, f"{name}.feed_forward.inner", x, module.inner))
-    return _linear_add_norm(graph, f"{name}.feed_forward.outer", x, inner, module.outer, norm)
+    outer = _linear(graph, f"{name}.feed_forward.outer", inner, module.outer)
+    return _add_norm(graph, f"{name}.feed_forward.outer", x, outer, norm)

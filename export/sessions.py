@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from model.reference import NextLogProbs
+from model.reference import NextLogits
 from service.bundle import Manifest
 
 Array = NDArray[Any]
@@ -35,7 +35,9 @@ def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
     options.log_severity_level = 3
 
     def load(file: str) -> Any:
-        return onnxruntime.InferenceSession(str(folder / file), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            str(folder / file), options, ["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
+        )
 
     return Sessions(manifest, load(manifest.encoder.file), load(manifest.step.file))
 
@@ -97,7 +99,7 @@ def run_step(
     return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
 
 
-def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogProbs:
+def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogits:
     """The step over a bundle, for `model.reference`: each call reads one token a prefix and keeps what it has read.
 
     Args:
@@ -107,26 +109,26 @@ def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogProbs:
     grows = {state.input: state.shape.index("target") for state in manifest.states if "target" in state.shape}
     known: dict[tuple[int, ...], States] = {(): initial_states(manifest, encode(sessions, [source_ids]), 0)}
 
-    def next_log_probs(prefixes: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    def next_logits(prefixes: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         parents = [tuple(prefix[:-1]) for prefix in prefixes]
         if any(parent not in known for parent in parents):
-            next_log_probs(parents)
+            next_logits(parents)
         states = {
             name: _with_slot(np.concatenate([known[parent][name] for parent in parents]), grows.get(name))
             for name in known[parents[0]]
         }
         tokens, lengths = [prefix[-1] for prefix in prefixes], [len(parent) for parent in parents]
         source_lengths = [len(source_ids)] * len(prefixes)
-        scores = run_step(sessions, states, tokens, lengths, source_lengths, ["logits", "log_normalizer"])
+        outputs = run_step(sessions, states, tokens, lengths, source_lengths, ["logits"])
         root = known[()]
         known.clear()
         known[()] = root
         for row, prefix in enumerate(prefixes):
             known[tuple(prefix)] = {name: array[row : row + 1] for name, array in states.items()}
-        log_probs: NDArray[np.float32] = scores["logits"] - scores["log_normalizer"][:, None]
-        return log_probs
+        logits: NDArray[np.float32] = outputs["logits"]
+        return logits
 
-    return next_log_probs
+    return next_logits
 
 
 def _with_slot(rows: Array, axis: int | None) -> Array:

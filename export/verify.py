@@ -10,20 +10,20 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from export.sessions import Array, Sessions, encode, initial_states, onnx_steps, run_step
-from model.reference import NextLogProbs, greedy, one_thread, pytorch_steps
+from model.reference import NextLogits, greedy, one_thread, pytorch_steps
 from model.transformer import AttentionMaps, Transformer
 from service.bundle import Manifest, Verification
 
 # Three times what the 300 sentences of this repository show for logits as large as 20 in float32; maps differ by 2e-6.
 TOLERANCE = 1e-4
-CLOSE = 1e-4  # log-probabilities of two candidates nearer than this may change places by rounding
+CLOSE = 1e-4  # logits of two candidates nearer than this may change places by rounding
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 80
 SPARE_SLOTS = 3  # a service's buffers are longer than its rows
 
 
 class VerificationError(Exception):
-    """ONNX Runtime and PyTorch differ by more than was allowed; the message says where."""
+    """A bundle differs from what it was made from by more than was allowed; the message says where."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,10 @@ def _compare_batch(sessions: Sessions, model: Transformer, sources: Sequence[Seq
     return found.merged(_compare_forced(sessions, model, sources, targets))
 
 
-def _part_where_close(
-    next_log_probs: NextLogProbs, start_id: int, expected: Sequence[int], given: Sequence[int]
-) -> bool:
+def _part_where_close(next_logits: NextLogits, start_id: int, expected: Sequence[int], given: Sequence[int]) -> bool:
     """Whether the two best candidates are close at the first token in which two generations differ."""
     same = next(index for index, pair in enumerate(zip(expected, given, strict=False)) if pair[0] != pair[1])
-    (row,) = next_log_probs([[start_id, *expected[:same]]])
+    (row,) = next_logits([[start_id, *expected[:same]]])
     second, best = np.sort(row)[-2:]
     return bool(best - second < CLOSE)
 
@@ -151,7 +149,7 @@ def _compare_forced(
         found = found.merged(
             Differences(
                 logits=_score_difference(given, logits[np.arange(len(ages)), ages]),
-                attention=_step_map_difference(sessions.manifest, given, maps, ages),
+                attention=_step_map_difference(sessions.manifest, given, maps, ages, source_lengths),
             )
         )
     return found
@@ -163,30 +161,37 @@ def _outputs_to_compare(manifest: Manifest) -> list[str]:
 
 
 def _score_difference(given: Mapping[str, Array], logits: Array) -> float:
-    """Of the logits (B, V), of the best ones and their ids, and of the logarithm of their sum."""
-    top = np.sort(logits, axis=-1)[:, : -given["top_ids"].shape[1] - 1 : -1]  # (B, K)
+    """Of the logits (B, V), of their log-probabilities, and of the best of these and their ids."""
+    logprobs = torch.from_numpy(logits).log_softmax(dim=-1).numpy()
+    top = np.sort(logprobs, axis=-1)[:, : -given["top_ids"].shape[1] - 1 : -1]  # (B, K)
     return _largest(
         [
             given["logits"] - logits,
-            given["top_logits"] - top,
-            given["top_logits"] - np.take_along_axis(given["logits"], given["top_ids"], axis=-1),
-            given["log_normalizer"] - torch.from_numpy(logits).logsumexp(dim=-1).numpy(),
+            given["logprobs"] - logprobs,
+            given["top_logprobs"] - top,
+            given["top_logprobs"] - np.take_along_axis(given["logprobs"], given["top_ids"], axis=-1),
         ]
     )
 
 
 def _step_map_difference(
-    manifest: Manifest, given: Mapping[str, Array], maps: AttentionMaps, ages: Sequence[int]
+    manifest: Manifest,
+    given: Mapping[str, Array],
+    maps: AttentionMaps,
+    ages: Sequence[int],
+    source_lengths: Sequence[int],
 ) -> float:
-    """Of whole rows: entries beyond a row's own length are 0 in PyTorch and must be here."""
+    """Of each row's own columns; beyond them a bundle's maps mean nothing."""
     rows, columns = np.arange(len(ages)), max(ages) + 1
 
-    def difference(kind: str, expected: Tensor) -> float:
+    def difference(kind: str, expected: Tensor, lengths: Array) -> float:
         (name,) = manifest.attention_of(kind).outputs
         at_ages = expected.numpy().swapaxes(2, 3)[:, rows, ages]  # (L, B, H, T, columns) to (L, B, H, columns)
-        return _largest([given[name] - at_ages.transpose(1, 2, 0, 3)])
+        is_own = np.arange(at_ages.shape[-1]) < lengths[:, None, None, None]
+        return _largest([np.where(is_own, given[name] - at_ages.transpose(1, 2, 0, 3), 0.0)])
 
-    return float(np.maximum(difference("decoder", maps.decoder[..., :columns]), difference("cross", maps.cross)))
+    decoder = difference("decoder", maps.decoder[..., :columns], np.array(ages) + 1)
+    return float(np.maximum(decoder, difference("cross", maps.cross, np.array(source_lengths))))
 
 
 def _encoder_map_difference(manifest: Manifest, given: Mapping[str, Array], expected: Array) -> float:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from service.schemas import Kind
+from service.parameters import Kind
 
 
 class Error(BaseModel):
@@ -34,10 +34,34 @@ class TimingsMs(BaseModel):
     total: float
 
 
-class OutputToken(BaseModel):
+class Alternative(BaseModel):
     id: int
     text: str
     logprob: float
+
+
+class OutputToken(Alternative):
+    alternatives: list[Alternative] | None = Field(
+        default=None, description="The likeliest tokens of its place, best first; with top_logprobs."
+    )
+
+
+class AttentionMap(BaseModel):
+    kind: Kind
+    layers: list[int]
+    heads: list[int]
+    rows: int
+    columns: int
+    shape: tuple[int, int, int, int]
+    normalized: bool
+    data: list[float] | str
+
+
+class OutputAttention(BaseModel):
+    source_tokens: list[str]
+    target_tokens: list[str] = Field(description="Those of the prefix first.")
+    decoder_input_tokens: list[str]
+    maps: list[AttentionMap]
 
 
 class Output(BaseModel):
@@ -48,11 +72,25 @@ class Output(BaseModel):
     finish_reason: Literal["eos", "length", "stop"]
     score: float
     seed: int | None = Field(default=None, description="Only with do_sample.")
+    attention: OutputAttention | None = Field(default=None, description="Only with return_attention.")
 
 
 class GenerateAnswer(BaseModel):
     model: str
     outputs: list[Output]
+    usage: Usage
+    timings_ms: TimingsMs
+
+
+class ScoredOutput(BaseModel):
+    index: int
+    score: float
+    tokens: list[OutputToken]
+
+
+class ScoreAnswer(BaseModel):
+    model: str
+    outputs: list[ScoredOutput]
     usage: Usage
     timings_ms: TimingsMs
 
@@ -68,26 +106,11 @@ class EncodeAnswer(BaseModel):
     timings_ms: TimingsMs
 
 
-class AttentionMap(BaseModel):
-    kind: Kind
-    layers: list[int]
-    heads: list[int]
-    rows: int
-    columns: int
-    shape: tuple[int, int, int, int]
-    normalized: bool
-    data: list[float] | str
-
-
-class AttentionAnswer(BaseModel):
+class AttentionAnswer(OutputAttention):
     model: str
     text: str
-    source_tokens: list[str]
-    target_tokens: list[str]
-    decoder_input_tokens: list[str]
     finish_reason: Literal["eos", "length", "stop", "forced"]
     seed: int | None = Field(default=None, description="Only with do_sample.")
-    maps: list[AttentionMap]
     usage: Usage
     timings_ms: TimingsMs
 

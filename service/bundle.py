@@ -12,8 +12,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
+MAX_BEAMS = 8
+# K, how many candidates the step returns where the vocabulary has as many: beam search looks at twice as many as it has
+# beams, and may have to leave the end token out.
+TOP_TOKENS = 2 * MAX_BEAMS + 1
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Task = Literal["generate", "encode", "attention"]
@@ -55,9 +59,9 @@ class Graph(_Part):
 
     The encoder takes `source_ids` (B, S) int64 and `source_lengths` (B,) int32; it gives `hidden` (B, S, M), what fills
     the states, and its attention maps. The step takes, of one token a row, `token_ids` (B,) int64, `lengths` (B,) int32
-    (target tokens read before this one) and `source_lengths` (B,) int32, and the states; it gives `logits` (B, V),
-    `top_logits` and `top_ids` (B, K) in falling order, `log_normalizer` (B,) (the logarithm of the sum of exp(logits)),
-    the states that change, and its attention maps. Batch, source and target axes are free.
+    (target tokens read before this one) and `source_lengths` (B,) int32, and the states; it gives `logits` and
+    `logprobs` (B, V), the best of these as `top_logprobs` and `top_ids` (B, K) in falling order, the states that
+    change, and its attention maps. Batch, source and target axes are free.
     """
 
     file: Name
@@ -92,7 +96,7 @@ class Attention(_Part):
     An `encoder` map is source x source, one graph output a layer, (B, heads, S, S). `cross` and `decoder` maps come
     from the step, one row a call: each output is (B, heads, N, columns) with N layers, and there may be several, one
     after another; columns are the source's tokens, or the decoder's inputs so far. Entries beyond a row's own length
-    are 0.
+    mean nothing.
     """
 
     kind: Literal["encoder", "cross", "decoder"]
@@ -113,6 +117,34 @@ class Verification(_Part):
     close_generations: int  # greedy outputs that part where the two best candidates lie within rounding
 
 
+class Bleu(_Part):
+    """Corpus BLEU in percent of one way of decoding, with float32 weights and with quantised ones."""
+
+    num_beams: int
+    float32: float
+    quantized: float
+
+
+class Quality(_Part):
+    """What quantisation cost on parallel text."""
+
+    split: str
+    sentences: int
+    signature: str  # sacreBLEU's, of how BLEU was made
+    bleu: tuple[Bleu, ...]
+
+
+class Quantization(_Part):
+    """How the weights were quantised."""
+
+    bits: Literal[4, 8, 16]
+    block_size: int | None  # weights that share a scale; None where each has its own, as in float16
+    by_rows: tuple[Literal["encoder", "layers", "projection"], ...] = ()  # products of 8-bit integers by rows instead
+    in_float32: tuple[Literal["encoder", "layers", "projection"], ...] = ()  # products that stay as they are
+    float32_digest: str  # `Manifest.digest` of the bundle that was quantised
+    quality: Quality | None  # None where nobody measured it: good for measuring time alone
+
+
 class Manifest(_Part):
     """`manifest.json`, whole."""
 
@@ -131,9 +163,11 @@ class Manifest(_Part):
     limits: Limits
     encoder: Graph
     step: Graph
+    rows: Graph | None = None  # moves rows of states that NumPy cannot reach; only float16 bundles have it
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
-    verification: Verification | None
+    verification: Verification | None  # of a float32 bundle; quantised graphs are meant to differ
+    quantization: Quantization | None = None
     files: dict[Name, FileRecord]
 
     @property

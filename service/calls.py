@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request as HttpRequest
@@ -15,6 +15,9 @@ from service.engine.request import Cancelled, Encoded, Event, Failed, Generated,
 from service.engine.worker import Ticket
 from service.errors import ApiError, ClientGoneError
 from service.serving import ServedModel, Service
+
+T = TypeVar("T")
+Result = TypeVar("Result", Generated, Encoded)
 
 RECORD = "sightline.record"  # where the scope keeps a call's Record
 # The engine ends what is late at its next step; where no step comes any more, the call ends by itself so much later.
@@ -45,6 +48,7 @@ class Call(HttpRequest):
         self.service: Service = scope["app"].state.service
         self.record: Record = scope[RECORD]
         self.num_bytes = 0  # of the body
+        self.tokenize_ms = 0.0  # spent on it so far
         self.deadline = float("inf")  # on the service's clock
 
     def limit_time(self) -> None:
@@ -76,14 +80,18 @@ class Call(HttpRequest):
             tickets.append(ticket)
         return tickets
 
-    async def results(self, tickets: Sequence[Ticket]) -> list[Generated | Encoded]:
-        """Wait for all results, in order.
+    async def results(self, tickets: Sequence[Ticket], kind: type[Result]) -> list[Result]:
+        """Wait for the results of all tickets, in order; raises as `together` does."""
+        return await self.together([result_of(ticket, kind) for ticket in tickets])
+
+    async def together(self, parts: Sequence[Awaitable[T]]) -> list[T]:
+        """Wait for all parts, in order.
 
         Raises:
-            ApiError: the first failure, without waiting for the rest.
+            ApiError: the first failure, without waiting for the rest; or the call's time is over.
             ClientGoneError: the client left; nobody needs the results.
         """
-        work = asyncio.ensure_future(_results(tickets))
+        work = asyncio.ensure_future(_gather(parts))
         gone = asyncio.ensure_future(self.until_gone())
         try:
             timeout = self.seconds_left + DEADLINE_SLACK_S
@@ -109,16 +117,17 @@ class Call(HttpRequest):
         } | {f"{name}_ms": value for name, value in timings_ms.items() if name != "total"}
 
 
-async def _results(tickets: Sequence[Ticket]) -> list[Generated | Encoded]:
+async def _gather(parts: Sequence[Awaitable[T]]) -> list[T]:
     # A task of its own: a bare gather that is cancelled complains in the log that nobody took its exception.
-    return await asyncio.gather(*(_result(ticket) for ticket in tickets))
+    return await asyncio.gather(*parts)
 
 
-async def _result(ticket: Ticket) -> Generated | Encoded:
-    return success(await ticket.result())
+async def result_of(ticket: Ticket, kind: type[Result]) -> Result:
+    """Wait for a request's result; raises as `success` does."""
+    return success(await ticket.result(), kind)
 
 
-def success(event: Event) -> Generated | Encoded:
+def success(event: Event, kind: type[Result]) -> Result:
     """A final event's result.
 
     Raises:
@@ -129,14 +138,14 @@ def success(event: Event) -> Generated | Encoded:
         raise ApiError(event.code)
     if isinstance(event, Cancelled):
         raise ClientGoneError
-    assert isinstance(event, Generated | Encoded)
+    assert isinstance(event, kind)
     return event
 
 
-def timings_of(call: Call, tokenize_ms: float, parts: Sequence[Timings]) -> dict[str, float]:
+def timings_of(call: Call, parts: Sequence[Timings]) -> dict[str, float]:
     """Where a call's time went. Sequences run side by side, so each part is the longest among them."""
     return {
-        "tokenize": round(tokenize_ms, 3),
+        "tokenize": round(call.tokenize_ms, 3),
         "queue": round(max(part.queue for part in parts), 3),
         "encode": round(max(part.encode for part in parts), 3),
         "decode": round(max(part.decode for part in parts), 3),
@@ -145,4 +154,9 @@ def timings_of(call: Call, tokenize_ms: float, parts: Sequence[Timings]) -> dict
 
 
 def json_answer(content: Any) -> Response:
-    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+    return Response(to_json(content), media_type="application/json")
+
+
+def to_json(content: Any) -> bytes:
+    """JSON of what an answer holds, NumPy arrays included."""
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -4,96 +4,181 @@ import asyncio
 import dataclasses
 import secrets
 import time
+from collections.abc import Sequence
 
 from service.calls import Call
-from service.engine.request import DecodingParameters
+from service.engine.request import DecodingParameters, GenerateRequest
 from service.errors import ApiError
-from service.schemas import MAX_SEED, Parameters, Texts
+from service.fields import Texts
+from service.parameters import MAX_SEED, Parameters
 from service.serving import ServedModel
-from service.tokenizer import TextTokenizer
+from service.tokenizer import StopStrings, TextStream, TextTokenizer
+
+Ids = tuple[int, ...]
 
 # Tokenising this many characters takes some ten milliseconds: more of them is done away from the event loop.
 INLINE_CHARACTERS = 16_384
 
 
-async def read_sources(
-    call: Call, model: ServedModel, inputs: Texts, *, truncate: bool = False
-) -> tuple[list[tuple[int, ...]], float]:
+async def read_sources(call: Call, model: ServedModel, inputs: Texts, *, truncate: bool = False) -> list[Ids]:
     """Reserve a place for the inputs of a call, then tokenise them.
 
     Returns:
-        The source ids of each input, and the milliseconds that tokenising took.
+        The source ids of each input, the end token last.
 
     Raises:
-        ApiError: `overloaded`, or `input_too_long`.
+        ApiError: `overloaded`; or `input_too_long`, unless `truncate` says to cut what is too long.
     """
     call.record.model = model.name
     place = call.service.door(model).reserve(len(inputs.texts), call.num_bytes)
     call.resources.enter_context(place)
-    started = time.perf_counter()
     limit = model.manifest.limits.max_source_tokens
-    sources = await tokenize(model.source_tokenizer, inputs, limit, truncate=truncate)
+    sources = await _tokenize(call, model.source_tokenizer, inputs, limit, truncate=truncate)
     place.add_tokens(sum(map(len, sources)))
-    return [tuple(source) for source in sources], 1000 * (time.perf_counter() - started)
+    return sources
 
 
-async def tokenize(
-    tokenizer: TextTokenizer, inputs: Texts, max_tokens: int, *, truncate: bool = False
-) -> list[list[int]]:
-    """Token ids of each text, the end token last.
+async def read_targets(call: Call, model: ServedModel, targets: Texts) -> list[Ids]:
+    """Target ids of each text, the end token last.
 
     Raises:
-        ApiError: `input_too_long`, unless `truncate` says to cut what is too long; the end token stays.
+        ApiError: `input_too_long`.
     """
-
-    def run() -> list[list[int]]:
-        return [_fitting(tokenizer, inputs, place, max_tokens, truncate) for place in range(len(inputs.texts))]
-
-    if sum(map(len, inputs.texts)) <= INLINE_CHARACTERS:
-        return run()
-    return await asyncio.to_thread(run)
+    return await _tokenize(call, model.target_tokenizer, targets, model.manifest.limits.max_target_tokens)
 
 
-def _fitting(tokenizer: TextTokenizer, inputs: Texts, place: int, max_tokens: int, truncate: bool) -> list[int]:
+async def read_prefixes(call: Call, model: ServedModel, prefix: Texts | None, num_inputs: int) -> list[Ids]:
+    """The beginning of each input's target, empty where none is wanted; one string is for all inputs.
+
+    Raises:
+        ApiError: `input_too_long`; one token at the least must still fit behind it.
+    """
+    if prefix is None:
+        return [()] * num_inputs
+    limit = model.manifest.limits.max_target_tokens - 1
+    prefixes = await _tokenize(call, model.target_tokenizer, prefix, limit, add_special_tokens=False)
+    return prefixes if prefix.is_list else prefixes * num_inputs
+
+
+async def _tokenize(
+    call: Call,
+    tokenizer: TextTokenizer,
+    inputs: Texts,
+    max_tokens: int,
+    *,
+    truncate: bool = False,
+    add_special_tokens: bool = True,
+) -> list[Ids]:
+    def run() -> list[Ids]:
+        return [
+            _fitting(tokenizer, inputs, place, max_tokens, truncate, add_special_tokens)
+            for place in range(len(inputs.texts))
+        ]
+
+    started = time.perf_counter()
+    is_short = sum(map(len, inputs.texts)) <= INLINE_CHARACTERS
+    ids = run() if is_short else await asyncio.to_thread(run)
+    call.tokenize_ms += 1000 * (time.perf_counter() - started)
+    return ids
+
+
+def _fitting(
+    tokenizer: TextTokenizer, inputs: Texts, place: int, max_tokens: int, truncate: bool, add_special_tokens: bool
+) -> Ids:
     text = inputs.texts[place]
     least = 0 if truncate else tokenizer.least_tokens(text)
     if least > max_tokens:
         raise too_long(f"at least {least}", max_tokens, inputs.param(place))
-    ids = tokenizer.encode(tokenizer.beginning(text, max_tokens) if truncate else text)
+    text = tokenizer.beginning(text, max_tokens) if truncate else text
+    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     if len(ids) <= max_tokens:
-        return ids
+        return tuple(ids)
     if not truncate:
         raise too_long(str(len(ids)), max_tokens, inputs.param(place))
-    return [*ids[: max_tokens - 1], ids[-1]]
+    return (*ids[: max_tokens - 1], ids[-1])
 
 
 def too_long(found: str, limit: int, param: str) -> ApiError:
     return ApiError("input_too_long", f"It has {found} tokens; the model takes at most {limit}.", param=param)
 
 
-def decoding_parameters(wanted: Parameters, model: ServedModel) -> DecodingParameters:
+def decoding_parameters(call: Call, model: ServedModel, wanted: Parameters) -> DecodingParameters:
     """What the engine is told, a seed drawn where none was given.
 
     Raises:
-        ApiError: the model cannot generate so many tokens.
+        ApiError: more than the model or the service can do.
     """
-    limit = model.manifest.limits.max_target_tokens
-    for name in ("max_new_tokens", "min_new_tokens"):
-        if name in wanted.model_fields_set and getattr(wanted, name) > limit:
-            message = f"{name} is {getattr(wanted, name)}; {model.name} generates at most {limit} tokens."
-            raise ApiError("invalid_parameter", message, param=f"parameters.{name}")
+    _check_limits(call, model, wanted)
     return DecodingParameters(
         # The default gives way to the model's limit and to a larger minimum.
-        max_new_tokens=min(limit, max(wanted.max_new_tokens, wanted.min_new_tokens)),
+        max_new_tokens=min(model.manifest.limits.max_target_tokens, max(wanted.max_new_tokens, wanted.min_new_tokens)),
         min_new_tokens=wanted.min_new_tokens,
         do_sample=wanted.do_sample,
         temperature=wanted.temperature,
         top_k=wanted.top_k,
         top_p=wanted.top_p,
         seed=secrets.randbelow(MAX_SEED + 1) if wanted.seed is None else wanted.seed,
+        num_beams=wanted.num_beams,
+        num_return_sequences=wanted.num_return_sequences,
+        length_penalty=wanted.length_penalty,
+        early_stopping=wanted.early_stopping,
+        repetition_penalty=wanted.repetition_penalty,
+        no_repeat_ngram_size=wanted.no_repeat_ngram_size,
+        suppress_tokens=tuple(wanted.suppress_tokens),
+        top_logprobs=wanted.top_logprobs,
     )
 
 
-def of_sequence(parameters: DecodingParameters, index: int) -> DecodingParameters:
-    """The parameters of input `index` of a call: each has its own seed, and so gives the same when it is sent alone."""
-    return dataclasses.replace(parameters, seed=(parameters.seed + index) % (MAX_SEED + 1))
+def _check_limits(call: Call, model: ServedModel, wanted: Parameters) -> None:
+    limits = model.manifest.limits
+    limit = limits.max_target_tokens
+    for name in ("max_new_tokens", "min_new_tokens"):
+        if name in wanted.model_fields_set and getattr(wanted, name) > limit:
+            message = f"{name} is {getattr(wanted, name)}; {model.name} generates at most {limit} tokens."
+            raise ApiError("invalid_parameter", message, param=f"parameters.{name}")
+    max_rows = call.service.settings.max_rows
+    if wanted.num_beams > max_rows:
+        message = f"num_beams is {wanted.num_beams}; this service decodes at most {max_rows} rows at once."
+        raise ApiError("invalid_parameter", message, param="parameters.num_beams")
+    for place, token_id in enumerate(wanted.suppress_tokens):
+        if token_id >= limits.vocabulary:
+            message = f"A token id of this model is below {limits.vocabulary}."
+            raise ApiError("invalid_parameter", message, param=f"parameters.suppress_tokens[{place}]")
+
+
+def generate_requests(
+    call: Call,
+    model: ServedModel,
+    parameters: DecodingParameters,
+    sources: Sequence[Ids],
+    prefixes: Sequence[Ids],
+    *,
+    stop: tuple[str, ...] = (),
+    attention: frozenset[str] = frozenset(),
+    stream: bool = False,
+) -> list[GenerateRequest]:
+    """One request for each source and its prefix; each has its own seed, and so gives the same when it is sent alone.
+
+    To score a target, let it be the prefix, its end token included, and `parameters.max_new_tokens` 0.
+    """
+
+    def request(index: int, source: Ids, prefix: Ids) -> GenerateRequest:
+        room = model.manifest.limits.max_target_tokens - len(prefix)
+        return GenerateRequest(
+            request_id=call.record.request_id,
+            source_ids=source,
+            deadline=call.deadline,
+            parameters=dataclasses.replace(
+                parameters,
+                seed=(parameters.seed + index) % (MAX_SEED + 1),
+                max_new_tokens=min(parameters.max_new_tokens, room),
+            ),
+            target_prefix=prefix,
+            stop=StopStrings(TextStream(model.target_tokenizer, stop, prefix)) if stop else None,
+            attention=attention,
+            stream=stream,
+        )
+
+    return [
+        request(index, source, prefix) for index, (source, prefix) in enumerate(zip(sources, prefixes, strict=True))
+    ]

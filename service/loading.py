@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +10,18 @@ from pathlib import Path
 from service.bundle import MANIFEST, BundleError, Manifest, check_files, read_manifest
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
+from service.engine.request import DecodingParameters, GenerateRequest
 from service.engine.worker import Worker
-from service.runtime.ort import OnnxRunner, choose_provider
+from service.runtime.device import DeviceRunner
+from service.runtime.ort import OnnxRunner
+from service.runtime.provider import Provider, choose_provider
 from service.serving import Backend, ServedModel
 from service.settings import Settings
 from service.tokenizer import TextTokenizer, read_tokenizer
 
 logger = logging.getLogger(__name__)
+
+REHEARSED_TOKENS = 16
 
 
 def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Backend:
@@ -23,7 +29,7 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
 
     Raises:
         BundleError: a bundle that cannot be served, none at all, or no default model of that name.
-        RuntimeUnavailableError: the installed onnxruntime lacks the provider that is asked for.
+        RuntimeUnavailableError: the installed onnxruntime cannot use the provider that is asked for.
     """
     provider = choose_provider(settings.provider)
     models: dict[str, ServedModel] = {}
@@ -32,11 +38,10 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
         started = time.perf_counter()
         check_files(folder, manifest)
         source, target = _read_tokenizers(folder, manifest)
-        runner = OnnxRunner(
-            folder, manifest, provider=provider, num_threads=settings.threads, max_rows=settings.max_rows
-        )
+        runner = _open_runner(folder, manifest, provider, settings)
         runner.warm_up(settings.max_batch_tokens)
-        models[manifest.name] = ServedModel(manifest.name, manifest, source, target, provider)
+        _rehearse(runner)
+        models[manifest.name] = ServedModel(manifest.name, manifest, source, target, runner.provider)
         engines[manifest.name] = Engine(
             runner,
             max_batch_tokens=settings.max_batch_tokens,
@@ -49,6 +54,29 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     gc.collect()
     gc.freeze()
     return Backend(models, engines, Worker(engines))
+
+
+def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings: Settings) -> OnnxRunner | DeviceRunner:
+    threads, max_rows = settings.threads, settings.max_rows
+    if manifest.rows is not None:
+        return DeviceRunner(folder, manifest, provider=provider, num_threads=threads, max_rows=max_rows)
+    if settings.provider == "cuda":
+        raise BundleError(f"{folder} is {manifest.dtype}; CUDA runs what `python -m export half` writes")
+    return OnnxRunner(folder, manifest, num_threads=threads, max_rows=max_rows)
+
+
+def _rehearse(runner: OnnxRunner | DeviceRunner) -> None:
+    """Generate a little, so that no request pays for what Python and the processor's caches do a first time."""
+    manifest = runner.manifest
+    if "generate" not in manifest.tasks:
+        return
+    length = min(REHEARSED_TOKENS, manifest.limits.max_target_tokens, manifest.limits.max_source_tokens)
+    engine, parameters = Engine(runner), DecodingParameters(max_new_tokens=length, min_new_tokens=length)
+    source = (manifest.tokens.end_id,) * length
+    for _ in range(2):
+        engine.submit(GenerateRequest("rehearsal", source, math.inf, parameters), lambda event: None)
+        while engine.has_work:
+            engine.step()
 
 
 def find_bundles(folder: Path, default_model: str | None) -> dict[Path, Manifest]:

@@ -7,38 +7,60 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine.request import Generated, GenerateRequest, Token
+from service.engine.request import GenerateRequest, Target, Token
 from service.errors import ApiError
-from service.schemas import Encoding
-from service.serving import ServedModel
+from service.parameters import Encoding
 from service.tokenizer import TextStream, TextTokenizer
 
 MAX_NUMBERS = 1_000_000  # in one answer
 
 
-def text_of(tokenizer: TextTokenizer, ids: Iterable[int], stop: Sequence[str] = ()) -> str:
-    """The text of generated tokens, cut before the stop string that ended it: what the pieces of a stream join to."""
-    stream = TextStream(tokenizer, stop)
+def text_of(tokenizer: TextTokenizer, ids: Iterable[int], stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> str:
+    """The text of a prefix and what was generated after it, cut before the stop string that ended it.
+
+    It is what the pieces of a stream join to.
+    """
+    stream = TextStream(tokenizer, stop, prefix)
     pieces = [stream.push(id_) for id_ in ids]
     return "".join(pieces) + stream.finish()
 
 
+def text_of_target(tokenizer: TextTokenizer, request: GenerateRequest, target: Target, stop: Sequence[str]) -> str:
+    ids = (token.id for token in generated_tokens(request, target))
+    return text_of(tokenizer, ids, stop, request.target_prefix)
+
+
+def generated_tokens(request: GenerateRequest, target: Target) -> tuple[Token, ...]:
+    """A target's tokens without those of its prefix."""
+    return target.tokens[len(request.target_prefix) :]
+
+
 def token_of(tokenizer: TextTokenizer, token: Token) -> dict[str, Any]:
-    return {"id": token.id, "text": tokenizer.name(token.id), "logprob": token.logprob}
+    """A token as it stands in an answer."""
+    answer: dict[str, Any] = {"id": token.id, "text": tokenizer.name(token.id), "logprob": token.logprob}
+    if token.alternatives:
+        answer["alternatives"] = [
+            {"id": id_, "text": tokenizer.name(id_), "logprob": logprob} for id_, logprob in token.alternatives
+        ]
+    return answer
 
 
-def output_of(model: ServedModel, request: GenerateRequest, result: Generated, stop: Sequence[str]) -> dict[str, Any]:
-    """One generation as it stands in an answer."""
-    tokenizer = model.target_tokenizer
+def output_of(
+    tokenizer: TextTokenizer, request: GenerateRequest, target: Target, stop: Sequence[str]
+) -> dict[str, Any]:
+    """One generated sequence as it stands in an answer."""
     output: dict[str, Any] = {
-        "text": text_of(tokenizer, (token.id for token in result.tokens), stop),
-        "tokens": [token_of(tokenizer, token) for token in result.tokens],
-        "finish_reason": result.finish_reason,
-        "score": result.score,
+        "text": text_of_target(tokenizer, request, target, stop),
+        "tokens": [token_of(tokenizer, token) for token in generated_tokens(request, target)],
+        "finish_reason": target.finish_reason,
+        "score": target.score,
     }
-    if request.parameters.do_sample:
-        output["seed"] = request.parameters.seed
-    return output
+    return output | seed_of(request)
+
+
+def seed_of(request: GenerateRequest) -> dict[str, int]:
+    """The seed as it stands in an answer: only where it was used."""
+    return {"seed": request.parameters.seed} if request.parameters.do_sample else {}
 
 
 def numbers(values: NDArray[np.float32], encoding: Encoding) -> Any:
@@ -48,7 +70,7 @@ def numbers(values: NDArray[np.float32], encoding: Encoding) -> Any:
 
 
 def check_size(what: str, count: int, way_out: str) -> None:
-    """Raise ApiError where an answer would carry too many numbers."""
+    """Raise ApiError where an answer would carry too many numbers; `count` of them are certain."""
     if count > MAX_NUMBERS:
-        message = f"The {what} have {count} numbers; an answer carries at most {MAX_NUMBERS}. {way_out}"
+        message = f"The {what} have at least {count} numbers; an answer carries at most {MAX_NUMBERS}. {way_out}"
         raise ApiError("response_too_large", message)

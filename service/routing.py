@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from service.answers import ErrorAnswer
 from service.calls import Call
 from service.errors import ERRORS, ApiError, ClientGoneError, ErrorCode
-from service.schemas import RequestBody
+from service.fields import RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
 
@@ -36,6 +36,19 @@ BODY_ERRORS: tuple[ErrorCode, ...] = (
     "invalid_parameter",
     "overloaded",
 )
+
+REQUEST_ID_HEADER = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "Echoed in the answer where it matches the pattern; otherwise another is made.",
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
+}
+TIMEOUT_HEADER = {
+    "name": "X-Request-Timeout-Ms",
+    "in": "header",
+    "description": "Milliseconds that the call may take; the server's own limit can only be shortened.",
+    "schema": {"type": "integer", "minimum": 1},
+}
 
 
 class JsonRoute(APIRoute):
@@ -83,7 +96,8 @@ def add_route(
         response_class: tells the media type of a 200.
         also_answers: other media types of a 200.
     """
-    codes = (*errors, *COMMON_ERRORS, *(BODY_ERRORS if method == "POST" else ()))
+    reads_body = method == "POST"
+    codes = (*errors, *COMMON_ERRORS, *(BODY_ERRORS if reads_body else ()))
     app.router.add_api_route(
         path,
         endpoint,
@@ -92,6 +106,7 @@ def add_route(
         response_class=response_class,
         responses={200: {"content": {media_type: {} for media_type in also_answers}}, **_declared(codes)},
         summary=(endpoint.__doc__ or "").split("\n")[0].rstrip("."),
+        openapi_extra={"parameters": [REQUEST_ID_HEADER, *([TIMEOUT_HEADER] if reads_body else ())]},
         route_class_override=JsonRoute,
     )
 

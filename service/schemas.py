@@ -1,174 +1,18 @@
 """What requests look like: every field known, every value of its own type and in its bounds."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    StrictInt,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field, PlainValidator, StrictInt, model_validator
 
-MAX_INPUTS = 32
-MAX_STOP_STRINGS = 4
-MAX_STOP_CHARACTERS = 64
-MAX_SEED = 2**53 - 1  # the largest integer that every JSON reader keeps exact
+from service.fields import MAX_INPUTS, TEXTS_SCHEMA, RequestBody, Text, Texts, refusal, texts_named
+from service.parameters import Encoding, MapSelection, Parameters, TopLogprobs
 
-Kind = Literal["encoder", "cross", "decoder"]
-Encoding = Literal["float", "base64"]
 Pooling = Literal["mean", "first", "last", "max", "none"]
-Reduce = Literal["none", "mean", "max"]
 Side = Literal["source", "target"]
 
-# In the contract, and not in this release: refused by name, never ignored.
-COMING_PARAMETERS = frozenset(
-    {
-        "num_return_sequences",
-        "length_penalty",
-        "early_stopping",
-        "repetition_penalty",
-        "no_repeat_ngram_size",
-        "suppress_tokens",
-        "target_prefix",
-        "top_logprobs",
-        "return_attention",
-    }
-)
-SAMPLING_PARAMETERS = ("temperature", "top_k", "top_p", "seed")
-
-
-def refusal(code: str, message: str, *path: str | int) -> PydanticCustomError:
-    """An error with one of our codes; `path` goes on from the value that is being checked."""
-    # The template's braces would be filled in from the context, so the message goes through it.
-    return PydanticCustomError(code, "{message}", {"message": message, "path": path})
-
-
-@dataclass(frozen=True)
-class Texts:
-    """One text or several, and how to call each in an error."""
-
-    texts: tuple[str, ...]
-    name: str = "inputs"
-    is_list: bool = True
-
-    def param(self, index: int) -> str:
-        return f"{self.name}[{index}]" if self.is_list else self.name
-
-
-def _check_text(value: Any, *path: int) -> str:
-    if not isinstance(value, str):
-        raise refusal("invalid_parameter", "It must be a string.", *path)
-    if not value.strip():
-        raise refusal("empty_input", "There is nothing but blanks in it.", *path)
-    return value
-
-
-def _check_texts(value: Any) -> Texts:
-    if isinstance(value, str):
-        return Texts((_check_text(value),), is_list=False)
-    if not isinstance(value, list):
-        raise refusal("invalid_parameter", "It must be a string or a list of strings.")
-    if not value:
-        raise refusal("empty_input", "The list is empty.")
-    if len(value) > MAX_INPUTS:
-        raise refusal("invalid_parameter", f"There are {len(value)} inputs; a call takes at most {MAX_INPUTS}.")
-    return Texts(tuple(_check_text(text, place) for place, text in enumerate(value)))
-
-
-def _check_stop(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
-        raise refusal("invalid_parameter", "It must be a string or a list of strings.")
-    if len(strings) > MAX_STOP_STRINGS:
-        raise refusal("invalid_parameter", f"There are {len(strings)} stop strings; at most {MAX_STOP_STRINGS} may be.")
-    if not all(1 <= len(string) <= MAX_STOP_CHARACTERS for string in strings):
-        raise refusal("invalid_parameter", f"A stop string has 1 to {MAX_STOP_CHARACTERS} characters.")
-    return tuple(strings)
-
-
-_TEXT_SCHEMA = {"type": "string", "minLength": 1}
-Text = Annotated[str, PlainValidator(_check_text), WithJsonSchema(_TEXT_SCHEMA)]
-Inputs = Annotated[
-    Texts,
-    PlainValidator(_check_texts),
-    WithJsonSchema(
-        {"anyOf": [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "maxItems": MAX_INPUTS}]}
-    ),
-]
-_STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
-Stop = Annotated[
-    tuple[str, ...],
-    PlainValidator(_check_stop),
-    WithJsonSchema({"anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS}]}),
-]
-Indices = Annotated[
-    list[Annotated[StrictInt, Field(ge=0, le=1023)]], Field(min_length=1, max_length=1024, fail_fast=True)
-]
-
-
-class RequestBody(BaseModel):
-    """A JSON object in which every field is known and of its own type."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _knows_every_field(cls, data: Any) -> Any:
-        # Before the rest, and only the first: a body of a hundred thousand unknown fields costs no more than one.
-        if isinstance(data, dict):
-            for name in data:
-                if name not in cls.model_fields:
-                    raise cls._unknown_field(name)
-        return data
-
-    @classmethod
-    def _unknown_field(cls, name: str) -> PydanticCustomError:
-        path = (name,) if name.isidentifier() and name.isascii() and len(name) <= 64 else ()
-        return refusal("invalid_parameter", "There is no such field.", *path)
-
-
+Inputs = Annotated[Texts, PlainValidator(texts_named("inputs")), TEXTS_SCHEMA]
+Targets = Annotated[Texts, PlainValidator(texts_named("targets")), TEXTS_SCHEMA]
 Model = Annotated[str | None, Field(max_length=128, description="Which model; the default model where it is absent.")]
-
-
-class Parameters(RequestBody):
-    """How to generate; the names are Hugging Face's."""
-
-    max_new_tokens: int = Field(default=128, ge=1, le=65536, description="The end token counts.")
-    min_new_tokens: int = Field(default=0, ge=0, le=65536)
-    do_sample: bool = False
-    temperature: float = Field(default=1.0, gt=0, le=10)
-    top_k: int = Field(default=0, ge=0, le=1_000_000, description="0 is off.")
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    seed: int | None = Field(
-        default=None, ge=0, le=MAX_SEED, description="Input i is sampled with seed + i. Drawn where it is absent."
-    )
-    stop: Stop = Field(default=(), description="Up to 4 strings that end the text and are cut from it.")
-    num_beams: int = Field(default=1, ge=1, le=8, description="Only 1 in this release.")
-
-    @classmethod
-    def _unknown_field(cls, name: str) -> PydanticCustomError:
-        if name in COMING_PARAMETERS:
-            return refusal("unsupported_parameter", f"{name} is not in this release.", name)
-        return super()._unknown_field(name)
-
-    @model_validator(mode="after")
-    def _fit_together(self) -> Self:
-        if self.num_beams > 1:
-            raise refusal("unsupported_parameter", "num_beams above 1 is not in this release.", "num_beams")
-        for name in SAMPLING_PARAMETERS:
-            if name in self.model_fields_set and getattr(self, name) is not None and not self.do_sample:
-                raise refusal("invalid_parameter", f"{name} needs do_sample: true.", name)
-        if "max_new_tokens" in self.model_fields_set and self.min_new_tokens > self.max_new_tokens:
-            message = f"min_new_tokens ({self.min_new_tokens}) exceeds max_new_tokens ({self.max_new_tokens})."
-            raise refusal("invalid_parameter", message, "min_new_tokens")
-        return self
 
 
 class GenerateBody(RequestBody):
@@ -185,9 +29,61 @@ class GenerateBody(RequestBody):
                     "inputs": ["A dog runs.", "Two children are playing."],
                     "parameters": {"max_new_tokens": 16, "do_sample": True, "top_p": 0.9, "seed": 7, "stop": "."},
                 },
+                {
+                    "inputs": "A dog runs.",
+                    "parameters": {
+                        "num_beams": 4,
+                        "num_return_sequences": 2,
+                        "length_penalty": 0.6,
+                        "early_stopping": True,
+                        "repetition_penalty": 1.1,
+                        "no_repeat_ngram_size": 3,
+                        "suppress_tokens": [3],
+                    },
+                },
+                {
+                    "inputs": "A dog runs.",
+                    "parameters": {
+                        "target_prefix": "Ein",
+                        "top_logprobs": 2,
+                        "return_attention": {"kinds": ["cross"], "reduce": "mean"},
+                    },
+                },
             ]
         }
     )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        self.parameters.check_prefixes(len(self.inputs.texts))
+        if self.stream and self.parameters.num_beams > 1:
+            message = "A beam search knows its text at its end only: leave out stream, or num_beams."
+            raise refusal("unsupported_parameter", message, "parameters", "num_beams")
+        return self
+
+
+class ScoreBody(RequestBody):
+    model: Model = None
+    inputs: Inputs
+    targets: Targets
+    top_logprobs: TopLogprobs = 0
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"inputs": "A dog runs.", "targets": "Ein Hund rennt."},
+                {"inputs": ["A dog.", "A cat."], "targets": ["Ein Hund.", "Ein Hund."], "top_logprobs": 3},
+            ]
+        }
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        inputs, targets = self.inputs, self.targets
+        if (inputs.is_list, len(inputs.texts)) != (targets.is_list, len(targets.texts)):
+            message = "inputs and targets are both one string, or both lists of the same length."
+            raise refusal("invalid_parameter", message, "targets")
+        return self
 
 
 class EncodeBody(RequestBody):
@@ -205,36 +101,37 @@ class EncodeBody(RequestBody):
     )
 
 
-class AttentionBody(RequestBody):
+class AttentionBody(MapSelection):
     model: Model = None
     input: Text
     target: Annotated[Text | None, Field(description="Explain this text instead of what the model generates.")] = None
-    parameters: Parameters | None = None
-    kinds: Annotated[list[Kind], Field(min_length=1, max_length=3, fail_fast=True)] | None = None
-    layers: Indices | None = Field(default=None, description="From 0; all where it is absent.")
-    heads: Indices | None = Field(default=None, description="From 0; all where it is absent.")
-    reduce: Reduce = Field(default="none", description="Over the selected heads.")
-    encoding: Encoding = "float"
+    parameters: Parameters = Field(default_factory=Parameters)
 
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
                 {"input": "A dog runs.", "kinds": ["cross"], "reduce": "mean"},
                 {"input": "A dog runs.", "target": "Ein Hund rennt.", "layers": [0], "encoding": "base64"},
+                {"input": "A dog runs.", "kinds": ["cross"], "parameters": {"num_beams": 4}},
             ]
         }
     )
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.target is not None and self.parameters is not None:
-            raise refusal(
-                "invalid_parameter", "With a target nothing is generated: leave parameters out.", "parameters"
-            )
-        for name in ("kinds", "layers", "heads"):
-            values = getattr(self, name)
-            if values is not None and len(set(values)) != len(values):
-                raise refusal("invalid_parameter", "It names something twice.", name)
+        parameters = self.parameters
+        if self.target is not None and "parameters" in self.model_fields_set:
+            message = "With a target nothing is generated: leave parameters out."
+            raise refusal("invalid_parameter", message, "parameters")
+        parameters.check_prefixes(1)
+        for name, is_wanted in (
+            ("num_return_sequences", parameters.num_return_sequences > 1),
+            ("top_logprobs", parameters.top_logprobs > 0),
+            ("return_attention", parameters.return_attention is not None),
+        ):
+            if is_wanted:
+                message = "This route answers with the maps of one target alone; /v1/generate has the rest."
+                raise refusal("unsupported_parameter", message, "parameters", name)
         return self
 
 

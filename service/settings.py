@@ -28,7 +28,8 @@ class Settings(BaseSettings):
         default=None, description="Model of requests that name none; without it the first bundle by name."
     )
     provider: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="What runs the graphs; auto takes CUDA where the installed onnxruntime offers it."
+        default="auto",
+        description="What runs the graphs; auto takes CUDA for float16 bundles where it works, the CPU otherwise.",
     )
     threads: int = Field(
         default=0,
@@ -36,8 +37,13 @@ class Settings(BaseSettings):
         le=1024,
         description="Threads of each graph's run; 0 takes the container's CPU quota, or every core.",
     )
-    max_rows: int = Field(default=32, ge=1, le=1024, description="Sequences that one model decodes at once.")
-    max_batch_tokens: int = Field(default=4096, ge=1, description="Largest encoder batch in tokens, padding included.")
+    max_rows: int = Field(
+        default=32,
+        ge=1,
+        le=1024,
+        description="Rows that one model decodes at once: one a sequence, `num_beams` a beam search.",
+    )
+    max_batch_tokens: int = Field(default=1024, ge=1, description="Largest encoder batch in tokens, padding included.")
     max_waiting_sequences: int = Field(
         default=256,
         ge=1,

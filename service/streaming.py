@@ -5,15 +5,24 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.calls import DEADLINE_SLACK_S, Call, success, timings_of
-from service.engine.request import Cancelled, Event, Failed, Generated, GenerateRequest, Token, TokenEvent
+from service.calls import DEADLINE_SLACK_S, Call, success, timings_of, to_json
+from service.engine.request import (
+    Cancelled,
+    Event,
+    Failed,
+    FinishReason,
+    Generated,
+    GenerateRequest,
+    Token,
+    TokenEvent,
+)
 from service.engine.worker import Ticket
 from service.errors import CLIENT_GONE, ApiError, ClientGoneError
-from service.outputs import token_of
+from service.maps import MapWriter
+from service.outputs import generated_tokens, seed_of, token_of
 from service.serving import ServedModel
 from service.tokenizer import TextStream
 
@@ -32,7 +41,7 @@ async def answer_stream(
     requests: Sequence[GenerateRequest],
     tickets: Sequence[Ticket],
     stop: Sequence[str],
-    tokenize_ms: float,
+    maps: MapWriter | None,
 ) -> Response:
     """Wait for the first event, so that a failure before any token still has its own status; then stream.
 
@@ -43,9 +52,11 @@ async def answer_stream(
     arrivals = _merge(call, tickets)
     first = await arrivals.get()
     if not isinstance(first[1], TokenEvent):
-        success(first[1])
+        success(first[1], Generated)
     outputs = [
-        StreamedOutput(call, model, index, request, TextStream(model.target_tokenizer, stop), tokenize_ms)
+        StreamedOutput(
+            call, model, index, request, TextStream(model.target_tokenizer, stop, request.target_prefix), maps
+        )
         for index, request in enumerate(requests)
     ]
     return StreamAnswer(call, arrivals, [first], outputs)
@@ -82,7 +93,7 @@ class StreamedOutput:
         index: int,
         request: GenerateRequest,
         text: TextStream,
-        tokenize_ms: float,
+        maps: MapWriter | None,
     ) -> None:
         self._call = call
         self._model = model
@@ -90,11 +101,11 @@ class StreamedOutput:
         self._index = index
         self._request = request
         self._text = text
-        self._tokenize_ms = tokenize_ms
+        self._maps = maps
         self._pieces: list[str] = []
         self._last_arrival = 0.0
         self.num_tokens = 0
-        self.result: Generated | None = None
+        self.finish_reason: FinishReason | None = None
         self.timings_ms: dict[str, float] = {}
 
     @property
@@ -120,19 +131,21 @@ class StreamedOutput:
         return {"index": self._index, "token": token_of(self._model.target_tokenizer, token), "text": piece}
 
     def _end(self, result: Generated) -> dict[str, Any]:
-        self.result = result
-        self.timings_ms = timings_of(self._call, self._tokenize_ms, [result.timings])
-        end: dict[str, Any] = {
+        (target,) = result.targets
+        maps = {"attention": self._maps.write(self._request, target)} if self._maps else {}
+        self.finish_reason = target.finish_reason
+        self.timings_ms = timings_of(self._call, [result.timings])
+        output_tokens = len(generated_tokens(self._request, target))
+        return {
             "index": self._index,
-            "finish_reason": result.finish_reason,
-            "score": result.score,
+            "finish_reason": target.finish_reason,
+            "score": target.score,
             "text": "".join(self._pieces),
-            "usage": {"input_tokens": self.num_input_tokens, "output_tokens": len(result.tokens)},
+            "usage": {"input_tokens": self.num_input_tokens, "output_tokens": output_tokens},
             "timings_ms": self.timings_ms,
+            **seed_of(self._request),
+            **maps,
         }
-        if self._request.parameters.do_sample:
-            end["seed"] = self._request.parameters.seed
-        return end
 
     def observe_call(self, total_ms: float) -> None:
         self._metrics.call_seconds.observe(total_ms / 1000)
@@ -163,15 +176,18 @@ class StreamAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         record = self._call.record
+        chunk = b""
         try:
             while self._arrived:
-                chunk = b"".join(self._frame(index, event) for index, event in self._arrived)
+                for index, event in self._arrived:
+                    chunk += self._frame(index, event)
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                chunk = b""
                 self._arrived = [] if self._is_whole else await self._next_arrivals()
             last = DONE
         except ApiError as error:
             record.code = error.code
-            last = b"event: error\ndata: " + error.body(record.request_id) + b"\n\n"
+            last = chunk + b"event: error\ndata: " + error.body(record.request_id) + b"\n\n"
         except ClientGoneError:
             record.code = CLIENT_GONE
             return
@@ -181,7 +197,7 @@ class StreamAnswer(Response):
 
     @property
     def _is_whole(self) -> bool:
-        return all(output.result is not None for output in self._outputs)
+        return all(output.finish_reason for output in self._outputs)
 
     async def _next_arrivals(self) -> list[tuple[int, Event]]:
         """At least one, and what else is there."""
@@ -192,14 +208,12 @@ class StreamAnswer(Response):
 
     def _frame(self, index: int, event: Event) -> bytes:
         if not isinstance(event, TokenEvent):
-            result = success(event)
-            assert isinstance(result, Generated)
-            event = result
-        return b"data: " + orjson.dumps(self._outputs[index].take(event)) + b"\n\n"
+            event = success(event, Generated)
+        return b"data: " + to_json(self._outputs[index].take(event)) + b"\n\n"
 
     def _tell(self) -> None:
         outputs = self._outputs
-        ended = [output for output in outputs if output.result is not None]
+        ended = [output for output in outputs if output.finish_reason]
         timings_ms = {
             name: max(output.timings_ms[name] for output in ended) for name in (ended[0].timings_ms if ended else ())
         }
@@ -207,7 +221,7 @@ class StreamAnswer(Response):
             sum(output.num_input_tokens for output in outputs),
             sum(output.num_tokens for output in outputs),
             timings_ms,
-            *(output.result.finish_reason for output in ended if output.result is not None),
+            *(output.finish_reason for output in outputs if output.finish_reason),
         )
         if len(ended) == len(outputs):
             outputs[0].observe_call(timings_ms["total"])

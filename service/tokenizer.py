@@ -4,6 +4,7 @@ It knows byte-level BPE (each token is a piece of UTF-8) as the `tokenizers` lib
 """
 
 import codecs
+import copy
 import json
 import math
 from collections.abc import Sequence
@@ -144,11 +145,14 @@ class TextStream:
     The pieces joined are the whole text. Each token costs time by its own length, not by what came before.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> None:
+        """The text of `prefix` comes out with the first piece; stop strings are looked for after it."""
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_at_start = True
+        prefix_text = self._decoder.decode(b"".join(map(tokenizer.bytes_of, prefix)))
+        self._is_at_start = not prefix_text
+        self._prefix = prefix_text.removeprefix(" ")  # what of it has not come out
         self._held = ""  # what may be the beginning of a stop string
         self.has_stopped = False
 
@@ -160,7 +164,7 @@ class TextStream:
         if self._is_at_start and text:
             self._is_at_start = False
             text = text.removeprefix(" ")
-        return self._cut(self._held + text) if self._stop else text
+        return self._after_prefix(self._cut(self._held + text) if self._stop else text)
 
     def finish(self) -> str:
         """What is still held back at the end of the generation."""
@@ -168,7 +172,18 @@ class TextStream:
             return ""
         rest = self._decoder.decode(b"", final=True)
         text, self._held = self._held + rest, ""
-        return text.removeprefix(" ") if self._is_at_start else text
+        return self._after_prefix(text.removeprefix(" ") if self._is_at_start else text)
+
+    def copy(self) -> "TextStream":
+        """One in the same state."""
+        other = copy.copy(self)
+        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
+    def _after_prefix(self, text: str) -> str:
+        prefix, self._prefix = self._prefix, ""
+        return prefix + text
 
     def _cut(self, text: str) -> str:
         found = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
@@ -184,12 +199,16 @@ class TextStream:
 class StopStrings:
     """A StopCondition: true once the generated text contains one of the strings, be it over several tokens."""
 
-    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str]) -> None:
-        self._stream = TextStream(tokenizer, stop)
+    def __init__(self, text: TextStream) -> None:
+        """`text` knows the strings, and is told of each token here alone."""
+        self._text = text
 
     def update(self, token_id: int) -> bool:
-        self._stream.push(token_id)
-        return self._stream.has_stopped
+        self._text.push(token_id)
+        return self._text.has_stopped
+
+    def copy(self) -> "StopStrings":
+        return StopStrings(self._text.copy())
 
 
 def _beginning(text: str, stop: str) -> int:

@@ -1,6 +1,6 @@
 """Collects attention maps: whole from the encoder, one row a step from the decoder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,9 @@ Array = NDArray[Any]
 Maps = NDArray[np.float32]
 
 STEP_KINDS = ("cross", "decoder")
+StepMap = tuple[
+    Maps, int
+]  # a step's maps of several rows, (B, H, L, columns), and whose it is; cut out when it is used
 
 
 def encoder_map(manifest: Manifest, encoded: Mapping[str, Array], index: int, source_tokens: int) -> Maps:
@@ -20,44 +23,86 @@ def encoder_map(manifest: Manifest, encoded: Mapping[str, Array], index: int, so
     return np.stack([encoded[name][index, :, :source_tokens, :source_tokens] for name in names]).astype(np.float32)
 
 
-class MapRecorder:
-    """The maps that one request keeps; with none wanted it does nothing and costs nothing."""
+def map_outputs(manifest: Manifest, kinds: frozenset[str]) -> frozenset[str]:
+    """The step's outputs that hold maps of these kinds."""
+    return frozenset(name for kind in STEP_KINDS if kind in kinds for name in manifest.attention_of(kind).outputs)
 
-    def __init__(self, manifest: Manifest, kinds: frozenset[str], source_tokens: int, encoder: Maps | None) -> None:
+
+class MapRecorder:
+    """The maps that one hypothesis keeps; with none wanted it does nothing and costs nothing."""
+
+    def __init__(self, kinds: frozenset[str], source_tokens: int, encoder: Maps | None) -> None:
+        """`encoder` is the encoder's map, (L, H, S, S), where it is wanted."""
         self._source_tokens = source_tokens
         self._encoder = encoder
-        self.steps: dict[str, list[Maps]] = {kind: [] for kind in STEP_KINDS if kind in kinds}  # each (H, L, columns)
-        self.outputs = frozenset(name for kind in self.steps for name in manifest.attention_of(kind).outputs)
+        self.steps: dict[str, list[StepMap]] = {kind: [] for kind in STEP_KINDS if kind in kinds}
 
-    def columns(self, kind: str, row: int) -> int:
-        """How many columns row `row` of a map has: the source's tokens, or what the decoder has read."""
-        return self._source_tokens if kind == "cross" else row + 1
+    def branch(self) -> "MapRecorder":
+        """One that has recorded the same and goes its own way."""
+        if not self.steps:
+            return self
+        other = MapRecorder(frozenset(), self._source_tokens, self._encoder)
+        other.steps = {kind: steps[:] for kind, steps in self.steps.items()}
+        return other
 
-    def result(self) -> dict[str, Maps]:
-        """Kind to (L, H, rows, columns)."""
-        maps = {} if self._encoder is None else {"encoder": self._encoder}
-        return maps | {kind: self._stack(kind, steps) for kind, steps in self.steps.items()}
+    def next_columns(self, kind: str) -> int:
+        """How many columns the next row of a map has: the source's tokens, or what the decoder has read."""
+        return self._source_tokens if kind == "cross" else len(self.steps[kind]) + 1
 
-    def _stack(self, kind: str, steps: list[Maps]) -> Maps:
-        heads, layers, _ = steps[0].shape
-        stacked = np.zeros((layers, heads, len(steps), self.columns(kind, len(steps) - 1)), np.float32)
-        for row, step in enumerate(steps):
-            columns = self.columns(kind, row)
-            stacked[:, :, row, :columns] = step[:, :, :columns].swapaxes(0, 1)
-        return stacked
+    @property
+    def kinds(self) -> list[str]:
+        """What was recorded."""
+        return [*(() if self._encoder is None else ("encoder",)), *self.steps]
+
+    def map_of(self, kind: str) -> Maps:
+        """The whole map, (L, H, rows, columns)."""
+        if kind == "encoder" and self._encoder is not None:
+            return self._encoder
+        steps = self.steps[kind]
+        heads, layers = steps[0][0].shape[1:3]
+        columns = [self._source_tokens] * len(steps) if kind == "cross" else range(1, len(steps) + 1)
+        stacked = np.zeros((len(steps), heads, layers, columns[-1]), np.float32)
+        for row, (count, (block, place)) in enumerate(zip(columns, steps, strict=True)):
+            stacked[row, :, :, :count] = block[place, :, :, :count]
+        return np.ascontiguousarray(stacked.transpose(2, 1, 0, 3))
 
 
-def record_step(manifest: Manifest, recorders: Sequence[MapRecorder], outputs: Mapping[str, Array]) -> None:
-    """Give each row's recorder its part of a step's maps; `recorders` are those of rows 0 to B-1."""
+class RecordedMaps(Mapping[str, Maps]):
+    """Kind to (L, H, rows, columns), put together when it is read: that is not the time of the rows that still run."""
+
+    def __init__(self, recorder: MapRecorder) -> None:
+        self._recorder = recorder
+
+    def __getitem__(self, kind: str) -> Maps:
+        return self._recorder.map_of(kind)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._recorder.kinds)
+
+    def __len__(self) -> int:
+        return len(self._recorder.kinds)
+
+
+def record_step(
+    names: Mapping[str, Sequence[str]], recorders: Sequence[tuple[int, MapRecorder]], outputs: Mapping[str, Array]
+) -> None:
+    """Give each recorder its part of a step's maps.
+
+    Args:
+        names: of the outputs that hold maps, by kind.
+        recorders: each with its row.
+        outputs: the step's.
+    """
     for kind in STEP_KINDS:
-        wanting = [row for row, recorder in enumerate(recorders) if kind in recorder.steps]
+        wanting = [pair for pair in recorders if kind in pair[1].steps]
         if not wanting:
             continue
-        columns = max(recorders[row].columns(kind, len(recorders[row].steps[kind])) for row in wanting)
-        names = manifest.attention_of(kind).outputs
-        # Copies, for the runner overwrites its outputs; of all rows at once, for one copy a row would cost far more.
-        block = np.concatenate([outputs[name][..., :columns] for name in names], axis=2)  # (B, H, L, columns)
-        if len(wanting) < len(recorders):
-            block = block[wanting]  # what others did not want must not stay in memory with it
-        for row, maps in zip(wanting, block, strict=True):
-            recorders[row].steps[kind].append(maps)
+        maps = [outputs[name] for name in names[kind]]
+        block = maps[0] if len(maps) == 1 else np.concatenate(maps, axis=2)  # (B, H, L, columns)
+        places = [row for row, _ in wanting]
+        columns = max([recorder.next_columns(kind) for _, recorder in wanting])
+        if len(wanting) < len(block) or columns < block.shape[3]:
+            # What nobody wanted must not stay in memory with the rest.
+            block, places = block[places, :, :, :columns], list(range(len(places)))
+        for place, (_, recorder) in zip(places, wanting, strict=True):
+            recorder.steps[kind].append((block, place))

@@ -10,21 +10,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from service.bundle import MAX_BEAMS
 from service.engine.attention import encoder_map, record_step
-from service.engine.generation import Generation, Handle, Sink, start_generation
+from service.engine.beam import BeamGeneration
+from service.engine.generation import Generation, Handle, Moves, NotFiniteError, Sink
 from service.engine.observer import EngineObserver, NullObserver
 from service.engine.request import (
     Cancelled,
     Encoded,
+    EncodeRequest,
     Event,
     Failed,
+    Generated,
     GenerateRequest,
     Request,
     TokenEvent,
 )
-from service.engine.rows import Rows
-from service.engine.sampling import pick_tokens
+from service.engine.rows import Rows, num_rows
 from service.engine.scheduler import Scheduler, Waiting
+from service.engine.scores import StepScores
+from service.engine.single import SingleGeneration
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
@@ -43,7 +48,7 @@ class Engine:
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
         *,
-        max_batch_tokens: int = 4096,
+        max_batch_tokens: int = 1024,
         queue_timeout_s: float = 5.0,
         observer: EngineObserver | None = None,
     ) -> None:
@@ -58,6 +63,7 @@ class Engine:
         # What waits or is being encoded, by id. A request is in its next place before it leaves the last, so that no
         # other thread ever sees it nowhere.
         self._waiting: dict[int, Handle] = {}
+        self._map_names: dict[str, Sequence[str]] = {one.kind: one.outputs for one in self._manifest.attention}
         self._rows = Rows(runner)
         # The two ways in from other threads: appending to a deque and emptying it from the left need no lock.
         self._arrived: deque[Handle] = deque()
@@ -65,7 +71,8 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        return len(self._rows)
+        """How many requests run; each may take several rows."""
+        return self._rows.num_generations
 
     @property
     def num_waiting(self) -> int:
@@ -81,12 +88,18 @@ class Engine:
         if not 0 < len(request.source_ids) <= limits.max_source_tokens:
             raise ValueError(f"{len(request.source_ids)} source tokens; 1 to {limits.max_source_tokens} can be read")
         if isinstance(request, GenerateRequest):
-            target = request.forced_target
-            if target is not None:
-                if not 0 < len(target) <= limits.max_target_tokens:
-                    raise ValueError(f"{len(target)} target tokens; 1 to {limits.max_target_tokens} can be forced")
-                if not all(0 <= token_id < limits.vocabulary for token_id in target):
-                    raise ValueError(f"a target token outside the vocabulary of {limits.vocabulary}")
+            parameters, prefix = request.parameters, request.target_prefix
+            num_tokens = len(prefix) + min(1, parameters.max_new_tokens)  # at the least
+            if not 0 < num_tokens <= limits.max_target_tokens:
+                raise ValueError(f"{len(prefix)} tokens of a prefix; {limits.max_target_tokens} tokens can be written")
+            if not all(0 <= token_id < limits.vocabulary for token_id in (*prefix, *parameters.suppress_tokens)):
+                raise ValueError(f"a token outside the vocabulary of {limits.vocabulary}")
+            if not 1 <= parameters.num_return_sequences <= parameters.num_beams:
+                raise ValueError(f"{parameters.num_return_sequences} sequences of {parameters.num_beams} beams")
+            if parameters.num_beams > (most := min(MAX_BEAMS, self._runner.max_rows)):
+                raise ValueError(f"{parameters.num_beams} beams; at most {most} can be run")
+            if parameters.num_beams > 1 and (parameters.do_sample or request.stream or not parameters.max_new_tokens):
+                raise ValueError("beams neither draw nor stream, and generate something")
             missing = request.attention - {attention.kind for attention in self._manifest.attention}
             if missing:
                 raise ValueError(f"{self._manifest.name} has no attention maps of kind {', '.join(sorted(missing))}")
@@ -128,8 +141,8 @@ class Engine:
             handle = self._arrived[0]
             request = handle.request
             expires = min(request.deadline, handle.submitted + self._queue_timeout_s)
-            num_rows = int(isinstance(request, GenerateRequest))
-            self._scheduler.add(Waiting(handle.id, len(request.source_ids), num_rows, expires))
+            rows = num_rows(request) if isinstance(request, GenerateRequest) else 0
+            self._scheduler.add(Waiting(handle.id, len(request.source_ids), rows, expires))
             self._waiting[handle.id] = handle
             self._arrived.popleft()
         for handle in given_up:
@@ -141,9 +154,9 @@ class Engine:
         if self._scheduler.remove(handle.id):
             del self._waiting[handle.id]
         else:
-            row = self._rows.find(handle)
-            assert row is not None, "a request that has not ended waits or runs"
-            self._rows.release(row)
+            generation = self._rows.find(handle)
+            assert generation is not None, "a request that has not ended waits or runs"
+            self._rows.release(generation)
         self._finish(handle, Cancelled())
 
     def _drop_expired(self, now: float) -> None:
@@ -151,9 +164,9 @@ class Engine:
             handle = self._waiting.pop(id_)
             is_late = handle.request.deadline <= now
             self._finish(handle, Failed("deadline_exceeded" if is_late else "queue_timeout"))
-        late = [row for row, generation in enumerate(self._rows) if generation.request.deadline <= now]
-        for row in reversed(late):
-            self._end_row(row, Failed("deadline_exceeded"))
+        for generation in self._rows.generations:
+            if generation.request.deadline <= now:
+                self._end(generation, Failed("deadline_exceeded"))
 
     # The encoder
 
@@ -163,6 +176,12 @@ class Engine:
             handle.encode_started = started
         try:
             encoded = self._run_encoder(batch)
+            now = self._clock()
+            for handle in batch:
+                handle.encode_ended = now
+            newcomers = self._start_generations(batch, encoded)
+            if newcomers:
+                self._rows.admit(newcomers, encoded)
         except Exception:
             logger.exception("the encoder failed on a batch of %d", len(batch))
             if len(batch) == 1:
@@ -171,14 +190,9 @@ class Engine:
                 for handle in batch:
                     self._encode([handle], started)
             return
-        now = self._clock()
         for index, handle in enumerate(batch):
-            handle.encode_ended = now
-            try:
+            if isinstance(handle.request, EncodeRequest):
                 self._deliver_encoded(handle, encoded, index)
-            except Exception:
-                logger.exception("a request could not use what the encoder gave")
-                self._finish(handle, Failed("internal"))
 
     def _run_encoder(self, batch: Sequence[Handle]) -> Mapping[str, Array]:
         lengths = np.array([len(handle.request.source_ids) for handle in batch], np.int32)  # (B,)
@@ -202,17 +216,21 @@ class Engine:
                 wanted.add("hidden")
         return tuple(name for name in self._manifest.encoder.outputs if name in wanted)
 
+    def _start_generations(self, batch: Sequence[Handle], encoded: Mapping[str, Array]) -> list[tuple[Generation, int]]:
+        """The generations of a batch, each with its example's place in it."""
+        started: list[tuple[Generation, int]] = []
+        for index, handle in enumerate(batch):
+            request = handle.request
+            if isinstance(request, GenerateRequest):
+                wants_map = "encoder" in request.attention
+                maps = encoder_map(self._manifest, encoded, index, len(request.source_ids)) if wants_map else None
+                kind = BeamGeneration if request.parameters.num_beams > 1 else SingleGeneration
+                started.append((kind(handle, request, self._manifest, maps), index))
+        return started
+
     def _deliver_encoded(self, handle: Handle, encoded: Mapping[str, Array], index: int) -> None:
-        """Begin a generation with what the encoder gave, or answer with it."""
-        request = handle.request
-        source_tokens = len(request.source_ids)
-        if isinstance(request, GenerateRequest):
-            wants_map = "encoder" in request.attention
-            maps = encoder_map(self._manifest, encoded, index, source_tokens) if wants_map else None
-            self._rows.admit(start_generation(handle, request, self._manifest, maps), encoded, index)
-            return
         # A copy: a view would hold the whole batch in memory until its slowest reader is done.
-        hidden = encoded["hidden"][index, :source_tokens].astype(np.float32)
+        hidden = encoded["hidden"][index, : len(handle.request.source_ids)].astype(np.float32)
         if np.isfinite(hidden).all():
             self._finish(handle, Encoded(hidden, handle.timings(handle.encode_ended)))
         else:
@@ -222,62 +240,59 @@ class Engine:
     # The decoder
 
     def _decode(self) -> None:
-        wanted = frozenset[str]().union(*(generation.outputs for generation in self._rows))
-        names = tuple(name for name in self._manifest.step.outputs if name in wanted)
+        num_running = len(self._rows)
         started = self._clock()
         try:
-            outputs = self._rows.step(names)
+            outputs = self._rows.step()
         except Exception:
-            logger.exception("a decoder step failed with %d rows", len(self._rows))
-            for row in reversed(range(len(self._rows))):
-                self._end_row(row, Failed("internal"))
+            logger.exception("a decoder step failed with %d rows", num_running)
+            for generation in self._rows.generations:
+                self._end(generation, Failed("internal"))
             return
         now = self._clock()
-        self._tell(self._observer.on_step, len(self._rows), now - started)
-        record_step(self._manifest, [generation.maps for generation in self._rows], outputs)
-        ids, logprobs = pick_tokens(
-            outputs,
-            [generation.picker for generation in self._rows],
-            self._rows.lengths,
-            self._rows.min_new_tokens,
-            self._manifest.tokens.end_id,
-        )
-        self._rows.advance(ids)
-        self._emit(ids, logprobs, now)
-
-    def _emit(self, ids: NDArray[np.int64], logprobs: NDArray[np.float64], now: float) -> None:
-        """Give each generation its token and end those that are done."""
-        is_sound = np.isfinite(logprobs).tolist()
-        if not all(is_sound):
-            logger.error("the decoder gave numbers that are not finite in %d rows", is_sound.count(False))
-        ended: list[tuple[int, Event]] = []
-        for row, (generation, token_id, logprob) in enumerate(
-            zip(self._rows, ids.tolist(), logprobs.tolist(), strict=True)
-        ):
-            event = self._advance(generation, token_id, logprob, now) if is_sound[row] else Failed("internal")
+        self._tell(self._observer.on_step, num_running, now - started)
+        if self._rows.wants_maps:
+            self._record_maps(outputs)
+        scores = StepScores(outputs)
+        moves: Moves = []
+        ended: list[tuple[Generation, Event]] = []
+        for generation in self._rows:
+            event = self._advance(generation, scores, moves, now)
             if event is not None:
-                ended.append((row, event))
-        # From the last, so that the row that moves into a gap is never one that has ended.
-        for row, event in reversed(ended):
-            self._end_row(row, event)
+                ended.append((generation, event))
+        self._rows.advance(scores.next_ids, moves)
+        for generation, event in ended:
+            self._end(generation, event)
 
-    def _advance(self, generation: Generation, token_id: int, logprob: float, now: float) -> Event | None:
-        """The final event of a generation that this token ends."""
+    def _record_maps(self, outputs: Mapping[str, Array]) -> None:
+        recorders = [
+            (row, hypothesis.maps)
+            for generation in self._rows
+            if generation.wants_maps
+            for row, hypothesis in zip(generation.rows, generation.hypotheses(), strict=False)
+        ]
+        record_step(self._map_names, recorders, outputs)
+
+    def _advance(self, generation: Generation, scores: StepScores, moves: Moves, now: float) -> Event | None:
+        """Let a generation take its part of a step; its final event where it ends."""
+        handle = generation.handle
         try:
-            reason = generation.take(token_id, logprob)
-        except Exception:
-            logger.exception("a stop condition failed")
+            targets = generation.advance(scores, moves)
+        except NotFiniteError:
+            logger.error("the decoder gave numbers that are not finite")
             return Failed("internal")
-        if generation.request.stream:
-            self._tell(generation.handle.sink, TokenEvent(generation.last_token))
-        return None if reason is None else generation.result(reason, now)
+        except Exception:
+            logger.exception("a generation could not go on")
+            return Failed("internal")
+        if generation.request.stream and (token := generation.new_token) is not None:
+            self._tell(handle.sink, TokenEvent(token))
+        return Generated(targets, handle.timings(now)) if targets else None
 
     # The ends
 
-    def _end_row(self, row: int, event: Event) -> None:
-        handle = self._rows[row].handle
-        self._rows.release(row)
-        self._finish(handle, event)
+    def _end(self, generation: Generation, event: Event) -> None:
+        self._rows.release(generation)
+        self._finish(generation.handle, event)
 
     def _finish(self, handle: Handle, event: Event) -> None:
         assert not handle.has_ended, "a request ends once"

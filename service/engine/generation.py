@@ -1,18 +1,22 @@
-"""What the engine keeps of one request: from its submission, and while it runs in a row."""
+"""What the engine keeps of one request: from its submission, and while it runs in rows of the decoder."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Manifest
-from service.engine.attention import MapRecorder
-from service.engine.request import Event, FinishReason, Generated, GenerateRequest, Request, Timings, Token
-from service.engine.sampling import TokenPicker, make_picker, step_outputs
+from service.engine.attention import MapRecorder, map_outputs
+from service.engine.hypothesis import Hypothesis
+from service.engine.processors import has_processors_beside_min_new_tokens, make_processors, process
+from service.engine.request import Event, FinishReason, GenerateRequest, Request, Target, Timings, Token
+from service.engine.scores import WHOLE, StepScores
 
 Sink = Callable[[Event], Any]
+Moves = list[tuple[int, int]]  # rows whose state becomes that of another: (source, target)
 
 
 @dataclass(eq=False)
@@ -36,57 +40,75 @@ class Handle:
         )
 
 
-@dataclass(eq=False)
-class Generation:
-    """One running row: the tokens so far and how the next are picked."""
+class NotFiniteError(Exception):
+    """The decoder gave numbers that are not finite."""
 
-    handle: Handle
-    request: GenerateRequest
-    max_new_tokens: int
-    end_id: int
-    picker: TokenPicker | None
-    maps: MapRecorder
-    outputs: frozenset[str]  # which of the step's outputs it needs
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
 
-    def take(self, token_id: int, logprob: float) -> FinishReason | None:
-        """Take the next token; the reason to end where it is the last."""
-        self.ids.append(token_id)
-        self.logprobs.append(logprob)
-        if self.request.forced_target is not None:
-            return "forced" if len(self.ids) == len(self.request.forced_target) else None
-        if token_id == self.end_id:
-            return "eos"
-        if self.request.stop is not None and self.request.stop.update(token_id):
-            return "stop"
-        return "length" if len(self.ids) == self.max_new_tokens else None
+class Generation(ABC):
+    """A running request: its rows, what they have written, and how their next tokens are picked."""
+
+    def __init__(
+        self, handle: Handle, request: GenerateRequest, manifest: Manifest, encoder_map: NDArray[np.float32] | None
+    ) -> None:
+        """`encoder_map` is (L, H, S, S) where the request wants it."""
+        self.handle = handle
+        self.request = request
+        self.rows: list[int] = []  # given, and renumbered, by whoever owns the rows
+        parameters, tokens = request.parameters, manifest.tokens
+        self._prefix = request.target_prefix
+        self._start_id, self._end_id = tokens.start_id, tokens.end_id
+        self._max_tokens = min(len(self._prefix) + parameters.max_new_tokens, manifest.limits.max_target_tokens)
+        self._min_tokens = len(self._prefix) + parameters.min_new_tokens  # the end token comes no sooner
+        self._num_alternatives = parameters.top_logprobs
+        self._processors = make_processors(parameters, self._end_id)
+        # Where the end token alone may be forbidden, the step's top tokens hold all that can be picked.
+        self._reads_logits = parameters.do_sample or has_processors_beside_min_new_tokens(parameters)
+        self._first = Hypothesis(MapRecorder(request.attention, len(request.source_ids), encoder_map), request.stop)
+        self.wants_maps = bool(self._first.maps.steps)
+        # The step's outputs that it needs besides those that every row needs.
+        self.outputs = map_outputs(manifest, request.attention)
+        if self._prefix or self._reads_logits:
+            self.outputs |= WHOLE
+
+    @abstractmethod
+    def hypotheses(self) -> list[Hypothesis]:
+        """What each of the first rows has written; the rows beyond do not count."""
+
+    @abstractmethod
+    def advance(self, scores: StepScores, moves: Moves) -> tuple[Target, ...]:
+        """Take a step's scores; the targets, best first, once the generation is over.
+
+        What a row reads next is written to `scores.next_ids`; whose state it becomes, where not its own, to `moves`.
+
+        Raises:
+            NotFiniteError: a row's scores are not numbers.
+        """
 
     @property
-    def last_token(self) -> Token:
-        return Token(self.ids[-1], self.logprobs[-1])
+    def new_token(self) -> Token | None:
+        """The token that the last step generated; None where it read the prefix."""
+        written = self._first
+        if len(written.ids) <= len(self._prefix):
+            return None
+        return Token(written.ids[-1], written.logprobs[-1], written.alternatives[-1])
 
-    def result(self, reason: FinishReason, now: float) -> Generated:
-        return Generated(
-            tokens=tuple(map(Token, self.ids, self.logprobs)),
-            finish_reason=reason,
-            timings=self.handle.timings(now),
-            attention=self.maps.result(),
-        )
+    def _processed(self, hypothesis: Hypothesis, scores: NDArray[Any]) -> NDArray[Any]:
+        """Scores (V,) as the request's processors leave them."""
+        changed = scores.copy()
+        num_generated = len(hypothesis.ids) - len(self._prefix)
+        process(self._processors, changed, [self._start_id, *hypothesis.ids], num_generated)
+        return changed
 
+    def _append(self, hypothesis: Hypothesis, scores: StepScores, row: int, token_id: int, logprob: float) -> None:
+        hypothesis.append(token_id, logprob, scores.alternatives(row, self._num_alternatives))
 
-def start_generation(
-    handle: Handle, request: GenerateRequest, manifest: Manifest, encoder_map: NDArray[np.float32] | None
-) -> Generation:
-    """The beginning of a generation; `encoder_map` is (L, H, S, S) where the request wants it."""
-    picker = make_picker(request, manifest.tokens.end_id)
-    maps = MapRecorder(manifest, request.attention, len(request.source_ids), encoder_map)
-    return Generation(
-        handle=handle,
-        request=request,
-        max_new_tokens=min(request.parameters.max_new_tokens, manifest.limits.max_target_tokens),
-        end_id=manifest.tokens.end_id,
-        picker=picker,
-        maps=maps,
-        outputs=step_outputs(picker) | maps.outputs,
-    )
+    def _reason_to_end(self, hypothesis: Hypothesis) -> FinishReason | None:
+        """Why a hypothesis ends with its last token."""
+        num_tokens, token_id = len(hypothesis.ids), hypothesis.ids[-1]
+        if num_tokens <= len(self._prefix):
+            return "forced" if num_tokens == self._max_tokens else None
+        if token_id == self._end_id:
+            return "eos"
+        if hypothesis.stop is not None and hypothesis.stop.update(token_id):
+            return "stop"
+        return "length" if num_tokens == self._max_tokens else None

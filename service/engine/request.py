@@ -18,32 +18,44 @@ class StopCondition(Protocol):
         """Take the next generated token; True ends the sequence with finish reason "stop"."""
         ...
 
+    def copy(self) -> "StopCondition":
+        """One in the same state, for a hypothesis that branches off."""
+        ...
+
 
 @dataclass(frozen=True)
 class DecodingParameters:
     """How to pick tokens. Checked at the edge; names and meanings are Hugging Face's."""
 
-    max_new_tokens: int = 128  # the end token counts
+    max_new_tokens: int = 128  # the end token counts, a forced prefix does not; 0 scores the prefix and no more
     min_new_tokens: int = 0
     do_sample: bool = False
     temperature: float = 1.0
     top_k: int = 0  # 0 is off
     top_p: float = 1.0
     seed: int = 0  # read only with do_sample
+    num_beams: int = 1  # above 1 without do_sample
+    num_return_sequences: int = 1  # at most num_beams
+    length_penalty: float = 1.0  # read only with beams
+    early_stopping: bool | Literal["never"] = False  # read only with beams
+    repetition_penalty: float = 1.0  # 1 is off
+    no_repeat_ngram_size: int = 0  # 0 is off
+    suppress_tokens: tuple[int, ...] = ()
+    top_logprobs: int = 0  # alternatives kept for each token
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """Generate one target from one source."""
+    """Generate targets from one source."""
 
     request_id: str
     source_ids: tuple[int, ...]
     deadline: float  # on the engine's clock, seconds
     parameters: DecodingParameters = DecodingParameters()
-    stop: StopCondition | None = None
-    forced_target: tuple[int, ...] | None = None  # score exactly these tokens, the end token last, instead of picking
+    target_prefix: tuple[int, ...] = ()  # the tokens that every target begins with
+    stop: StopCondition | None = None  # it is told the generated tokens, not the prefix
     attention: frozenset[str] = frozenset()  # kinds of maps to keep
-    stream: bool = False  # one TokenEvent a token besides the result
+    stream: bool = False  # one TokenEvent a generated token besides the result; not with beams
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,8 @@ Request = GenerateRequest | EncodeRequest
 @dataclass(frozen=True)
 class Token:
     id: int
-    logprob: float  # natural logarithm, before temperature and filters
+    logprob: float  # natural logarithm, before temperature, penalties and filters
+    alternatives: tuple[tuple[int, float], ...] = ()  # the likeliest tokens of its place, best first, with theirs
 
 
 @dataclass(frozen=True)
@@ -81,18 +94,21 @@ class TokenEvent:
 
 
 @dataclass(frozen=True)
+class Target:
+    """One generated sequence."""
+
+    tokens: tuple[Token, ...]  # those of the prefix first; the end token included where it was generated
+    finish_reason: FinishReason
+    score: float  # the log-probabilities after the prefix summed; for beams over their number ** length_penalty
+    attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # kind to (L, H, rows, columns)
+
+
+@dataclass(frozen=True)
 class Generated:
     """A generation that ended."""
 
-    tokens: tuple[Token, ...]  # the end token included where it was generated
-    finish_reason: FinishReason
+    targets: tuple[Target, ...]  # best first
     timings: Timings
-    attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # kind to (L, H, rows, columns)
-
-    @property
-    def score(self) -> float:
-        """Sum of the tokens' log-probabilities."""
-        return sum(token.logprob for token in self.tokens)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine.generation import Generation, Handle
+from service.engine.generation import Generation, Handle, Moves
+from service.engine.request import GenerateRequest
+from service.engine.scores import ALWAYS
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
+
+
+def num_rows(request: GenerateRequest) -> int:
+    """How many rows a request runs in."""
+    return request.parameters.num_beams
 
 
 class Rows:
@@ -18,64 +25,87 @@ class Rows:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._start_id = runner.manifest.tokens.start_id
-        self._generations: list[Generation] = []
+        self._owners: list[Generation] = []  # by row
+        self._generations: dict[Generation, None] = {}  # in the order of their admission
         self._token_ids = np.zeros(runner.max_rows, np.int64)  # what each row reads next
         self._lengths = np.zeros(runner.max_rows, np.int32)  # how many tokens each row has read
         self._source_lengths = np.zeros(runner.max_rows, np.int32)
-        self._min_new_tokens = np.zeros(runner.max_rows, np.int32)
+        self._outputs: tuple[str, ...] = ()  # what the generations need of the next step
+        self.wants_maps = False
 
     def __len__(self) -> int:
+        return len(self._owners)
+
+    @property
+    def generations(self) -> list[Generation]:
+        return list(self._generations)
+
+    @property
+    def num_generations(self) -> int:
         return len(self._generations)
-
-    def __iter__(self) -> Iterator[Generation]:
-        return iter(self._generations)
-
-    def __getitem__(self, row: int) -> Generation:
-        return self._generations[row]
 
     @property
     def num_free(self) -> int:
-        return self._runner.max_rows - len(self._generations)
+        return self._runner.max_rows - len(self._owners)
 
-    @property
-    def lengths(self) -> NDArray[np.int32]:
-        """(B,) tokens that each row has generated, and with the start token, has read."""
-        return self._lengths[: len(self)]
+    def find(self, handle: Handle) -> Generation | None:
+        return next((one for one in self._generations if one.handle is handle), None)
 
-    @property
-    def min_new_tokens(self) -> NDArray[np.int32]:
-        return self._min_new_tokens[: len(self)]
+    def admit(self, newcomers: Sequence[tuple[Generation, int]], encoded: Mapping[str, Array]) -> None:
+        """Begin generations in the first free rows, each from its example of what the encoder gave."""
+        first = len(self._owners)
+        owners = [(one, index) for one, index in newcomers for _ in range(num_rows(one.request))]
+        rows = slice(first, first + len(owners))
+        self._runner.fill(first, encoded, [index for _, index in owners])
+        self._token_ids[rows] = self._start_id
+        self._lengths[rows] = 0
+        self._source_lengths[rows] = [len(one.request.source_ids) for one, _ in owners]
+        for row, (generation, _) in enumerate(owners, first):
+            generation.rows.append(row)
+            self._owners.append(generation)
+        self._generations.update((one, None) for one, _ in newcomers)
+        self._choose_outputs()
 
-    def find(self, handle: Handle) -> int | None:
-        """The row of a request; None where it has none."""
-        return next((row for row, one in enumerate(self._generations) if one.handle is handle), None)
+    def release(self, generation: Generation) -> None:
+        """Free a generation's rows; the last rows move into their places."""
+        for row in sorted(generation.rows, reverse=True):
+            last = len(self._owners) - 1
+            if row != last:
+                self._move(last, row)
+            del self._owners[last]
+        del self._generations[generation]
+        self._choose_outputs()
 
-    def admit(self, generation: Generation, encoded: Mapping[str, Array], index: int) -> None:
-        """Begin a generation in the first free row, from example `index` of what the encoder gave."""
-        row = len(self._generations)
-        self._runner.fill(row, encoded, index)
-        self._token_ids[row] = self._start_id
-        self._lengths[row] = 0
-        self._source_lengths[row] = len(generation.request.source_ids)
-        self._min_new_tokens[row] = generation.request.parameters.min_new_tokens
-        self._generations.append(generation)
+    def _move(self, source: int, target: int) -> None:
+        self._runner.move(source, target, int(self._lengths[source]), int(self._source_lengths[source]))
+        for column in (self._token_ids, self._lengths, self._source_lengths):
+            column[target] = column[source]
+        owner = self._owners[target] = self._owners[source]
+        owner.rows[owner.rows.index(source)] = target
 
-    def release(self, row: int) -> None:
-        """Free a row; the last row moves into its place."""
-        last = len(self._generations) - 1
-        if row != last:
-            self._runner.move(last, row)
-            for column in (self._token_ids, self._lengths, self._source_lengths, self._min_new_tokens):
-                column[row] = column[last]
-            self._generations[row] = self._generations[last]
-        del self._generations[last]
+    def _choose_outputs(self) -> None:
+        wanted = ALWAYS.union(*(generation.outputs for generation in self._generations))
+        self._outputs = tuple(name for name in self._runner.manifest.step.outputs if name in wanted)
+        self.wants_maps = any(generation.wants_maps for generation in self._generations)
 
-    def step(self, outputs: Sequence[str]) -> Mapping[str, Array]:
+    def step(self) -> Mapping[str, Array]:
         """Run the decoder once over all rows; `advance` says what they read next."""
-        n = len(self._generations)
-        return self._runner.step(self._token_ids[:n], self._lengths[:n], self._source_lengths[:n], outputs)
+        n = len(self._owners)
+        return self._runner.step(self._token_ids[:n], self._lengths[:n], self._source_lengths[:n], self._outputs)
 
-    def advance(self, token_ids: NDArray[np.int64]) -> None:
-        n = len(self._generations)
+    def advance(self, token_ids: NDArray[np.int64], moves: Moves) -> None:
+        """What the rows that have just been stepped read next, some of them with the state of another.
+
+        Args:
+            token_ids: (B,).
+            moves: rows of one generation each; none is both a source and a target.
+        """
+        n = len(token_ids)
         self._token_ids[:n] = token_ids
         self._lengths[:n] += 1
+        if moves:
+            sources, targets = map(list, zip(*moves, strict=True))
+            self._runner.branch(sources, targets, int(self._lengths[sources].max()))
+
+    def __iter__(self) -> Iterator[Generation]:
+        return iter(self._generations)

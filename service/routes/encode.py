@@ -22,13 +22,13 @@ async def encode(body: EncodeBody, call: Call) -> Response:
     With pooling `none` an embedding is a row a token, row-major, and `shapes` says how many rows and columns.
     """
     model = call.service.model(body.model, "encode")
-    sources, tokenize_ms = await read_sources(call, model, body.inputs, truncate=body.truncate)
+    sources = await read_sources(call, model, body.inputs, truncate=body.truncate)
     requests = [EncodeRequest(call.record.request_id, source, call.deadline) for source in sources]
-    results = [result for result in await call.results(call.submit(model, requests)) if isinstance(result, Encoded)]
+    results = await call.results(call.submit(model, requests), Encoded)
     vectors = [pool(result.hidden, body.pooling, body.normalize) for result in results]
     check_size("embeddings", sum(one.size for one in vectors), "Send fewer inputs.")
     input_tokens = sum(map(len, sources))
-    timings_ms = timings_of(call, tokenize_ms, [result.timings for result in results])
+    timings_ms = timings_of(call, [result.timings for result in results])
     call.tell_result(input_tokens, 0, timings_ms)
     call.service.metrics_of(model).call_seconds.observe(timings_ms["total"] / 1000)
     answer: dict[str, Any] = {

@@ -7,60 +7,74 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from service.answers import GenerateAnswer
-from service.calls import Call, json_answer, timings_of
-from service.engine.request import Generated, GenerateRequest
-from service.inputs import decoding_parameters, of_sequence, read_sources
+from service.calls import Call, json_answer, result_of, timings_of
+from service.engine.request import Generated, GenerateRequest, Timings
+from service.engine.worker import Ticket
+from service.errors import ApiError
+from service.inputs import decoding_parameters, generate_requests, read_prefixes, read_sources
+from service.maps import MapWriter
 from service.outputs import output_of
+from service.parameters import Parameters
 from service.routing import add_route
 from service.schemas import GenerateBody
 from service.serving import ServedModel
 from service.streaming import answer_stream
-from service.tokenizer import StopStrings
+
+# The outputs of one input as they stand in the answer, and where its time went.
+Written = tuple[list[dict[str, Any]], Timings]
 
 
 async def generate(body: GenerateBody, call: Call) -> Response:
-    """Generate one text from each input.
+    """Generate one text from each input, or several.
 
     With `stream: true` the answer is `text/event-stream`: one event a token, one at each input's end, then `[DONE]`.
     """
     model = call.service.model(body.model, "generate")
-    parameters = decoding_parameters(body.parameters, model)
-    sources, tokenize_ms = await read_sources(call, model, body.inputs)
-    stop = body.parameters.stop
-    requests = [
-        GenerateRequest(
-            request_id=call.record.request_id,
-            source_ids=source,
-            deadline=call.deadline,
-            parameters=of_sequence(parameters, index),
-            stop=StopStrings(model.target_tokenizer, stop) if stop else None,
-            stream=body.stream,
-        )
-        for index, source in enumerate(sources)
-    ]
+    wanted = body.parameters
+    parameters = decoding_parameters(call, model, wanted)
+    maps = _map_writer(model, wanted)
+    sources = await read_sources(call, model, body.inputs)
+    prefixes = await read_prefixes(call, model, wanted.target_prefix, len(sources))
+    kinds = maps.kinds if maps else frozenset[str]()
+    requests = generate_requests(
+        call, model, parameters, sources, prefixes, stop=wanted.stop, attention=kinds, stream=body.stream
+    )
+    if maps:
+        maps.check(requests)
     tickets = call.submit(model, requests)
     if body.stream:
-        return await answer_stream(call, model, requests, tickets, stop, tokenize_ms)
-    results = [result for result in await call.results(tickets) if isinstance(result, Generated)]
-    return json_answer(_answer(call, model, requests, results, stop, tokenize_ms))
+        return await answer_stream(call, model, requests, tickets, wanted.stop, maps)
+
+    async def write(index: int, request: GenerateRequest, ticket: Ticket) -> Written:
+        # As each result comes: its maps are cut to what is wanted while the others still run.
+        result = await result_of(ticket, Generated)
+        outputs = []
+        for rank, target in enumerate(result.targets):
+            output = {"index": index, "rank": rank, **output_of(model.target_tokenizer, request, target, wanted.stop)}
+            outputs.append(output | {"attention": maps.write(request, target)} if maps else output)
+        return outputs, result.timings
+
+    parts = [write(*part) for part in zip(range(len(requests)), requests, tickets, strict=True)]
+    return json_answer(_answer(call, model, sources, await call.together(parts)))
+
+
+def _map_writer(model: ServedModel, wanted: Parameters) -> MapWriter | None:
+    if wanted.return_attention is None:
+        return None
+    if not model.manifest.attention:
+        message = f"{model.name} has no attention maps."
+        raise ApiError("unsupported_parameter", message, param="parameters.return_attention")
+    return MapWriter(model, wanted.return_attention, "parameters.return_attention.")
 
 
 def _answer(
-    call: Call,
-    model: ServedModel,
-    requests: Sequence[GenerateRequest],
-    results: Sequence[Generated],
-    stop: Sequence[str],
-    tokenize_ms: float,
+    call: Call, model: ServedModel, sources: Sequence[Sequence[int]], written: Sequence[Written]
 ) -> dict[str, Any]:
-    outputs = [
-        {"index": index, "rank": 0, **output_of(model, request, result, stop)}
-        for index, (request, result) in enumerate(zip(requests, results, strict=True))
-    ]
-    input_tokens = sum(len(request.source_ids) for request in requests)
-    output_tokens = sum(len(result.tokens) for result in results)
-    timings_ms = timings_of(call, tokenize_ms, [result.timings for result in results])
-    call.tell_result(input_tokens, output_tokens, timings_ms, *(result.finish_reason for result in results))
+    outputs = [output for of_input, _ in written for output in of_input]
+    input_tokens = sum(map(len, sources))
+    output_tokens = sum(len(output["tokens"]) for output in outputs)
+    timings_ms = timings_of(call, [timings for _, timings in written])
+    call.tell_result(input_tokens, output_tokens, timings_ms, *(output["finish_reason"] for output in outputs))
     call.service.metrics_of(model).call_seconds.observe(timings_ms["total"] / 1000)
     return {
         "model": model.name,
@@ -78,7 +92,7 @@ def add_routes(app: FastAPI) -> None:
         generate,
         GenerateAnswer,
         errors=(
-            *("empty_input", "input_too_long", "unsupported_parameter", "unsupported_task"),
+            *("empty_input", "input_too_long", "unsupported_parameter", "unsupported_task", "response_too_large"),
             *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
         ),
         also_answers=["text/event-stream"],

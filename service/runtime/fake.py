@@ -13,12 +13,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import SCHEMA_VERSION, Attention, Graph, Limits, Manifest, State, Tokens
+from service.bundle import SCHEMA_VERSION, TOP_TOKENS, Attention, Graph, Limits, Manifest, State, Tokens
 from service.runtime.protocol import Array, Int32, Int64
 
 KINDS: tuple[Literal["encoder", "cross", "decoder"], ...] = ("encoder", "cross", "decoder")
 HIDDEN = 4  # the size of a vector of the encoder's last layer
-NUM_TOP = 8
 GARBAGE = -12345.0
 PRIME = 65521  # hashes stay below, so that a float32 state holds them exactly
 
@@ -68,7 +67,7 @@ def fake_manifest(
             file="step.onnx",
             inputs=("token_ids", "lengths", "source_lengths", *(state.input for state in states)),
             outputs=(
-                *("logits", "top_logits", "top_ids", "log_normalizer", "read_next", "hash_next"),
+                *("logits", "logprobs", "top_logprobs", "top_ids", "read_next", "hash_next"),
                 *maps["cross"],
                 *maps["decoder"],
             ),
@@ -144,17 +143,27 @@ class FakeRunner:
             available |= self._maps("encoder", source_ids[:, None, :] + source_ids[:, :, None], rows & columns)
         return {name: available[name] for name in outputs}
 
-    def fill(self, row: int, encoded: Mapping[str, Array], index: int) -> None:
-        source = encoded["source_state"][index]
-        self._source[row] = GARBAGE
-        self._source[row, : len(source)] = source
-        self._read[row] = 0.0
-        self._hash[row] = 0.0
+    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        for row, example in enumerate(examples, first):
+            source = encoded["source_state"][example]
+            self._source[row] = GARBAGE
+            self._source[row, : len(source)] = source
+            self._read[row] = 0.0
+            self._hash[row] = 0.0
 
-    def move(self, source: int, target: int) -> None:
+    def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         for state in (self._source, self._read, self._hash):
-            state[target] = state[source]
+            state[target] = GARBAGE
+        self._source[target, :source_tokens] = self._source[source, :source_tokens]
+        self._read[target, :target_tokens] = self._read[source, :target_tokens]
+        self._hash[target] = self._hash[source]
+        for state in (self._source, self._read, self._hash):
             state[source] = GARBAGE
+
+    def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+        self._read[targets] = GARBAGE
+        self._read[targets, :target_tokens] = self._read[sources, :target_tokens]
+        self._hash[targets] = self._hash[sources]
 
     def step(
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
@@ -171,19 +180,21 @@ class FakeRunner:
         self._read[rows, lengths] = token_ids
         self._hash[rows, 0] = (self._hash[rows, 0].astype(np.int64) * 31 + token_ids + 7) % PRIME
         logits = self._logits(lengths, source_lengths)
-        top_ids = np.argsort(-logits, axis=1, kind="stable")[:, :NUM_TOP]
+        logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        top_ids = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_TOKENS]
         available: dict[str, Array] = {
             "logits": logits,
-            "top_logits": np.take_along_axis(logits, top_ids, axis=1),
+            "logprobs": logprobs,
+            "top_logprobs": np.take_along_axis(logprobs, top_ids, axis=1),
             "top_ids": top_ids,
-            "log_normalizer": np.log(np.exp(logits).sum(axis=1)),
         }
         if "cross_attention_0" in outputs:
             available |= self._step_maps("cross", self._source[rows], source_lengths)
         if "decoder_attention_0" in outputs:
             available |= self._step_maps("decoder", self._read[rows], lengths + 1)
-        self._last_outputs = {name: available[name] for name in outputs}
-        return self._last_outputs
+        given = {name: available[name] for name in outputs}
+        self._last_outputs = {name: array for name, array in given.items() if "attention" not in name}
+        return given
 
     def _logits(self, lengths: Int32, source_lengths: Int32) -> NDArray[np.float32]:
         """(B, V): noise from a hash of all that the row knows, and one token that stands out."""
@@ -218,7 +229,8 @@ class FakeRunner:
         for layer, name in enumerate(attention.outputs):
             weights = 1 + (tokens[:, None] + 3 * heads + 5 * layer) % 7  # (B, heads, rows, columns)
             weights = np.where(is_real[:, None], weights, 0).astype(np.float32)
-            maps[name] = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1)
+            sums = np.maximum(weights.sum(axis=-1, keepdims=True), 1)
+            maps[name] = np.where(is_real[:, None], weights / sums, np.float32(GARBAGE))
         return maps
 
     def expected(self, source_ids: Sequence[int], max_new_tokens: int) -> list[int]:

@@ -1,25 +1,22 @@
-"""ONNX Runtime behind the `Runner` protocol: two sessions, and one buffer for each state that steps update in place.
+"""ONNX Runtime on the CPU behind the `Runner` protocol: two sessions, and states that steps update in place.
 
 A state that grows keeps `max_rows` rows of its largest size, bound to the step both as input and as output: the
 attention kernels write the new slot into it and copy nothing. A batch of B rows is the first B rows of each buffer, and
 a binding made once for a batch size and a set of outputs is used for every step of that kind.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from service.bundle import Graph, Manifest, State
+from service.bundle import Limits, Manifest, State
 from service.runtime.protocol import Array, Int32, Int64
+from service.runtime.provider import Provider, load_session, session_options
 
-Provider = Literal["cpu", "cuda"]
-
-_PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
 _DTYPES: dict[str, type[Any]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -28,33 +25,54 @@ _DTYPES: dict[str, type[Any]] = {
 }
 
 
-class RuntimeUnavailableError(Exception):
-    """The provider that was asked for is not in the installed ONNX Runtime."""
+class _StateGroup:
+    """States of one shape and kind in one array, so that all of them move at once."""
 
-
-def choose_provider(wanted: Literal["auto", "cpu", "cuda"]) -> Provider:
-    """CUDA where it is asked for, or offered and left to us.
-
-    Raises:
-        RuntimeUnavailableError: "cuda" is asked for and the installed package does not offer it.
-    """
-    offers_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-    if wanted == "cuda" and not offers_cuda:
-        raise RuntimeUnavailableError("the installed onnxruntime has no CUDA provider; install the extra 'gpu'")
-    return "cuda" if wanted != "cpu" and offers_cuda else "cpu"
-
-
-@dataclass(frozen=True)
-class _StateBuffer:
-    """All rows of one state. `output` is the same memory where the step updates in place."""
-
-    state: State
-    rows: Array  # (max_rows, *shape)
-    output: Array | None
+    def __init__(self, states: Sequence[State], max_rows: int, limits: Limits) -> None:
+        self.states = states
+        first = states[0]
+        sizes = {"source": limits.max_source_tokens, "target": limits.max_target_tokens}
+        shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in first.shape)
+        self.rows = np.zeros((len(states), max_rows, *shape), first.dtype)
+        # Only the attention kernels promise to read and write the same memory; a state of fixed size is copied back.
+        is_in_place = any(isinstance(axis, str) for axis in first.shape)
+        self.outputs = None if first.output is None else self.rows if is_in_place else np.zeros_like(self.rows)
+        self._shape = first.shape
 
     @property
-    def is_copied_back(self) -> bool:
-        return self.output is not None and self.output is not self.rows
+    def is_changed(self) -> bool:
+        """Whether a step changes it."""
+        return self.outputs is not None
+
+    def copy_back(self, batch: int) -> None:
+        """Take over what a step wrote elsewhere."""
+        if self.outputs is not None and self.outputs is not self.rows:
+            self.rows[:, :batch] = self.outputs[:, :batch]
+
+    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        rows = slice(first, first + len(examples))
+        for index, state in enumerate(self.states):
+            if state.encoder_output is not None:
+                value = encoded[state.encoder_output][list(examples)]
+                part: tuple[Any, ...] = (index, rows, *(slice(size) for size in value.shape[1:]))
+                self.rows[part] = value
+            elif "target" not in state.shape:  # what grows with the target is hidden by the row's length
+                self.rows[index, rows] = 0
+
+    def copy(self, source: int, target: int, sizes: Mapping[str, int]) -> None:
+        """Copy a row over another; of the axes "target" and "source" no more than so many slots."""
+        used = tuple(slice(sizes[axis]) if isinstance(axis, str) else slice(None) for axis in self._shape)
+        self.rows[(slice(None), target, *used)] = self.rows[(slice(None), source, *used)]
+
+
+def _group(states: Sequence[State], max_rows: int, limits: Limits) -> list[_StateGroup]:
+    def kind(state: State) -> tuple[Any, ...]:
+        return state.shape, state.dtype, state.output is None
+
+    kinds: dict[tuple[Any, ...], list[State]] = {}
+    for state in states:
+        kinds.setdefault(kind(state), []).append(state)
+    return [_StateGroup(alike, max_rows, limits) for alike in kinds.values()]
 
 
 @dataclass(frozen=True)
@@ -69,39 +87,28 @@ class _Binding:
 class OnnxRunner:
     """Runs one bundle with ONNX Runtime. See `Runner` for what each method takes and gives."""
 
-    def __init__(
-        self, folder: Path, manifest: Manifest, *, provider: Provider = "cpu", num_threads: int = 0, max_rows: int = 32
-    ) -> None:
+    provider: Provider = "cpu"
+
+    def __init__(self, folder: Path, manifest: Manifest, *, num_threads: int = 0, max_rows: int = 32) -> None:
         """Load both graphs from their files, which must have been checked (`service.bundle.check_files`).
 
         Args:
             folder: the bundle.
             manifest: its manifest.
-            provider: what runs the graphs.
             num_threads: of each graph's run; 0 leaves it to ONNX Runtime, which counts the host's cores.
             max_rows: rows of decoder state.
         """
         self.manifest = manifest
         self.max_rows = max_rows
-        options = _session_options(num_threads)
-        self._encoder = _load(folder, manifest.encoder, options, provider)
-        self._step = _load(folder, manifest.step, options, provider)
-        self._states = [self._allocate(state) for state in manifest.states]
+        options = session_options(num_threads)
+        self._encoder = load_session(folder, manifest.encoder, options, "cpu")
+        self._step = load_session(folder, manifest.step, options, "cpu")
+        self._groups = _group(manifest.states, max_rows, manifest.limits)
         self._token_ids = np.zeros(max_rows, np.int64)
         self._lengths = np.zeros(max_rows, np.int32)
         self._source_lengths = np.ones(max_rows, np.int32)
         self._fixed_outputs = self._allocate_fixed_outputs()
         self._bindings: dict[tuple[int, tuple[str, ...]], _Binding] = {}
-
-    def _allocate(self, state: State) -> _StateBuffer:
-        limits = self.manifest.limits
-        sizes = {"source": limits.max_source_tokens, "target": limits.max_target_tokens}
-        shape = (self.max_rows, *(sizes[axis] if isinstance(axis, str) else axis for axis in state.shape))
-        rows = np.zeros(shape, state.dtype)
-        grows = any(isinstance(axis, str) for axis in state.shape)
-        # Only the attention kernels promise to read and write the same memory; a state of fixed size is copied back.
-        output = None if state.output is None else rows if grows else np.zeros(shape, state.dtype)
-        return _StateBuffer(state, rows, output)
 
     def _allocate_fixed_outputs(self) -> dict[str, Array]:
         states = {state.output for state in self.manifest.states}
@@ -115,19 +122,20 @@ class OnnxRunner:
         feed = {"source_ids": source_ids, "source_lengths": source_lengths}
         return dict(zip(outputs, self._encoder.run(list(outputs), feed), strict=True))
 
-    def fill(self, row: int, encoded: Mapping[str, Array], index: int) -> None:
-        for buffer in self._states:
-            name = buffer.state.encoder_output
-            if name is not None:
-                value = encoded[name][index]
-                index_of_part: tuple[Any, ...] = (row, *(slice(size) for size in value.shape))
-                buffer.rows[index_of_part] = value
-            elif "target" not in buffer.state.shape:  # what grows with the target is hidden by the row's length
-                buffer.rows[row] = 0
+    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        for group in self._groups:
+            group.fill(first, encoded, examples)
 
-    def move(self, source: int, target: int) -> None:
-        for buffer in self._states:
-            buffer.rows[target] = buffer.rows[source]
+    def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
+        for group in self._groups:
+            group.copy(source, target, {"target": target_tokens, "source": source_tokens})
+
+    def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+        sizes = {"target": target_tokens, "source": self.manifest.limits.max_source_tokens}
+        for group in self._groups:
+            if group.is_changed:
+                for source, target in zip(sources, targets, strict=True):  # one by one is faster than all at once
+                    group.copy(source, target, sizes)
 
     def step(
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
@@ -143,10 +151,8 @@ class OnnxRunner:
         for name in binding.made:  # anew for each run: maps widen from step to step
             binding.io.bind_output(name, "cpu")
         self._step.run_with_iobinding(binding.io)
-        for buffer in self._states:
-            if buffer.is_copied_back:
-                assert buffer.output is not None
-                buffer.rows[:batch] = buffer.output[:batch]
+        for group in self._groups:
+            group.copy_back(batch)
         if not binding.made:
             return binding.fixed
         # As a vector: a list would wrap each of the states' outputs too, which costs more than a small step.
@@ -163,10 +169,11 @@ class OnnxRunner:
         }
         for name in rows.keys() & set(self.manifest.step.inputs):
             io.bind_ortvalue_input(name, _wrap(rows[name][:batch]))
-        for buffer in self._states:
-            io.bind_ortvalue_input(buffer.state.input, _wrap(buffer.rows[:batch]))
-            if buffer.output is not None:
-                io.bind_ortvalue_output(buffer.state.output, _wrap(buffer.output[:batch]))
+        for group in self._groups:
+            for index, state in enumerate(group.states):
+                io.bind_ortvalue_input(state.input, _wrap(group.rows[index, :batch]))
+                if group.outputs is not None:
+                    io.bind_ortvalue_output(state.output, _wrap(group.outputs[index, :batch]))
         fixed = {name: self._fixed_outputs[name][:batch] for name in outputs if name in self._fixed_outputs}
         for name, array in fixed.items():
             io.bind_ortvalue_output(name, _wrap(array))
@@ -184,7 +191,7 @@ class OnnxRunner:
             # The largest batch is rare: what it took goes back after each of these runs.
             self._encoder.run(["hidden"], {"source_ids": ids, "source_lengths": lengths}, _returning_memory())
         # The states' first pages come from the kernel when they are first written, 30 ms for all of them.
-        self.fill(0, self.encode(ids, lengths, self.manifest.encoder.outputs), 0)
+        self.fill(0, self.encode(ids, lengths, self.manifest.encoder.outputs), [0])
         last_slot = self.manifest.limits.max_target_tokens - 1
         for batch, age, length in ((self.max_rows, last_slot, longest), (1, 0, 1)):
             ages, lengths = np.full(batch, age, np.int32), np.full(batch, length, np.int32)
@@ -196,22 +203,7 @@ def _wrap(array: Array) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def _session_options(num_threads: int) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    # Shapes change with every step and batch: remembered patterns and their memory would only grow.
-    options.enable_mem_pattern = False
-    # Threads that spin after a run would take the core on which Python serves HTTP.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3  # errors; warnings about the graph are the export's concern
-    return options
-
-
 def _returning_memory() -> Any:
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
-
-
-def _load(folder: Path, graph: Graph, options: Any, provider: Provider) -> Any:
-    return onnxruntime.InferenceSession(os.fspath(folder / graph.file), options, providers=_PROVIDERS[provider])

@@ -1,7 +1,7 @@
 """The wall between the engine and what runs a bundle's graphs.
 
-A runner owns the rows of decoder state. Rows 0 to n-1 run; the engine fills a row when a sequence is admitted and moves
-the last row into the place of one that ends.
+A runner owns the rows of decoder state. Rows 0 to n-1 run; the engine fills a row when a sequence is admitted, moves
+the last row into the place of one that ends, and copies one over another where a beam branches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +39,25 @@ class Runner(Protocol):
         """
         ...
 
-    def fill(self, row: int, encoded: Mapping[str, Array], index: int) -> None:
-        """Make `row` the beginning of a sequence: its states from example `index` of what `encode` gave, or zeros."""
+    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        """Make rows the beginnings of sequences: their states from what `encode` gave, or zeros.
+
+        Args:
+            first: the first of as many rows as there are examples.
+            encoded: what `encode` gave.
+            examples: which of its examples each row begins from.
+        """
         ...
 
-    def move(self, source: int, target: int) -> None:
-        """Copy the states of row `source` over those of row `target`."""
+    def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
+        """Copy all states of row `source`, which has read so many tokens of a target, over those of row `target`."""
+        ...
+
+    def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+        """Copy what steps change of rows `sources`, which have read at most so many tokens, over rows `targets`.
+
+        The two rows of each pair have the same source; no row is both a source and a target.
+        """
         ...
 
     def step(
@@ -59,6 +72,7 @@ class Runner(Protocol):
             outputs: names among `manifest.step.outputs`, states excepted.
 
         Returns:
-            The outputs by name, row first; they are valid until the next call.
+            The outputs by name, row first. Attention maps are the caller's to keep, the others are valid until the next
+            call.
         """
         ...

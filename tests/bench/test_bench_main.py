@@ -1,42 +1,40 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from bench.__main__ import END, START, caption, table, write_into
-from bench.figures import Figure
-from bench.machine import describe
-from bench.server import serving
-
-SLOW = Figure("a step", 1.2, "x", 1.15, "lower", [1.1, 1.2, 1.3])
-FAST = Figure("at once", 6.0, "x", 5.0, "higher", [5.5, 6.0, 6.5])
+from bench.__main__ import main
 
 
-def test_a_figure_is_met_on_the_right_side_of_its_bar() -> None:
-    assert not SLOW.is_met
-    assert FAST.is_met
+@pytest.fixture
+def run(bundle: Path, tmp_path: Path, toy_sentences: list[str]) -> list[str]:
+    """The arguments of a run that is as short as can be, without its sections."""
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("\n".join(toy_sentences), encoding="utf-8")
+    paths = {"bundle": bundle, "base-checkpoint": tmp_path / "none", "sentences": sentences, "results": tmp_path / "r"}
+    words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    return [*words, "--rounds", "1", "--rows", "1", "--seconds", "0.2", "--requests", "20", "--documents"]
 
 
-def test_the_table_says_what_was_not_met() -> None:
-    lines = table([SLOW, FAST]).splitlines()
-    assert lines[2] == "| a step | 1.20 x | <= 1.15 x | **no** |"
-    assert lines[3] == "| at once | 6.00 x | >= 5 x | yes |"
+def test_sections_are_measured_and_recorded(run: list[str], tmp_path: Path) -> None:
+    main(["maps", "mixed", "memory", *run])
+    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "r").glob("*.json")}
+    assert results.keys() == {"maps", "mixed", "memory"}
+    assert results["maps"]["figures"]["maps.1"]["value"] > 0
+    assert results["maps"]["command"].startswith("python -m bench maps mixed memory")
+    assert [row["requests"] for row in results["memory"]["rows"]] == list(range(2, 22, 2))
+    assert results["mixed"]["figures"]["mixed.gap"]["value"] > 0
 
 
-def test_the_document_keeps_what_stands_around_its_figures(tmp_path: Path) -> None:
-    document = tmp_path / "performance.md"
-    document.write_text(f"before\n{START}\nold\n{END}\nafter\n", encoding="utf-8")
-    for text in ("new", "newer"):
-        write_into(document, text)
-    assert document.read_text(encoding="utf-8") == f"before\n{START}\nnewer\n{END}\nafter\n"
+def test_a_section_whose_model_is_missing_is_left_out(
+    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["http-base", *run])
+    assert "left out: there is no checkpoint" in capsys.readouterr().out
+    assert not (tmp_path / "r" / "http-base.json").exists()
 
 
-def test_a_result_names_its_machine_and_versions() -> None:
-    facts = describe()
-    assert facts["cores"] >= 1
-    assert "onnxruntime" in facts["packages"]
-    assert facts["processor"] in caption(facts)
-
-
-def test_a_service_that_cannot_start_is_an_error_and_not_a_figure(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="before it was ready"), serving(tmp_path / "nothing here"):
-        pass
+def test_an_unknown_section_is_refused(run: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["librery", *run])
+    assert "no section librery" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 pytestmark = pytest.mark.docker
 
@@ -70,6 +71,19 @@ def stack() -> Iterator[Stack]:
         yield stack
     finally:
         stack.compose("--profile", "loadtest", "down", "--volumes")
+
+
+def test_the_service_on_a_gpu_is_as_hardened_and_never_falls_back_to_the_cpu() -> None:
+    command = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
+    services = yaml.safe_load(run([*command, "--profile", "gpu", "config"]))["services"]
+    service, gpu = services["service"], services["service-gpu"]
+    for key in ("cap_drop", "init", "read_only", "security_opt", "stop_grace_period", "tmpfs"):
+        assert gpu[key] == service[key]
+    assert gpu["profiles"] == ["gpu"] and "profiles" not in service
+    assert gpu["environment"] == {"SIGHTLINE_PROVIDER": "cuda"}
+    assert gpu["build"]["args"]["RUNTIME"] == "gpu"
+    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
 
 
 def test_the_stack_translates(stack: Stack) -> None:

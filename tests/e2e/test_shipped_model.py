@@ -8,6 +8,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from bench.server import RunningServer
+from service.bundle import read_bundle
 
 SENTENCE = "Two girls are playing with a small brown dog on the beach."
 
@@ -59,6 +60,17 @@ def test_the_card_says_what_the_evaluation_found() -> None:
         assert f"| {scores[name]['value']:.2f} | `{signature}` |" in card
     assert f"epochs {scores['checkpoint']['epochs'][0]} to {scores['checkpoint']['epochs'][-1]}" in card
     assert scores["sentences"] == 1000 and scores["num_beams"] == 5
+
+
+def test_the_card_says_what_quantising_cost() -> None:
+    folder = Path("bundles/multi30k-en-de")
+    manifest, card = read_bundle(folder), (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert manifest.quantization is not None and manifest.quantization.quality is not None
+    quality = manifest.quantization.quality
+    assert f"{quality.split}, {quality.sentences:,} sentences" in card
+    for label, bleu in zip(("greedy", "beam 5"), quality.bleu, strict=True):
+        assert f"| {label} | {bleu.float32:.2f} | {bleu.quantized:.2f} |" in card
+        assert bleu.float32 - bleu.quantized <= 0.3
 
 
 def test_the_card_names_data_licence_and_limits() -> None:

@@ -89,3 +89,76 @@ def test_a_bundle_that_is_replaced_keeps_what_it_says_of_itself(
         manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
         said.append((manifest["name"], manifest["description"], manifest["license"]))
     assert said == [("toy", "a toy", "for research"), ("toy", "a toy", "for research"), ("toy", "a toy", "Apache-2.0")]
+
+
+@pytest.fixture
+def parallel_text(tmp_path: Path) -> Path:
+    """Two pairs; their translations are nothing that random weights would write."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "val.en").write_text("A man sleeps.\nA dog.\n", encoding="utf-8")
+    (folder / "val.de").write_text("Ein Mann schläft.\nEin Hund.\n", encoding="utf-8")
+    return folder
+
+
+def test_quantize_writes_a_bundle_with_what_it_measured(
+    bundle: Path, tmp_path: Path, parallel_text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    arguments = ["quantize", str(bundle), "--out", str(out), "--bits", "8", "--block-size", "32"]
+    arguments += ["--by-rows", "encoder", "projection", "--in-float32", "layers"]
+    assert main([*arguments, "--data", str(parallel_text), "--limit", "1"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["bits"], printed["block_size"]) == (8, 32)
+    assert (printed["by_rows"], printed["in_float32"]) == (["encoder", "projection"], ["layers"])
+    assert (printed["quality"]["split"], printed["quality"]["sentences"]) == ("val", 1)
+    assert json.loads((out / "manifest.json").read_text(encoding="utf-8"))["quantization"] == printed
+
+
+def test_quantize_unverified_says_so(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "small"
+    assert main(["quantize", str(bundle), "--out", str(out), "--bits", "4", "--unverified"]) == 0
+    assert json.loads(capsys.readouterr().out)["quality"] is None
+    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    assert (manifest["dtype"], manifest["quantization"]["quality"]) == ("int4", None)
+
+
+def test_half_writes_a_bundle_with_what_it_measured(
+    bundle: Path, tmp_path: Path, parallel_text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    assert main(["half", str(bundle), "--out", str(out), "--data", str(parallel_text), "--limit", "1"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["bits"], printed["block_size"]) == (16, None)
+    assert printed["quality"]["sentences"] == 1
+    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    assert (manifest["dtype"], manifest["quantization"]) == ("float16", printed)
+
+
+def test_quantize_without_text_asks_for_it(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["quantize", str(bundle), "--out", str(tmp_path / "small"), "--bits", "8"])
+    assert "one of the arguments --data --unverified is required" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--split", "test"], "test.en: expected one sentence a line"),
+        (["--target", "fr"], "val.fr: expected one sentence a line"),
+        (["--limit", "0"], "limit is 0, it must be at least 1"),
+    ],
+)
+def test_quantize_on_text_that_is_not_there_exits_with_2(
+    bundle: Path,
+    tmp_path: Path,
+    parallel_text: Path,
+    more: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "small"
+    arguments = ["quantize", str(bundle), "--out", str(out), "--bits", "8", "--data", str(parallel_text)]
+    assert main([*arguments, *more]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()

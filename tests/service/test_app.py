@@ -6,7 +6,7 @@ import pytest
 
 from service.bundle import BundleError
 from service.engine.engine import Engine
-from service.runtime.ort import RuntimeUnavailableError
+from service.runtime.provider import RuntimeUnavailableError
 from tests.service.conftest import MakeBackend, Start, until
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,7 @@ TOO_MANY_NUMBERS = {"input": "x" * 62, "target": "y" * 62}
 
 SIMPLE: list[tuple[str, str, Any, dict[str, str]]] = [
     ("malformed_json", "/v1/generate", b"{", {}),
-    ("not_found", "/v1/score", {}, {}),
+    ("not_found", "/v1/similar", {}, {}),
     ("model_not_found", "/v1/generate", {"model": "other", "inputs": "x"}, {}),
     ("method_not_allowed", "/v1/models", {}, {}),
     ("body_too_large", "/v1/generate", {"inputs": "x" * 5000}, {}),
@@ -29,7 +29,7 @@ SIMPLE: list[tuple[str, str, Any, dict[str, str]]] = [
     ("invalid_parameter", "/v1/generate", {"inputs": "x", "parameters": {"top_p": 2}}, {}),
     ("empty_input", "/v1/generate", {"inputs": []}, {}),
     ("input_too_long", "/v1/generate", {"inputs": "x" * 70}, {}),
-    ("unsupported_parameter", "/v1/generate", {"inputs": "x", "parameters": {"num_beams": 2}}, {}),
+    ("unsupported_parameter", "/v1/generate", {"inputs": "x", "stream": True, "parameters": {"num_beams": 2}}, {}),
 ]
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from export.bundle import half_bundle
 from service.bundle import MANIFEST, BundleError, read_manifest, write_manifest
 from service.engine.observer import EngineObserver, NullObserver
+from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest
 from service.loading import find_bundles, load_backend
 from service.settings import Settings
 
@@ -34,6 +36,30 @@ def test_every_bundle_of_the_folder_is_served_by_its_own_name(folder: Path) -> N
     model = backend.models["toy"]
     assert model.provider == "cpu"
     assert model.source_tokenizer is model.target_tokenizer
+
+
+def test_a_float16_bundle_is_served_on_the_cpu_too(bundle: Path, tmp_path: Path) -> None:
+    half_bundle(bundle, tmp_path / "half", None)
+    backend = load_backend(Settings(bundles=tmp_path, threads=1, max_rows=2), observer_of)
+    assert (backend.models["half"].provider, backend.models["half"].manifest.dtype) == ("cpu", "float16")
+    requests = [GenerateRequest(name, (11, 52, 90, 2), 1e9, DecodingParameters(max_new_tokens=4)) for name in "abc"]
+    results: list[Event] = []
+    for request in requests:
+        backend.engines["half"].submit(request, results.append)
+    while backend.engines["half"].has_work:
+        backend.engines["half"].step()
+    targets = [result.targets[0].tokens for result in results if isinstance(result, Generated)]
+    assert len(targets) == 3 and targets[0] == targets[1] == targets[2]
+
+
+def test_a_bundle_that_cuda_cannot_run_is_refused_where_cuda_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.loading.choose_provider", lambda _: "cuda")
+    settings = Settings(bundles=folder, threads=1, max_rows=2)
+    assert load_backend(settings, observer_of).models["toy"].provider == "cpu"
+    with pytest.raises(BundleError, match="toy is float32; CUDA runs what `python -m export half` writes"):
+        load_backend(settings.model_copy(update={"provider": "cuda"}), observer_of)
 
 
 def remove_manifest(folder: Path) -> None:

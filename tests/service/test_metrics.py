@@ -60,6 +60,17 @@ async def test_metrics_agree_with_the_answers(start: Start) -> None:
         assert await running.metric('sightline_http_requests_total{route="/v1/generate",status="200"}') == 3
 
 
+async def test_tokens_of_all_outputs_count_and_those_of_a_prefix_do_not(start: Start) -> None:
+    async with start() as running:
+        parameters = {"num_beams": 3, "num_return_sequences": 2, "target_prefix": "a dog", "max_new_tokens": 6}
+        answer = (await running.post("/v1/generate", {"inputs": "x", "parameters": parameters})).json()
+        counted = await running.metric('sightline_generation_tokens_total{model_name="fake"}')
+        assert counted == answer["usage"]["output_tokens"]
+        reason = answer["outputs"][0]["finish_reason"]
+        labels = f'{{finished_reason="{reason}",model_name="fake"}}'
+        assert await running.metric(f"sightline_request_success_total{labels}") == 1
+
+
 async def test_calls_are_counted_once_whatever_became_of_them(start: Start) -> None:
     async with start() as running:
         for path, body in (

@@ -5,12 +5,15 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
-from service.answers import AttentionMap, GenerateAnswer, ModelDetails
+from service.answers import AttentionMap, GenerateAnswer, ModelDetails, Output, OutputToken, ScoreAnswer
 from service.app import create_app
 from service.errors import CLIENT_GONE, ERRORS
+from service.fields import RequestBody
 from service.metrics import Metrics
-from service.schemas import COMING_PARAMETERS, AttentionBody, DetokenizeBody, EncodeBody, Parameters, TokenizeBody
+from service.parameters import Parameters
+from service.schemas import AttentionBody, DetokenizeBody, EncodeBody, GenerateBody, ScoreBody, TokenizeBody
 from service.settings import Settings, env_name, flag_name
 from tests.service.conftest import MakeBackend, Start
 
@@ -52,21 +55,30 @@ def test_every_route_is_described() -> None:
             assert f"{method.upper()} {path}`" in API
 
 
-@pytest.mark.parametrize("model", [Parameters, AttentionBody, EncodeBody, TokenizeBody, DetokenizeBody, AttentionMap])
-def test_every_field_is_described(model: type[Parameters]) -> None:
-    for name in model.model_fields:
+@pytest.mark.parametrize(
+    "body", [Parameters, GenerateBody, ScoreBody, AttentionBody, EncodeBody, TokenizeBody, DetokenizeBody]
+)
+def test_every_field_is_described(body: type[RequestBody]) -> None:
+    for name in body.model_fields:
         assert re.search(rf"[`\"]{name}[`\"]", API), name
 
 
-def test_the_answers_fields_and_the_parameters_to_come_are_named() -> None:
-    names = {*GenerateAnswer.model_fields, *ModelDetails.model_fields, *COMING_PARAMETERS}
-    for name in names:
+def test_every_parameter_has_a_line_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| .+ \|$", API, flags=re.MULTILINE))
+    for name, field in Parameters.model_fields.items():
+        is_plain = isinstance(field.default, bool | int | float)
+        assert rows[name] == (json.dumps(field.default) if is_plain else rows[name]), name
+
+
+@pytest.mark.parametrize("answer", [GenerateAnswer, Output, OutputToken, ScoreAnswer, AttentionMap, ModelDetails])
+def test_the_answers_fields_are_named(answer: type[BaseModel]) -> None:
+    for name in answer.model_fields:
         assert re.search(rf"[`\"]{name}[`\"]", API), name
 
 
 @pytest.mark.anyio
 async def test_the_examples_are_answered(start: Start, make_backend: MakeBackend) -> None:
-    assert len(CURLS) == 7
+    assert len(CURLS) == 10
     backend = make_backend()
     backend.manifests = tuple(
         one.model_copy(

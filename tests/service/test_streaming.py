@@ -43,7 +43,16 @@ def parsed(frames: list[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "parameters", [{}, {"max_new_tokens": 4}, {"do_sample": True, "seed": 3}, {"stop": ["a", "q"]}]
+    "parameters",
+    [
+        {},
+        {"max_new_tokens": 4},
+        {"do_sample": True, "seed": 3},
+        {"stop": ["a", "q"]},
+        {"target_prefix": "a Hund", "top_logprobs": 2, "return_attention": {"kinds": ["cross"], "encoding": "base64"}},
+        {"target_prefix": ["a", "x" * 62, "naïve 🙂"], "stop": ["a", "q"], "return_attention": True},
+        {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "suppress_tokens": [2, 9], "max_new_tokens": 20},
+    ],
 )
 def test_a_stream_equals_the_whole_answer(serve: Serve, parameters: dict[str, Any]) -> None:
     with serve() as wire:
@@ -59,11 +68,34 @@ def test_a_stream_equals_the_whole_answer(serve: Serve, parameters: dict[str, An
             assert "".join(event["text"] for event in tokens) == end["text"] == output["text"]
             assert (end["finish_reason"], end["score"]) == (output["finish_reason"], output["score"])
             assert end["usage"]["output_tokens"] == len(output["tokens"])
-            assert end.get("seed") == output.get("seed")
+            assert (end.get("seed"), end.get("attention")) == (output.get("seed"), output.get("attention"))
             assert set(end["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
         assert (
             sum(event["usage"]["input_tokens"] for event in sent if "usage" in event) == whole["usage"]["input_tokens"]
         )
+
+
+def test_the_first_piece_holds_the_prefix(serve: Serve) -> None:
+    with serve() as wire:
+        body = {"inputs": ["x", "y"], "parameters": {"target_prefix": ["a dog", "Hund"], "max_new_tokens": 3}}
+        sent = parsed(events(wire, body)[:-1])
+        for index, prefix in enumerate(("a dog", "Hund")):
+            pieces = [event["text"] for event in sent if event["index"] == index and "token" in event]
+            assert pieces[0].startswith(prefix)
+            assert not any(prefix in piece for piece in pieces[1:])
+
+
+def test_maps_that_are_too_many_end_the_stream_with_an_error(serve: Serve, make_backend: MakeBackend) -> None:
+    """Tokens that had come together with the event at fault were thrown away."""
+    backend = make_backend()
+    maps = tuple(one.model_copy(update={"heads": 200}) for one in backend.manifests[0].attention)
+    backend.manifests = (backend.manifests[0].model_copy(update={"attention": maps}),)
+    with serve(backend) as wire:
+        parameters = {"return_attention": {"kinds": ["cross"]}, "stop": "never comes", **LONG}
+        frames = events(wire, {"inputs": "x" * 62, "parameters": parameters})
+        assert len(parsed(frames[:-1])) == 60  # every token came
+        assert json.loads(frames[-1].split("data: ")[1])["error"]["code"] == "response_too_large"
+        wire.wait_idle()
 
 
 def test_tokens_are_sent_as_they_come(serve: Serve, make_backend: MakeBackend) -> None:

@@ -125,8 +125,42 @@ def test_the_beginning_of_a_stop_string_that_comes_to_nothing_is_sent_after_all(
 
 
 def test_the_stop_condition_is_true_from_the_token_that_completes_a_string() -> None:
-    condition = StopStrings(TEXT, ["xyz"])
+    condition = StopStrings(TextStream(TEXT, ["xyz"]))
     assert [condition.update(id_) for id_ in TEXT.encode("a xyz b")] == [False] * 4 + [True] * 4
+
+
+def test_a_copy_of_a_stop_condition_goes_its_own_way() -> None:
+    condition = StopStrings(TextStream(TEXT, ["é!"]))
+    first, second, end = TEXT.encode("é!", add_special_tokens=False)[1:]
+    assert not condition.update(first)
+    other = condition.copy()
+    assert (condition.update(second), condition.update(end)) == (False, True)
+    assert not other.update(end)  # half a character and another
+    assert (other.update(first), other.update(second), other.update(end)) == (False, False, True)
+
+
+def test_the_text_of_a_prefix_comes_with_the_first_piece() -> None:
+    stream = TextStream(TEXT, prefix=TEXT.encode("a dog", add_special_tokens=False))
+    dog = TEXT.encode("dog", add_special_tokens=False)
+    assert [stream.push(id_) for id_ in (*dog, *dog)] == ["a dog dog", " dog"]
+    only = TextStream(TEXT, prefix=TEXT.encode("a dog"))
+    assert (only.finish(), only.finish()) == ("a dog", "")
+
+
+def test_stop_strings_are_looked_for_behind_the_prefix() -> None:
+    prefix = TEXT.encode("a xy", add_special_tokens=False)
+    generated = TEXT.encode("z xyz", add_special_tokens=False)
+    stream = TextStream(TEXT, ["xyz"], prefix)
+    assert "".join(stream.push(id_) for id_ in generated[1:]) + stream.finish() == "a xyz "
+    # A space that begins what was generated belongs to it: only the whole text loses its first.
+    assert StopStrings(TextStream(TEXT, [" z"], prefix)).update(generated[0]) is False
+    condition = StopStrings(TextStream(TEXT, [" z"], prefix))
+    assert [condition.update(id_) for id_ in generated[:2]] == [False, True]
+
+
+def test_a_stop_string_in_the_first_piece_leaves_the_prefix() -> None:
+    stream = TextStream(TEXT, ["dog"], TEXT.encode("a", add_special_tokens=False))
+    assert (stream.push(TEXT.encode("dog")[0]), stream.finish()) == ("a ", "")
 
 
 def test_a_long_text_is_known_to_be_too_long_without_tokenising_it() -> None:

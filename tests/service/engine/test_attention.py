@@ -2,21 +2,23 @@ import numpy as np
 import pytest
 
 from service.engine.engine import Engine
-from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest
+from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest, Target
 from service.runtime.fake import FakeRunner, fake_manifest
+from tests.service.engine.conftest import ids_of
 
 ALL = frozenset({"encoder", "cross", "decoder"})
 SOURCES = [(5, 6, 7), (8, 9, 10, 11, 12), (13,), (14, 15, 16, 17)]
 
 
-def run(requests: list[GenerateRequest], max_rows: int = 3) -> list[Generated]:
+def run(requests: list[GenerateRequest], max_rows: int = 3) -> list[Target]:
+    """The targets of all requests, one after the other."""
     engine, events = Engine(FakeRunner(fake_manifest(layers=3, heads=2), max_rows)), list[list[Event]]()
     for request in requests:
         events.append([])
         engine.submit(request, events[-1].append)
     while engine.has_work:
         engine.step()
-    return [event for (event,) in events if isinstance(event, Generated)]
+    return [target for (event,) in events if isinstance(event, Generated) for target in event.targets]
 
 
 def request_of(source: tuple[int, ...], kinds: frozenset[str] = ALL, max_new_tokens: int = 24) -> GenerateRequest:
@@ -71,9 +73,53 @@ def test_maps_in_company_are_those_alone(max_new_tokens: int) -> None:
             np.testing.assert_array_equal(together.attention[kind], array)
 
 
-def test_a_forced_target_gets_the_maps_of_the_same_target_generated() -> None:
+def scored(source: tuple[int, ...], target: list[int]) -> GenerateRequest:
+    return GenerateRequest(
+        "r", source, 1e12, DecodingParameters(max_new_tokens=0), target_prefix=tuple(target), attention=ALL
+    )
+
+
+def test_a_scored_target_gets_the_maps_of_the_same_target_generated() -> None:
     (free,) = run([request_of(SOURCES[1])])
-    target = tuple(token.id for token in free.tokens)
-    (forced,) = run([GenerateRequest("r", SOURCES[1], 1e12, forced_target=target, attention=ALL)])
+    (forced,) = run([scored(SOURCES[1], ids_of(free))])
     for kind, array in free.attention.items():
         np.testing.assert_array_equal(forced.attention[kind], array)
+
+
+@pytest.mark.parametrize("prefix", [(), (7, 30)])
+def test_each_beam_gets_the_maps_of_its_own_target(prefix: tuple[int, ...]) -> None:
+    """Those that the same target gets where it is given: whatever rows it has come through."""
+    for source in SOURCES:
+        parameters = DecodingParameters(num_beams=5, num_return_sequences=5)
+        beams = GenerateRequest("r", source, 1e12, parameters, target_prefix=prefix, attention=ALL)
+        company = [request_of(SOURCES[0]), request_of(SOURCES[1], frozenset({"cross"}))]
+        targets = run([company[0], beams, company[1]], max_rows=7)[1:6]
+        assert len({tuple(ids_of(target)) for target in targets}) == 5
+        for target in targets:
+            assert len(target.tokens) > len(prefix)
+            (forced,) = run([scored(source, ids_of(target))])
+            assert set(target.attention) == ALL
+            for kind, array in target.attention.items():
+                np.testing.assert_array_equal(forced.attention[kind], array)
+
+
+def test_beams_are_the_same_with_and_without_maps() -> None:
+    parameters = DecodingParameters(num_beams=4, num_return_sequences=4)
+    for source in SOURCES:
+        plain, seen = (
+            run([GenerateRequest("r", source, 1e12, parameters, attention=kinds)], max_rows=4)
+            for kinds in (frozenset[str](), ALL)
+        )
+        assert [target.tokens for target in plain] == [target.tokens for target in seen]
+        assert not any(target.attention for target in plain)
+
+
+def test_maps_begin_with_the_rows_of_the_prefix() -> None:
+    source, prefix = SOURCES[3], (9, 41, 5)
+    parameters = DecodingParameters(max_new_tokens=3)
+    (target,) = run([GenerateRequest("r", source, 1e12, parameters, target_prefix=prefix, attention=ALL)])
+    assert target.attention["cross"].shape == (3, 2, 6, len(source))
+    assert target.attention["decoder"].shape == (3, 2, 6, 6)
+    (forced,) = run([scored(source, list(prefix))])
+    np.testing.assert_array_equal(target.attention["cross"][:, :, :3], forced.attention["cross"])
+    np.testing.assert_array_equal(target.attention["decoder"][:, :, :3, :3], forced.attention["decoder"])

@@ -1,7 +1,6 @@
 import contextlib
 import math
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.engine.request import DecodingParameters, GenerateRequest
-from service.engine.sampling import ForcedPicker, SamplingPicker, draw_token, make_picker, pick_tokens, weigh_tokens
-
-END = 2
+from service.engine.request import DecodingParameters
+from service.engine.sampling import Sampler, draw_token, weigh_tokens
 
 
 def probabilities(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
@@ -91,8 +88,8 @@ def test_top_k_finds_the_best_wherever_they_lie_in_a_whole_vocabulary(top_k: int
 def test_draws_follow_the_distribution(top_k: int, top_p: float) -> None:
     logits = np.array([0.5, -1.0, 1.5, 0.0, 1.0, -0.5], np.float32)
     parameters = DecodingParameters(do_sample=True, temperature=1.3, top_k=top_k, top_p=top_p, seed=3)
-    picker, draws = SamplingPicker(parameters, END), 20_000
-    counts = Counter(picker.pick(logits, place) for place in range(draws))
+    sampler, draws = Sampler(parameters), 20_000
+    counts = Counter(sampler.draw(logits) for _ in range(draws))
     expected = probabilities([float(x) for x in logits], 1.3, top_k, top_p)
     for token, probability in enumerate(expected):
         assert abs(counts[token] / draws - probability) < 0.015
@@ -114,69 +111,34 @@ def test_a_draw_is_the_token_whose_part_of_the_whole_holds_it(seed: int, size: i
 @pytest.mark.parametrize("top_p", [0.05, 0.6, 1.0])
 def test_draws_from_a_whole_vocabulary_follow_the_distribution(top_p: float) -> None:
     logits = np.random.default_rng(4).normal(0, 2, 500).astype(np.float32)
-    picker, draws = SamplingPicker(DecodingParameters(do_sample=True, top_p=top_p, seed=8), END), 20_000
-    counts = np.bincount([picker.pick(logits, place) for place in range(draws)], minlength=len(logits))
+    sampler, draws = Sampler(DecodingParameters(do_sample=True, top_p=top_p, seed=8)), 20_000
+    counts = np.bincount([sampler.draw(logits) for _ in range(draws)], minlength=len(logits))
     expected = np.array(probabilities([float(x) for x in logits], 1.0, 0, top_p))
     assert set(np.flatnonzero(counts)) <= set(np.flatnonzero(expected))
     deviations = np.sqrt(expected * (1 - expected) / draws)
     assert (np.abs(counts / draws - expected) <= 5 * deviations + 1e-12).all()
 
 
-def test_the_end_token_is_not_drawn_before_its_time() -> None:
-    logits = np.zeros(4, np.float32)
-    logits[END] = 20.0
-    picker = SamplingPicker(DecodingParameters(do_sample=True, min_new_tokens=5), END)
-    drawn = [picker.pick(logits, place) for place in range(8)]
-    assert END not in drawn[:5]
-    assert drawn[5:] == [END] * 3
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (4, 1.0), (0, 0.99), (6, 0.5)])
+def test_a_forbidden_token_is_never_drawn(top_k: int, top_p: float) -> None:
+    """Not even where `top_k` keeps more tokens than are left."""
+    logits = np.array([-np.inf, 2.0, -np.inf, 0.0, -np.inf, -np.inf], np.float32)
+    sampler = Sampler(DecodingParameters(do_sample=True, temperature=5.0, top_k=top_k, top_p=top_p))
+    assert {sampler.draw(logits) for _ in range(200)} == ({1} if top_p == 0.5 else {1, 3})
 
 
-def test_picking_leaves_the_logits_as_they_are() -> None:
+def test_the_same_seed_draws_the_same_tokens_and_another_does_not() -> None:
+    logits = np.random.default_rng(0).normal(size=50).astype(np.float32)
+    one, same, other = (
+        [sampler.draw(logits) for _ in range(20)]
+        for sampler in (Sampler(DecodingParameters(do_sample=True, seed=seed)) for seed in (7, 7, 8))
+    )
+    assert one == same
+    assert one != other
+
+
+def test_drawing_leaves_the_logits_as_they_are() -> None:
     logits = np.array([0.5, -1.0, 1.5, 0.0], np.float32)
     before = logits.copy()
-    parameters = DecodingParameters(do_sample=True, min_new_tokens=5, top_k=2, top_p=0.5, temperature=2.0)
-    SamplingPicker(parameters, END).pick(logits, 0)
+    Sampler(DecodingParameters(do_sample=True, top_k=2, top_p=0.5, temperature=2.0)).draw(logits)
     np.testing.assert_array_equal(logits, before)
-
-
-def request(**fields: Any) -> GenerateRequest:
-    return GenerateRequest("r", (5, 6), 1e9, **fields)
-
-
-def test_greedy_needs_no_picker_forcing_outranks_sampling() -> None:
-    assert make_picker(request(), END) is None
-    sampling = DecodingParameters(do_sample=True)
-    assert isinstance(make_picker(request(parameters=sampling), END), SamplingPicker)
-    assert isinstance(make_picker(request(parameters=sampling, forced_target=(3, END)), END), ForcedPicker)
-
-
-def step_of(logits: list[list[float]]) -> dict[str, Any]:
-    array = np.array(logits, np.float32)
-    top_ids = np.argsort(-array, axis=1, kind="stable")[:, :2]
-    return {
-        "logits": array,
-        "top_ids": top_ids,
-        "top_logits": np.take_along_axis(array, top_ids, axis=1),
-        "log_normalizer": np.log(np.exp(array).sum(axis=1)),
-    }
-
-
-def test_greedy_sampled_and_forced_rows_share_a_batch() -> None:
-    logits = [[0.0, 1.0, 5.0, 2.0], [0.0, 1.0, 5.0, 2.0], [0.0, 9.0, 0.0, 0.0], [0.0, 1.0, 5.0, 2.0]]
-    sampling = SamplingPicker(DecodingParameters(do_sample=True, top_k=1, temperature=0.1), END)
-    pickers = [None, None, sampling, ForcedPicker([3, 0])]
-    generated, minimum = np.array([0, 0, 4, 1], np.int32), np.array([0, 1, 0, 0], np.int32)
-    ids, logprobs = pick_tokens(step_of(logits), pickers, generated, minimum, END)
-    assert ids.tolist() == [2, 3, 1, 0]  # the second row may not end yet and takes the next best
-    for row, id_ in enumerate(ids):  # before temperature and filters
-        normalizer = math.log(sum(math.exp(logit) for logit in logits[row]))
-        assert logprobs[row] == pytest.approx(logits[row][id_] - normalizer, abs=1e-6)
-
-
-def test_rows_that_are_not_finite_say_so_and_touch_no_other() -> None:
-    nan = math.nan
-    outputs = step_of([[0.0, 1.0, 2.0, 3.0], [nan] * 4, [nan] * 4, [math.inf, 0.0, 0.0, 0.0]])
-    sampling = SamplingPicker(DecodingParameters(do_sample=True), END)
-    zeros = np.zeros(4, np.int32)
-    _, logprobs = pick_tokens(outputs, [None, None, sampling, ForcedPicker([1])], zeros, zeros, END)
-    assert np.isfinite(logprobs).tolist() == [True, False, False, False]

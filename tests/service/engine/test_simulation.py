@@ -1,12 +1,12 @@
 """Random lives of an engine: arrivals, cancellations, deadlines and faults, with the books checked after every step."""
 
+import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from service.engine.engine import Engine
 from service.engine.generation import Handle
@@ -22,45 +22,10 @@ from service.engine.request import (
     GenerateRequest,
     TokenEvent,
 )
-from service.runtime.fake import FakeRunner, Faults, fake_manifest
-from service.runtime.protocol import Array, Int32, Int64
+from service.runtime.fake import Faults
+from tests.service.engine.conftest import CheckedRunner, StopAtSum, run_alone
 
 POISON, NAN = 46, 47
-MAX_ROWS = 3
-
-
-class CheckedRunner:
-    """Passes everything on to a FakeRunner and keeps its own account of which source is in which row."""
-
-    def __init__(self, faults: Faults) -> None:
-        self.inner = FakeRunner(fake_manifest(), MAX_ROWS, faults=faults)
-        self.manifest, self.max_rows = self.inner.manifest, MAX_ROWS
-        self.rows: list[float] = []  # the first token of each row's source; rows that ended last may linger
-        self.encoded: list[list[int]] = []  # first tokens of each encoder call's sources
-        self.stepped: list[float] = []
-
-    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
-        self.encoded.append(source_ids[:, 0].tolist())
-        return self.inner.encode(source_ids, source_lengths, outputs)
-
-    def fill(self, row: int, encoded: Mapping[str, Array], index: int) -> None:
-        assert 0 <= row <= len(self.rows) and row < MAX_ROWS
-        self.rows[row:] = [float(encoded["source_state"][index, 0])]
-        self.inner.fill(row, encoded, index)
-
-    def move(self, source: int, target: int) -> None:
-        assert target < source < len(self.rows)
-        self.rows[target] = self.rows[source]
-        del self.rows[source:]
-        self.inner.move(source, target)
-
-    def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
-    ) -> Mapping[str, NDArray[np.float32]]:
-        assert 0 < len(token_ids) == len(lengths) == len(source_lengths) <= len(self.rows)
-        del self.rows[len(token_ids) :]
-        self.stepped = list(self.rows)
-        return self.inner.step(token_ids, lengths, source_lengths, outputs)
 
 
 @dataclass(eq=False)
@@ -87,13 +52,14 @@ class Simulation:
             nan_id=NAN,
         )
         self.now = 0.0
-        self.runner = CheckedRunner(faults)
+        self.runner = CheckedRunner(self.rng.randint(3, 6), faults=faults)
         self.engine = Engine(self.runner, lambda: self.now, max_batch_tokens=40, queue_timeout_s=15.0)
         self.clients: dict[Handle, Client] = {}
-        self.sources: dict[float, Client] = {}  # by first token; no two alike among those alive
+        self.sources: dict[int, Client] = {}  # by first token; no two alike among those alive
 
     def arrive(self) -> None:
         alive = {source for source, client in self.sources.items() if not client.finals}
+        alive |= {row.source[0] for row in self.runner.rows}  # of those that ended last some may still be in a row
         first = self.rng.choice([token for token in range(3, POISON) if token not in alive])
         source = (first, *(self.rng.randrange(3, POISON) for _ in range(self.rng.randint(0, 15))))
         if self.rng.random() < 0.05:
@@ -101,13 +67,42 @@ class Simulation:
         deadline = self.now + self.rng.choice([1e6, 1e6, 8.0])
         request: GenerateRequest | EncodeRequest = EncodeRequest("e", source, deadline)
         if self.rng.random() < 0.75:
-            parameters = DecodingParameters(max_new_tokens=self.rng.randint(1, 30))
-            kinds = frozenset({"cross"}) if self.rng.random() < 0.3 else frozenset[str]()
-            stream = self.rng.random() < 0.5
-            request = GenerateRequest("g", source, deadline, parameters, attention=kinds, stream=stream)
+            request = self.generate_request(source, deadline)
         client = Client(request)
         self.sources[first] = client
+        if isinstance(request, GenerateRequest) and request.stop is not None:  # it remembers what it is told
+            request = dataclasses.replace(request, stop=request.stop.copy())
         self.clients[self.engine.submit(request, client.events.append)] = client
+
+    def generate_request(self, source: tuple[int, ...], deadline: float) -> GenerateRequest:
+        choose, num_beams = self.rng.choice, self.rng.choice([1, 1, 2, 3])
+        prefix = tuple(self.rng.randrange(48) for _ in range(choose([0, 0, 1, 5])))
+        is_scored = bool(prefix) and num_beams == 1 and self.rng.random() < 0.3
+        parameters = DecodingParameters(
+            max_new_tokens=0 if is_scored else self.rng.randint(1, 30),
+            min_new_tokens=choose([0, 0, 0, 12]),
+            do_sample=num_beams == 1 and self.rng.random() < 0.3,
+            temperature=2.0,
+            seed=self.rng.randrange(1000),
+            num_beams=num_beams,
+            num_return_sequences=self.rng.randint(1, num_beams),
+            length_penalty=choose([1.0, 0.0, -1.0]),
+            early_stopping=choose([False, True, "never"]),
+            repetition_penalty=choose([1.0, 1.0, 1.5]),
+            no_repeat_ngram_size=choose([0, 0, 2]),
+            suppress_tokens=choose([(), (), (5, 6, 7)]),
+            top_logprobs=choose([0, 0, 3]),
+        )
+        return GenerateRequest(
+            "g",
+            source,
+            deadline,
+            parameters,
+            target_prefix=prefix,
+            stop=choose([None, None, StopAtSum(150)]),
+            attention=frozenset({"cross", "decoder"}) if self.rng.random() < 0.3 else frozenset[str](),
+            stream=num_beams == 1 and self.rng.random() < 0.5,
+        )
 
     def give_up(self) -> None:
         handle = self.rng.choice(list(self.clients))
@@ -125,8 +120,13 @@ class Simulation:
 
     def check_books(self, before: Mapping[Handle, int]) -> None:
         open_clients = [client for client in self.clients.values() if not client.finals]
-        assert self.engine.num_running + self.engine.num_waiting == len(open_clients)
-        assert self.engine.num_running <= MAX_ROWS
+        running = [client for client in open_clients if self.runs(client)]
+        assert self.engine.num_running == len(running)
+        assert self.engine.num_waiting == len(open_clients) - len(running)
+        for client in running:
+            assert isinstance(client.request, GenerateRequest)
+            rows = [row for row in self.runner.rows if tuple(row.source) == client.request.source_ids]
+            assert len(rows) == client.request.parameters.num_beams
         assert all(not client.has_given_up for client in open_clients)
         for handle, client in self.clients.items():
             assert len(client.finals) <= 1
@@ -135,16 +135,16 @@ class Simulation:
                 assert client.finals == [Cancelled()]
                 # Its row was freed before the step: no token came after it.
                 assert not any(isinstance(event, TokenEvent) for event in client.events[before[handle] :])
-        for source in self.runner.stepped:
-            client = self.sources[source]
+        for row in self.runner.stepped:
+            client = self.sources[row.source[0]]
             assert not client.has_given_up, "a cancelled request was run"
 
-    def check_order(self, calls: list[list[int]]) -> None:
+    def check_order(self, calls: list[list[list[int]]]) -> None:
         """The oldest request that could go went."""
         if not calls:
             return
         arrivals = {client: place for place, client in enumerate(self.clients.values())}
-        oldest = min(arrivals[self.sources[source]] for source in calls[0])
+        oldest = min(arrivals[self.sources[source[0]]] for source in calls[0])
         passed = [
             client
             for client, place in arrivals.items()
@@ -152,23 +152,32 @@ class Simulation:
         ]
         assert all(isinstance(client.request, GenerateRequest) for client in passed)
         if passed:  # only requests that need no row may pass, and only where rows are full
-            taken = [self.sources[source].request for source in calls[0]]
+            taken = [self.sources[source[0]].request for source in calls[0]]
             assert all(isinstance(request, EncodeRequest) for request in taken)
 
     def runs(self, client: Client) -> bool:
-        return float(client.request.source_ids[0]) in self.runner.rows
+        return list(client.request.source_ids) in [row.source for row in self.runner.rows]
+
+    def check_generated(self, client: Client, final: Generated) -> None:
+        request = client.request
+        assert isinstance(request, GenerateRequest)
+        alone = run_alone(request, self.runner.manifest)
+        for target, expected in zip(final.targets, alone.targets, strict=True):
+            assert target.tokens == expected.tokens
+            assert (target.finish_reason, target.score) == (expected.finish_reason, expected.score)
+            assert set(target.attention) == request.attention
+            for kind, array in expected.attention.items():
+                np.testing.assert_array_equal(target.attention[kind], array)
+        streamed = [event.token for event in client.events if isinstance(event, TokenEvent)]
+        generated = final.targets[0].tokens[len(request.target_prefix) :]
+        assert streamed == (list(generated) if request.stream else [])
 
     def check_answers(self) -> None:
         for client in self.clients.values():
             (final,) = client.finals
             request, source = client.request, client.request.source_ids
             if isinstance(final, Generated):
-                assert isinstance(request, GenerateRequest)
-                limit = min(request.parameters.max_new_tokens, 24)
-                assert [token.id for token in final.tokens] == self.runner.inner.expected(source, limit)
-                streamed = [event.token for event in client.events if isinstance(event, TokenEvent)]
-                assert streamed == (list(final.tokens) if request.stream else [])
-                assert set(final.attention) == request.attention
+                self.check_generated(client, final)
             elif isinstance(final, Encoded):
                 np.testing.assert_array_equal(final.hidden[:, 0], source)
             elif isinstance(final, Failed) and final.code == "internal":
@@ -194,3 +203,4 @@ def test_every_request_ends_once_and_rightly_whatever_happens(seed: int) -> None
     simulation.check_answers()
     kinds = {type(client.finals[0]) for client in simulation.clients.values()}
     assert kinds >= {Generated, Encoded}
+    assert simulation.runner.num_moved and simulation.runner.num_branched

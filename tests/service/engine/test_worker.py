@@ -19,6 +19,7 @@ from service.engine.request import (
 )
 from service.engine.worker import Worker
 from service.runtime.fake import FakeRunner, Faults, fake_manifest
+from tests.service.engine.conftest import ids_of
 
 pytestmark = pytest.mark.anyio
 FAR = 1e12
@@ -55,7 +56,7 @@ async def test_a_lone_request_is_answered() -> None:
     async with running(runner) as worker:
         final = await worker.submit("m0", request()).result()
         assert isinstance(final, Generated)
-        assert [token.id for token in final.tokens] == runner.expected(SOURCE, 24)
+        assert ids_of(final.targets[0]) == runner.expected(SOURCE, 24)
         assert isinstance(await worker.submit("m0", EncodeRequest("e", SOURCE, FAR)).result(), Encoded)
 
 
@@ -64,8 +65,9 @@ async def test_tokens_stream_in_order_and_the_result_comes_last() -> None:
         ticket = worker.submit("m0", request(stream=True))
         *tokens, final = [event async for event in ticket]
         assert isinstance(final, Generated)
-        assert [event.token for event in tokens if isinstance(event, TokenEvent)] == list(final.tokens)
-        assert len(tokens) == len(final.tokens)
+        (target,) = final.targets
+        assert [event.token for event in tokens if isinstance(event, TokenEvent)] == list(target.tokens)
+        assert len(tokens) == len(target.tokens)
         assert await ticket.result() is final
         assert [event async for event in ticket] == []
 
@@ -86,7 +88,7 @@ async def test_many_requests_to_two_models_are_all_answered_rightly() -> None:
         for source, ticket in zip(sources, tickets, strict=True):
             final = await ticket.result()
             assert isinstance(final, Generated)
-            assert [token.id for token in final.tokens] == runners[0].expected(source, 24)
+            assert ids_of(final.targets[0]) == runners[0].expected(source, 24)
 
 
 async def test_an_idle_worker_sleeps_and_wakes_for_each_request() -> None:
@@ -195,7 +197,7 @@ async def test_stopping_a_worker_that_never_started_is_harmless() -> None:
 
 async def test_a_dead_thread_fails_every_request_now_and_later() -> None:
     class Deadly(FakeRunner):
-        def move(self, source: int, target: int) -> None:
+        def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
             raise SystemError("not an error that the engine expects")
 
     runner = Deadly(fake_manifest(), 4)

@@ -101,6 +101,24 @@ async def test_sampling_and_stop_strings_work_as_in_generate(running: Running) -
     assert (answer["text"], answer["seed"]) == (output["text"], 5)
 
 
+async def test_a_beam_search_is_explained_by_its_best_text(running: Running) -> None:
+    parameters = {"num_beams": 4, "length_penalty": 2.0, "max_new_tokens": 20}
+    answer = await attention(running, parameters=parameters, kinds=["cross"])
+    body = {"inputs": "a dog", "parameters": {**parameters, "num_return_sequences": 2}}
+    best, second = (await running.post("/v1/generate", body)).json()["outputs"]
+    assert answer["target_tokens"] == [token["text"] for token in best["tokens"]]
+    assert answer["text"] == best["text"] != second["text"]
+
+
+async def test_a_prefix_stands_in_the_text_and_in_the_rows_but_not_in_the_count(running: Running) -> None:
+    parameters = {"target_prefix": ["a dog"], "max_new_tokens": 4, "min_new_tokens": 4}
+    answer = await attention(running, parameters=parameters, kinds=["cross", "decoder"])
+    assert answer["target_tokens"][:2] == [" a", " dog"]
+    assert answer["text"].startswith("a dog")
+    assert answer["usage"]["output_tokens"] == 4
+    assert [one["rows"] for one in answer["maps"]] == [6, 6]
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
@@ -110,6 +128,16 @@ async def test_sampling_and_stop_strings_work_as_in_generate(running: Running) -
         ({"input": ""}, "empty_input", "input"),
         ({"input": ["a"]}, "invalid_parameter", "input"),
         ({"target": "x", "parameters": {}}, "invalid_parameter", "parameters"),
+        ({"parameters": None}, "invalid_parameter", "parameters"),
+        ({"parameters": {"target_prefix": ["a", "b"]}}, "invalid_parameter", "parameters.target_prefix"),
+        ({"parameters": {"target_prefix": "x" * 70}}, "input_too_long", "parameters.target_prefix"),
+        ({"parameters": {"top_logprobs": 1}}, "unsupported_parameter", "parameters.top_logprobs"),
+        ({"parameters": {"return_attention": True}}, "unsupported_parameter", "parameters.return_attention"),
+        (
+            {"parameters": {"num_beams": 2, "num_return_sequences": 2}},
+            "unsupported_parameter",
+            "parameters.num_return_sequences",
+        ),
         ({"kinds": []}, "invalid_parameter", "kinds"),
         ({"kinds": ["self"]}, "invalid_parameter", "kinds[0]"),
         ({"kinds": ["cross", "cross"]}, "invalid_parameter", "kinds"),

@@ -6,12 +6,14 @@ import pytest
 
 from service import schemas
 from service.errors import ERRORS
+from service.parameters import Parameters
 from tests.service.conftest import Start
 
 pytestmark = pytest.mark.anyio
 
 ROUTES = {
     ("post", "/v1/generate"),
+    ("post", "/v1/score"),
     ("post", "/v1/encode"),
     ("post", "/v1/attention"),
     ("post", "/v1/tokenize"),
@@ -51,8 +53,16 @@ async def test_openapi_declares_what_a_request_holds_and_every_code_that_a_route
                 assert all(ERRORS[code].status == int(status) for code in codes)
 
 
+async def test_openapi_declares_the_headers_that_a_call_may_have(start: Start) -> None:
+    openapi = await described(start)
+    for method, path in ROUTES:
+        names = [one["name"] for one in openapi["paths"][path][method]["parameters"] if one["in"] == "header"]
+        assert names == ["X-Request-Id", *(["X-Request-Timeout-Ms"] if method == "post" else [])], path
+
+
 BODIES = {
     "/v1/generate": schemas.GenerateBody,
+    "/v1/score": schemas.ScoreBody,
     "/v1/encode": schemas.EncodeBody,
     "/v1/attention": schemas.AttentionBody,
     "/v1/tokenize": schemas.TokenizeBody,
@@ -79,5 +89,5 @@ async def test_the_page_shows_every_route_and_loads_nothing(start: Start) -> Non
             assert f"{method.upper()} {path}</h2>" in answer.text
         for word in ("<script", "http://", "https://", " src="):
             assert word not in answer.text
-        for name in schemas.Parameters.model_fields:
+        for name in Parameters.model_fields:
             assert name in answer.text

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from service.parameters import MAX_SEED
 from service.runtime.fake import Faults
-from service.schemas import MAX_SEED
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, until
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from service.bundle import Manifest
-from service.runtime.fake import FakeFaultError, FakeRunner, Faults, fake_manifest
+from service.runtime.fake import GARBAGE, FakeFaultError, FakeRunner, Faults, fake_manifest
 from service.runtime.protocol import Runner
 
 SOURCES = [(5, 6, 7), (8, 9, 10, 11, 12), (13,)]
@@ -27,9 +27,7 @@ def step(runner: FakeRunner, tokens: list[int], length: int, sources: list[tuple
 
 def filled_runner(faults: Faults | None = None) -> FakeRunner:
     runner = FakeRunner(fake_manifest(), max_rows=3, faults=faults)
-    encoded = encode(runner, *SOURCES)
-    for row in range(3):
-        runner.fill(row, encoded, row)
+    runner.fill(0, encode(runner, *SOURCES), [0, 1, 2])
     return runner
 
 
@@ -53,20 +51,54 @@ def test_rows_say_what_each_source_is_expected_to_say() -> None:
 
 def test_outputs_agree_with_each_other() -> None:
     outputs = step(filled_runner(), [1, 1, 1], 0, SOURCES)
-    np.testing.assert_allclose(outputs["log_normalizer"], np.log(np.exp(outputs["logits"]).sum(axis=1)), rtol=1e-6)
-    np.testing.assert_array_equal(outputs["top_logits"], -np.sort(-outputs["logits"], axis=1)[:, :8])
+    np.testing.assert_allclose(np.exp(outputs["logprobs"]).sum(axis=1), 1, rtol=1e-5)
+    differences = outputs["logits"] - outputs["logprobs"]
+    np.testing.assert_allclose(differences, differences[:, :1] * np.ones(differences.shape), rtol=1e-6)
+    np.testing.assert_array_equal(outputs["top_logprobs"], -np.sort(-outputs["logprobs"], axis=1)[:, :17])
     np.testing.assert_array_equal(
-        np.take_along_axis(outputs["logits"], outputs["top_ids"], axis=1), outputs["top_logits"]
+        np.take_along_axis(outputs["logprobs"], outputs["top_ids"], axis=1), outputs["top_logprobs"]
     )
+
+
+def test_several_rows_can_begin_from_one_example() -> None:
+    runner = FakeRunner(fake_manifest(), max_rows=4)
+    runner.fill(0, encode(runner, *SOURCES), [2, 0])
+    runner.fill(2, encode(runner, *SOURCES), [0, 0])
+    logits = step(runner, [1, 1, 1, 1], 0, [SOURCES[2], *[SOURCES[0]] * 3])["logits"]
+    alone = step(filled_runner(), [1, 1, 1], 0, SOURCES)["logits"]
+    np.testing.assert_array_equal(logits, alone[[2, 0, 0, 0]])
 
 
 def test_a_moved_row_goes_on_as_if_it_had_stayed() -> None:
     stayed, moved = filled_runner(), filled_runner()
     for runner in (stayed, moved):
         step(runner, [1, 1, 1], 0, SOURCES)
-    moved.move(2, 0)
+    moved.move(2, 0, target_tokens=1, source_tokens=len(SOURCES[2]))
     after = step(moved, [9, 4], 1, [SOURCES[2], SOURCES[1]])["logits"]
     np.testing.assert_array_equal(after, step(stayed, [3, 4, 9], 1, SOURCES)["logits"][[2, 1]])
+
+
+def test_a_row_moved_with_too_few_of_its_slots_is_not_the_same() -> None:
+    for short in ({"target_tokens": 1, "source_tokens": 5}, {"target_tokens": 2, "source_tokens": 4}):
+        stayed, moved = filled_runner(), filled_runner()
+        for runner in (stayed, moved):
+            step(runner, [1, 1, 1], 0, SOURCES)
+            step(runner, [5, 6, 7], 1, SOURCES)
+        moved.move(1, 0, **short)
+        after = step(moved, [4], 2, [SOURCES[1]])["logits"]
+        assert (after != step(stayed, [3, 4, 9], 2, SOURCES)["logits"][1]).any()
+
+
+def test_a_branch_goes_on_as_the_row_that_it_came_from() -> None:
+    runner = FakeRunner(fake_manifest(), max_rows=3)
+    runner.fill(0, encode(runner, SOURCES[0]), [0, 0, 0])
+    sources = [SOURCES[0]] * 3
+    step(runner, [1, 1, 1], 0, sources)
+    step(runner, [5, 6, 7], 1, sources)
+    runner.branch([0, 0], [1, 2], target_tokens=2)
+    logits = step(runner, [9, 9, 8], 2, sources)["logits"]
+    np.testing.assert_array_equal(logits[0], logits[1])
+    assert (logits[0] != logits[2]).any()
 
 
 def test_what_a_row_says_depends_on_all_it_has_read() -> None:
@@ -77,17 +109,17 @@ def test_what_a_row_says_depends_on_all_it_has_read() -> None:
     assert differs.any(axis=1).tolist() == [True, False, False]
 
 
-def test_maps_sum_to_one_over_what_is_real_and_are_zero_beyond() -> None:
+def test_maps_sum_to_one_over_what_is_real_and_are_garbage_beyond() -> None:
     runner = filled_runner()
     encoder = encode(runner, *SOURCES)["encoder_attention_1"]
     outputs = step(runner, [1, 1, 1], 0, SOURCES)
     for row, source in enumerate(SOURCES):
         n = len(source)
-        np.testing.assert_allclose(encoder[row, :, :n].sum(axis=-1), 1, rtol=1e-6)
-        assert not encoder[row, :, n:].any() and not encoder[row, :, :, n:].any()
+        np.testing.assert_allclose(encoder[row, :, :n, :n].sum(axis=-1), 1, rtol=1e-6)
+        assert (encoder[row, :, n:] == GARBAGE).all() and (encoder[row, :, :, n:] == GARBAGE).all()
         for name, columns in (("cross_attention_0", n), ("decoder_attention_0", 1)):
             np.testing.assert_allclose(outputs[name][row, :, 0, :columns].sum(axis=-1), 1, rtol=1e-6)
-            assert not outputs[name][row, :, :, columns:].any()
+            assert (outputs[name][row, :, :, columns:] == GARBAGE).all()
 
 
 def test_a_steps_outputs_are_overwritten_by_the_next() -> None:

@@ -1,0 +1,138 @@
+"""`python -m bench.gpu`: proves that CUDA gives what the CPU gives, and measures it beside PyTorch and CTranslate2.
+
+Needs a GPU, onnxruntime-gpu and a torch with CUDA. The result is `bench/results/gpu-<device>.json`.
+"""
+
+import argparse
+import dataclasses
+import json
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from bench import machine
+from bench.gpu import speed
+from bench.gpu.equality import Equality, compare
+from bench.record import RESULTS, Recorded, Result, write_result
+from bench.weights import read_model
+from export.bundle import Label, export_bundle, half_bundle
+from export.verify import read_sentences
+from model.checkpoint import save_checkpoint
+from model.tokenizer import encode_lines, read_tokenizer
+from model.transformer import Transformer
+from service.bundle import Graph, read_bundle, read_manifest
+from service.runtime.device import DeviceRunner
+from service.runtime.ort import OnnxRunner
+from service.runtime.provider import Provider, RuntimeUnavailableError, choose_provider, load_session, session_options
+
+NUM_VERIFIED = 3  # sentences on which the float32 bundle is compared with PyTorch; it is the tests that do it in full
+EXIT_DIFFERENT, EXIT_NO_GPU = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundles:
+    """One model as float32 bundle and as float16 bundle."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    float32: Path
+    float16: Path
+
+
+def make_bundles(shipped: Path, folder: Path, sentences: Sequence[str]) -> Bundles:
+    """The model of a bundle, which may be quantised, in both forms."""
+    model, tokenizer = read_model(shipped), shipped / read_manifest(shipped).source_tokenizer
+    save_checkpoint(folder / "checkpoint", model.config, model.state_dict(), tokenizer, facts={})
+    export_bundle(folder / "checkpoint", folder / "float32", Label("float32"), sentences[:NUM_VERIFIED])
+    half_bundle(folder / "float32", folder / "float16", text=None)
+    return Bundles(model, read_tokenizer(tokenizer), folder / "float32", folder / "float16")
+
+
+def open_device(bundles: Bundles, provider: Provider) -> DeviceRunner:
+    manifest = read_bundle(bundles.float16)
+    return DeviceRunner(bundles.float16, manifest, provider=provider, max_rows=max(speed.ROWS))
+
+
+def check(bundles: Bundles, runner: DeviceRunner, sentences: Sequence[str]) -> Equality:
+    """The device against float32 on the CPU, on all sentences."""
+    expected = OnnxRunner(bundles.float32, read_bundle(bundles.float32), max_rows=runner.max_rows)
+    return compare(expected, runner, encode_lines(bundles.tokenizer, sentences))
+
+
+def operators_elsewhere(folder: Path, graph: Graph, provider: Provider) -> list[str]:
+    """Operators of a graph that the provider leaves to another, which costs copies."""
+    options = session_options(0)
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = load_session(folder, graph, options, provider)
+    own = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[provider]
+    parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name != own]
+    return sorted({node.op_type for part in parts for node in part.get_nodes()})
+
+
+def bench(bundles: Bundles, runner: DeviceRunner, sentences: Sequence[str], device: str, scratch: Path) -> Result:
+    contenders: dict[str, Callable[[speed.Sources], speed.Decode]] = {speed.OURS: speed.sightline(runner)}
+    contenders |= speed.pytorch(bundles.model, device)
+    try:
+        folder = scratch / "ctranslate2"
+        contenders["ctranslate2"] = speed.ctranslate2(folder, bundles.model, bundles.tokenizer, device)
+    except (ImportError, RuntimeError, ValueError) as error:
+        print(f"without CTranslate2: {error}")
+    return speed.measure(contenders, encode_lines(bundles.tokenizer, sentences))
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="whose model to run")
+    parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    return parser.parse_args(arguments)
+
+
+def run(arguments: argparse.Namespace, command: str) -> int:
+    sentences = read_sentences(arguments.sentences)
+    with tempfile.TemporaryDirectory() as scratch:
+        bundles = make_bundles(arguments.bundle, Path(scratch), sentences)
+        runner = open_device(bundles, "cuda")
+        equality = check(bundles, runner, sentences)
+        print(json.dumps(dataclasses.asdict(equality), indent=1), flush=True)
+        left = operators_elsewhere(bundles.float16, runner.manifest.step, "cuda")
+        print(f"operators of a step that run on the CPU: {', '.join(left) or 'none'}", flush=True)
+        if failures := equality.failures():
+            print(f"error: CUDA is not the CPU: {'; '.join(failures)}", file=sys.stderr)
+            return EXIT_DIFFERENT
+        result = bench(bundles, runner, sentences, "cuda", Path(scratch))
+    for row in result.rows:
+        print(row, flush=True)
+    name = speed.device_name()
+    facts = {**machine.describe(), "device": name, "cuda_of_torch": torch.version.cuda, "operators_on_cpu": left}
+    facts["equality"] = dataclasses.asdict(equality)
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    write_result(arguments.results, f"gpu-{slug}", Recorded(facts, command, result))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 where CUDA gives what the CPU gives, 1 where it does not, 2 where there is no GPU to ask."""
+    words = sys.argv[1:] if arguments is None else arguments
+    parsed = parse_arguments(words)
+    try:
+        choose_provider("cuda")
+    except RuntimeUnavailableError as error:
+        print(f"error: no GPU: {error}", file=sys.stderr)
+        return EXIT_NO_GPU
+    if not torch.cuda.is_available():
+        print(f"error: no GPU for PyTorch: torch {torch.__version__} needs one with CUDA", file=sys.stderr)
+        return EXIT_NO_GPU
+    return run(parsed, shlex.join(["python", "-m", "bench.gpu", *words]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

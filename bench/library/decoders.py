@@ -1,0 +1,132 @@
+"""The decoders under test behind one method: ours, CTranslate2's and that of transformers.
+
+Each library is imported where it is used: a process has only the one that it measures.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest
+
+MAX_NEW_TOKENS = 128
+Ids = Sequence[int]
+
+
+class Decoder(Protocol):
+    """Decodes sources of token ids, the end token last."""
+
+    def prepare(self, sources: Sequence[Ids]) -> Any:
+        """The sources as the library takes them; not timed."""
+        ...
+
+    def decode(self, prepared: Any, num_beams: int, new_tokens: int | None) -> list[list[int]]:
+        """The best output of each source, the end token included.
+
+        Args:
+            prepared: what `prepare` gave.
+            num_beams: 1 is greedy.
+            new_tokens: how many every output has; None for the natural end, at most MAX_NEW_TOKENS.
+        """
+        ...
+
+
+class SightlineDecoder:
+    """Our engine in process; everything is submitted at once and rows are filled as they come free."""
+
+    def __init__(self, bundle: Path, num_threads: int, max_rows: int) -> None:
+        from service.bundle import read_bundle
+        from service.engine.engine import Engine
+        from service.runtime.ort import OnnxRunner
+
+        runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=num_threads, max_rows=max_rows)
+        self._engine = Engine(runner, queue_timeout_s=math.inf)
+
+    def prepare(self, sources: Sequence[Ids]) -> list[tuple[int, ...]]:
+        return [tuple(source) for source in sources]
+
+    def decode(self, prepared: list[tuple[int, ...]], num_beams: int, new_tokens: int | None) -> list[list[int]]:
+        parameters = DecodingParameters(
+            max_new_tokens=new_tokens or MAX_NEW_TOKENS,
+            min_new_tokens=new_tokens or 0,
+            num_beams=num_beams,
+            early_stopping=num_beams > 1,  # as CTranslate2 ends its searches
+        )
+        results: dict[int, Event] = {}
+        for index, source in enumerate(prepared):
+            request = GenerateRequest("bench", source, math.inf, parameters)
+            self._engine.submit(request, lambda event, index=index: results.__setitem__(index, event))  # type: ignore[misc]
+        while self._engine.has_work:
+            self._engine.step()
+        return [_best_ids(results[index]) for index in range(len(prepared))]
+
+
+def _best_ids(result: Event) -> list[int]:
+    assert isinstance(result, Generated), result
+    return [token.id for token in result.targets[0].tokens]
+
+
+class CTranslate2Decoder:
+    """CTranslate2 with all sources in one batch."""
+
+    def __init__(self, model: Path, compute_type: str, num_threads: int) -> None:
+        import ctranslate2
+
+        self._translator = ctranslate2.Translator(
+            str(model), device="cpu", compute_type=compute_type, inter_threads=1, intra_threads=num_threads
+        )
+        self._names: list[str] = json.loads((model / "shared_vocabulary.json").read_text(encoding="utf-8"))
+        self._ids = {name: id_ for id_, name in enumerate(self._names)}
+
+    def prepare(self, sources: Sequence[Ids]) -> list[list[str]]:
+        return [[self._names[id_] for id_ in source] for source in sources]
+
+    def decode(self, prepared: list[list[str]], num_beams: int, new_tokens: int | None) -> list[list[int]]:
+        results = self._translator.translate_batch(
+            prepared,
+            beam_size=num_beams,
+            max_batch_size=0,  # no limit
+            min_decoding_length=new_tokens or 1,
+            max_decoding_length=new_tokens or MAX_NEW_TOKENS,
+            return_end_token=True,
+        )
+        return [[self._ids[name] for name in result.hypotheses[0]] for result in results]
+
+
+class TransformersDecoder:
+    """`generate` of Hugging Face transformers over PyTorch, all sources in one padded batch."""
+
+    def __init__(self, bundle: Path, num_threads: int) -> None:
+        import torch
+
+        from bench.marian import to_marian
+        from bench.weights import read_model
+
+        torch.set_num_threads(num_threads)
+        self._model = to_marian(read_model(bundle))
+
+    def prepare(self, sources: Sequence[Ids]) -> dict[str, Any]:
+        import torch
+
+        longest, pad_id = max(map(len, sources)), self._model.config.pad_token_id
+        ids = torch.tensor([[*source, *[pad_id] * (longest - len(source))] for source in sources])  # (B, S)
+        lengths = torch.tensor([len(source) for source in sources])
+        return {"input_ids": ids, "attention_mask": (torch.arange(longest) < lengths[:, None]).long()}
+
+    def decode(self, prepared: dict[str, Any], num_beams: int, new_tokens: int | None) -> list[list[int]]:
+        outputs = self._model.generate(
+            **prepared,
+            num_beams=num_beams,
+            do_sample=False,
+            early_stopping=num_beams > 1,
+            max_new_tokens=new_tokens or MAX_NEW_TOKENS,
+            min_new_tokens=new_tokens or 0,
+        )
+        return [_until_end(ids[1:], self._model.config.eos_token_id) for ids in outputs.tolist()]
+
+
+def _until_end(ids: list[int], end_id: int) -> list[int]:
+    """Without the padding behind the end token."""
+    return ids[: ids.index(end_id) + 1] if end_id in ids else ids

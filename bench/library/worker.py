@@ -1,0 +1,54 @@
+"""`python -m bench.library.worker KIND MODEL`: decodes what each line of its input says, and answers each with a line.
+
+    {"sources": [[id, ...], ...], "num_beams": 1, "new_tokens": 20 or null, "at_least_s": 0.3}
+    {"seconds": median of the runs, "outputs": [[id, ...], ...]}
+
+The first line out is `{"ready": true}`, once the model is loaded and has decoded something. It ends with its input.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.library.decoders import CTranslate2Decoder, Decoder, SightlineDecoder, TransformersDecoder
+
+
+def open_decoder(arguments: argparse.Namespace) -> Decoder:
+    if arguments.kind == "sightline":
+        return SightlineDecoder(arguments.model, arguments.threads, arguments.max_rows)
+    if arguments.kind == "ctranslate2":
+        return CTranslate2Decoder(arguments.model, arguments.compute_type, arguments.threads)
+    return TransformersDecoder(arguments.model, arguments.threads)
+
+
+def answer(decoder: Decoder, task: dict[str, Any]) -> dict[str, Any]:
+    """Decode again and again for `at_least_s`; always once."""
+    prepared = decoder.prepare(task["sources"])
+    seconds: list[float] = []
+    while not seconds or sum(seconds) < task["at_least_s"]:
+        started = time.perf_counter()
+        outputs = decoder.decode(prepared, task["num_beams"], task["new_tokens"])
+        seconds.append(time.perf_counter() - started)
+    return {"seconds": statistics.median(seconds), "outputs": outputs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.library.worker", description=__doc__)
+    parser.add_argument("kind", choices=("sightline", "ctranslate2", "transformers"))
+    parser.add_argument("model", type=Path, help="a bundle, or a folder of CTranslate2's")
+    parser.add_argument("--compute-type", default="float32", help="of CTranslate2")
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--max-rows", type=int, default=1, help="of our engine")
+    decoder = open_decoder(parser.parse_args())
+    answer(decoder, {"sources": [[0]], "num_beams": 1, "new_tokens": 1, "at_least_s": 0})
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(decoder, json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

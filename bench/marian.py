@@ -1,0 +1,70 @@
+"""Our Transformer as the MarianMTModel of Hugging Face transformers.
+
+Marian is a post-norm encoder-decoder with tied embeddings like ours; its sinusoids have another order and its
+activation is a setting, so both are set to ours.
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.transformer import Transformer
+
+
+def to_marian(model: Transformer) -> Any:
+    """The same model as a MarianMTModel, in evaluation mode."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported; nothing here is to be downloaded
+    from transformers import MarianConfig, MarianMTModel
+
+    config = model.config
+    marian = MarianMTModel(
+        MarianConfig(
+            vocab_size=config.vocab_size,
+            d_model=config.d_model,
+            encoder_layers=config.encoder_layers,
+            decoder_layers=config.decoder_layers,
+            encoder_attention_heads=config.num_heads,
+            decoder_attention_heads=config.num_heads,
+            encoder_ffn_dim=config.d_ff,
+            decoder_ffn_dim=config.d_ff,
+            max_position_embeddings=config.max_positions,
+            activation_function="relu",
+            scale_embedding=True,
+            pad_token_id=config.pad_id,
+            bos_token_id=config.bos_id,
+            eos_token_id=config.eos_id,
+            decoder_start_token_id=config.bos_id,
+            forced_eos_token_id=None,
+        )
+    )
+    marian.load_state_dict(_marian_state(model))
+    return marian.eval()
+
+
+def _marian_state(model: Transformer) -> dict[str, Tensor]:
+    embedding, config = model.embedding.weight, model.config
+    state = {
+        "final_logits_bias": torch.zeros(1, config.vocab_size),
+        "lm_head.weight": embedding,
+        "model.shared.weight": embedding,
+    }
+    names = {
+        "self_attention_norm.norm": "self_attn_layer_norm",
+        "cross_attention_norm.norm": "encoder_attn_layer_norm",
+        "feed_forward_norm.norm": "final_layer_norm",
+        "feed_forward.inner": "fc1",
+        "feed_forward.outer": "fc2",
+    }
+    for ours, theirs in (("self_attention", "self_attn"), ("cross_attention", "encoder_attn")):
+        for part, short in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "out")):
+            names[f"{ours}.{part}"] = f"{theirs}.{short}_proj"
+    for side in ("encoder", "decoder"):
+        state[f"model.{side}.embed_tokens.weight"] = embedding
+        state[f"model.{side}.embed_positions.weight"] = model.positions
+        for number, layer in enumerate(getattr(model, side)):
+            for name, tensor in layer.state_dict().items():
+                module, _, kind = name.rpartition(".")
+                state[f"model.{side}.layers.{number}.{names[module]}.{kind}"] = tensor
+    return state

@@ -1,0 +1,1 @@
+"""The service against itself: what HTTP, maps, a mixed load and time cost."""

@@ -1,0 +1,65 @@
+"""What both peers do with a text: tokens by our tokenizer, CTranslate2, text again."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+
+from model.tokenizer import decode_ids, read_tokenizer
+
+MAX_NEW_TOKENS = 128
+PATH = "/v1/generate"
+
+
+class Translation:
+    """One model. `translate` may be called from several threads."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._tokenizer = read_tokenizer(arguments.tokenizer)
+        self._num_beams: int = arguments.num_beams
+        self._translator = ctranslate2.Translator(
+            str(arguments.model),
+            device="cpu",
+            compute_type=arguments.compute_type,
+            inter_threads=arguments.workers,
+            intra_threads=arguments.threads // arguments.workers,
+        )
+
+    def tokenize(self, text: str) -> list[str]:
+        tokens: list[str] = self._tokenizer.encode(text).tokens
+        return tokens
+
+    def translate(self, sources: Sequence[list[str]]) -> list[dict[str, Any]]:
+        """The answers to several tokenised texts, decoded as one batch."""
+        results = self._translator.translate_batch(
+            list(sources),
+            beam_size=self._num_beams,
+            max_decoding_length=MAX_NEW_TOKENS,
+            return_end_token=True,
+            return_scores=True,
+        )
+        return [self._answer(len(source), result) for source, result in zip(sources, results, strict=True)]
+
+    def _answer(self, input_tokens: int, result: Any) -> dict[str, Any]:
+        names = result.hypotheses[0]
+        ids: list[int] = [self._tokenizer.token_to_id(name) for name in names]  # type: ignore[misc]
+        output = {
+            "text": decode_ids(self._tokenizer, ids),
+            "tokens": [{"id": id_, "text": name} for id_, name in zip(ids, names, strict=True)],
+            "score": result.scores[0],
+        }
+        return {"outputs": [output], "usage": {"input_tokens": input_tokens, "output_tokens": len(ids)}}
+
+
+def peer_parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", type=Path, required=True, help="a folder of CTranslate2's")
+    parser.add_argument("--tokenizer", type=Path, required=True)
+    parser.add_argument("--num-beams", type=int, required=True)
+    parser.add_argument("--compute-type", required=True)
+    parser.add_argument("--threads", type=int, required=True, help="in all")
+    parser.add_argument("--workers", type=int, default=1, help="of CTranslate2, which share the threads")
+    parser.add_argument("--port", type=int, required=True)
+    return parser

@@ -1,0 +1,64 @@
+"""What a section of the bench measured, as it lies in `bench/results/`."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path("bench/results")
+DIGITS = 5
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and the numbers that it is the median of."""
+
+    value: float
+    unit: str
+    rounds: Sequence[float]
+
+    @classmethod
+    def of(cls, rounds: Sequence[float], unit: str = "x") -> "Figure":
+        return cls(_short(statistics.median(rounds)), unit, [_short(value) for value in rounds])
+
+
+@dataclass(frozen=True)
+class Result:
+    """A section's figures by name, and the rows of its table."""
+
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    rows: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A result on disk: also where, with what and when it was measured."""
+
+    machine: Mapping[str, Any]
+    command: str
+    result: Result
+
+
+def write_result(folder: Path, section: str, recorded: Recorded) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {**recorded.machine, "command": recorded.command, **dataclasses.asdict(recorded.result)}
+    (folder / f"{section}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def read_results(folder: Path) -> dict[str, Recorded]:
+    """Every section that has a result."""
+    return {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
+
+
+def _read(path: Path) -> Recorded:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    figures = {name: Figure(**figure) for name, figure in document.pop("figures").items()}
+    result = Result(figures, tuple(document.pop("rows")))
+    return Recorded(command=document.pop("command"), machine=document, result=result)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,1 @@
+"""Server against server: the service and CTranslate2's, under the same client, by turns."""

@@ -1,0 +1,86 @@
+"""The servers that are compared, and how each is started."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.library.contender import Setup
+from bench.models import Subject
+from bench.server import RunningServer, free_port, serving, serving_command
+
+MAX_ROWS = (32, 64, 128)
+BATCH_SIZES = (16, 32, 64)
+BATCH_TIMEOUTS_MS = (1, 5, 10)
+PATIENCE_S = 60  # nothing is refused for waiting: the peers do not refuse either
+
+
+@dataclass(frozen=True)
+class ServerSetup:
+    """A server with its settings."""
+
+    server: str
+    settings: str
+    start: Callable[[], contextlib.AbstractContextManager[RunningServer]]
+
+
+def sightline_setups(subject: Subject, dtype: str, threads: int) -> list[ServerSetup]:
+    def setup(max_rows: int) -> ServerSetup:
+        def start() -> contextlib.AbstractContextManager[RunningServer]:
+            return serving(
+                subject.bundles[dtype].parent,
+                threads=threads,
+                max_rows=max_rows,
+                queue_timeout_s=PATIENCE_S,
+                request_timeout_s=PATIENCE_S,
+            )
+
+        return ServerSetup("sightline", f"{dtype}, {max_rows} rows", start)
+
+    return [setup(max_rows) for max_rows in MAX_ROWS]
+
+
+def litserve_setups(subject: Subject, library: Setup, num_beams: int, threads: int) -> list[ServerSetup]:
+    """Every batch size with every time to wait; `library` says in which type of numbers and instruction set."""
+    return [
+        _peer(
+            "litserve",
+            f"{library.name}, batch {size}, {timeout_ms} ms",
+            [*_arguments(subject, library, num_beams, threads), *_batching(size, timeout_ms)],
+            library,
+        )
+        for size in BATCH_SIZES
+        for timeout_ms in BATCH_TIMEOUTS_MS
+    ]
+
+
+def fastapi_setups(subject: Subject, library: Setup, num_beams: int, threads: int) -> list[ServerSetup]:
+    """All threads on one request, and one thread on each of several."""
+    return [
+        _peer(
+            "fastapi",
+            f"{library.name}, {workers} x {threads // workers} threads",
+            [*_arguments(subject, library, num_beams, threads), "--workers", str(workers)],
+            library,
+        )
+        for workers in sorted({1, threads})
+    ]
+
+
+def _batching(size: int, timeout_ms: int) -> list[str]:
+    return ["--max-batch-size", str(size), "--batch-timeout-ms", str(timeout_ms)]
+
+
+def _arguments(subject: Subject, library: Setup, num_beams: int, threads: int) -> list[str]:
+    return [
+        *("--model", str(library.model), "--tokenizer", str(subject.tokenizer_file)),
+        *("--num-beams", str(num_beams), "--compute-type", library.dtype, "--threads", str(threads)),
+    ]
+
+
+def _peer(server: str, settings: str, arguments: list[str], library: Setup) -> ServerSetup:
+    def start() -> contextlib.AbstractContextManager[RunningServer]:
+        port = free_port()
+        command = [f"bench.peers.{server}_app", *arguments, "--port", str(port)]
+        return serving_command(command, port, "/health", library.environment)
+
+    return ServerSetup(server, settings, start)

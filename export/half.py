@@ -1,0 +1,215 @@
+"""Graphs in float16, of operators that ONNX Runtime's CUDA provider has. Knows no model.
+
+`Attention` and `GroupQueryAttention` become products and softmaxes: on CUDA neither returns its map after the softmax.
+They look at whole buffers, so that a step's shapes depend on the batch's size alone and no length is waited for. Slots
+of a cache are written by `ScatterElements`, which copies nothing where its input and output are the same memory.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from export.builder import WeightFile, external_tensor
+
+OPSET = 18  # the oldest that does: the CUDA provider gets kernels for newer versions late, and leaves gaps to the CPU
+SCORES = ("logits", "logprobs", "top_logprobs")  # stay float32: neighbouring candidates must not become equal
+
+Array = NDArray[Any]
+
+
+def half_graphs(models: Sequence[onnx.ModelProto], folder: Path, weights: WeightFile) -> list[onnx.ModelProto]:
+    """The same graphs in float16: weights, states, maps and all between. Ids and lengths stay integers.
+
+    Args:
+        models: float32 graphs with their weights outside, as `GraphBuilder` builds them.
+        folder: where those weights lie.
+        weights: takes the weights of the new graphs.
+
+    Raises:
+        ValueError: a weight is too large for float16.
+    """
+    return [_Halving(model, folder, weights).build() for model in models]
+
+
+def rows_graph() -> onnx.ModelProto:
+    """`rows[targets] = new[sources]`, of tensors of any shape and with `new` padded by zeros; see `Manifest.rows`.
+
+    `rows_out` is meant to be the same memory as `rows`. Shapes are left open: ONNX has no word for any number of axes.
+    """
+    nodes = [
+        helper.make_node("Gather", ["new", "sources"], ["taken"]),
+        helper.make_node("Pad", ["taken", "pads"], ["padded"]),
+        helper.make_node("ScatterND", ["rows", "targets", "padded"], ["rows_out"]),
+    ]
+    kinds = {"rows": TensorProto.FLOAT16, "new": TensorProto.FLOAT16}
+    inputs = [
+        helper.make_tensor_value_info(name, kinds.get(name, TensorProto.INT64), None)
+        for name in ("rows", "new", "sources", "targets", "pads")
+    ]
+    outputs = [helper.make_tensor_value_info("rows_out", TensorProto.FLOAT16, None)]
+    return _model(helper.make_graph(nodes, "rows", inputs, outputs))
+
+
+def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
+    opsets = [helper.make_opsetid("", OPSET)]
+    version = helper.find_min_ir_version_for(opsets)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=version, producer_name="sightline")
+
+
+class _Halving:
+    """One graph in the making. Values are known by their names."""
+
+    def __init__(self, model: onnx.ModelProto, folder: Path, weights: WeightFile) -> None:
+        self._graph = model.graph
+        self._folder = folder
+        self._weights = weights
+        self._nodes: list[NodeProto] = []
+        self._constants: dict[str, TensorProto] = {}
+        self._biases: dict[tuple[str, str], str] = {}
+        self._slots: dict[str, str] = {}
+        self._shapes = {
+            value.name: [axis.dim_value or axis.dim_param for axis in value.type.tensor_type.shape.dim]
+            for value in (*self._graph.input, *self._graph.output)
+        }
+
+    def build(self) -> onnx.ModelProto:
+        for tensor in self._graph.initializer:
+            self._constants[tensor.name] = self._halved(tensor)
+        rewrite = {"Attention": self._attention, "GroupQueryAttention": self._cached_attention}
+        for node in self._graph.node:
+            rewrite.get(node.op_type, self._plain)(node)
+        nodes = _needed(self._nodes, {value.name for value in self._graph.output})
+        used = {name for node in nodes for name in node.input}
+        constants = [tensor for name, tensor in self._constants.items() if name in used]
+        inputs, outputs = (list(map(_halved_type, values)) for values in (self._graph.input, self._graph.output))
+        return _model(helper.make_graph(nodes, self._graph.name, inputs, outputs, constants))
+
+    def _halved(self, tensor: TensorProto) -> TensorProto:
+        array: Array = numpy_helper.to_array(tensor, str(self._folder))
+        if array.dtype == np.float32:
+            with np.errstate(over="ignore"):
+                array = array.astype(np.float16)
+            if not np.isfinite(array).all():
+                raise ValueError(f"{tensor.name} has weights beyond ±65504, the largest of float16")
+        if tensor.data_location == TensorProto.EXTERNAL:
+            return external_tensor(tensor.name, array, self._weights)
+        return numpy_helper.from_array(array, tensor.name)
+
+    def _plain(self, node: NodeProto) -> None:
+        """The node as it is, but for the first of the scores, which ends float16."""
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        self._nodes.append(copy)
+        if list(node.output) == ["logits"]:
+            copy.output[0] = "logits_float16"
+            self._add("Cast", "logits_float16", output="logits", to=TensorProto.FLOAT)
+
+    def _attention(self, node: NodeProto) -> None:
+        """Of the encoder: queries, keys and values (B, S, M), and lengths (B,); see `Attention` of ONNX."""
+        heads, size = int(_attributes(node)["q_num_heads"]), int(self._shapes["hidden"][-1])
+        attended, probabilities = node.output[0], node.output[3] if len(node.output) > 3 else ""
+        split = self._constant([0, 0, heads, size // heads])
+        query, key, value = (self._add("Reshape", name, split) for name in node.input[:3])  # (B, S, H, D)
+        query, value = (self._add("Transpose", part, perm=[0, 2, 1, 3]) for part in (query, value))  # (B, H, S, D)
+        key = self._add("Transpose", key, perm=[0, 2, 3, 1])  # (B, H, D, S)
+        scores = self._add("MatMul", self._scaled(query, size // heads), key)  # (B, H, S, S)
+        bias = self._bias(node.input[6], "Less", key, axis=3)
+        weights = self._softmax(scores, bias, probabilities)
+        context = self._add("Transpose", self._add("MatMul", weights, value), perm=[0, 2, 1, 3])  # (B, S, H, D)
+        self._add("Reshape", context, self._constant([0, 0, size]), output=attended)
+
+    def _cached_attention(self, node: NodeProto) -> None:
+        """Of one token: queries (B, 1, M), buffers (B, H, T, D), and each row's last slot (B,).
+
+        Keys and values of the token itself are there where the operator is causal: with the queries, or beside them.
+        """
+        query, key, value, past_key, past_value, last = node.input[:6]
+        attended, present_key, present_value, probabilities = (*node.output, "", "", "")[:4]
+        _, heads, _, size = self._shapes[past_key]
+        column = self._constant([0, heads, size, 1])
+        if _attributes(node)["causal"]:
+            if not key:
+                query, key, value = self._split(query)
+            past_key = self._written(past_key, key, last, present_key)
+            past_value = self._written(past_value, value, last, present_value)
+        query = self._scaled(self._add("Reshape", query, column), int(size))  # (B, H, D, 1)
+        # Keys first: the other way round they would have to be transposed, which is a copy of the cache.
+        scores = self._add("MatMul", past_key, query)  # (B, H, T, 1)
+        scores = self._add("Reshape", scores, self._constant([0, 0, 1, -1]))  # (B, H, 1, T)
+        bias = self._bias(last, "LessOrEqual", past_key, axis=2)
+        weights = self._softmax(scores, bias, probabilities)
+        context = self._add("MatMul", weights, past_value)  # (B, H, 1, D)
+        self._add("Reshape", context, self._constant([0, 1, int(heads) * int(size)]), output=attended)
+
+    def _split(self, packed: str) -> list[str]:
+        """Queries, keys and values out of one tensor (B, 1, 3M)."""
+        parts = [f"{packed}_{part}" for part in ("query", "key", "value")]
+        self._nodes.append(helper.make_node("Split", [packed], parts, axis=-1, num_outputs=3))
+        return parts
+
+    def _written(self, past: str, new: str, last: str, present: str) -> str:
+        """The buffer (B, H, T, D) with (B, 1, M) in each row's last slot."""
+        _, heads, _, size = self._shapes[past]
+        new = self._add("Reshape", new, self._constant([0, heads, 1, size]))
+        if last not in self._slots:
+            slot = self._add("Cast", last, to=TensorProto.INT64)
+            slot = self._add("Reshape", slot, self._constant([-1, 1, 1, 1]))
+            self._slots[last] = self._add("Expand", slot, self._constant([1, heads, 1, size]))
+        return self._add("ScatterElements", past, self._slots[last], new, output=present, axis=2)
+
+    def _bias(self, bounds: str, compare: str, keys: str, axis: int) -> str:
+        """What hides slots (B, 1, 1, T): 0 where the slot compares with its row's bound, minus infinity elsewhere."""
+        if (bounds, compare) not in self._biases:
+            length = self._add("Reshape", self._add("Shape", keys, start=axis, end=axis + 1), self._constant([]))
+            slots = self._add("Range", self._constant(0), length, self._constant(1))  # (T,)
+            row = self._add("Cast", bounds, to=TensorProto.INT64)
+            row = self._add("Reshape", row, self._constant([-1, 1, 1, 1]))
+            shown, hidden = (self._constant(value, np.float16) for value in (0.0, -math.inf))
+            self._biases[bounds, compare] = self._add("Where", self._add(compare, slots, row), shown, hidden)
+        return self._biases[bounds, compare]
+
+    def _softmax(self, scores: str, bias: str, output: str) -> str:
+        return self._add("Softmax", self._add("Add", scores, bias), output=output, axis=-1)
+
+    def _scaled(self, queries: str, size: int) -> str:
+        # Queries rather than scores: smaller, and products of large ones would not fit into float16.
+        return self._add("Mul", queries, self._constant(1 / math.sqrt(size), np.float16))
+
+    def _add(self, op: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """A node with one output, named after its place unless `output` names it."""
+        output = output or f"half_{op}_{len(self._nodes)}"
+        self._nodes.append(helper.make_node(op, inputs, [output], f"half_{op}_{len(self._nodes)}", **attributes))
+        return output
+
+    def _constant(self, value: Any, dtype: type[np.generic] = np.int64) -> str:
+        name = f"half_{dtype.__name__}_{value}".replace(" ", "")
+        self._constants.setdefault(name, numpy_helper.from_array(np.array(value, dtype), name))
+        return name
+
+
+def _attributes(node: NodeProto) -> Mapping[str, Any]:
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _halved_type(value: ValueInfoProto) -> ValueInfoProto:
+    halved = ValueInfoProto()
+    halved.CopyFrom(value)
+    if value.name not in SCORES and value.type.tensor_type.elem_type == TensorProto.FLOAT:
+        halved.type.tensor_type.elem_type = TensorProto.FLOAT16
+    return halved
+
+
+def _needed(nodes: Sequence[NodeProto], outputs: set[str]) -> list[NodeProto]:
+    """The nodes, in their order, that outputs depend on."""
+    wanted, needed = set(outputs), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            wanted.update(node.input)
+            needed.append(node)
+    return needed[::-1]

@@ -1,0 +1,137 @@
+"""The attention maps of an answer: which of them are wanted, how large they are, and how they are written."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle import Attention
+from service.engine.request import GenerateRequest, Target
+from service.errors import ApiError
+from service.outputs import check_size, numbers
+from service.parameters import Encoding, MapSelection, Reduce
+from service.serving import ServedModel
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which part of one kind's maps is wanted."""
+
+    attention: Attention
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    reduce: Reduce
+
+    def count(self, source_tokens: int, target_tokens: int) -> int:
+        """How many numbers that is."""
+        rows = source_tokens if self.attention.kind == "encoder" else target_tokens
+        columns = target_tokens if self.attention.kind == "decoder" else source_tokens
+        return len(self.layers) * (len(self.heads) if self.reduce == "none" else 1) * rows * columns
+
+    def entry(self, maps: NDArray[np.float32], encoding: Encoding) -> dict[str, Any]:
+        """One of the answer's `maps`; `maps` is (L, H, rows, columns) of all layers and heads."""
+        chosen = maps[np.ix_(self.layers, self.heads)]
+        if self.reduce != "none":
+            reduction = np.mean if self.reduce == "mean" else np.max
+            chosen = reduction(chosen, axis=1, keepdims=True)
+        return {
+            "kind": self.attention.kind,
+            "layers": self.layers,
+            "heads": self.heads,
+            "rows": chosen.shape[2],
+            "columns": chosen.shape[3],
+            "shape": chosen.shape,
+            # The largest of several rows that sum to 1 does not sum to 1.
+            "normalized": self.attention.normalized and (self.reduce != "max" or len(self.heads) == 1),
+            "data": numbers(chosen, encoding),
+        }
+
+
+class MapWriter:
+    """Writes the maps of one answer, and refuses it as soon as it is too large."""
+
+    def __init__(self, model: ServedModel, wanted: MapSelection, path: str = "") -> None:
+        """`path` is that of `wanted` in an error, with a dot at its end.
+
+        Raises:
+            ApiError: the model has no such kind, layer or head.
+        """
+        self._model = model
+        self._encoding = wanted.encoding
+        self._selections = _select(model, wanted, path)
+        self._count = 0  # numbers that have been written
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        return frozenset(selection.attention.kind for selection in self._selections)
+
+    def check(self, requests: Iterable[GenerateRequest]) -> None:
+        """Refuse what is certain to be too large before anything is computed.
+
+        Raises:
+            ApiError: `response_too_large`.
+        """
+        self._check_count(
+            sum(
+                request.parameters.num_return_sequences
+                * self._count_of(len(request.source_ids), len(request.target_prefix) + _least_new_tokens(request))
+                for request in requests
+            )
+        )
+
+    def write(self, request: GenerateRequest, target: Target) -> dict[str, Any]:
+        """The maps of one target, with the tokens that their rows and columns stand for.
+
+        Raises:
+            ApiError: `response_too_large`, together with what was written before.
+        """
+        self._count += self._count_of(len(request.source_ids), len(target.tokens))
+        self._check_count(self._count)
+        source, tokenizer = self._model.source_tokenizer, self._model.target_tokenizer
+        start_id = self._model.manifest.tokens.start_id
+        names = [tokenizer.name(token.id) for token in target.tokens]
+        return {
+            "source_tokens": [source.name(id_) for id_ in request.source_ids],
+            "target_tokens": names,
+            "decoder_input_tokens": [tokenizer.name(start_id), *names[:-1]],
+            "maps": [one.entry(target.attention[one.attention.kind], self._encoding) for one in self._selections],
+        }
+
+    def _count_of(self, source_tokens: int, target_tokens: int) -> int:
+        return sum(selection.count(source_tokens, target_tokens) for selection in self._selections)
+
+    def _check_count(self, count: int) -> None:
+        check_size("maps", count, "Choose fewer kinds, layers or heads, or reduce the heads.")
+
+
+def _least_new_tokens(request: GenerateRequest) -> int:
+    """How many tokens a request generates for certain; a stop string may end it at the first."""
+    parameters = request.parameters
+    return min(parameters.max_new_tokens, 1 if request.stop else max(1, parameters.min_new_tokens))
+
+
+def _select(model: ServedModel, wanted: MapSelection, path: str) -> list[Selection]:
+    available = {attention.kind: attention for attention in model.manifest.attention}
+    selections = []
+    for place, kind in enumerate(wanted.kinds or available):
+        if kind not in available:
+            message = f"{model.name} has no attention maps of this kind; it has {', '.join(available) or 'none'}."
+            raise ApiError("unsupported_parameter", message, param=f"{path}kinds[{place}]")
+        maps = available[kind]
+        layers = _chosen(wanted.layers, maps.layers, f"{path}layers", kind)
+        selections.append(
+            Selection(maps, layers, _chosen(wanted.heads, maps.heads, f"{path}heads", kind), wanted.reduce)
+        )
+    return selections
+
+
+def _chosen(wanted: Sequence[int] | None, available: int, param: str, kind: str) -> tuple[int, ...]:
+    if wanted is None:
+        return tuple(range(available))
+    for place, index in enumerate(wanted):
+        if index >= available:
+            message = f"The model's {kind} attention has only 0 to {available - 1}."
+            raise ApiError("invalid_parameter", message, param=f"{param}[{place}]")
+    return tuple(wanted)

@@ -1,0 +1,92 @@
+"""Weights read back from the toy bundle in every form."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from bench.weights import read_model
+from export.bundle import Label, export_bundle, quantize_bundle
+from export.quantize import SITES, Site, WeightFormat
+from model.checkpoint import load_checkpoint, save_checkpoint
+from model.config import TransformerConfig
+from model.tokenizer import read_tokenizer
+from model.transformer import Transformer
+
+
+def read_quantised(
+    bundle: Path,
+    out: Path,
+    bits: Literal[4, 8] = 8,
+    by_rows: tuple[Site, ...] = (),
+    in_float32: tuple[Site, ...] = (),
+) -> dict[str, torch.Tensor]:
+    quantize_bundle(bundle, out, WeightFormat(bits, 16), None, by_rows=by_rows, in_float32=in_float32)
+    return read_model(out).state_dict()
+
+
+def by_columns(weight: torch.Tensor) -> NDArray[np.float32]:
+    """A layer's weight (N, K) in 63 levels on either side of zero, with one scale for each of its outputs."""
+    rows = weight.numpy()
+    scales = np.abs(rows).max(axis=1, keepdims=True) / np.float32(63)
+    rounded: NDArray[np.float32] = np.rint(rows / scales) * scales
+    return rounded
+
+
+def test_a_float32_bundle_gives_the_checkpoint(checkpoint: Path, bundle: Path) -> None:
+    model, _ = load_checkpoint(checkpoint)
+    read = read_model(bundle)
+    assert read.config == model.config
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(read.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+def test_weights_by_rows_are_what_their_columns_stand_for(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
+    read = read_quantised(bundle, tmp_path / "small", by_rows=SITES)
+    for name, tensor in load_checkpoint(checkpoint)[0].state_dict().items():
+        expected = by_columns(tensor) if tensor.dim() == 2 and name != "embedding.weight" else tensor.numpy()
+        tolerance = 0.01 if name == "embedding.weight" else 1e-6  # looked up with one scale for its 32 weights
+        assert read[name].numpy() == pytest.approx(expected, abs=tolerance), name
+
+
+def test_each_site_is_read_in_its_own_form(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
+    read = read_quantised(bundle, tmp_path / "small", by_rows=("encoder", "projection"), in_float32=("layers",))
+    weights = load_checkpoint(checkpoint)[0].state_dict()
+    for name, tensor in weights.items():
+        if name.startswith("encoder") and tensor.dim() == 2:
+            assert read[name].numpy() == pytest.approx(by_columns(tensor), abs=1e-6), name
+        elif (
+            name.startswith("decoder") and ".cross_attention.key." not in name and ".cross_attention.value." not in name
+        ):
+            torch.testing.assert_close(read[name], tensor, rtol=0, atol=0)
+    assert not torch.equal(read["embedding.weight"], weights["embedding.weight"])
+
+
+def test_an_embedding_in_float32_is_the_checkpoints_own(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
+    read = read_quantised(bundle, tmp_path / "small", in_float32=("projection",))
+    expected = load_checkpoint(checkpoint)[0].state_dict()["embedding.weight"]
+    torch.testing.assert_close(read["embedding.weight"], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_table_whose_rows_are_no_multiple_of_a_block_is_read_whole(
+    checkpoint: Path, toy_sentences: list[str], tmp_path: Path, bits: Literal[4, 8]
+) -> None:
+    tokenizer = read_tokenizer(checkpoint / "tokenizer.json")
+    config = TransformerConfig(tokenizer.get_vocab_size(), d_model=24, num_heads=3, d_ff=16, encoder_layers=1)
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = Transformer(config).eval()
+    save_checkpoint(tmp_path / "narrow", config, model.state_dict(), checkpoint / "tokenizer.json", {})
+    export_bundle(tmp_path / "narrow", tmp_path / "float32", Label("narrow"), toy_sentences[:1])
+    read = [
+        read_quantised(tmp_path / "float32", tmp_path / f"small{len(by_rows)}", bits, by_rows)["embedding.weight"]
+        for by_rows in ((), ("projection",))
+    ]
+    torch.testing.assert_close(read[0], read[1], rtol=0, atol=0)  # of the product, and as it is looked up
+    weight = model.state_dict()["embedding.weight"]
+    moved = torch.linalg.vector_norm(read[0] - weight) / torch.linalg.vector_norm(weight)
+    assert 0 < moved < {8: 0.01, 4: 0.15}[bits]

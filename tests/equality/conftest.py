@@ -1,0 +1,58 @@
+"""The shipped model's weights in PyTorch, in transformers and in a float32 bundle that the engine runs.
+
+The shipped bundle may be quantised; equality is tested on what its weights stand for, served in float32.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from bench.marian import to_marian
+from bench.weights import read_model
+from export.bundle import Label, export_bundle
+from model.checkpoint import save_checkpoint
+from model.tokenizer import encode_lines, read_tokenizer
+from model.transformer import Transformer
+from service.bundle import read_bundle, read_manifest
+from service.runtime.ort import OnnxRunner
+
+SHIPPED = Path("bundles/multi30k-en-de")
+
+
+@pytest.fixture(scope="session")
+def model() -> Transformer:
+    torch.set_num_threads(1)  # the tensors are small, and other processes may have the cores
+    return read_model(SHIPPED)
+
+
+@pytest.fixture(scope="session")
+def marian(model: Transformer) -> Any:
+    return to_marian(model)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return read_tokenizer(SHIPPED / read_manifest(SHIPPED).source_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def sources(tokenizer: Tokenizer, sentences: list[str]) -> list[tuple[int, ...]]:
+    """The project's sentences as token ids."""
+    return [tuple(ids) for ids in encode_lines(tokenizer, sentences)]
+
+
+@pytest.fixture(scope="session")
+def float_bundle(model: Transformer, sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("equality")
+    tokenizer = SHIPPED / read_manifest(SHIPPED).source_tokenizer
+    save_checkpoint(folder / "checkpoint", model.config, model.state_dict(), tokenizer, facts={})
+    export_bundle(folder / "checkpoint", folder / "bundle", Label("equality"), sentences[:2])
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="session")
+def runner(float_bundle: Path) -> OnnxRunner:
+    return OnnxRunner(float_bundle, read_bundle(float_bundle), num_threads=1, max_rows=32)

@@ -1,0 +1,43 @@
+"""Requests through the service's engine, in this process and without HTTP."""
+
+from collections.abc import Sequence
+from random import Random
+
+from service.engine.engine import Engine
+from service.engine.request import Event, Generated, GenerateRequest
+from service.runtime.ort import OnnxRunner
+
+FAR = 1e9  # a deadline, and a time to wait in the queue, that no test comes near
+
+
+def make_request(source: Sequence[int], **fields: object) -> GenerateRequest:
+    return GenerateRequest("equality", tuple(source), FAR, **fields)  # type: ignore[arg-type]
+
+
+def run_events(
+    runner: OnnxRunner, requests: Sequence[GenerateRequest], shuffle: Random | None = None
+) -> list[list[Event]]:
+    """Every request's events. One engine gets all at once, or in an order and at times that `shuffle` draws."""
+    engine = Engine(runner, queue_timeout_s=FAR)
+    events: list[list[Event]] = [[] for _ in requests]
+    waiting = list(range(len(requests)))
+    if shuffle is not None:
+        shuffle.shuffle(waiting)
+    while waiting or engine.has_work:
+        for _ in range(len(waiting) if shuffle is None else shuffle.randint(0, 4)):
+            if waiting:
+                index = waiting.pop(0)
+                engine.submit(requests[index], events[index].append)
+        engine.step()
+    return events
+
+
+def final(events: Sequence[Event]) -> Generated:
+    """The result that a request's events end with."""
+    assert isinstance(events[-1], Generated), events[-1]
+    return events[-1]
+
+
+def run(runner: OnnxRunner, requests: Sequence[GenerateRequest], shuffle: Random | None = None) -> list[Generated]:
+    """Every request's result, as `run_events` runs them."""
+    return [final(events) for events in run_events(runner, requests, shuffle)]

@@ -1,0 +1,88 @@
+"""What the equality tests compare is what they say: the shipped weights, in three programs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from bench.weights import dequantised, read_model
+from export.bundle import quantize_bundle
+from export.quantize import WeightFormat
+from export.sessions import encode, open_sessions
+from model.transformer import Transformer
+from service.bundle import read_manifest
+from tests.equality.conftest import SHIPPED
+
+
+def test_the_model_read_from_a_bundle_is_the_one_that_was_exported(model: Transformer, float_bundle: Path) -> None:
+    read = read_model(float_bundle)
+    assert read.config == model.config
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(read.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("form", "largest"), [(WeightFormat(8, 32), 0.01), (WeightFormat(4, 32), 0.15)], ids=str)
+def test_the_model_read_from_a_quantised_bundle_has_the_rounded_weights_that_it_multiplies_by(
+    form: WeightFormat,
+    largest: float,
+    model: Transformer,
+    float_bundle: Path,
+    sources: list[tuple[int, ...]],
+    tmp_path: Path,
+) -> None:
+    quantize_bundle(float_bundle, tmp_path / "quantised", form, text=None)
+    read = read_model(tmp_path / "quantised")
+    for name, tensor in model.state_dict().items():
+        moved = torch.linalg.vector_norm(read.state_dict()[name] - tensor) / torch.linalg.vector_norm(tensor)
+        if name == "embedding.weight" and form.bits == 8:
+            assert moved < largest, "that of the shipped bundle may lie in the same blocks already"
+        else:
+            assert (0 < moved < largest) == (tensor.dim() == 2), "matrices are rounded, vectors are not"
+    if form.bits == 4:  # with 8 bits the rounding of activations is as large as that of weights
+        served = served_hidden(tmp_path / "quantised", sources[0])
+        apart, apart_from_float = (np.abs(served - hidden(one, sources[0])).max() for one in (read, model))
+        assert apart < apart_from_float / 3
+
+
+def test_the_shipped_bundle_encodes_as_the_model_read_from_it(
+    model: Transformer, sources: list[tuple[int, ...]]
+) -> None:
+    # A quantised bundle also rounds what it multiplies its weights by.
+    tolerance = 1e-4 if read_manifest(SHIPPED).dtype == "float32" else 0.2
+    np.testing.assert_allclose(served_hidden(SHIPPED, sources[0]), hidden(model, sources[0]), atol=tolerance)
+
+
+def served_hidden(bundle: Path, source: Sequence[int]) -> NDArray[np.float32]:
+    """The encoder's output (S, M) in ONNX Runtime."""
+    states: NDArray[np.float32] = encode(open_sessions(bundle, read_manifest(bundle)), [source])["hidden"][0]
+    return states
+
+
+def hidden(model: Transformer, source: Sequence[int]) -> NDArray[np.float32]:
+    """The encoder's output (S, M) in PyTorch."""
+    with torch.inference_mode():
+        encoded, _ = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
+    states: NDArray[np.float32] = encoded[0].numpy()
+    return states
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_stand_for_multiples_of_their_scale(bits: int) -> None:
+    steps = np.arange(-8, 8, dtype=np.float32) * (1 if bits == 4 else 16)  # one block of 16
+    codes = (steps + (1 << (bits - 1))).astype(np.uint8)
+    packed = codes[::2] | codes[1::2] << 4 if bits == 4 else codes
+    rows = dequantised(np.stack([packed, packed])[None], np.array([[0.5, -2.0]], np.float32), bits)
+    np.testing.assert_array_equal(rows, [np.concatenate([steps * 0.5, steps * -2.0])])
+
+
+def test_marian_gives_the_logits_of_our_model(model: Transformer, marian: Any, sources: list[tuple[int, ...]]) -> None:
+    for source in sources[:5]:
+        ids, target = torch.tensor([source]), torch.tensor([[model.config.bos_id, *sources[7]]])
+        with torch.inference_mode():
+            expected = model(ids, torch.tensor([len(source)]), target)
+            given = marian(input_ids=ids, decoder_input_ids=target).logits
+        torch.testing.assert_close(given, expected, rtol=0, atol=1e-4)

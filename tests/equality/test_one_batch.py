@@ -1,0 +1,165 @@
+"""What a request gets depends on nothing else: not on its neighbours in the batch, not on how it is delivered."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.transformer import Transformer
+from service.engine.request import DecodingParameters, Generated, GenerateRequest, Target, TokenEvent
+from service.runtime.ort import OnnxRunner
+from tests.equality.comparing import assert_same, generated_ids
+from tests.equality.running import final, make_request, run, run_events
+
+KINDS = frozenset({"encoder", "cross", "decoder"})
+PREFIX = (268, 301)  # two tokens like any other
+SHAPED: dict[str, Any] = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "min_new_tokens": 12}
+
+# What the mixed batch is made of.
+MIX: tuple[dict[str, Any], ...] = (
+    {},
+    {"attention": KINDS},
+    {"parameters": DecodingParameters(num_beams=4, num_return_sequences=3)},
+    {"parameters": DecodingParameters(num_beams=8, length_penalty=0.6, early_stopping=True), "attention": KINDS},
+    {"parameters": DecodingParameters(num_beams=3, early_stopping="never", max_new_tokens=20, **SHAPED)},
+    {"parameters": DecodingParameters(do_sample=True, seed=1, temperature=1.3)},
+    {"parameters": DecodingParameters(do_sample=True, seed=2, top_k=20, top_p=0.9), "attention": frozenset({"cross"})},
+    {"parameters": DecodingParameters(do_sample=True, seed=3, **SHAPED), "stream": True},
+    {"parameters": DecodingParameters(**SHAPED), "attention": frozenset({"decoder"})},
+    {"parameters": DecodingParameters(top_logprobs=5), "stream": True, "target_prefix": PREFIX},
+    {"parameters": DecodingParameters(num_beams=2, suppress_tokens=(4, 268)), "target_prefix": PREFIX},
+    {"parameters": DecodingParameters(max_new_tokens=0), "target_prefix": (*PREFIX, 2), "attention": KINDS},
+)
+
+
+def mixed_requests(sources: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
+    return [make_request(source, **MIX[number % len(MIX)]) for number, source in enumerate(sources[:60])]
+
+
+def assert_same_numbers(expected: Target, given: Target) -> None:
+    """The log-probabilities, alternatives, score and maps of two targets with the same tokens."""
+    assert given.finish_reason == expected.finish_reason
+    assert given.score == pytest.approx(expected.score, abs=1e-4)
+    for one, other in zip(expected.tokens, given.tokens, strict=True):
+        assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
+        assert len(other.alternatives) == len(one.alternatives)
+        np.testing.assert_allclose(
+            [logprob for _, logprob in other.alternatives], [logprob for _, logprob in one.alternatives], atol=1e-4
+        )
+    assert_same_maps(expected, given)
+
+
+def assert_same_maps(expected: Target, given: Target) -> None:
+    assert given.attention.keys() == expected.attention.keys()
+    for kind, maps in expected.attention.items():
+        np.testing.assert_allclose(given.attention[kind], maps, atol=1e-5)
+
+
+def assert_same_results(
+    model: Transformer,
+    requests: Sequence[GenerateRequest],
+    expected: Sequence[Generated],
+    given: Sequence[Generated],
+) -> None:
+    """The same tokens by the rule of `assert_same`, and the same numbers wherever the tokens are the same."""
+    ids = [
+        [generated_ids(request, result.targets) for request, result in zip(requests, results, strict=True)]
+        for results in (expected, given)
+    ]
+    assert_same(model, requests, *ids)
+    for wanted_ids, got_ids, wanted, got in zip(*ids, expected, given, strict=True):
+        if wanted_ids == got_ids:
+            for one, other in zip(wanted.targets, got.targets, strict=True):
+                assert_same_numbers(one, other)
+
+
+@pytest.fixture(scope="module")
+def requests(sources: list[tuple[int, ...]]) -> list[GenerateRequest]:
+    return mixed_requests(sources)
+
+
+@pytest.fixture(scope="module")
+def alone(runner: OnnxRunner, requests: list[GenerateRequest]) -> list[Generated]:
+    """Each request's result where it has the engine for itself."""
+    return [result for request in requests for result in run(runner, [request])]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batched_equals_alone(
+    seed: int, model: Transformer, runner: OnnxRunner, requests: list[GenerateRequest], alone: list[Generated]
+) -> None:
+    """All knobs in one running batch, which requests join in random order between two steps."""
+    assert_same_results(model, requests, alone, run(runner, requests, shuffle=Random(seed)))
+
+
+def test_every_kind_of_request_of_the_mix_got_what_it_asked_for(
+    requests: list[GenerateRequest], alone: list[Generated]
+) -> None:
+    for request, result in zip(requests, alone, strict=True):
+        assert len(result.targets) == request.parameters.num_return_sequences
+        for target in result.targets:
+            assert tuple(token.id for token in target.tokens[: len(request.target_prefix)]) == request.target_prefix
+            assert target.attention.keys() == request.attention
+            assert all(len(token.alternatives) == request.parameters.top_logprobs for token in target.tokens)
+
+
+def test_streamed_equals_whole(
+    model: Transformer, runner: OnnxRunner, requests: list[GenerateRequest], alone: list[Generated]
+) -> None:
+    """The events carry the generated tokens, and the result is the one without streaming."""
+    single = [index for index, request in enumerate(requests) if request.parameters.num_beams == 1]
+    streamed = [replace(requests[index], stream=True) for index in single]
+    events = run_events(runner, streamed, shuffle=Random(7))
+    assert_same_results(model, streamed, [alone[index] for index in single], [final(each) for each in events])
+    for request, each in zip(streamed, events, strict=True):
+        tokens = tuple(event.token for event in each[:-1] if isinstance(event, TokenEvent))
+        assert len(tokens) == len(each) - 1
+        assert tokens == final(each).targets[0].tokens[len(request.target_prefix) :]
+
+
+def test_with_maps_equals_without(
+    model: Transformer, runner: OnnxRunner, requests: list[GenerateRequest], alone: list[Generated]
+) -> None:
+    without = [replace(result, targets=tuple(map(without_maps, result.targets))) for result in alone]
+    with_maps = run(runner, [replace(request, attention=KINDS) for request in requests])
+    assert all(target.attention.keys() == KINDS for result in with_maps for target in result.targets)
+    given = [replace(result, targets=tuple(map(without_maps, result.targets))) for result in with_maps]
+    assert_same_results(model, requests, without, given)
+
+
+def without_maps(target: Target) -> Target:
+    return replace(target, attention={})
+
+
+@pytest.mark.parametrize("prefix", [(), PREFIX])
+def test_a_generated_targets_maps_are_those_of_forcing_it(
+    prefix: tuple[int, ...], runner: OnnxRunner, sources: list[tuple[int, ...]]
+) -> None:
+    """Maps follow their beam through every reordering of the search."""
+    searches = (
+        DecodingParameters(num_beams=5, num_return_sequences=5),
+        DecodingParameters(num_beams=4, num_return_sequences=4, length_penalty=0.6, early_stopping=True, **SHAPED),
+        DecodingParameters(do_sample=True, seed=4),
+    )
+    requests = [
+        make_request(source, parameters=parameters, attention=KINDS, target_prefix=prefix)
+        for source in sources[:10]
+        for parameters in searches
+    ]
+    found = [(request, target) for request in requests for target in run(runner, [request])[0].targets]
+    forced = [
+        replace(
+            request,
+            parameters=DecodingParameters(max_new_tokens=0),
+            target_prefix=tuple(token.id for token in target.tokens),
+        )
+        for request, target in found
+    ]
+    for (_, target), result in zip(found, run(runner, forced), strict=True):
+        (expected,) = result.targets
+        assert expected.finish_reason == "forced"
+        assert [token.id for token in expected.tokens] == [token.id for token in target.tokens]
+        assert_same_maps(expected, target)

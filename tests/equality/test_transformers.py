@@ -1,0 +1,196 @@
+"""The reference decoder and the engine give what `generate` of Hugging Face transformers gives, token for token."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from model.reference import beam, greedy, one_thread, pytorch_steps
+from model.transformer import Transformer
+from service.engine.request import DecodingParameters, GenerateRequest
+from service.runtime.ort import OnnxRunner
+from tests.equality.comparing import Targets, assert_same, generated_ids, processors_of
+from tests.equality.marian import generate
+from tests.equality.running import make_request, run
+
+SHORT = 40  # sentences, for the many settings
+REFERENCE = 10  # sentences, for the slow decoder
+
+GREEDY = DecodingParameters(max_new_tokens=80)
+BEAMS = replace(GREEDY, num_beams=4, num_return_sequences=2)
+
+SEARCHES = {
+    "greedy": GREEDY,
+    "5 beams": replace(GREEDY, num_beams=5),
+    "early": replace(GREEDY, num_beams=4, length_penalty=0.6, early_stopping=True, num_return_sequences=3),
+    "never": replace(GREEDY, num_beams=3, length_penalty=1.2, early_stopping="never", num_return_sequences=3),
+    "shortest first": replace(GREEDY, num_beams=3, length_penalty=-1.0, early_stopping="never"),
+    "cut off": replace(GREEDY, num_beams=4, max_new_tokens=7, num_return_sequences=4),
+}
+WHOLE = ("greedy", "5 beams", "early", "never")
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "penalty": {"repetition_penalty": 1.3},
+    "ngrams": {"no_repeat_ngram_size": 2},
+    "words": {"no_repeat_ngram_size": 1},
+    "longer": {"min_new_tokens": 25},
+    "all": {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "min_new_tokens": 12},
+}
+# Lengths that a prefix must not count for: the bound of "never", and the shortest one.
+LONGEST = replace(
+    GREEDY, num_beams=3, max_new_tokens=12, length_penalty=4.0, early_stopping="never", num_return_sequences=3
+)
+PREFIXED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "longer": {"min_new_tokens": 11},
+    "all": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 9},
+}
+
+
+@pytest.fixture(scope="module")
+def plain(marian: Any, sources: list[tuple[int, ...]]) -> dict[DecodingParameters, list[Targets]]:
+    """What transformers gives for the first sentences without processors and prefix."""
+    return {
+        parameters: generate(marian, [make_request(source, parameters=parameters) for source in sources[:SHORT]])
+        for parameters in (GREEDY, BEAMS)
+    }
+
+
+@pytest.fixture(scope="module")
+def frequent(plain: dict[DecodingParameters, list[Targets]], model: Transformer) -> tuple[int, ...]:
+    """The tokens that the model writes most often, the end token excepted."""
+    counts = Counter(token for (ids,) in plain[GREEDY] for token in ids if token != model.config.eos_id)
+    return tuple(token for token, _ in counts.most_common(5))
+
+
+@dataclass(frozen=True)
+class StopAt:
+    """Ends a sequence with any of some tokens."""
+
+    ids: tuple[int, ...]
+
+    def update(self, token_id: int) -> bool:
+        return token_id in self.ids
+
+    def copy(self) -> "StopAt":
+        return self
+
+    def ends(self, generated: Sequence[int]) -> bool:
+        """The same for the reference, which gives all tokens each time."""
+        return bool(generated) and generated[-1] in self.ids
+
+
+def by_reference(model: Transformer, request: GenerateRequest) -> Targets:
+    """The targets of the slow decoder."""
+    parameters, config, step = request.parameters, model.config, pytorch_steps(model, request.source_ids)
+    shape: Any = {"prefix": request.target_prefix, "processors": processors_of(parameters)}
+    if isinstance(request.stop, StopAt):
+        shape["stop"] = request.stop.ends
+    if parameters.num_beams == 1:
+        return [greedy(step, config.bos_id, config.eos_id, parameters.max_new_tokens, **shape).ids]
+    hypotheses = beam(
+        step,
+        config.bos_id,
+        config.eos_id,
+        parameters.max_new_tokens,
+        parameters.num_beams,
+        parameters.length_penalty,
+        parameters.early_stopping,
+        parameters.num_return_sequences,
+        **shape,
+    )
+    return [hypothesis.ids for hypothesis in hypotheses]
+
+
+def assert_all_agree(
+    model: Transformer, runner: OnnxRunner, requests: Sequence[GenerateRequest], expected: Sequence[Targets]
+) -> None:
+    """Engine and reference against what transformers gave; the reference on a few sentences only."""
+    given = [
+        generated_ids(request, result.targets) for request, result in zip(requests, run(runner, requests), strict=True)
+    ]
+    assert_same(model, requests, expected, given)
+    with one_thread():
+        few = [by_reference(model, request) for request in requests[:REFERENCE]]
+    assert_same(model, requests[:REFERENCE], expected[:REFERENCE], few)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_searches_agree(
+    search: str, model: Transformer, marian: Any, runner: OnnxRunner, sources: list[tuple[int, ...]]
+) -> None:
+    count = len(sources) if search in WHOLE else SHORT
+    requests = [make_request(source, parameters=SEARCHES[search]) for source in sources[:count]]
+    assert_all_agree(model, runner, requests, generate(marian, requests))
+
+
+@pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
+@pytest.mark.parametrize("processors", PROCESSORS)
+def test_processors_agree(
+    processors: str,
+    parameters: DecodingParameters,
+    model: Transformer,
+    marian: Any,
+    runner: OnnxRunner,
+    sources: list[tuple[int, ...]],
+    plain: dict[DecodingParameters, list[Targets]],
+) -> None:
+    shaped = replace(parameters, **PROCESSORS[processors])
+    requests = [make_request(source, parameters=shaped) for source in sources[:SHORT]]
+    expected = generate(marian, requests)
+    assert expected != plain[parameters], "processors that change nothing prove nothing"
+    assert_all_agree(model, runner, requests, expected)
+
+
+@pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
+def test_suppressed_tokens_agree(
+    parameters: DecodingParameters,
+    model: Transformer,
+    marian: Any,
+    runner: OnnxRunner,
+    sources: list[tuple[int, ...]],
+    frequent: tuple[int, ...],
+) -> None:
+    shaped = replace(parameters, suppress_tokens=frequent)
+    requests = [make_request(source, parameters=shaped) for source in sources[:SHORT]]
+    expected = generate(marian, requests)
+    assert not any(set(frequent) & set(ids) for targets in expected for ids in targets)
+    assert_all_agree(model, runner, requests, expected)
+
+
+@pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
+def test_stops_agree(
+    parameters: DecodingParameters,
+    model: Transformer,
+    marian: Any,
+    runner: OnnxRunner,
+    sources: list[tuple[int, ...]],
+    frequent: tuple[int, ...],
+) -> None:
+    """What stops a sequence ends a beam as the end token does."""
+    stop = StopAt(frequent[1:4])  # the first is the full stop
+    requests = [make_request(source, parameters=parameters, stop=stop) for source in sources[:SHORT]]
+    expected = generate(marian, requests, stop.ids)
+    assert sum(stop.ends(ids) for targets in expected for ids in targets) > len(requests) / 2
+    assert_all_agree(model, runner, requests, expected)
+
+
+@pytest.mark.parametrize("shape", PREFIXED)
+@pytest.mark.parametrize("parameters", [GREEDY, BEAMS, LONGEST], ids=["greedy", "beams", "longest"])
+def test_forced_prefixes_agree(
+    parameters: DecodingParameters,
+    shape: str,
+    model: Transformer,
+    marian: Any,
+    runner: OnnxRunner,
+    sources: list[tuple[int, ...]],
+    plain: dict[DecodingParameters, list[Targets]],
+) -> None:
+    """Each sentence is made to begin as another one's translation does."""
+    beginnings = [ids[:5] for (ids,) in plain[GREEDY]]
+    requests = [
+        make_request(source, parameters=replace(parameters, **PREFIXED[shape]), target_prefix=prefix)
+        for source, prefix in zip(sources, beginnings[1:], strict=False)
+    ]
+    assert_all_agree(model, runner, requests, generate(marian, requests))

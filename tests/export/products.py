@@ -1,0 +1,77 @@
+"""Graphs of a product to quantise, and what rounded weights stand for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from export.builder import GraphBuilder, WeightFile
+from export.quantize import Site, WeightFormat, quantize_graphs, quantize_rows
+
+Array = NDArray[np.float32]
+Draw = Callable[[GraphBuilder, str], str]  # adds nodes that read a value, gives their output's name
+
+SIZE, INNER = 24, 64  # N and K of products; K is part of a block or several
+FORMATS = [WeightFormat(8, 16), WeightFormat(8, 32), WeightFormat(8, 64), WeightFormat(4, 16), WeightFormat(4, 32)]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What `quantize_graphs` can be told."""
+
+    weights: WeightFormat
+    by_rows: tuple[Site, ...] = ()
+    in_float32: tuple[Site, ...] = ()
+
+
+def random(*shape: int) -> Array:
+    return np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+
+
+def rounded(rows: Array, bits: int, block_size: int) -> Array:
+    """What the codes of `rows` stand for."""
+    codes, scales = quantize_rows(rows, bits, block_size)
+    if bits == 4:
+        codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], -1)
+    values: Array = (codes.astype(np.float32) - 2 ** (bits - 1)) * scales[..., None]
+    return values.reshape(len(rows), -1)[:, : rows.shape[1]]
+
+
+def matmul(graph: GraphBuilder, x: str, weight: str = "weight") -> str:
+    return graph.add("MatMul", x, graph.weight(weight, torch.from_numpy(random(SIZE, INNER).T)))
+
+
+def matmul_and_bias(graph: GraphBuilder, x: str) -> str:
+    return graph.add("Add", matmul(graph, x), graph.weight("bias", torch.from_numpy(random(SIZE))))
+
+
+def gemm_transposed(graph: GraphBuilder, x: str) -> str:
+    return graph.add("Gemm", x, graph.weight("weight", torch.from_numpy(random(SIZE, INNER))), transB=1)
+
+
+def draw(folder: Path, nodes: Draw, inner: int = INNER) -> onnx.ModelProto:
+    """A graph from `x` (B, K) to `y`, its weights in the folder; its products are those of layers."""
+    weights = WeightFile("weights.bin")
+    graph = GraphBuilder("drawn", weights)
+    y = nodes(graph, graph.input("x", TensorProto.FLOAT, ("batch", inner)))
+    graph.add("Identity", y, output=graph.output("y", TensorProto.FLOAT, ("batch", "columns")))
+    weights.write(folder)
+    return graph.build()
+
+
+def quantized(model: onnx.ModelProto, folder: Path, form: Form) -> tuple[list[str], Callable[[Array], Array]]:
+    """The quantised graph's operators, and what gives its `y`; its weights are in a folder of its own."""
+    out = folder / "quantized"
+    out.mkdir()
+    weights = WeightFile("weights.bin")
+    (new,) = quantize_graphs([model], folder, weights, form.weights, form.by_rows, form.in_float32)
+    weights.write(out)
+    onnx.save_model(new, out / "graph.onnx")
+    session = onnxruntime.InferenceSession(out / "graph.onnx", providers=["CPUExecutionProvider"])
+    return [node.op_type for node in new.graph.node], lambda x: session.run(None, {"x": x})[0]

@@ -1,0 +1,60 @@
+import pytest
+from tokenizers import Tokenizer
+
+from export.quality import NUM_BEAMS, ParallelText, compare, refuse_loss
+from export.sessions import Sessions, onnx_steps
+from export.verify import VerificationError
+from model.evaluate import EvaluationSet
+from model.reference import greedy
+from model.tokenizer import decode_ids
+from service.bundle import Bleu, Quality
+
+
+@pytest.fixture
+def own_text(sessions: Sessions, tokenizer: Tokenizer, toy_sentences: list[str]) -> ParallelText:
+    """The toy model's greedy outputs as references."""
+    tokens, references = sessions.manifest.tokens, []
+    for encoding in tokenizer.encode_batch(toy_sentences):
+        output = greedy(onnx_steps(sessions, encoding.ids), tokens.start_id, tokens.end_id, max_new_tokens=128)
+        references.append(decode_ids(tokenizer, output.ids))
+    return ParallelText("val", "de", EvaluationSet(toy_sentences, references, tokenised_references=None))
+
+
+def test_bleu_is_that_of_greedy_and_of_beam_search(
+    sessions: Sessions, tokenizer: Tokenizer, own_text: ParallelText
+) -> None:
+    quality = compare(sessions, sessions, tokenizer, own_text)
+    assert (quality.split, quality.sentences) == ("val", 6)
+    assert "case:mixed" in quality.signature and "tok:13a" in quality.signature
+    assert tuple(bleu.num_beams for bleu in quality.bleu) == NUM_BEAMS
+    greedily, by_beams = quality.bleu
+    assert greedily.float32 == greedily.quantized == pytest.approx(100)
+    assert by_beams.float32 == by_beams.quantized < 90
+
+
+def test_a_sentence_that_the_model_cannot_read_is_named(sessions: Sessions, tokenizer: Tokenizer) -> None:
+    pairs = EvaluationSet(["A man.", "walks " * 300], ["Ein Mann.", "geht"], tokenised_references=None)
+    with pytest.raises(ValueError, match=r"sentence 2 has \d+ tokens, the model reads"):
+        compare(sessions, sessions, tokenizer, ParallelText("val", "de", pairs))
+
+
+def quality(*bleu: tuple[float, float]) -> Quality:
+    pairs = zip(NUM_BEAMS, bleu, strict=True)
+    compared = tuple(Bleu(num_beams=beams, float32=before, quantized=after) for beams, (before, after) in pairs)
+    return Quality(split="val", sentences=6, signature="", bleu=compared)
+
+
+def test_what_is_lost_may_be_little() -> None:
+    refuse_loss(quality((38.0, 37.71), (40.0, 41.0)))
+
+
+@pytest.mark.parametrize(
+    ("bleu", "message"),
+    [
+        (((38.0, 37.69), (40.0, 40.0)), "with num_beams 1, BLEU falls from 38.00 to 37.69: 0.3 are allowed"),
+        (((38.0, 38.5), (40.0, 39.0)), "with num_beams 5, BLEU falls from 40.00 to 39.00: 0.3 are allowed"),
+    ],
+)
+def test_what_is_lost_may_not_be_much(bleu: tuple[tuple[float, float], ...], message: str) -> None:
+    with pytest.raises(VerificationError, match=message):
+        refuse_loss(quality(*bleu))

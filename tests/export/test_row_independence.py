@@ -1,0 +1,191 @@
+"""Rows of quantised graphs do not touch each other; and these tests would notice if they did."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto
+
+from export.builder import GraphBuilder, WeightFile
+from export.graphs import encoder_graph, step_graph
+from export.quantize import SITES, WeightFormat, quantize_graphs
+from export.sessions import Sessions, encode, initial_states, open_sessions, run_step
+from model.checkpoint import load_checkpoint
+from service.bundle import read_bundle
+from tests.export.products import FORMATS, INNER, SIZE, Array, Form, draw, matmul_and_bias, quantized, random
+
+OUTLIER = 1000.0
+IN_BLOCKS = [Form(form) for form in FORMATS]
+FORMS_OF_PRODUCTS = [*IN_BLOCKS, Form(WeightFormat(8, 32), by_rows=SITES)]
+FORMS = [
+    *FORMS_OF_PRODUCTS,
+    Form(WeightFormat(8, 64), by_rows=("encoder", "projection")),
+    Form(WeightFormat(8, 32), in_float32=("layers",)),
+]
+
+
+def moved_by_an_outlier(run: Callable[[Array], Array]) -> float:
+    """How far a row's result moves when a row of a thousand times its size joins the batch."""
+    rows = random(2, INNER) * np.array([[1], [OUTLIER]], np.float32)
+    return float(np.abs(run(rows)[0] - run(rows[:1])[0]).max())
+
+
+@pytest.mark.parametrize("form", FORMS_OF_PRODUCTS, ids=str)
+def test_a_row_of_a_product_does_not_feel_an_outlier(tmp_path: Path, form: Form) -> None:
+    _, run = quantized(draw(tmp_path, matmul_and_bias), tmp_path, form)
+    assert moved_by_an_outlier(run) == 0
+
+
+@pytest.mark.parametrize("form", FORMS_OF_PRODUCTS, ids=str)
+def test_a_row_of_a_product_is_the_same_to_the_last_bit_in_every_batch(tmp_path: Path, form: Form) -> None:
+    """The last bit decides how the next product rounds its activations. It is why larger blocks are refused."""
+    _, run = quantized(draw(tmp_path, matmul_and_bias), tmp_path, form)
+    rows = random(33, INNER)
+    alone = np.concatenate([run(rows[row : row + 1]) for row in range(len(rows))])
+    for count in (2, 3, 8, 33):
+        np.testing.assert_array_equal(run(rows[:count]), alone[:count])
+
+
+@pytest.mark.parametrize(("by_rows", "largest"), [((), 1e-6), (SITES, 0)], ids=["in blocks", "by rows"])
+def test_a_row_of_the_projection_is_the_same_to_rounding_in_every_batch(
+    tmp_path: Path, by_rows: Any, largest: float
+) -> None:
+    """Blocks of 128 may change the last bits; nothing that follows rounds again."""
+    table = random(SIZE, 256)
+
+    def nodes(graph: GraphBuilder, x: str) -> str:
+        return graph.add("Gemm", x, graph.weight("table", torch.from_numpy(table)), transB=1)
+
+    _, run = quantized(draw(tmp_path, nodes, 256), tmp_path, Form(WeightFormat(8, 32), by_rows))
+    rows = random(33, 256)
+    alone = np.concatenate([run(rows[row : row + 1]) for row in range(len(rows))])
+    for count in (2, 3, 8, 33):
+        assert np.abs(run(rows[:count]) - alone[:count]).max() <= largest * np.abs(alone).max()
+
+
+def test_one_scale_for_the_batch_would_be_found_out(tmp_path: Path) -> None:
+    def nodes(graph: GraphBuilder, x: str) -> str:
+        weight = torch.from_numpy(random(SIZE, INNER).T * 30).to(torch.int8)
+        codes, scale, zero = graph.add_multi("DynamicQuantizeLinear", [x], ["codes", "scale", "zero"])
+        product = graph.add("MatMulInteger", codes, graph.weight("weight", weight), zero)
+        return graph.add("Mul", graph.add("Cast", product, to=TensorProto.FLOAT), scale)
+
+    onnx.save_model(draw(tmp_path, nodes), tmp_path / "graph.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "graph.onnx", providers=["CPUExecutionProvider"])
+    assert moved_by_an_outlier(lambda rows: session.run(None, {"x": rows})[0]) > 1
+
+
+# A whole model
+
+OUTLIER_ID = 7
+
+
+def with_one_scale(graph: onnx.ModelProto) -> onnx.ModelProto:
+    """The quantised graph, but the activations of each product are rounded by one scale for the whole batch."""
+    spoilt = onnx.ModelProto()
+    spoilt.CopyFrom(graph)
+    del spoilt.graph.node[:]
+    for node in graph.graph.node:
+        if node.op_type == "MatMulNBits":
+            codes = [f"{node.output[0]}.{part}" for part in ("codes", "scale", "zero")]
+            spoilt.graph.node.append(onnx.helper.make_node("DynamicQuantizeLinear", [node.input[0]], codes))
+            spoilt.graph.node.append(onnx.helper.make_node("DequantizeLinear", codes, [f"{node.output[0]}.rounded"]))
+        spoilt.graph.node.append(node)
+        if node.op_type == "MatMulNBits":
+            spoilt.graph.node[-1].input[0] = f"{node.output[0]}.rounded"
+    return spoilt
+
+
+Load = Callable[[Form, bool], Sessions]
+
+
+@pytest.fixture(scope="module")
+def load(checkpoint: Path, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """Loads the toy model quantised, one token's embedding a thousand times as large; spoilt on demand."""
+    model, _ = load_checkpoint(checkpoint)
+    with torch.no_grad():
+        model.embedding.weight[OUTLIER_ID] *= OUTLIER
+    folder, manifest = tmp_path_factory.mktemp("float32"), read_bundle(bundle)
+    weights = WeightFile("weights.bin")
+    graphs = [encoder_graph(model, weights), step_graph(model, weights)]
+    weights.write(folder)
+
+    def load(form: Form, spoilt: bool) -> Sessions:
+        out, weights = tmp_path_factory.mktemp("quantized"), WeightFile("weights.bin")
+        quantised = quantize_graphs(graphs, folder, weights, form.weights, form.by_rows, form.in_float32)
+        for name, graph in zip((manifest.encoder.file, manifest.step.file), quantised, strict=True):
+            onnx.save_model(with_one_scale(graph) if spoilt else graph, out / name)
+        weights.write(out)
+        return open_sessions(out, manifest)
+
+    return load
+
+
+def read(
+    sessions: Sessions, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+) -> list[dict[str, Any]]:
+    """All outputs but states: of the encoder, and of each step of targets of one length."""
+    manifest = sessions.manifest
+    lengths = [len(source) for source in sources]
+    encoded = encode(sessions, sources)
+    states = initial_states(manifest, encoded, len(targets[0]))
+    kept = {state.output for state in manifest.states}
+    outputs = [name for name in manifest.step.outputs if name not in kept]
+    steps = [
+        run_step(sessions, states, [target[age] for target in targets], [age] * len(targets), lengths, outputs)
+        for age in range(len(targets[0]))
+    ]
+    return [encoded, *steps]
+
+
+def largest_difference(alone: list[dict[str, Any]], together: list[dict[str, Any]], row: int) -> float:
+    """Relative where values are large. Of arrays with columns of padding, the first ones, as many as alone."""
+    differences = []
+    for each, other in zip(alone, together, strict=True):
+        for name in each.keys() - {"top_ids"}:  # equals may change places
+            value = each[name][0]
+            beside = other[name][row][tuple(slice(size) for size in value.shape)]
+            differences.append(np.abs(value - beside) / np.maximum(np.abs(value), 1))
+    return max(float(difference.max()) for difference in differences)
+
+
+SOURCE, TARGET = [11, 52, 90, 33, 2], [1, 45, 67, 12]
+OUTLIERS = [OUTLIER_ID] * len(SOURCE), [1, *[OUTLIER_ID] * (len(TARGET) - 1)]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_sequence_does_not_feel_an_outlier_beside_it(load: Load, form: Form) -> None:
+    sessions = load(form, False)
+    together = read(sessions, [SOURCE, OUTLIERS[0]], [TARGET, OUTLIERS[1]])
+    assert largest_difference(read(sessions, [SOURCE], [TARGET]), together, 0) == 0
+
+
+def test_a_sequence_that_felt_an_outlier_would_be_found_out(load: Load) -> None:
+    sessions = load(FORMS[0], True)
+    together = read(sessions, [SOURCE, OUTLIERS[0]], [TARGET, OUTLIERS[1]])
+    assert largest_difference(read(sessions, [SOURCE], [TARGET]), together, 0) > 0.1
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_sequence_is_the_same_in_batches_of_any_size(load: Load, form: Form) -> None:
+    sessions, tokens = load(form, False), np.random.default_rng(4).integers(3, 300, (33, len(SOURCE) + len(TARGET)))
+    sources, targets = tokens[:, : len(SOURCE)].tolist(), tokens[:, len(SOURCE) :].tolist()
+    alone = read(sessions, sources[:1], targets[:1])
+    for rows in (2, 3, 8, 33):
+        together = read(sessions, sources[-rows + 1 :] + sources[:1], targets[-rows + 1 :] + targets[:1])
+        assert largest_difference(alone, together, rows - 1) == 0
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_padding_beside_a_longer_source_changes_nothing(load: Load, form: Form) -> None:
+    sessions = load(form, False)
+    alone = read(sessions, [SOURCE], [TARGET])
+    for longer in (len(SOURCE) + 1, 16, 33, 100):
+        other = np.random.default_rng(4).integers(3, 300, longer).tolist()
+        together = read(sessions, [SOURCE, other], [TARGET, TARGET])
+        assert largest_difference(alone, together, 0) == 0

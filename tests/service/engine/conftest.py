@@ -1,0 +1,221 @@
+"""An engine on the fake model, and what that model says: slow, obvious, and without any row or batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle import TOP_TOKENS, Manifest
+from service.engine.engine import Engine
+from service.engine.generation import Handle, Sink
+from service.engine.request import (
+    DecodingParameters,
+    EncodeRequest,
+    Event,
+    Final,
+    Generated,
+    GenerateRequest,
+    Request,
+    Target,
+    TokenEvent,
+)
+from service.engine.scores import StepScores
+from service.runtime.fake import PRIME, FakeRunner, Faults, fake_manifest
+from service.runtime.protocol import Array, Int32, Int64, Runner
+
+FAR = 1e9
+SOURCES = [tuple(range(3 + start, 5 + 2 * start)) for start in range(9)]  # 2 to 10 tokens
+
+NextLogits = Callable[[Sequence[Sequence[int]]], NDArray[np.float32]]  # that of model.reference
+
+
+class Harness:
+    """An engine on the fake runner, a clock that stands still, and what came to each sink."""
+
+    def __init__(
+        self, max_rows: int = 4, faults: Faults | None = None, runner: Runner | None = None, **settings: Any
+    ) -> None:
+        self.now = 0.0
+        self.runner = runner or FakeRunner(fake_manifest(), max_rows, faults=faults)
+        self.engine = Engine(self.runner, lambda: self.now, **settings)
+        self.events: dict[Handle, list[Event]] = {}
+
+    def submit(self, request: Request, sink: Sink | None = None) -> Handle:
+        events: list[Event] = []
+        handle = self.engine.submit(request, sink or events.append)
+        self.events[handle] = events
+        return handle
+
+    def generate(self, source: Sequence[int], deadline: float = FAR, sink: Sink | None = None, **fields: Any) -> Handle:
+        return self.submit(GenerateRequest("g", tuple(source), deadline, **fields), sink)
+
+    def search(self, source: Sequence[int], num_beams: int, deadline: float = FAR, **parameters: Any) -> Handle:
+        """Submit a beam search whose beams are all returned."""
+        wanted = {"num_beams": num_beams, "num_return_sequences": num_beams, **parameters}
+        return self.generate(source, deadline, parameters=DecodingParameters(**wanted))
+
+    def encode(self, source: Sequence[int], deadline: float = FAR) -> Handle:
+        return self.submit(EncodeRequest("e", tuple(source), deadline))
+
+    def run(self) -> None:
+        while self.engine.has_work:
+            self.engine.step()
+
+    def final(self, handle: Handle) -> Final:
+        finals = [event for event in self.events[handle] if not isinstance(event, TokenEvent)]
+        assert len(finals) == 1
+        assert self.events[handle][-1] is finals[0]
+        return finals[0]
+
+    def generated(self, handle: Handle) -> Generated:
+        final = self.final(handle)
+        assert isinstance(final, Generated), final
+        return final
+
+    def target(self, handle: Handle) -> Target:
+        """The only one."""
+        (target,) = self.generated(handle).targets
+        return target
+
+    def ids(self, handle: Handle) -> list[int]:
+        return ids_of(self.target(handle))
+
+    def expected(self, source: Sequence[int]) -> list[int]:
+        """What greedy decoding must give."""
+        return FakeRunner(self.runner.manifest, 1).expected(source, self.runner.manifest.limits.max_target_tokens)
+
+
+def ids_of(target: Target) -> list[int]:
+    return [token.id for token in target.tokens]
+
+
+def run_alone(request: GenerateRequest, manifest: Manifest) -> Generated:
+    """What a request gets where no other is."""
+    harness = Harness(runner=FakeRunner(manifest, request.parameters.num_beams))
+    handle = harness.submit(request)
+    harness.run()
+    return harness.generated(handle)
+
+
+@dataclass
+class StopAfter:
+    """Stops after so many tokens."""
+
+    left: int
+
+    def update(self, token_id: int) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+    def copy(self) -> "StopAfter":
+        return StopAfter(self.left)
+
+
+@dataclass
+class StopAtSum:
+    """Stops where the tokens add up to enough: which tokens there were matters."""
+
+    enough: int
+    seen: int = 0
+
+    def update(self, token_id: int) -> bool:
+        self.seen += token_id
+        return self.seen >= self.enough
+
+    def copy(self) -> "StopAtSum":
+        return StopAtSum(self.enough, self.seen)
+
+
+def slow_logits(manifest: Manifest, source: Sequence[int]) -> NextLogits:
+    """The fake model as a function of a source and of what was read, the start token first, to logits (rows, V)."""
+    tokens, vocabulary = manifest.tokens, manifest.limits.vocabulary
+    source_hash = sum(place * token for place, token in enumerate(source, 1)) % PRIME
+
+    def logits(read: Sequence[int]) -> list[float]:
+        read_hash = sum(place * token for place, token in enumerate(read, 1)) % PRIME
+        rolling = 0
+        for token in read:
+            rolling = (rolling * 31 + token + 7) % PRIME
+        key = (source_hash * 13 + read_hash * 17 + rolling) % PRIME
+        after = [key * place * 40503 % PRIME / PRIME * 4.0 for place in range(1, vocabulary + 1)]
+        is_over = len(read) > 2 + source_hash % 11
+        after[tokens.end_id if is_over else 3 + key % (vocabulary - 3)] = 6.0
+        return after
+
+    return lambda prefixes: np.array([logits(read) for read in prefixes], np.float32)
+
+
+def scores_of(logits: Sequence[Sequence[float]]) -> StepScores:
+    """What a step says whose rows have these logits."""
+    array = np.array(logits, np.float32)
+    logprobs = array - np.log(np.exp(array).sum(axis=1, keepdims=True))
+    top_ids = np.argsort(-array, axis=1, kind="stable")[:, :TOP_TOKENS]
+    top_logprobs = np.take_along_axis(logprobs, top_ids, axis=1)
+    return StepScores({"logits": array, "logprobs": logprobs, "top_ids": top_ids, "top_logprobs": top_logprobs})
+
+
+@dataclass
+class CheckedRow:
+    """What a row must hold."""
+
+    source: list[int]
+    read: list[int] = field(default_factory=list)
+
+
+class CheckedRunner:
+    """Passes everything on to a FakeRunner and keeps its own account of what is in which row."""
+
+    def __init__(self, max_rows: int, manifest: Manifest | None = None, faults: Faults | None = None) -> None:
+        self.inner = FakeRunner(manifest or fake_manifest(), max_rows, faults=faults)
+        self.manifest, self.max_rows = self.inner.manifest, max_rows
+        self.rows: list[CheckedRow] = []  # those that ended last may linger
+        self.encoded: list[list[list[int]]] = []  # the sources of each encoder call
+        self.stepped: list[CheckedRow] = []  # the rows of the last step
+        self.num_moved = 0
+        self.num_branched = 0
+
+    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+        sources = [ids[:length].tolist() for ids, length in zip(source_ids, source_lengths, strict=True)]
+        self.encoded.append(sources)
+        return self.inner.encode(source_ids, source_lengths, outputs)
+
+    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        assert examples
+        assert 0 <= first <= len(self.rows)
+        assert first + len(examples) <= self.max_rows
+        self.rows[first:] = [CheckedRow(self.encoded[-1][example][:]) for example in examples]
+        self.inner.fill(first, encoded, examples)
+
+    def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
+        assert 0 <= target < source < len(self.rows)
+        moved = self.rows[source]
+        assert (target_tokens, source_tokens) == (len(moved.read), len(moved.source))
+        self.rows[target] = moved
+        self.num_moved += 1
+        del self.rows[source:]
+        self.inner.move(source, target, target_tokens, source_tokens)
+
+    def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+        assert len(sources) == len(targets) == len(set(targets)) > 0
+        assert not set(sources) & set(targets), "a row is both a source and a target"
+        assert target_tokens == max(len(self.rows[source].read) for source in sources)
+        for source, target in zip(sources, targets, strict=True):
+            assert self.rows[source].source == self.rows[target].source
+            self.rows[target].read = self.rows[source].read[:]
+        self.num_branched += len(sources)
+        self.inner.branch(sources, targets, target_tokens)
+
+    def step(
+        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
+    ) -> Mapping[str, Array]:
+        assert 0 < len(token_ids) <= len(self.rows)
+        del self.rows[len(token_ids) :]
+        assert lengths.tolist() == [len(row.read) for row in self.rows]
+        assert source_lengths.tolist() == [len(row.source) for row in self.rows]
+        self.stepped = list(self.rows)
+        given = self.inner.step(token_ids, lengths, source_lengths, outputs)
+        for row, token_id in zip(self.rows, token_ids.tolist(), strict=True):
+            row.read.append(token_id)
+        return given

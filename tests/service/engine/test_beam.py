@@ -1,0 +1,330 @@
+"""Beam search in shared rows against the slow and obvious one of `model.reference`, on the fake model."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.bundle import Manifest
+from service.engine.beam import BeamGeneration
+from service.engine.generation import Handle
+from service.engine.request import (
+    Cancelled,
+    DecodingParameters,
+    Failed,
+    Generated,
+    GenerateRequest,
+    StopCondition,
+    Target,
+)
+from service.runtime.fake import FakeRunner, Faults, fake_manifest
+from tests.service.engine.conftest import (
+    FAR,
+    SOURCES,
+    CheckedRunner,
+    Harness,
+    StopAtSum,
+    ids_of,
+    run_alone,
+    scores_of,
+    slow_logits,
+)
+
+END = 2
+MAX_TARGET_TOKENS = 12
+
+Reference = Callable[[Manifest, GenerateRequest], Sequence[Any]]
+
+
+@pytest.fixture(scope="module")
+def searched() -> Reference:
+    """What the reference finds for a request, best first: `model.reference.Hypothesis`, those that may be."""
+    from model.processors import Processors
+    from model.reference import beam, greedy
+
+    def search(manifest: Manifest, request: GenerateRequest) -> Sequence[Any]:
+        asked, prefix, stop = request.parameters, request.target_prefix, request.stop
+        max_new_tokens = min(asked.max_new_tokens, manifest.limits.max_target_tokens - len(prefix))
+        processors = Processors(
+            asked.repetition_penalty, asked.no_repeat_ngram_size, asked.min_new_tokens, asked.suppress_tokens
+        )
+
+        def stops(generated: Sequence[int]) -> bool:
+            return isinstance(stop, StopAtSum) and sum(generated) >= stop.enough
+
+        step = slow_logits(manifest, request.source_ids)
+        options: dict[str, Any] = {"prefix": prefix, "processors": processors, "stop": stops}
+        if asked.num_beams == 1:
+            return [greedy(step, 1, END, max_new_tokens, **options)]
+        penalty, early = asked.length_penalty, asked.early_stopping
+        count = asked.num_return_sequences
+        return beam(step, 1, END, max_new_tokens, asked.num_beams, penalty, early, count, **options)
+
+    return search
+
+
+def check_targets(targets: Sequence[Target], request: GenerateRequest, expected: Sequence[Any]) -> None:
+    prefix, parameters = request.target_prefix, request.parameters
+    penalty = parameters.length_penalty if parameters.num_beams > 1 else 0.0
+    assert [tuple(ids_of(target)) for target in targets] == [(*prefix, *one.ids) for one in expected]
+    for target, one in zip(targets, expected, strict=True):
+        logprobs = [token.logprob for token in target.tokens[len(prefix) :]]
+        assert logprobs == pytest.approx(one.log_probs, abs=1e-5)
+        assert target.score == pytest.approx(one.score / len(one.ids) ** penalty, abs=1e-4)
+        last, stop = target.tokens[-1].id, request.stop
+        if last == END:
+            assert target.finish_reason == "eos"
+        else:
+            is_stopped = isinstance(stop, StopAtSum) and sum(one.ids) >= stop.enough
+            assert target.finish_reason == ("stop" if is_stopped else "length")
+
+
+def run(manifest: Manifest, max_rows: int, requests: Sequence[GenerateRequest]) -> list[tuple[Target, ...]]:
+    harness = Harness(runner=CheckedRunner(max_rows, manifest))
+    handles = [harness.submit(request) for request in requests]
+    harness.run()
+    return [harness.generated(handle).targets for handle in handles]
+
+
+@st.composite
+def requests_of(draw: st.DrawFn, vocabulary: int, num_beams: st.SearchStrategy[int]) -> GenerateRequest:
+    tokens = st.integers(0, vocabulary - 1)
+    beams = draw(num_beams)
+    parameters = DecodingParameters(
+        max_new_tokens=draw(st.sampled_from([1, 2, 3, 5, 8, 100])),
+        min_new_tokens=draw(st.sampled_from([0, 0, 0, 1, 3, 9])),
+        num_beams=beams,
+        num_return_sequences=draw(st.integers(1, beams)),
+        length_penalty=draw(st.sampled_from([-1.5, 0.0, 0.6, 1.0, 2.0])),
+        early_stopping=draw(st.sampled_from([False, True, "never"])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.0, 1.4, 0.8])),
+        no_repeat_ngram_size=draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
+        suppress_tokens=draw(st.sampled_from([(), (), (), (3,), (0, END)])),
+        top_logprobs=draw(st.sampled_from([0, 3])),
+    )
+    return GenerateRequest(
+        "r",
+        tuple(draw(st.lists(st.integers(3, 47), min_size=1, max_size=6))),
+        FAR,
+        parameters,
+        target_prefix=tuple(draw(st.lists(tokens, max_size=3))),
+        stop=draw(st.sampled_from([None, None, StopAtSum(vocabulary), StopAtSum(4 * vocabulary)])),
+    )
+
+
+@given(data=st.data(), vocabulary=st.sampled_from([5, 6, 9, 16, 17, 18, 40]), max_rows=st.sampled_from([8, 9, 17]))
+@settings(deadline=None, derandomize=True, max_examples=150)
+def test_searches_in_one_batch_find_what_the_slow_search_finds(
+    searched: Reference, data: st.DataObject, vocabulary: int, max_rows: int
+) -> None:
+    """Several searches, and greedy rows beside them, of every kind."""
+    manifest = fake_manifest(vocabulary=vocabulary, max_target_tokens=MAX_TARGET_TOKENS)
+    beams, single = requests_of(vocabulary, st.integers(2, 8)), requests_of(vocabulary, st.just(1))
+    requests = data.draw(st.lists(st.one_of(beams, beams, single), min_size=1, max_size=5))
+    copies = [dataclasses.replace(request, stop=request.stop and request.stop.copy()) for request in requests]
+    for request, targets in zip(requests, run(manifest, max_rows, copies), strict=True):
+        check_targets(targets, request, searched(manifest, request))
+
+
+@pytest.mark.parametrize("max_rows", [8, 9, 17])
+def test_beams_and_draws_in_company_are_those_alone(max_rows: int) -> None:
+    manifest = fake_manifest()
+    asked = [
+        DecodingParameters(num_beams=8, num_return_sequences=8),
+        DecodingParameters(do_sample=True, temperature=3.0, seed=4, repetition_penalty=1.5),
+        DecodingParameters(num_beams=3, num_return_sequences=2, no_repeat_ngram_size=1, top_logprobs=5),
+        DecodingParameters(),
+        DecodingParameters(num_beams=5, length_penalty=-1.0, early_stopping="never", min_new_tokens=6),
+        DecodingParameters(do_sample=True, top_p=0.9, top_k=7, seed=5),
+    ]
+    requests = [
+        GenerateRequest("r", source, FAR, parameters, target_prefix=(9, 8, 7)[:place])
+        for place, source in enumerate(SOURCES[:3])
+        for parameters in asked
+    ]
+    for request, targets in zip(requests, run(manifest, max_rows, requests), strict=True):
+        assert targets == run_alone(request, manifest).targets
+
+
+def beams_of(num_beams: int, rows: list[int], stop: StopCondition | None = None, **parameters: Any) -> BeamGeneration:
+    asked = DecodingParameters(num_beams=num_beams, num_return_sequences=num_beams, **parameters)
+    request = GenerateRequest("r", (5,), FAR, asked, stop=stop)
+    generation = BeamGeneration(Handle(0, request, lambda _: None, 0.0), request, fake_manifest(vocabulary=6), None)
+    generation.rows = rows
+    return generation
+
+
+def test_a_beam_stays_where_its_parent_was_and_only_others_move() -> None:
+    generation = beams_of(3, rows=[4, 0, 2])
+    first, moves = scores_of([[0.0] * 6] * 4 + [[0.0, 0, 0, 3, 2, 1]]), list[tuple[int, int]]()
+    assert generation.advance(first, moves) == ()
+    assert moves == [(4, 0), (4, 2)]
+    assert first.next_ids[[4, 0, 2]].tolist() == [3, 4, 5]
+    # The beam in row 0 has two children among the best, that in row 4 one, that in row 2 none.
+    likely, unlikely = [-9.0, -9, -9, 9, 8.9, -9], [-9.0, -9, -9, 5, 5, 5]
+    second = scores_of([likely, [0.0] * 6, unlikely, [0.0] * 6, [-9, -9, -9, -9, -9, 9]])
+    moves.clear()
+    assert generation.advance(second, moves) == ()
+    assert moves == [(0, 2)]
+    assert second.next_ids[[4, 0, 2]].tolist() == [5, 3, 4]
+    assert [hypothesis.ids for hypothesis in generation.hypotheses()] == [[3, 5], [4, 3], [4, 4]]
+
+
+# The first row says 3 with 0.75 and the end with 0.2, the second nothing much.
+LIKELY_THREE = [[math.log(p) for p in (0.01, 0.01, 0.2, 0.75, 0.02, 0.01)], [0.0, 0.0, -9.0, 0.0, 0.0, 0.0]]
+
+
+def test_an_end_token_that_must_wait_takes_no_candidates_place() -> None:
+    """Twice as many candidates as beams are looked at besides it: here the best two stop, and two go on."""
+    asked: dict[str, Any] = {"min_new_tokens": 1, "early_stopping": "never", "length_penalty": 5.0}
+    generation = beams_of(2, rows=[0, 1], stop=StopAtSum(4), **asked)
+    assert generation.advance(scores_of([[1.0, 0.0, 9.0, 2.0, 3.0, 4.0], [0.0] * 6]), []) == ()
+    assert [hypothesis.ids for hypothesis in generation.hypotheses()] == [[3], [0]]
+
+
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("early_stopping", [False, "never"])
+def test_a_likely_beam_keeps_the_search_going(length_penalty: float, early_stopping: Any) -> None:
+    """Where length is not rewarded, "never" asks for the present length: at the longest the beam would look worse."""
+    generation = beams_of(2, rows=[0, 1], length_penalty=length_penalty, early_stopping=early_stopping)
+    step = scores_of(LIKELY_THREE)
+    assert generation.advance(step, []) == ()
+    assert generation.advance(step, []) == ()
+    assert generation.hypotheses()[0].ids == [3, 3]
+
+
+def test_early_stopping_ends_the_same_search() -> None:
+    generation = beams_of(2, rows=[0, 1], early_stopping=True)
+    step = scores_of(LIKELY_THREE)
+    assert generation.advance(step, []) == ()
+    assert [ids_of(target) for target in generation.advance(step, [])] == [[3, END], [END]]
+
+
+def test_fewer_targets_come_where_vocabulary_and_length_admit_no_more() -> None:
+    manifest = fake_manifest(vocabulary=5)
+    asked = DecodingParameters(num_beams=8, num_return_sequences=8, max_new_tokens=1)
+    few = dataclasses.replace(asked, suppress_tokens=(0, 4))
+    requests = [GenerateRequest("r", (5, 6), FAR, parameters) for parameters in (asked, few)]
+    all_tokens, allowed = run(manifest, 17, requests)
+    assert sorted(ids_of(target)[0] for target in all_tokens) == [0, 1, 2, 3, 4]
+    assert sorted(ids_of(target)[0] for target in allowed) == [1, 2, 3]
+
+
+def test_a_stop_ends_one_hypothesis_and_the_search_goes_on() -> None:
+    harness, stop = Harness(), StopAtSum(60)
+    parameters = DecodingParameters(num_beams=4, num_return_sequences=4)
+    handles = [harness.generate(source, parameters=parameters, stop=stop) for source in SOURCES]
+    harness.run()
+    reasons = [{target.finish_reason for target in harness.generated(handle).targets} for handle in handles]
+    assert {"stop", "eos"} in reasons
+    for handle in handles:
+        for target in harness.generated(handle).targets:
+            sums = np.cumsum(ids_of(target))
+            assert (sums[:-1] < 60).all()
+            assert (target.finish_reason == "stop") == (sums[-1] >= 60 and target.tokens[-1].id != END)
+    assert stop == StopAtSum(60), "each hypothesis has a condition of its own"
+
+
+def test_targets_come_best_first_and_each_once() -> None:
+    harness = Harness(max_rows=8)
+    handles = [harness.search(source, num_beams=8, length_penalty=0.7) for source in SOURCES]
+    harness.run()
+    for handle in handles:
+        targets = harness.generated(handle).targets
+        scores = [target.score for target in targets]
+        assert scores == sorted(scores, reverse=True)
+        assert len({tuple(ids_of(target)) for target in targets}) == 8
+
+
+@pytest.mark.parametrize("reads_all", [False, True])
+def test_each_token_of_a_beam_has_the_alternatives_of_its_place(reads_all: bool) -> None:
+    """Processors change what is picked, and no log-probability that is told."""
+    harness = Harness()
+    penalty = 1.3 if reads_all else 1.0
+    handle = harness.search(SOURCES[4], num_beams=3, top_logprobs=4, repetition_penalty=penalty)
+    harness.run()
+    slow = slow_logits(harness.runner.manifest, SOURCES[4])
+    for target in harness.generated(handle).targets:
+        ids = ids_of(target)
+        for place, token in enumerate(target.tokens):
+            (logits,) = slow([[1, *ids[:place]]])
+            logprobs = logits - np.log(np.exp(logits).sum())
+            best = np.argsort(-logprobs)[:4]
+            assert [id_ for id_, _ in token.alternatives] == best.tolist()
+            assert [logprob for _, logprob in token.alternatives] == pytest.approx(logprobs[best], abs=1e-5)
+            assert token.logprob == pytest.approx(logprobs[token.id], abs=1e-5)
+
+
+class OneRowIsNan(FakeRunner):
+    """Gives numbers that are not finite for some rows of one step."""
+
+    def __init__(self, step: int, rows: list[int]) -> None:
+        super().__init__(fake_manifest(vocabulary=6), max_rows=8)
+        self._nan_step, self._nan_rows = step, rows
+
+    def step(self, *arguments: Any) -> Any:
+        outputs = super().step(*arguments)
+        if self.num_steps == self._nan_step:
+            for name in {"logits", "logprobs", "top_logprobs"} & set(outputs):
+                outputs[name][self._nan_rows] = math.nan
+        return outputs
+
+
+def run_with_nan(step: int, rows: list[int]) -> tuple[Harness, list[Handle]]:
+    """Beams in rows 0 to 2, a greedy generation in row 3, beams in rows 4 to 7."""
+    harness = Harness(runner=OneRowIsNan(step, rows))
+    # Of one length, so that they keep their order in the encoder's batch.
+    sources = [(5, 6, 7, 8), (8, 9, 10, 11), (12, 13, 14, 15)]
+    handles = [harness.search(source, num_beams=beams) for source, beams in zip(sources, (3, 1, 4), strict=True)]
+    harness.run()
+    return harness, handles
+
+
+def test_one_beam_whose_scores_are_not_finite_ends_its_search_and_no_other() -> None:
+    sound, handles = run_with_nan(0, [])
+    expected = [sound.final(handle) for handle in handles]
+    assert all(isinstance(final, Generated) for final in expected)
+    for row, failing in ((1, 0), (3, 1), (7, 2)):
+        harness, handles = run_with_nan(2, [row])
+        finals = [harness.final(handle) for handle in handles]
+        assert finals == [Failed("internal") if place == failing else one for place, one in enumerate(expected)]
+
+
+def test_a_row_that_holds_no_beam_yet_may_say_anything() -> None:
+    """Before the first token the first row speaks for all."""
+    sound, expected = run_with_nan(0, [])
+    harness, handles = run_with_nan(1, [1, 2, 5, 6, 7])
+    assert [harness.final(handle) for handle in handles] == [sound.final(handle) for handle in expected]
+
+
+def test_a_source_that_is_not_finite_fails_its_search_alone() -> None:
+    harness = Harness(max_rows=8, faults=Faults(nan_id=40))
+    bad, good = harness.search((40, 5), num_beams=3), harness.search((5, 6), num_beams=3)
+    harness.run()
+    assert harness.final(bad) == Failed("internal")
+    assert len(harness.generated(good).targets) == 3
+
+
+def test_cancelling_or_being_late_frees_all_rows_of_a_search() -> None:
+    harness = Harness(max_rows=6)
+    cancelled, late = harness.search(SOURCES[5], num_beams=3), harness.search(SOURCES[6], num_beams=3, deadline=2.0)
+    next_, last = harness.search(SOURCES[7], num_beams=3), harness.search(SOURCES[8], num_beams=3)
+    harness.engine.step()
+    assert (harness.engine.num_running, harness.engine.num_waiting) == (2, 2)
+    harness.engine.cancel(cancelled)
+    harness.engine.step()
+    assert harness.final(cancelled) == Cancelled()
+    assert (harness.engine.num_running, harness.engine.num_waiting) == (2, 1)
+    harness.now = 2.0
+    harness.engine.step()
+    assert harness.final(late) == Failed("deadline_exceeded")
+    assert (harness.engine.num_running, harness.engine.num_waiting) == (2, 0)
+    harness.run()
+    for handle in (next_, last):
+        assert isinstance(handle.request, GenerateRequest)
+        assert harness.generated(handle).targets == run_alone(handle.request, harness.runner.manifest).targets

@@ -1,0 +1,164 @@
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from service.engine.processors import (
+    EndWhereNothingIsLeft,
+    MinNewTokens,
+    NoRepeatNgram,
+    Processor,
+    RepetitionPenalty,
+    SuppressTokens,
+    has_processors_beside_min_new_tokens,
+    make_processors,
+    process,
+)
+from service.engine.request import DecodingParameters
+
+START, END = 1, 2
+SCORES = [-2.0, 0.5, 3.0, -1.0, 0.0, 2.0]
+
+
+def changed(processor: Processor, scores: Sequence[float], read: Sequence[int], num_generated: int = 0) -> list[float]:
+    array = np.array(scores, np.float32)
+    processor.process(array, read, num_generated)
+    given: list[float] = array.tolist()
+    return given
+
+
+def forbidden(processor: Processor, read: Sequence[int], num_generated: int = 0) -> list[int]:
+    after = changed(processor, SCORES, read, num_generated)
+    kept = [before for before, left in zip(SCORES, after, strict=True) if left != -math.inf]
+    assert kept == [left for left in after if left != -math.inf], "what is not forbidden stays as it was"
+    return [token for token, left in enumerate(after) if left == -math.inf]
+
+
+def test_a_repetition_is_less_likely_whatever_its_scores_sign_and_once_only() -> None:
+    given = changed(RepetitionPenalty(2.0), SCORES, [0, 2, 2, 2, 4])
+    assert given == [-4.0, 0.5, 1.5, -1.0, 0.0, 2.0]
+
+
+def test_a_penalty_below_one_invites_repetitions() -> None:
+    assert changed(RepetitionPenalty(0.5), SCORES, [0, 2]) == [-1.0, 0.5, 6.0, -1.0, 0.0, 2.0]
+
+
+def test_a_forbidden_token_stays_so_when_it_is_penalised() -> None:
+    assert changed(RepetitionPenalty(2.0), [-math.inf, 1.0], [0]) == [-math.inf, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("read", "size", "expected"),
+    [
+        ([1, 5, 3, 5], 1, [1, 3, 5]),
+        ([1, 5, 3, 5], 2, [3]),
+        ([1, 5, 3, 5, 4, 5], 2, [3, 4]),
+        ([1, 5, 3, 5, 3], 3, [5]),
+        ([1, 5, 3, 5], 3, []),
+        ([5, 5], 2, [5]),  # n-grams overlap
+        ([1], 2, []),
+        ([1], 9, []),
+        ([1, 5, 3], 4, []),  # as long as what was read and the next token together
+        ([1, 5, 3], 60_000, []),
+    ],
+)
+def test_an_ngram_does_not_come_twice(read: list[int], size: int, expected: list[int]) -> None:
+    assert forbidden(NoRepeatNgram(size), read) == expected
+
+
+def test_suppressed_tokens_are_forbidden_always() -> None:
+    for num_generated in (0, 7):
+        assert forbidden(SuppressTokens((5, 2)), [START], num_generated) == [2, 5]
+
+
+def test_the_end_waits_for_as_many_tokens_as_are_wanted() -> None:
+    processor = MinNewTokens(3, END)
+    assert [forbidden(processor, [START, 4, 4], place) for place in range(5)] == [[END], [END], [END], [], []]
+
+
+def test_where_nothing_is_left_the_end_is() -> None:
+    nothing = [-math.inf] * 6
+    assert changed(EndWhereNothingIsLeft(END), nothing, [START]) == [*nothing[:END], 0.0, *nothing[END + 1 :]]
+    almost_nothing = [*nothing[:5], -1e30]
+    assert changed(EndWhereNothingIsLeft(END), almost_nothing, [START]) == pytest.approx(almost_nothing)
+
+
+def test_a_request_that_asks_for_nothing_has_no_processors() -> None:
+    assert make_processors(DecodingParameters(num_beams=4, top_k=3, top_logprobs=5), END) == []
+
+
+def test_whatever_may_forbid_comes_before_the_end_is_let_through() -> None:
+    parameters = DecodingParameters(
+        repetition_penalty=1.5, no_repeat_ngram_size=2, min_new_tokens=9, suppress_tokens=(0, 1, 3, 4, 5)
+    )
+    processors = make_processors(parameters, END)
+    kinds = [RepetitionPenalty, NoRepeatNgram, MinNewTokens, SuppressTokens, EndWhereNothingIsLeft]
+    assert [type(processor) for processor in processors] == kinds
+    scores = np.array(SCORES, np.float32)
+    process(processors, scores, [START], 0)
+    assert np.flatnonzero(np.isfinite(scores)).tolist() == [END]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        (DecodingParameters(), False),
+        (DecodingParameters(min_new_tokens=4), False),
+        (DecodingParameters(repetition_penalty=1.1), True),
+        (DecodingParameters(repetition_penalty=0.9), True),
+        (DecodingParameters(no_repeat_ngram_size=3), True),
+        (DecodingParameters(suppress_tokens=(0,)), True),
+    ],
+)
+def test_only_the_end_tokens_delay_leaves_the_other_tokens_alone(
+    parameters: DecodingParameters, expected: bool
+) -> None:
+    assert has_processors_beside_min_new_tokens(parameters) is expected
+
+
+def slowly_processed(
+    scores: Sequence[float], read: Sequence[int], num_generated: int, parameters: DecodingParameters
+) -> list[float]:
+    """Slow and obvious: asks of each token whether it may follow."""
+    size, penalty, after = parameters.no_repeat_ngram_size, parameters.repetition_penalty, []
+    for token, score in enumerate(scores):
+        ngrams = [tuple(read[start : start + size]) for start in range(len(read) - size + 1)]
+        is_forbidden = (
+            (size > 0 and tuple([*read, token][-size:]) in ngrams)
+            or token in parameters.suppress_tokens
+            or (token == END and num_generated < parameters.min_new_tokens)
+        )
+        if token in read:
+            score = score * penalty if score < 0 else score / penalty
+        after.append(-math.inf if is_forbidden else score)
+    if all(score == -math.inf for score in after):
+        after[END] = 0.0
+    return after
+
+
+TOKENS = st.integers(0, 6)
+
+
+@given(
+    scores=st.lists(st.floats(-20, 20, width=32), min_size=7, max_size=7),
+    read=st.lists(TOKENS, min_size=1, max_size=20),
+    num_generated=st.integers(0, 12),
+    parameters=st.builds(
+        DecodingParameters,
+        repetition_penalty=st.sampled_from([0.5, 1.0, 1.0, 1.3, 4.0]),
+        no_repeat_ngram_size=st.integers(0, 4),
+        min_new_tokens=st.integers(0, 12),
+        suppress_tokens=st.lists(TOKENS, max_size=7).map(tuple),
+    ),
+)
+@settings(deadline=None, derandomize=True, max_examples=500)
+def test_all_together_do_what_the_slow_and_obvious_does(
+    scores: list[float], read: list[int], num_generated: int, parameters: DecodingParameters
+) -> None:
+    array: NDArray[np.float32] = np.array(scores, np.float32)
+    process(make_processors(parameters, END), array, read, num_generated)
+    np.testing.assert_allclose(array, slowly_processed(scores, read, num_generated, parameters), rtol=1e-6, atol=1e-30)

@@ -1,0 +1,53 @@
+from collections.abc import Callable
+
+import onnxruntime
+import pytest
+
+from service.runtime.provider import RuntimeUnavailableError, choose_provider
+
+WITHOUT_LIBRARIES = "provider_bridge_ort.cc:2465\n CUDA Provider not available"  # what a machine without a GPU says
+WITHOUT_DRIVER = (
+    "cuda_call.cc:154 onnxruntime::CudaCall(ERRTYPE)\nCUDA failure 35: CUDA driver version is insufficient for "
+    "CUDA runtime version ; GPU=-1 ; hostname=host ; file=cuda_provider_factory.cc"
+)
+
+
+def offer_cuda(monkeypatch: pytest.MonkeyPatch, allocate: Callable[..., object]) -> None:
+    """As the package onnxruntime-gpu does on every machine."""
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_shape_and_type", allocate)
+
+
+def test_cuda_is_refused_by_name_where_the_runtime_lacks_it() -> None:
+    assert choose_provider("cpu") == "cpu"
+    assert choose_provider("auto") == "cpu"
+    with pytest.raises(RuntimeUnavailableError, match="'gpu'"):
+        choose_provider("cuda")
+
+
+def test_cuda_is_chosen_where_a_device_gives_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer_cuda(monkeypatch, lambda *_: object())
+    assert choose_provider("auto") == "cuda"
+    assert choose_provider("cuda") == "cuda"
+    assert choose_provider("cpu") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        (WITHOUT_LIBRARIES, "provider_bridge_ort.cc:2465 CUDA Provider not available"),
+        (WITHOUT_DRIVER, "CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version"),
+    ],
+)
+def test_a_package_with_cuda_on_a_machine_without_is_no_reason_to_choose_it(
+    says: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> object:
+        raise RuntimeError(says)
+
+    offer_cuda(monkeypatch, refuse)
+    assert choose_provider("auto") == "cpu"
+    with pytest.raises(RuntimeUnavailableError, match=rf"^CUDA cannot be used here: {reason}$"):
+        choose_provider("cuda")
+    assert not capsys.readouterr().out
