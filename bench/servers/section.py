@@ -39,7 +39,7 @@ def run_tiny(options: Options) -> Result:
 
 def run_base(options: Options) -> Result:
     subject = options.models.trained_base
-    return _run(options, subject, list(subject.bundles))
+    return _run(options, subject, ["int8"])
 
 
 def _run(options: Options, subject: Subject, dtypes: Sequence[str]) -> Result:

@@ -8,7 +8,7 @@ from bench.library.contender import Setup
 from bench.models import Subject
 from bench.server import RunningServer, free_port, serving, serving_command
 
-MAX_ROWS = (32, 64, 128)
+MAX_ROWS = (32, 64, 128, 320)
 BATCH_SIZES = (16, 32, 64)
 BATCH_TIMEOUTS_MS = (1, 5, 10)
 PATIENCE_S = 60  # nothing is refused for waiting: the peers do not refuse either
