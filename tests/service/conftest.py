@@ -152,6 +152,18 @@ def start(make_backend: MakeBackend) -> Start:
     return run
 
 
+@pytest.fixture
+async def running(start: Start) -> AsyncIterator[Running]:
+    async with start() as running:
+        yield running
+
+
+async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
+    answer = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
 async def until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
     """Wait for what must come about soon."""
     async with asyncio.timeout(timeout_s):

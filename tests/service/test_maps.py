@@ -1,7 +1,6 @@
 """Maps beside generated texts: those of /v1/attention, of all outputs together no larger than one answer may be."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,6 @@ from service.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, until
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def running(start: Start) -> AsyncIterator[Running]:
-    async with start() as running:
-        yield running
 
 
 async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:

@@ -38,12 +38,6 @@ MALFORMED: dict[str, bytes] = {
 }
 
 
-@pytest.fixture
-async def running(start: Start) -> AsyncIterator[Running]:
-    async with start() as running:
-        yield running
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=list(MALFORMED))
 async def test_what_is_not_json_is_400_and_short_and_quick(running: Running, body: bytes) -> None:

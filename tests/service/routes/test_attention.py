@@ -1,5 +1,4 @@
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -9,12 +8,6 @@ from service.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def running(start: Start) -> AsyncIterator[Running]:
-    async with start() as running:
-        yield running
 
 
 async def attention(running: Running, **body: Any) -> Any:

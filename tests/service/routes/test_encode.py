@@ -1,5 +1,4 @@
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -7,16 +6,10 @@ import pytest
 
 from service.routes.encode import pool
 from service.tokenizer import TextTokenizer
-from tests.service.conftest import Running, Start
+from tests.service.conftest import Running
 
 pytestmark = pytest.mark.anyio
 HIDDEN = np.array([[3.0, 4.0], [1.0, -2.0], [0.0, 0.0]], np.float32)
-
-
-@pytest.fixture
-async def running(start: Start) -> AsyncIterator[Running]:
-    async with start() as running:
-        yield running
 
 
 async def encode(running: Running, inputs: Any, **options: Any) -> Any:

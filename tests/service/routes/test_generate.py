@@ -1,29 +1,15 @@
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from service.parameters import MAX_SEED
 from service.runtime.fake import Faults
 from service.tokenizer import TextTokenizer
-from tests.service.conftest import MakeBackend, Running, Start, until
+from tests.service.conftest import MakeBackend, Running, Start, generate, until
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def running(start: Start) -> AsyncIterator[Running]:
-    async with start() as running:
-        yield running
-
-
-async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
-    answer = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 async def test_the_answer_has_the_tokens_that_the_model_gives_and_their_text(

@@ -2,27 +2,14 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from service.tokenizer import TextTokenizer
-from tests.service.conftest import Running, Start
+from tests.service.conftest import Running, Start, generate
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def running(start: Start) -> AsyncIterator[Running]:
-    async with start() as running:
-        yield running
-
-
-async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
-    answer = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def ids_of(output: Any) -> list[int]:

@@ -1,4 +1,3 @@
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -7,12 +6,6 @@ from service.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, until
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def running(start: Start) -> AsyncIterator[Running]:
-    async with start() as running:
-        yield running
 
 
 async def score(running: Running, inputs: Any, targets: Any, **fields: Any) -> Any:

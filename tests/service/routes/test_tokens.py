@@ -1,16 +1,8 @@
-from collections.abc import AsyncIterator
-
 import pytest
 
-from tests.service.conftest import Running, Start
+from tests.service.conftest import Running
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def running(start: Start) -> AsyncIterator[Running]:
-    async with start() as running:
-        yield running
 
 
 async def test_tokens_come_with_their_places_in_the_input(running: Running) -> None:
