@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench import machine, report
 from bench.bars import BARS
-from bench.library import section as library
+from bench.libraries import section as library
 from bench.models import MissingModelError, Models
 from bench.options import Options
 from bench.ourselves import batching, maps, memory, mixed, overhead, start

@@ -98,8 +98,7 @@ def quantize_parser() -> argparse.ArgumentParser:
         prog="python -m export quantize",
         description="Write a float32 bundle again with 8-bit or 4-bit weights, compared with it by BLEU on real text.",
     )
-    parser.add_argument("bundle", type=Path, help="float32")
-    parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
+    _add_rewriting(parser)
     parser.add_argument("--bits", type=int, choices=BLOCK_SIZES, required=True)
     parser.add_argument(
         "--block-size", type=int, default=BLOCK_SIZE, help=f"weights that share a scale (default: {BLOCK_SIZE})"
@@ -112,7 +111,6 @@ def quantize_parser() -> argparse.ArgumentParser:
         help="products of 8-bit integers with one scale a row there, instead of blocks: faster from some ten rows on",
     )
     parser.add_argument("--in-float32", nargs="*", choices=SITES, default=(), help="products that stay as they are")
-    _add_measuring(parser)
     parser.set_defaults(action=quantize)
     return parser
 
@@ -122,14 +120,15 @@ def half_parser() -> argparse.ArgumentParser:
         prog="python -m export half",
         description="Write a float32 bundle again in float16, for CUDA, compared with it by BLEU on real text.",
     )
-    parser.add_argument("bundle", type=Path, help="float32")
-    parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
-    _add_measuring(parser)
+    _add_rewriting(parser)
     parser.set_defaults(action=half)
     return parser
 
 
-def _add_measuring(parser: argparse.ArgumentParser) -> None:
+def _add_rewriting(parser: argparse.ArgumentParser) -> None:
+    """What the commands take that write a float32 bundle in another form."""
+    parser.add_argument("bundle", type=Path, help="float32")
+    parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
     measured = parser.add_mutually_exclusive_group(required=True)
     measured.add_argument("--data", type=Path, metavar="FOLDER", help="of parallel text, as for training")
     measured.add_argument("--unverified", action="store_true", help="measure nothing; the manifest says so")

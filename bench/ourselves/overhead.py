@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.library.contender import Setup, Task, contending
+from bench.libraries.contender import Setup, Task, contending
 from bench.load import GENERATE, bodies_of, measure_load
 from bench.models import Subject
 from bench.options import Options

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.library.contender import Setup, Task, contending
-from bench.library.section import BEAMS, setups_of
+from bench.libraries.contender import Setup, Task, contending
+from bench.libraries.section import BEAMS, setups_of
 from bench.load import GENERATE, bodies_of, measure_load
 from bench.models import Subject
 from bench.options import Options
@@ -72,12 +72,12 @@ def _fastest_libraries(
     setups = [
         setup
         for setup in setups_of(subject, rows * num_beams)
-        if setup.library == "ctranslate2" or (setup.library == "sightline" and setup.dtype in dtypes)
+        if setup.kind == "ctranslate2" or (setup.kind == "sightline" and setup.dtype in dtypes)
     ]
     with contending(setups, options.threads) as contenders:
         speeds = {one.setup.name: one.measure(task).tokens_per_s for one in contenders}
     fastest = [
-        max((one for one in setups if one.library == library and one.name in speeds), key=lambda one: speeds[one.name])
+        max((one for one in setups if one.kind == library and one.name in speeds), key=lambda one: speeds[one.name])
         for library in ("sightline", "ctranslate2")
     ]
     return fastest[0], fastest[1]

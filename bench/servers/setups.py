@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.library.contender import Setup
+from bench.libraries.contender import Setup
 from bench.models import Subject
 from bench.server import RunningServer, free_port, serving, serving_command
 

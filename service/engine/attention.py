@@ -12,9 +12,8 @@ Array = NDArray[Any]
 Maps = NDArray[np.float32]
 
 STEP_KINDS = ("cross", "decoder")
-StepMap = tuple[
-    Maps, int
-]  # a step's maps of several rows, (B, H, L, columns), and whose it is; cut out when it is used
+# A step's maps of several rows, (B, H, L, columns), and which row's is meant; it is cut out when it is used.
+StepMap = tuple[Maps, int]
 
 
 def encoder_map(manifest: Manifest, encoded: Mapping[str, Array], index: int, source_tokens: int) -> Maps:

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.library.contender import Setup, Task, contending
-from bench.library.section import compare, setups_of
+from bench.libraries.contender import Setup, Task, contending
+from bench.libraries.section import compare, setups_of
 from bench.models import Models, Subject
 from bench.options import Options
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bench.library.contender import Setup
+from bench.libraries.contender import Setup
 from bench.load import GENERATE, measure_load, with_client
 from bench.models import Models, Subject
 from bench.server import RunningServer, serving

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bench.library.contender import Answer, Contender, Setup, Task, contending
+from bench.libraries.contender import Answer, Contender, Setup, Task, contending
 from bench.models import Subject
 from bench.options import Options
 from bench.record import Figure, Result
@@ -77,7 +77,7 @@ def compare(options: Options, subject: Subject, setups: Sequence[Setup], new_tok
 
 def _measure(contenders: Sequence[Contender], task: Task, rounds: int) -> Measured:
     first = {contender: contender.measure(task) for contender in contenders}
-    peers = [contender for contender in contenders if contender.setup.library == "ctranslate2"]
+    peers = [contender for contender in contenders if contender.setup.kind == "ctranslate2"]
     peers.sort(key=lambda one: -first[one].tokens_per_s)
     fastest = [*peers[:2], *[contender for contender in peers if _is_float32(contender.setup)][:1]]
     chosen = [one for one in contenders if one not in peers or one in fastest]
@@ -106,7 +106,7 @@ def _ratios(measured: Measured) -> dict[str, Figure]:
     """Our tokens a second over theirs: best against best, float32 against float32, best against transformers."""
 
     def best(library: str, is_wanted: Callable[[Setup], bool] = lambda setup: True) -> Sequence[Answer]:
-        candidates = [one for one in measured if one.setup.library == library and is_wanted(one.setup)]
+        candidates = [one for one in measured if one.setup.kind == library and is_wanted(one.setup)]
         return measured[max(candidates, key=lambda one: _speed(measured[one]))]
 
     def ratio(ours: Sequence[Answer], theirs: Sequence[Answer]) -> Figure:
@@ -125,7 +125,7 @@ def _speed(answers: Sequence[Answer]) -> float:
 
 def _rows(measured: Measured) -> list[dict[str, Any]]:
     """A row a contender; `equal` counts the outputs that are those of our float32."""
-    (reference,) = (one for one in measured if (one.setup.library, one.setup.dtype) == ("sightline", "float32"))
+    (reference,) = (one for one in measured if (one.setup.kind, one.setup.dtype) == ("sightline", "float32"))
     expected = measured[reference][0].outputs
     return [
         {

@@ -11,12 +11,12 @@ from typing import Any
 
 from bench.process import Process
 
-WORKER = "bench.library.worker"
+WORKER = "bench.libraries.worker"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to decode, see `bench.library.worker`."""
+    """What to decode, see `bench.libraries.worker`."""
 
     sources: Sequence[Sequence[int]]
     num_beams: int = 1
@@ -46,7 +46,7 @@ class CannotRunError(Exception):
 class Setup:
     """A library, its type of numbers and how it is started."""
 
-    library: str  # "sightline", "ctranslate2" or "transformers"
+    kind: str  # "sightline", "ctranslate2" or "transformers"
     dtype: str
     model: Path
     options: Sequence[str] = ()
@@ -54,7 +54,7 @@ class Setup:
 
     @property
     def name(self) -> str:
-        return " ".join([self.library, self.dtype, *self.environment.values()])
+        return " ".join([self.kind, self.dtype, *self.environment.values()])
 
 
 class Contender:
@@ -63,7 +63,7 @@ class Contender:
     def __init__(self, setup: Setup, num_threads: int) -> None:
         self.setup = setup
         self._process = Process(
-            [WORKER, setup.library, str(setup.model), "--threads", str(num_threads), *setup.options],
+            [WORKER, setup.kind, str(setup.model), "--threads", str(num_threads), *setup.options],
             os.environ | setup.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`python -m bench.library.worker KIND MODEL`: decodes what each line of its input says, and answers each with a line.
+"""`python -m bench.libraries.worker KIND MODEL`: decodes what each line of its input says, answers each with a line.
 
     {"sources": [[id, ...], ...], "num_beams": 1, "new_tokens": 20 or null, "at_least_s": 0.3}
     {"seconds": median of the runs, "outputs": [[id, ...], ...]}
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.library.decoders import CTranslate2Decoder, Decoder, SightlineDecoder, TransformersDecoder
+from bench.libraries.decoders import CTranslate2Decoder, Decoder, SightlineDecoder, TransformersDecoder
 
 
 def open_decoder(arguments: argparse.Namespace) -> Decoder:
@@ -37,7 +37,7 @@ def answer(decoder: Decoder, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.library.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.libraries.worker", description=__doc__)
     parser.add_argument("kind", choices=("sightline", "ctranslate2", "transformers"))
     parser.add_argument("model", type=Path, help="a bundle, or a folder of CTranslate2's")
     parser.add_argument("--compute-type", default="float32", help="of CTranslate2")
