@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import machine, report
 from bench.bars import BARS
 from bench.libraries import section as library
-from bench.models import MissingModelError, Models
+from bench.models import Models
 from bench.options import Options
 from bench.ourselves import batching, maps, memory, mixed, overhead, start
 from bench.plots import draw
@@ -50,12 +50,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--report", action="store_true", help="measure nothing, write tables and plots of what there is"
     )
     parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="the shipped model")
-    parser.add_argument(
-        "--base-checkpoint",
-        type=Path,
-        default=Path("runs/base-en-de/averaged"),
-        help="a trained 6 + 6 layer model; sections that need one are left out where it is missing",
-    )
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
     parser.add_argument("--rounds", type=int, default=3, help="each figure is the median of so many")
     parser.add_argument("--rows", type=int, default=64, help="leave out cases with more rows or clients")
@@ -74,7 +68,7 @@ def measure(arguments: argparse.Namespace, command: str) -> None:
     """Run the sections and write their results, each as soon as it is there."""
     sentences = arguments.sentences.read_text(encoding="utf-8").splitlines()
     with tempfile.TemporaryDirectory() as scratch:
-        models = Models(Path(scratch), arguments.bundle, arguments.base_checkpoint, sentences)
+        models = Models(Path(scratch), arguments.bundle, sentences)
         options = Options(
             models=models,
             sentences=sentences,
@@ -86,11 +80,7 @@ def measure(arguments: argparse.Namespace, command: str) -> None:
         )
         for name in arguments.sections or SECTIONS:
             print(name, flush=True)
-            try:
-                result = SECTIONS[name](options)
-            except MissingModelError as error:
-                print(f"  left out: {error}")
-                continue
+            result = SECTIONS[name](options)
             for bar in BARS:
                 if figure := result.figures.get(bar.figure):
                     print(f"  {bar.text}: {figure.value:g} {figure.unit}", flush=True)

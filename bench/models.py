@@ -10,27 +10,24 @@ import torch
 from tokenizers import Tokenizer
 
 from bench.ctranslate2_model import write_ctranslate2_model
+from bench.growth import grow
 from bench.weights import read_model
 from export.bundle import Label, export_bundle, quantize_bundle
-from export.quantize import BLOCK_SIZE, Site, WeightFormat
-from model.checkpoint import TOKENIZER, load_checkpoint, save_checkpoint
+from export.quantize import Recipe
+from model.checkpoint import TOKENIZER, save_checkpoint
 from model.config import TransformerConfig
 from model.tokenizer import read_tokenizer
 from model.transformer import Transformer
 from service.bundle import read_bundle
 
 SEED = 6
-# How weights are quantised, and where products are by rows instead of in blocks: int8 for many rows, int4 for few.
-FORMATS: dict[str, tuple[WeightFormat, Sequence[Site]]] = {
-    "int8": (WeightFormat(8, BLOCK_SIZE), ("encoder", "layers", "projection")),
-    "int4": (WeightFormat(4, BLOCK_SIZE), ("encoder",)),
+RECIPES = {  # int8 for many rows, int4 for few
+    "int8": Recipe(8, encoder="static", layers="static", projection="static"),
+    "int4": Recipe(4, encoder="static"),
 }
+CALIBRATION_SENTENCES = 50
 TOLERANCE = 1e-3  # of the export; the largest models add up more rounding than the shipped one
 BASE_VOCABULARY = 58_101  # that of the Marian models, the most used of this size
-
-
-class MissingModelError(Exception):
-    """A model that is not in the repository and has not been trained."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +53,17 @@ class Subject:
 class Models:
     """Makes each subject when it is first asked for."""
 
-    def __init__(self, scratch: Path, shipped: Path, trained: Path, sentences: Sequence[str]) -> None:
+    def __init__(self, scratch: Path, shipped: Path, sentences: Sequence[str]) -> None:
         """Nothing is made yet.
 
         Args:
             scratch: an empty folder.
             shipped: the bundle in the repository.
-            trained: the checkpoint of a base model; it may be missing.
-            sentences: exports are verified on the shortest of them.
+            sentences: exports are verified on the shortest of them, and static scales measured on the first.
         """
         self._scratch = scratch
         self.shipped = shipped
-        self._trained = trained
+        self._sentences = sentences[:CALIBRATION_SENTENCES]
         self._few = [min(sentences, key=len)]
 
     @functools.cached_property
@@ -99,24 +95,20 @@ class Models:
         return self._make("base-random", model, self.shipped / TOKENIZER)
 
     @functools.cached_property
-    def trained_base(self) -> Subject:
-        """6 + 6 layers of width 512, trained for as long as its sentences need to end by themselves.
-
-        Raises:
-            MissingModelError: there is no such checkpoint.
-        """
-        if not self._trained.exists():
-            raise MissingModelError(f"there is no checkpoint {self._trained}")
-        model, _ = load_checkpoint(self._trained)
-        return self._make("base", model, self._trained / TOKENIZER)
+    def grown_base(self) -> Subject:
+        """6 + 6 layers of width 512 that translate as the shipped model does; see `bench.growth`."""
+        small = read_model(self.shipped)
+        sizes = {name: getattr(small.config, name) for name in ("max_positions", "pad_id", "bos_id", "eos_id")}
+        large = grow(small, TransformerConfig(small.config.vocab_size, **sizes))
+        return self._make("base", large, self.shipped / TOKENIZER)
 
     def _make(self, name: str, model: Transformer, tokenizer: Path) -> Subject:
         checkpoint = self._scratch / name / "checkpoint"
         save_checkpoint(checkpoint, model.config, model.state_dict(), tokenizer, {})
-        bundles = {dtype: self._folder(name, dtype) for dtype in ("float32", *FORMATS)}
+        bundles = {dtype: self._folder(name, dtype) for dtype in ("float32", *RECIPES)}
         export_bundle(checkpoint, bundles["float32"], Label(name, "for measuring time"), self._few, TOLERANCE)
-        for dtype, (form, by_rows) in FORMATS.items():
-            quantize_bundle(bundles["float32"], bundles[dtype], form, text=None, by_rows=by_rows)
+        for dtype, recipe in RECIPES.items():
+            quantize_bundle(bundles["float32"], bundles[dtype], recipe, text=None, calibration=self._sentences)
         ctranslate2 = self._scratch / name / "ctranslate2"
         write_ctranslate2_model(ctranslate2, model, read_tokenizer(tokenizer))
         return Subject(name, bundles, ctranslate2)

@@ -42,7 +42,7 @@ LIBRARIES = {
     "library-base": "6 + 6 layers, d 512, ffn 2048, vocabulary 58,101, random weights, 20 tokens a sentence",
     "library-tiny": "The shipped model, sentences to their natural ends",
 }
-SERVERS = {"server-base": "6 + 6 layers, d 512, trained on Multi30k", "server-tiny": "The shipped model"}
+SERVERS = {"server-base": "6 + 6 layers, d 512, grown from the shipped model", "server-tiny": "The shipped model"}
 
 
 def all_figures(results: Results) -> dict[str, Figure]:

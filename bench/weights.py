@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch import Tensor
 
-from export.quantize import ACTIVATION_LEVELS
 from model.config import TransformerConfig
 from model.transformer import Transformer
 from service.bundle import Manifest, read_manifest
@@ -70,7 +69,7 @@ def _quantised_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
                 weights[node.input[1].removesuffix(".codes")] = torch.from_numpy(rows.T.copy())
             elif node.op_type == "MatMulIntegerToFloat":
                 columns, scales = arrays[node.input[1]], arrays[node.input[3]]
-                weights[node.input[1].removesuffix(".columns")] = torch.from_numpy(columns * scales * ACTIVATION_LEVELS)
+                weights[node.input[1].removesuffix(".columns")] = torch.from_numpy(columns * scales)
     return weights
 
 

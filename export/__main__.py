@@ -5,15 +5,17 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from export.bundle import Label, export_bundle, half_bundle, quantize_bundle, verify_bundle
 from export.quality import MAX_LOSS, ParallelText
-from export.quantize import BLOCK_SIZE, BLOCK_SIZES, SITES, WeightFormat
+from export.quantize import BLOCK_SIZE, BLOCK_SIZES, Recipe
 from export.verify import TOLERANCE, VerificationError, read_sentences
 from model.evaluate import read_test_set
-from service.bundle import BundleError, Quantization, Verification, read_manifest
+from service.bundle import BundleError, Form, Quantization, Site, Verification, read_manifest
 
 SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
+FOUND_SENTENCES = SENTENCES if SENTENCES.is_file() else None
 
 
 def export(arguments: argparse.Namespace) -> Verification:
@@ -46,10 +48,9 @@ def verify(arguments: argparse.Namespace) -> Verification:
 
 def quantize(arguments: argparse.Namespace) -> Quantization:
     text = _parallel_text(arguments)
-    form = WeightFormat(arguments.bits, arguments.block_size)
-    return quantize_bundle(
-        arguments.bundle, arguments.out, form, text, arguments.force, arguments.by_rows, arguments.in_float32
-    )
+    recipe = Recipe(arguments.bits, arguments.block_size, arguments.encoder, arguments.layers, arguments.projection)
+    sentences = () if arguments.calibration is None else read_sentences(arguments.calibration)
+    return quantize_bundle(arguments.bundle, arguments.out, recipe, text, arguments.force, sentences)
 
 
 def half(arguments: argparse.Namespace) -> Quantization:
@@ -103,14 +104,11 @@ def quantize_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--block-size", type=int, default=BLOCK_SIZE, help=f"weights that share a scale (default: {BLOCK_SIZE})"
     )
+    for site in get_args(Site):
+        parser.add_argument(f"--{site}", choices=get_args(Form), default="blocks", help="form of its products")
     parser.add_argument(
-        "--by-rows",
-        nargs="*",
-        choices=SITES,
-        default=(),
-        help="products of 8-bit integers with one scale a row there, instead of blocks: faster from some ten rows on",
+        "--calibration", type=Path, default=FOUND_SENTENCES, help="sentences for the scales of static products"
     )
-    parser.add_argument("--in-float32", nargs="*", choices=SITES, default=(), help="products that stay as they are")
     parser.set_defaults(action=quantize)
     return parser
 
@@ -140,9 +138,12 @@ def _add_rewriting(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_verification(parser: argparse.ArgumentParser) -> None:
-    found = SENTENCES if SENTENCES.is_file() else None
     parser.add_argument(
-        "--sentences", type=Path, default=found, required=found is None, help="one source sentence a line"
+        "--sentences",
+        type=Path,
+        default=FOUND_SENTENCES,
+        required=FOUND_SENTENCES is None,
+        help="one source sentence a line",
     )
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="largest difference allowed")
 

@@ -13,10 +13,11 @@ import onnx
 from tokenizers import Tokenizer
 
 from export.builder import WeightFile
+from export.calibrate import measure_ranges
 from export.graphs import attention_maps, encoder_graph, states, step_graph
 from export.half import half_graphs, rows_graph
-from export.quality import ParallelText, compare, refuse_loss
-from export.quantize import Site, WeightFormat, quantize_graphs
+from export.quality import ParallelText, compare, encode_sources, refuse_loss
+from export.quantize import Ranges, Recipe, quantize_graphs
 from export.sessions import open_sessions
 from export.verify import TOLERANCE, verify
 from model.checkpoint import TOKENIZER, load_checkpoint
@@ -84,40 +85,41 @@ def export_bundle(
 def quantize_bundle(
     source: Path,
     bundle: Path,
-    form: WeightFormat,
+    recipe: Recipe,
     text: ParallelText | None,
     force: bool = False,
-    by_rows: Sequence[Site] = (),
-    in_float32: Sequence[Site] = (),
+    calibration: Sequence[str] = (),
 ) -> Quantization:
     """Write a float32 bundle again with its products quantised, see `export.quantize`.
 
     Args:
         source: the float32 bundle.
         bundle: as in `export_bundle`; its name is the model's.
+        recipe: which products are quantised, and how.
         text: what both bundles are compared on; None to write without measuring.
         force: write whatever BLEU is lost.
-        by_rows: where products are by rows instead of in blocks.
-        in_float32: where products stay as they are.
+        calibration: sentences; the scales of static products are measured on them.
 
     Raises:
         VerificationError: too much BLEU was lost; nothing was written.
         BundleError: `source` is damaged or not float32, or there is something at `bundle` that is not a flat folder.
-        ValueError: a sentence is too long, or the name of the folder is no name.
+        ValueError: a sentence is too long, the name of the folder is no name, or static products have no sentences.
     """
+    is_static = "static" in recipe.forms.values()
+    if is_static and not calibration:
+        raise ValueError("the scales of static products are measured on sentences, and there are none")
     record = Quantization(
-        bits=form.bits,
-        block_size=form.block_size,
-        by_rows=tuple(by_rows),
-        in_float32=tuple(in_float32),
-        float32_digest="",
-        quality=None,
+        bits=recipe.bits, block_size=recipe.block_size, forms=recipe.forms, float32_digest="", quality=None
     )
-    rewrite = partial(quantize_graphs, form=form, by_rows=by_rows, in_float32=in_float32)
 
     def write(original: Manifest, folder: Path) -> Manifest:
+        ranges: Ranges = {}
+        if is_static:
+            sources = encode_sources(original, read_tokenizer(source / original.source_tokenizer), calibration)
+            ranges = measure_ranges(source, original, sources)
+        rewrite = partial(quantize_graphs, recipe=recipe, ranges=ranges)
         files = _write_rewritten(source, original, folder, rewrite)
-        return original.model_copy(update={"dtype": f"int{form.bits}", "files": files})
+        return original.model_copy(update={"dtype": f"int{recipe.bits}", "files": files})
 
     return _write_again(source, bundle, text, force, record, write)
 
@@ -131,7 +133,7 @@ def half_bundle(source: Path, bundle: Path, text: ParallelText | None, force: bo
         BundleError: a state of the model has no axis that grows.
         ValueError: a weight is too large for float16.
     """
-    record = Quantization(bits=16, block_size=None, float32_digest="", quality=None)
+    record = Quantization(bits=16, block_size=None, forms={}, float32_digest="", quality=None)
 
     def write(original: Manifest, folder: Path) -> Manifest:
         if not all(any(isinstance(axis, str) for axis in state.shape) for state in original.states):

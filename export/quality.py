@@ -11,7 +11,7 @@ from export.verify import VerificationError
 from model.evaluate import MAX_NEW_TOKENS, EvaluationSet, Score, score
 from model.reference import beam
 from model.tokenizer import decode_ids, encode_lines
-from service.bundle import Bleu, Quality
+from service.bundle import Bleu, Manifest, Quality
 
 NUM_BEAMS = (1, 5)  # greedy, and what papers report
 MAX_LOSS = 0.3  # BLEU; two training runs differ by as much
@@ -32,7 +32,7 @@ def compare(float32: Sessions, quantized: Sessions, tokenizer: Tokenizer, text: 
     Raises:
         ValueError: a sentence is too long for the model.
     """
-    sources = _encoded(float32, tokenizer, text.pairs.sources)
+    sources = encode_sources(float32.manifest, tokenizer, text.pairs.sources)
     bleu, signature = [], ""
     for num_beams in NUM_BEAMS:
         before, after = (
@@ -53,8 +53,9 @@ def refuse_loss(quality: Quality) -> None:
             )
 
 
-def _encoded(sessions: Sessions, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[list[int]]:
-    limit = sessions.manifest.limits.max_source_tokens
+def encode_sources(manifest: Manifest, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[list[int]]:
+    """Ids, the end token last. Raises ValueError where a sentence is too long for the model."""
+    limit = manifest.limits.max_source_tokens
     sources = encode_lines(tokenizer, sentences)
     for number, source in enumerate(sources, start=1):
         if len(source) > limit:

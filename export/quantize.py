@@ -1,11 +1,13 @@
 """Products with constant weights as products with 8-bit or 4-bit weights. Knows operators, no model and no bundle.
 
-Two forms, in both of which activations are rounded to 8 bits row by row, so that no row of a batch changes another:
+Three forms, in all of which no row of a batch changes how another is rounded:
 
 - in blocks: `MatMulNBits` of ONNX Runtime, one node, with one float32 scale for each block of weights along the inner
-  axis. With `accuracy_level` 4 it rounds each row of activations by the same blocks. The best for a few rows.
+  axis. With `accuracy_level` 4 it rounds each row of activations by the same blocks. The best for one row.
 - by rows: an integer product of 8-bit activations with one scale a row and 8-bit weights with one scale a column, among
-  nodes of plain operators. The best from some ten rows on.
+  nodes of plain operators.
+- static: the same integer product, with one scale for all rows that was measured beforehand (`export.calibrate`): two
+  nodes. The best for many rows. Activations beyond what was measured are cut to it.
 
 `DynamicQuantizeLinear` has one scale for the whole batch and is therefore not used.
 """
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from export.builder import CONTRIB, WeightFile, external_tensor
+from service.bundle import Form, Site
 
 INT8_ACTIVATIONS = 4  # `accuracy_level`: activations may be rounded to int8, row by row and block by block
 # By bits. With larger blocks ONNX Runtime's last row of an odd batch differs from the others in its last bits; the next
@@ -32,23 +35,31 @@ TABLE_BLOCK_SIZE = 128
 MIN_BLOCK_SIZE = 16
 
 ACTIVATION_LEVELS = 127  # on either side of zero
+ZERO = 128  # what zero is rounded to
 # Two products of a signed weight and an unsigned activation must fit 16 bits: processors without VNNI add them there
 # and saturate.
 WEIGHT_LEVELS = 63
 
-Site = Literal["encoder", "layers", "projection"]  # of the encoder, of the step's layers, to the vocabulary
-SITES: tuple[Site, ...] = ("encoder", "layers", "projection")
+# By graph, the largest magnitude of each value that a product with a constant matrix reads.
+Ranges = Mapping[str, Mapping[str, float]]
 
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class WeightFormat:
-    """How a matrix of weights is stored."""
+class Recipe:
+    """Which products are quantised, and how."""
 
-    bits: Literal[4, 8]
-    block_size: int  # weights of a layer that share a scale
+    bits: Literal[4, 8]  # of products in blocks and of tables
+    block_size: int = BLOCK_SIZE  # weights of a layer that share a scale
+    encoder: Form = "blocks"
+    layers: Form = "blocks"  # of the step
+    projection: Form = "blocks"  # to the vocabulary
+
+    @property
+    def forms(self) -> dict[Site, Form]:
+        return {"encoder": self.encoder, "layers": self.layers, "projection": self.projection}
 
     def __post_init__(self) -> None:
         if self.bits not in BLOCK_SIZES:
@@ -96,9 +107,8 @@ def quantize_graphs(
     models: Sequence[onnx.ModelProto],
     folder: Path,
     weights: WeightFile,
-    form: WeightFormat,
-    by_rows: Collection[Site] = (),
-    in_float32: Collection[Site] = (),
+    recipe: Recipe,
+    ranges: Ranges,
 ) -> list[onnx.ModelProto]:
     """The same graphs with their constant products quantised.
 
@@ -110,19 +120,21 @@ def quantize_graphs(
         models: with their weights outside, as `GraphBuilder` builds them.
         folder: where those weights lie.
         weights: takes the weights of the new graphs.
-        form: of products in blocks, and of tables.
-        by_rows: where products are by rows instead.
-        in_float32: where products stay as they are.
+        recipe: where which form is used.
+        ranges: of what static products read.
     """
     tables = {
         product.weight
         for model in models
         for product in _products(model.graph)
-        if product.transposed and _site(model.graph, product) not in in_float32
+        if product.transposed and recipe.forms[_site(model.graph, product)] != "float32"
     }
-    return [
-        _quantized(model, tables, by_rows, in_float32, _Rewriting(model, folder, weights, form)) for model in models
-    ]
+    return [_quantized(_Rewriting(model, folder, weights, recipe, ranges), tables) for model in models]
+
+
+def product_inputs(graph: onnx.GraphProto) -> list[str]:
+    """The values that products with constant matrices read."""
+    return list(dict.fromkeys(product.node.input[0] for product in _products(graph)))
 
 
 @dataclass(frozen=True)
@@ -173,22 +185,18 @@ def _site(graph: onnx.GraphProto, product: _Product) -> Site:
     return "projection" if product.output == "logits" else "layers"
 
 
-def _quantized(
-    model: onnx.ModelProto,
-    tables: Collection[str],
-    by_rows: Collection[Site],
-    in_float32: Collection[Site],
-    rewriting: "_Rewriting",
-) -> onnx.ModelProto:
-    found = (product for product in _products(model.graph) if _site(model.graph, product) not in in_float32)
-    products = {product.node.name: product for product in found}
-    sums = {product.sum.name for product in products.values() if product.sum is not None}
+def _quantized(rewriting: "_Rewriting", tables: Collection[str]) -> onnx.ModelProto:
+    graph = rewriting.graph
+    products = {product.node.name: product for product in _products(graph)}
+    forms = {name: rewriting.forms[_site(graph, product)] for name, product in products.items()}
+    sums = {
+        product.sum.name for name, product in products.items() if product.sum is not None and forms[name] != "float32"
+    }
     nodes: list[NodeProto] = []
-    for node in model.graph.node:
-        product = products.get(node.name)
-        if product is not None:
-            is_by_rows = _site(model.graph, product) in by_rows
-            nodes += rewriting.product_by_rows(product) if is_by_rows else [rewriting.product_in_blocks(product)]
+    for node in graph.node:
+        form = forms.get(node.name, "float32")
+        if form != "float32":
+            nodes += rewriting.product(products[node.name], form)
         elif node.op_type == "Gather" and node.input[0] in tables:
             nodes.append(rewriting.gather(node))
         elif node.name not in sums:
@@ -201,19 +209,48 @@ def _table_block_size(rows: Floats) -> int:
     return min(TABLE_BLOCK_SIZE, max(MIN_BLOCK_SIZE, within))
 
 
+class _Nodes:
+    """Nodes in the making, named after the one that they replace."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._nodes: list[NodeProto] = []
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{self._name}.{len(self._nodes)}"
+        self._nodes.append(helper.make_node(op, inputs, [name], name, **attributes))
+        return name
+
+    def giving(self, output: str) -> list[NodeProto]:
+        """All of them, the last with this output."""
+        self._nodes[-1].output[0] = output
+        return self._nodes
+
+
 class _Rewriting:
     """Gives new nodes for old ones, and a graph of them; keeps the constants that they read."""
 
-    def __init__(self, model: onnx.ModelProto, folder: Path, weights: WeightFile, form: WeightFormat) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, folder: Path, weights: WeightFile, recipe: Recipe, ranges: Ranges
+    ) -> None:
         self._model = model
+        self.graph = model.graph
+        self.forms = recipe.forms
         self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._givers = {output: node for node in model.graph.node for output in node.output}
         self._folder = folder
         self._weights = weights
-        self._bits = form.bits
-        self._layer_block_size = form.block_size
+        self._bits = recipe.bits
+        self._layer_block_size = recipe.block_size
+        self._ranges = ranges.get(model.graph.name, {})
         self._made: dict[str, TensorProto] = {}
 
-    def product_in_blocks(self, product: _Product) -> NodeProto:
+    def product(self, product: _Product, form: Form) -> list[NodeProto]:
+        if form == "blocks":
+            return [self._in_blocks(product)]
+        return self._by_rows(product) if form == "rows" else self._static(product)
+
+    def _in_blocks(self, product: _Product) -> NodeProto:
         matrix = self._read(product.weight)
         rows = matrix if product.transposed else matrix.T  # (N, K)
         block_size = _table_block_size(rows) if product.transposed else self._layer_block_size
@@ -223,39 +260,51 @@ class _Rewriting:
         sizes = {"N": rows.shape[0], "K": rows.shape[1], "block_size": block_size, "accuracy_level": INT8_ACTIVATIONS}
         return self._node("MatMulNBits", inputs, product.node.name, product.output, sizes)
 
-    def product_by_rows(self, product: _Product) -> list[NodeProto]:
-        """Each row of x W + b as (round(x / s * 127) W') * scales * s + b, with the row's largest magnitude as s.
+    def _by_rows(self, product: _Product) -> list[NodeProto]:
+        """Each row of x W + b as (round(x / s * 127) W') * scales / 127 * s + b, with the row's largest magnitude as s.
 
         A row of zeros divides zero by zero; whatever that rounds to is multiplied by s, which is 0.
         """
+        added, x = _Nodes(product.node.name), product.node.input[0]
+        axis = self._add_small("rows.axis", np.array([-1]))
+        largest = added.add("ReduceMax", added.add("Abs", x), axis, keepdims=1)
+        step = np.float32(1 / ACTIVATION_LEVELS)
+        scaled = self._integer_product(added, product, added.add("Div", x, largest), step, ZERO)
+        result = added.add("Mul", scaled, largest)
+        if product.bias:
+            added.add("Add", result, product.bias)
+        return added.giving(product.output)
+
+    def _static(self, product: _Product) -> list[NodeProto]:
+        """The product x W + b as (round(x / step) W') * scales * step + b, with the same step for every row.
+
+        What `Relu` has cut off below zero takes all 255 levels above it, and is cut off by the rounding itself.
+        """
+        added, x = _Nodes(product.node.name), product.node.input[0]
+        largest = self._ranges.get(x, 0.0)
+        if not largest > 0.0:
+            raise ValueError(f"{self.graph.name}: nothing but zeros was measured of {x}, which a static product reads")
+        zero, levels, giver = ZERO, ACTIVATION_LEVELS, self._givers.get(x)
+        if giver is not None and giver.op_type == "Relu":
+            zero, levels, x = 0, ZERO + ACTIVATION_LEVELS, giver.input[0]
+        self._integer_product(added, product, x, np.float32(largest / levels), zero, product.bias)
+        return added.giving(product.output)
+
+    def _integer_product(
+        self, added: "_Nodes", product: _Product, x: str, step: np.float32, zero: int, bias: str = ""
+    ) -> str:
+        """The product of `x`, rounded to whole steps, and the matrix, rounded to its columns' scales."""
         matrix = self._read(product.weight)
         codes, scales = quantize_columns(np.ascontiguousarray(matrix.T) if product.transposed else matrix)
-        step = np.float32(1 / ACTIVATION_LEVELS)
-        constants = {"axis": np.array([-1]), "step": step, "zero": np.uint8(128), "one": np.float32(1)}
-        named = {name: self._add_small(f"rows.{name}", np.asarray(value)) for name, value in constants.items()}
         weight = self._add(f"{product.weight}.columns", codes)
-        weight_scales = self._add(f"{product.weight}.column_scales", scales * step)
-        nodes: list[NodeProto] = []
-
-        def add(op: str, *inputs: str, **attributes: Any) -> str:  # to `nodes`
-            name = f"{product.node.name}.{len(nodes)}"
-            nodes.append(helper.make_node(op, inputs, [name], name, **attributes))
-            return name
-
-        x = product.node.input[0]
-        largest = add("ReduceMax", add("Abs", x), named["axis"], keepdims=1)
-        rounded = add("QuantizeLinear", add("Div", x, largest), named["step"], named["zero"])
-        if product.transposed:  # to the vocabulary: with so many columns the one node takes longer at one row
-            whole = add("Cast", add("MatMulInteger", rounded, weight, named["zero"]), to=TensorProto.FLOAT)
-            scaled = add("Mul", whole, weight_scales)
-        else:
-            operands = rounded, weight, named["one"], weight_scales, named["zero"]
-            scaled = add("MatMulIntegerToFloat", *operands, domain=CONTRIB)
-        result = add("Mul", scaled, largest)
-        if product.bias:
-            add("Add", result, product.bias)
-        nodes[-1].output[0] = product.output
-        return nodes
+        step_name = self._add_small(f"{product.node.name}.step", step)
+        zero_name = self._add_small(f"zero.{zero}", np.uint8(zero))
+        rounded = added.add("QuantizeLinear", x, step_name, zero_name)
+        if product.transposed and not bias:  # to the vocabulary: with so many columns one node takes longer at one row
+            whole = added.add("Cast", added.add("MatMulInteger", rounded, weight, zero_name), to=TensorProto.FLOAT)
+            return added.add("Mul", whole, self._add(f"{product.node.name}.column_steps", scales * step))
+        operands = [rounded, weight, step_name, self._add(f"{product.weight}.column_scales", scales), zero_name]
+        return added.add("MatMulIntegerToFloat", *operands, *(["", bias] if bias else []), domain=CONTRIB)
 
     def gather(self, node: NodeProto) -> NodeProto:
         table, ids = node.input
@@ -269,6 +318,8 @@ class _Rewriting:
 
     def build(self, nodes: Sequence[NodeProto]) -> onnx.ModelProto:
         used = {name for node in nodes for name in node.input}
+        outputs = {value.name for value in self.graph.output}
+        nodes = [node for node in nodes if node.op_type != "Relu" or node.output[0] in used | outputs]
         kept = [self._moved(tensor) for name, tensor in self._constants.items() if name in used]
         built = onnx.ModelProto()
         built.CopyFrom(self._model)
@@ -280,9 +331,9 @@ class _Rewriting:
     def _node(self, op: str, inputs: list[str], name: str, output: str, attributes: Mapping[str, Any]) -> NodeProto:
         return helper.make_node(op, inputs, [output], name, domain=CONTRIB, bits=self._bits, **attributes)
 
-    def _add_small(self, name: str, array: NDArray[np.generic]) -> str:
+    def _add_small(self, name: str, value: np.generic | NDArray[np.generic]) -> str:
         """A constant inside the graph."""
-        self._made[name] = numpy_helper.from_array(array, name)
+        self._made[name] = numpy_helper.from_array(np.asarray(value), name)
         return name
 
     def _add(self, name: str, array: NDArray[np.generic]) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST = "manifest.json"
 MAX_BEAMS = 8
 # K, how many candidates the step returns where the vocabulary has as many: beam search looks at twice as many as it has
@@ -134,13 +134,16 @@ class Quality(_Part):
     bleu: tuple[Bleu, ...]
 
 
+Site = Literal["encoder", "layers", "projection"]  # of the encoder, of the step's layers, to the vocabulary
+Form = Literal["blocks", "rows", "static", "float32"]  # see `export.quantize`
+
+
 class Quantization(_Part):
     """How the weights were quantised."""
 
     bits: Literal[4, 8, 16]
     block_size: int | None  # weights that share a scale; None where each has its own, as in float16
-    by_rows: tuple[Literal["encoder", "layers", "projection"], ...] = ()  # products of 8-bit integers by rows instead
-    in_float32: tuple[Literal["encoder", "layers", "projection"], ...] = ()  # products that stay as they are
+    forms: dict[Site, Form]  # of products; empty where all are float16
     float32_digest: str  # `Manifest.digest` of the bundle that was quantised
     quality: Quality | None  # None where nobody measured it: good for measuring time alone
 

@@ -25,7 +25,7 @@ def run_tiny(options: Options) -> Result:
 
 
 def run_base(options: Options) -> Result:
-    return _run(options, options.models.trained_base, "int8")
+    return _run(options, options.models.grown_base, "int8")
 
 
 def _run(options: Options, subject: Subject, dtype: str) -> Result:

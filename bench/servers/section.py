@@ -38,7 +38,7 @@ def run_tiny(options: Options) -> Result:
 
 
 def run_base(options: Options) -> Result:
-    subject = options.models.trained_base
+    subject = options.models.grown_base
     return _run(options, subject, ["int8"])
 
 

@@ -1,8 +1,9 @@
 """ONNX Runtime on the CPU behind the `Runner` protocol: two sessions, and states that steps update in place.
 
-A state that grows keeps `max_rows` rows of its largest size, bound to the step both as input and as output: the
-attention kernels write the new slot into it and copy nothing. A batch of B rows is the first B rows of each buffer, and
-a binding made once for a batch size and a set of outputs is used for every step of that kind.
+A state that grows keeps `max_rows` rows, bound to the step both as input and as output: the attention kernels write the
+new slot into it and copy nothing. A batch of B rows is the first B rows of each buffer, and a binding made once for a
+batch size and a set of outputs is used for every step of that kind. Rows have as many slots as the longest so far has
+needed, in powers of two: memory that no sentence reaches is never taken, and what is taken stays.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from service.bundle import Limits, Manifest, State
+from service.bundle import Manifest, State
 from service.runtime.protocol import Array, Int32, Int64
 from service.runtime.provider import Provider, load_session, session_options
 
@@ -25,29 +26,51 @@ _DTYPES: dict[str, type[Any]] = {
 }
 
 
+FIRST_SLOTS = 64  # of axes that grow
+
+
 class _StateGroup:
     """States of one shape and kind in one array, so that all of them move at once."""
 
-    def __init__(self, states: Sequence[State], max_rows: int, limits: Limits) -> None:
+    def __init__(self, states: Sequence[State], max_rows: int, slots: Mapping[str, int]) -> None:
         self.states = states
-        first = states[0]
-        sizes = {"source": limits.max_source_tokens, "target": limits.max_target_tokens}
-        shape = tuple(sizes[axis] if isinstance(axis, str) else axis for axis in first.shape)
-        self.rows = np.zeros((len(states), max_rows, *shape), first.dtype)
+        self._shape = states[0].shape
+        self.rows = self._allocate(max_rows, slots)
         # Only the attention kernels promise to read and write the same memory; a state of fixed size is copied back.
-        is_in_place = any(isinstance(axis, str) for axis in first.shape)
-        self.outputs = None if first.output is None else self.rows if is_in_place else np.zeros_like(self.rows)
-        self._shape = first.shape
+        is_in_place = any(isinstance(axis, str) for axis in self._shape)
+        self._copied = None if is_in_place or not self.is_changed else np.zeros_like(self.rows)
+
+    def _allocate(self, max_rows: int, slots: Mapping[str, int]) -> Array:
+        rows = np.empty((len(self.states), max_rows, *self._sizes(slots)), self.states[0].dtype)
+        rows.fill(0)  # now, and not page by page in the requests that first reach them
+        return rows
+
+    def _sizes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of one row of one state."""
+        return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in self._shape)
+
+    def resize(self, slots: Mapping[str, int]) -> None:
+        """Have so many slots of each axis, never fewer than before."""
+        old = self.rows
+        if self._sizes(slots) == old.shape[2:]:
+            return
+        self.rows = self._allocate(old.shape[1], slots)
+        self.rows[tuple(slice(size) for size in old.shape)] = old
+
+    @property
+    def outputs(self) -> Array | None:
+        """Where a step writes; None where it writes nothing."""
+        return self.rows if self.is_changed and self._copied is None else self._copied
 
     @property
     def is_changed(self) -> bool:
         """Whether a step changes it."""
-        return self.outputs is not None
+        return self.states[0].output is not None
 
     def copy_back(self, batch: int) -> None:
         """Take over what a step wrote elsewhere."""
-        if self.outputs is not None and self.outputs is not self.rows:
-            self.rows[:, :batch] = self.outputs[:, :batch]
+        if self._copied is not None:
+            self.rows[:, :batch] = self._copied[:, :batch]
 
     def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         rows = slice(first, first + len(examples))
@@ -61,18 +84,18 @@ class _StateGroup:
 
     def copy(self, source: int, target: int, sizes: Mapping[str, int]) -> None:
         """Copy a row over another; of the axes "target" and "source" no more than so many slots."""
-        used = tuple(slice(sizes[axis]) if isinstance(axis, str) else slice(None) for axis in self._shape)
+        used: tuple[Any, ...] = tuple(map(slice, self._sizes(sizes)))
         self.rows[(slice(None), target, *used)] = self.rows[(slice(None), source, *used)]
 
 
-def _group(states: Sequence[State], max_rows: int, limits: Limits) -> list[_StateGroup]:
+def _group(states: Sequence[State], max_rows: int, slots: Mapping[str, int]) -> list[_StateGroup]:
     def kind(state: State) -> tuple[Any, ...]:
         return state.shape, state.dtype, state.output is None
 
     kinds: dict[tuple[Any, ...], list[State]] = {}
     for state in states:
         kinds.setdefault(kind(state), []).append(state)
-    return [_StateGroup(alike, max_rows, limits) for alike in kinds.values()]
+    return [_StateGroup(alike, max_rows, slots) for alike in kinds.values()]
 
 
 @dataclass(frozen=True)
@@ -103,7 +126,10 @@ class OnnxRunner:
         options = session_options(num_threads)
         self._encoder = load_session(folder, manifest.encoder, options, "cpu")
         self._step = load_session(folder, manifest.step, options, "cpu")
-        self._groups = _group(manifest.states, max_rows, manifest.limits)
+        limits = manifest.limits
+        self._most_slots = {"source": limits.max_source_tokens, "target": limits.max_target_tokens}
+        self._slots = {axis: min(FIRST_SLOTS, most) for axis, most in self._most_slots.items()}
+        self._groups = _group(manifest.states, max_rows, self._slots)
         self._token_ids = np.zeros(max_rows, np.int64)
         self._lengths = np.zeros(max_rows, np.int32)
         self._source_lengths = np.ones(max_rows, np.int32)
@@ -123,15 +149,29 @@ class OnnxRunner:
         return dict(zip(outputs, self._encoder.run(list(outputs), feed), strict=True))
 
     def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        for state in self.manifest.states:
+            if state.encoder_output is not None:
+                for axis, size in zip(state.shape, encoded[state.encoder_output].shape[1:], strict=True):
+                    if isinstance(axis, str):
+                        self._reserve(axis, size)
         for group in self._groups:
             group.fill(first, encoded, examples)
+
+    def _reserve(self, axis: str, slots: int) -> None:
+        """Have at least so many slots of an axis in every row."""
+        if slots <= self._slots[axis]:
+            return
+        self._slots[axis] = min(1 << (slots - 1).bit_length(), self._most_slots[axis])
+        self._bindings.clear()
+        for group in self._groups:
+            group.resize(self._slots)
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         for group in self._groups:
             group.copy(source, target, {"target": target_tokens, "source": source_tokens})
 
     def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
-        sizes = {"target": target_tokens, "source": self.manifest.limits.max_source_tokens}
+        sizes = {**self._slots, "target": target_tokens}
         for group in self._groups:
             if group.is_changed:
                 for source, target in zip(sources, targets, strict=True):  # one by one is faster than all at once
@@ -141,6 +181,7 @@ class OnnxRunner:
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
     ) -> Mapping[str, Array]:
         batch = len(token_ids)
+        self._reserve("target", int(lengths.max()) + 1)
         self._token_ids[:batch] = token_ids
         self._lengths[:batch] = lengths
         self._source_lengths[:batch] = source_lengths
@@ -190,10 +231,8 @@ class OnnxRunner:
             ids, lengths = np.zeros((batch, length), np.int64), np.full(batch, length, np.int32)
             # The largest batch is rare: what it took goes back after each of these runs.
             self._encoder.run(["hidden"], {"source_ids": ids, "source_lengths": lengths}, _returning_memory())
-        # The states' first pages come from the kernel when they are first written, 30 ms for all of them.
         self.fill(0, self.encode(ids, lengths, self.manifest.encoder.outputs), [0])
-        last_slot = self.manifest.limits.max_target_tokens - 1
-        for batch, age, length in ((self.max_rows, last_slot, longest), (1, 0, 1)):
+        for batch, age, length in ((self.max_rows, self._slots["target"] - 1, self._slots["source"]), (1, 0, 1)):
             ages, lengths = np.full(batch, age, np.int32), np.full(batch, length, np.int32)
             self.step(np.zeros(batch, np.int64), ages, lengths, tuple(self._fixed_outputs))
 

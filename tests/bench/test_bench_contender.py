@@ -11,7 +11,7 @@ from bench.options import Options
 @pytest.fixture(scope="module")
 def models(bundle: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Models:
     scratch = tmp_path_factory.mktemp("models")
-    return Models(scratch, bundle, scratch / "none", toy_sentences)
+    return Models(scratch, bundle, toy_sentences)
 
 
 def float32_setups(subject: Subject) -> list[Setup]:

@@ -11,7 +11,7 @@ def run(bundle: Path, tmp_path: Path, toy_sentences: list[str]) -> list[str]:
     """The arguments of a run that is as short as can be, without its sections."""
     sentences = tmp_path / "sentences.txt"
     sentences.write_text("\n".join(toy_sentences), encoding="utf-8")
-    paths = {"bundle": bundle, "base-checkpoint": tmp_path / "none", "sentences": sentences, "results": tmp_path / "r"}
+    paths = {"bundle": bundle, "sentences": sentences, "results": tmp_path / "r"}
     words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     return [*words, "--rounds", "1", "--rows", "1", "--seconds", "0.2", "--requests", "20", "--documents"]
 
@@ -24,14 +24,6 @@ def test_sections_are_measured_and_recorded(run: list[str], tmp_path: Path) -> N
     assert results["maps"]["command"].startswith("python -m bench maps mixed memory")
     assert [row["requests"] for row in results["memory"]["rows"]] == list(range(2, 22, 2))
     assert results["mixed"]["figures"]["mixed.gap"]["value"] > 0
-
-
-def test_a_section_whose_model_is_missing_is_left_out(
-    run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["http-base", *run])
-    assert "left out: there is no checkpoint" in capsys.readouterr().out
-    assert not (tmp_path / "r" / "http-base.json").exists()
 
 
 def test_an_unknown_section_is_refused(run: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ PARAMETERS = {"num_beams": NUM_BEAMS, "early_stopping": True}
 @pytest.fixture(scope="module")
 def subject(bundle: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Subject:
     scratch = tmp_path_factory.mktemp("models")
-    return Models(scratch, bundle, scratch / "none", toy_sentences).tiny
+    return Models(scratch, bundle, toy_sentences).tiny
 
 
 def ask(server: RunningServer, body: dict[str, Any]) -> dict[str, Any]:

@@ -10,21 +10,18 @@ from numpy.typing import NDArray
 
 from bench.weights import read_model
 from export.bundle import Label, export_bundle, quantize_bundle
-from export.quantize import SITES, Site, WeightFormat
+from export.quantize import Recipe
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import TransformerConfig
 from model.tokenizer import read_tokenizer
 from model.transformer import Transformer
+from service.bundle import Form
+
+FORMS: tuple[Form, ...] = ("blocks", "rows", "static")
 
 
-def read_quantised(
-    bundle: Path,
-    out: Path,
-    bits: Literal[4, 8] = 8,
-    by_rows: tuple[Site, ...] = (),
-    in_float32: tuple[Site, ...] = (),
-) -> dict[str, torch.Tensor]:
-    quantize_bundle(bundle, out, WeightFormat(bits, 16), None, by_rows=by_rows, in_float32=in_float32)
+def read_quantised(bundle: Path, out: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
+    quantize_bundle(bundle, out, recipe, None, calibration=["A man sleeps."])
     return read_model(out).state_dict()
 
 
@@ -44,16 +41,21 @@ def test_a_float32_bundle_gives_the_checkpoint(checkpoint: Path, bundle: Path) -
         torch.testing.assert_close(read.state_dict()[name], tensor, rtol=0, atol=0)
 
 
-def test_weights_by_rows_are_what_their_columns_stand_for(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
-    read = read_quantised(bundle, tmp_path / "small", by_rows=SITES)
+@pytest.mark.parametrize("form", ["rows", "static"])
+def test_weights_of_integer_products_are_what_their_columns_stand_for(
+    checkpoint: Path, bundle: Path, tmp_path: Path, form: Form
+) -> None:
+    read = read_quantised(bundle, tmp_path / "small", Recipe(8, 16, form, form, form))
     for name, tensor in load_checkpoint(checkpoint)[0].state_dict().items():
         expected = by_columns(tensor) if tensor.dim() == 2 and name != "embedding.weight" else tensor.numpy()
         tolerance = 0.01 if name == "embedding.weight" else 1e-6  # looked up with one scale for its 32 weights
         assert read[name].numpy() == pytest.approx(expected, abs=tolerance), name
 
 
-def test_each_site_is_read_in_its_own_form(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
-    read = read_quantised(bundle, tmp_path / "small", by_rows=("encoder", "projection"), in_float32=("layers",))
+@pytest.mark.parametrize("form", ["rows", "static"])
+def test_each_site_is_read_in_its_own_form(checkpoint: Path, bundle: Path, tmp_path: Path, form: Form) -> None:
+    recipe = Recipe(8, 16, encoder=form, layers="float32", projection=form)
+    read = read_quantised(bundle, tmp_path / "small", recipe)
     weights = load_checkpoint(checkpoint)[0].state_dict()
     for name, tensor in weights.items():
         if name.startswith("encoder") and tensor.dim() == 2:
@@ -66,7 +68,7 @@ def test_each_site_is_read_in_its_own_form(checkpoint: Path, bundle: Path, tmp_p
 
 
 def test_an_embedding_in_float32_is_the_checkpoints_own(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
-    read = read_quantised(bundle, tmp_path / "small", in_float32=("projection",))
+    read = read_quantised(bundle, tmp_path / "small", Recipe(8, 16, projection="float32"))
     expected = load_checkpoint(checkpoint)[0].state_dict()["embedding.weight"]
     torch.testing.assert_close(read["embedding.weight"], expected, rtol=0, atol=0)
 
@@ -83,10 +85,11 @@ def test_a_table_whose_rows_are_no_multiple_of_a_block_is_read_whole(
     save_checkpoint(tmp_path / "narrow", config, model.state_dict(), checkpoint / "tokenizer.json", {})
     export_bundle(tmp_path / "narrow", tmp_path / "float32", Label("narrow"), toy_sentences[:1])
     read = [
-        read_quantised(tmp_path / "float32", tmp_path / f"small{len(by_rows)}", bits, by_rows)["embedding.weight"]
-        for by_rows in ((), ("projection",))
+        read_quantised(tmp_path / "float32", tmp_path / form, Recipe(bits, 16, projection=form))["embedding.weight"]
+        for form in FORMS
     ]
-    torch.testing.assert_close(read[0], read[1], rtol=0, atol=0)  # of the product, and as it is looked up
+    for other in read[1:]:  # of the product in blocks, and as it is looked up
+        torch.testing.assert_close(read[0], other, rtol=0, atol=0)
     weight = model.state_dict()["embedding.weight"]
     moved = torch.linalg.vector_norm(read[0] - weight) / torch.linalg.vector_norm(weight)
     assert 0 < moved < {8: 0.01, 4: 0.15}[bits]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bench.weights import dequantised, read_model
 from export.bundle import quantize_bundle
-from export.quantize import WeightFormat
+from export.quantize import Recipe
 from export.sessions import encode, open_sessions
 from model.transformer import Transformer
 from service.bundle import read_manifest
@@ -25,24 +25,24 @@ def test_the_model_read_from_a_bundle_is_the_one_that_was_exported(model: Transf
         torch.testing.assert_close(read.state_dict()[name], tensor, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("form", "largest"), [(WeightFormat(8, 32), 0.01), (WeightFormat(4, 32), 0.15)], ids=str)
+@pytest.mark.parametrize(("recipe", "largest"), [(Recipe(8), 0.01), (Recipe(4), 0.15)], ids=str)
 def test_the_model_read_from_a_quantised_bundle_has_the_rounded_weights_that_it_multiplies_by(
-    form: WeightFormat,
+    recipe: Recipe,
     largest: float,
     model: Transformer,
     float_bundle: Path,
     sources: list[tuple[int, ...]],
     tmp_path: Path,
 ) -> None:
-    quantize_bundle(float_bundle, tmp_path / "quantised", form, text=None)
+    quantize_bundle(float_bundle, tmp_path / "quantised", recipe, text=None)
     read = read_model(tmp_path / "quantised")
     for name, tensor in model.state_dict().items():
         moved = torch.linalg.vector_norm(read.state_dict()[name] - tensor) / torch.linalg.vector_norm(tensor)
-        if name == "embedding.weight" and form.bits == 8:
+        if name == "embedding.weight" and recipe.bits == 8:
             assert moved < largest, "that of the shipped bundle may lie in the same blocks already"
         else:
             assert (0 < moved < largest) == (tensor.dim() == 2), "matrices are rounded, vectors are not"
-    if form.bits == 4:  # with 8 bits the rounding of activations is as large as that of weights
+    if recipe.bits == 4:  # with 8 bits the rounding of activations is as large as that of weights
         served = served_hidden(tmp_path / "quantised", sources[0])
         apart, apart_from_float = (np.abs(served - hidden(one, sources[0])).max() for one in (read, model))
         assert apart < apart_from_float / 3

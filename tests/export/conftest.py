@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,8 @@ def sessions(bundle: Path) -> Sessions:
 def sources(tokenizer: Tokenizer, toy_sentences: list[str]) -> list[list[int]]:
     """Sources of different lengths."""
     return [encoding.ids for encoding in tokenizer.encode_batch(toy_sentences)]
+
+
+@pytest.fixture
+def copied(bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(bundle, tmp_path / "copied"))

@@ -1,7 +1,6 @@
 """Graphs of a product to quantise, and what rounded weights stand for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,22 +11,19 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from export.builder import GraphBuilder, WeightFile
-from export.quantize import Site, WeightFormat, quantize_graphs, quantize_rows
+from export.quantize import Recipe, product_inputs, quantize_graphs, quantize_rows
+from service.bundle import Form
 
 Array = NDArray[np.float32]
 Draw = Callable[[GraphBuilder, str], str]  # adds nodes that read a value, gives their output's name
 
 SIZE, INNER = 24, 64  # N and K of products; K is part of a block or several
-FORMATS = [WeightFormat(8, 16), WeightFormat(8, 32), WeightFormat(8, 64), WeightFormat(4, 16), WeightFormat(4, 32)]
+IN_BLOCKS = [Recipe(8, 16), Recipe(8, 32), Recipe(8, 64), Recipe(4, 16), Recipe(4, 32)]
+LARGEST = 3.0  # what is said to have been measured of every value; some of `random` lies beyond it
 
 
-@dataclass(frozen=True)
-class Form:
-    """What `quantize_graphs` can be told."""
-
-    weights: WeightFormat
-    by_rows: tuple[Site, ...] = ()
-    in_float32: tuple[Site, ...] = ()
+def everywhere(form: Form) -> Recipe:
+    return Recipe(8, encoder=form, layers=form, projection=form)
 
 
 def random(*shape: int) -> Array:
@@ -65,12 +61,15 @@ def draw(folder: Path, nodes: Draw, inner: int = INNER) -> onnx.ModelProto:
     return graph.build()
 
 
-def quantized(model: onnx.ModelProto, folder: Path, form: Form) -> tuple[list[str], Callable[[Array], Array]]:
+def quantized(
+    model: onnx.ModelProto, folder: Path, recipe: Recipe, largest: float = LARGEST
+) -> tuple[list[str], Callable[[Array], Array]]:
     """The quantised graph's operators, and what gives its `y`; its weights are in a folder of its own."""
     out = folder / "quantized"
     out.mkdir()
     weights = WeightFile("weights.bin")
-    (new,) = quantize_graphs([model], folder, weights, form.weights, form.by_rows, form.in_float32)
+    ranges = {model.graph.name: dict.fromkeys(product_inputs(model.graph), largest)}
+    (new,) = quantize_graphs([model], folder, weights, recipe, ranges)
     weights.write(out)
     onnx.save_model(new, out / "graph.onnx")
     session = onnxruntime.InferenceSession(out / "graph.onnx", providers=["CPUExecutionProvider"])

@@ -1,34 +1,19 @@
 import json
 import os
 import shutil
-from collections import Counter
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
-import onnx
 import pytest
 import torch
 
-from export.bundle import Label, export_bundle, quantize_bundle, verify_bundle
-from export.quality import ParallelText
-from export.quantize import SITES, Site, WeightFormat
-from export.sessions import onnx_steps, open_sessions
+from export.bundle import Label, export_bundle, verify_bundle
 from export.verify import VerificationError
 from model.checkpoint import load_checkpoint, save_checkpoint
-from model.evaluate import EvaluationSet
-from model.reference import greedy
-from model.tokenizer import decode_ids, encode_lines, read_tokenizer, train_tokenizer
-from service.bundle import BundleError, Quantization, check_files, read_bundle, read_manifest, write_manifest
+from model.tokenizer import train_tokenizer
+from service.bundle import BundleError, check_files, read_bundle, read_manifest, write_manifest
+from tests.export.folders import BUNDLE_FILES, names
 
 LABEL = Label("toy", "random weights", "Apache-2.0")
-IN_FLOAT32, IN_BLOCKS, BY_ROWS, PROJECTION_BY_ROWS = "MatMul", "MatMulNBits", "MatMulIntegerToFloat", "MatMulInteger"
-BUNDLE_FILES = {"manifest.json", "encoder.onnx", "step.onnx", "weights.bin", "tokenizer.json"}
-
-
-@pytest.fixture
-def copied(bundle: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(bundle, tmp_path / "copied"))
 
 
 @pytest.fixture
@@ -40,10 +25,6 @@ def broken_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
         model.embedding.weight[3, 3] = torch.nan
     save_checkpoint(folder, model.config, model.state_dict(), checkpoint / "tokenizer.json", {})
     return folder
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 def test_a_bundle_holds_what_its_manifest_says_and_nothing_else(bundle: Path) -> None:
@@ -82,7 +63,7 @@ def test_another_schema_version_is_refused_with_the_one_that_is_needed(copied: P
     path = copied / "manifest.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**document, "schema_version": 7}), encoding="utf-8")
-    with pytest.raises(BundleError, match="has schema_version 7, this service needs 2"):
+    with pytest.raises(BundleError, match="has schema_version 7, this service needs 3"):
         read_manifest(copied)
 
 
@@ -177,98 +158,3 @@ def test_a_bundle_with_another_tokenizer_is_not_verified(
     train_tokenizer(toy_sentences, vocab_size=300).save(str(other / "tokenizer.json"))
     with pytest.raises(BundleError, match="is not the checkpoint's tokenizer"):
         verify_bundle(bundle, other, toy_sentences[:1])
-
-
-def test_a_quantised_bundle_is_whole_and_says_what_it_is(bundle: Path, tmp_path: Path) -> None:
-    out = tmp_path / "small"
-    given = quantize_bundle(bundle, out, WeightFormat(8, 32), None)
-    manifest, original = read_bundle(out), read_bundle(bundle)
-    assert names(out) == BUNDLE_FILES
-    assert manifest.quantization == given
-    assert given == Quantization(bits=8, block_size=32, float32_digest=original.digest, quality=None)
-    changed = {"name", "created", "dtype", "verification", "quantization", "files"}
-    assert manifest.model_dump(exclude=changed) == original.model_dump(exclude=changed)
-    assert (manifest.name, manifest.dtype, manifest.verification) == ("small", "int8", None)
-    assert (out / "weights.bin").stat().st_size < (bundle / "weights.bin").stat().st_size / 2
-    for graph, file in ((manifest.encoder, "encoder.onnx"), (manifest.step, "step.onnx")):
-        proto = onnx.load_model(out / file, load_external_data=False)
-        assert tuple(value.name for value in proto.graph.input) == graph.inputs
-        assert tuple(value.name for value in proto.graph.output) == graph.outputs
-        operators = {node.op_type for node in proto.graph.node}
-        assert {"MatMulNBits", "GatherBlockQuantized"} <= operators
-        assert not {"MatMul", "Gemm", "DynamicQuantizeLinear"} & operators
-
-
-@pytest.mark.parametrize(
-    ("by_rows", "in_float32", "encoder", "step"),
-    [
-        (("encoder", "projection"), (), {BY_ROWS: 9}, {IN_BLOCKS: 12, PROJECTION_BY_ROWS: 1}),
-        (SITES, (), {BY_ROWS: 9}, {BY_ROWS: 12, PROJECTION_BY_ROWS: 1}),
-        ((), ("layers",), {IN_BLOCKS: 9}, {IN_FLOAT32: 12, IN_BLOCKS: 1}),
-    ],
-)
-def test_a_quantised_bundle_says_which_products_have_another_form(
-    bundle: Path,
-    tmp_path: Path,
-    by_rows: tuple[Site, ...],
-    in_float32: tuple[Site, ...],
-    encoder: dict[str, int],
-    step: dict[str, int],
-) -> None:
-    out = tmp_path / "small"
-    quantize_bundle(bundle, out, WeightFormat(8, 32), None, by_rows=by_rows, in_float32=in_float32)
-    quantization = read_bundle(out).quantization
-    assert quantization is not None
-    assert (quantization.by_rows, quantization.in_float32) == (by_rows, in_float32)
-    for file, counts in (("encoder.onnx", encoder), ("step.onnx", step)):
-        operators = [node.op_type for node in onnx.load_model(out / file, load_external_data=False).graph.node]
-        products = Counter(operator for operator in operators if operator.startswith(("MatMul", "Gemm")))
-        assert products == counts
-
-
-@pytest.mark.parametrize(("bits", "by_rows"), [(4, ()), (8, ()), (8, SITES)], ids=["4 bits", "8 bits", "by rows"])
-def test_quantised_graphs_stay_near_those_of_float32(
-    bundle: Path, tmp_path: Path, bits: Literal[4, 8], by_rows: tuple[Site, ...]
-) -> None:
-    quantize_bundle(bundle, tmp_path / "small", WeightFormat(bits, 16), None, by_rows=by_rows)
-    scores = []
-    for folder in (bundle, tmp_path / "small"):
-        steps = onnx_steps(open_sessions(folder, read_bundle(folder)), [11, 52, 90, 33, 2])
-        scores.append(steps([[1, 45, 67, 12]])[0])
-    assert 0 < np.abs(scores[1] - scores[0]).max() < {8: 0.1, 4: 1.5}[bits]
-
-
-def test_only_a_float32_bundle_is_quantised_and_only_such_a_one_verified(
-    bundle: Path, checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
-) -> None:
-    out = tmp_path / "small"
-    quantize_bundle(bundle, out, WeightFormat(4, 32), None)
-    with pytest.raises(BundleError, match="small is int4: only a float32 bundle can be quantised"):
-        quantize_bundle(out, tmp_path / "smaller", WeightFormat(4, 32), None)
-    with pytest.raises(BundleError, match="small is int4: its graphs are not PyTorch's; verify the float32 bundle"):
-        verify_bundle(out, checkpoint, toy_sentences[:1])
-    assert names(tmp_path) == {"small"}
-
-
-def test_a_bundle_that_loses_too_much_is_written_by_force_alone(
-    bundle: Path, copied: Path, toy_sentences: list[str]
-) -> None:
-    """References are the float32 model's own outputs: BLEU 100, which no rounded random weights reach."""
-    manifest = read_bundle(bundle)
-    sessions, tokenizer = open_sessions(bundle, manifest), read_tokenizer(bundle / "tokenizer.json")
-    references = []
-    for source in encode_lines(tokenizer, toy_sentences):
-        output = greedy(onnx_steps(sessions, source), manifest.tokens.start_id, manifest.tokens.end_id, 128)
-        references.append(decode_ids(tokenizer, output.ids))
-    text = ParallelText("own", "de", EvaluationSet(toy_sentences, references, tokenised_references=None))
-    with pytest.raises(VerificationError, match=r"with num_beams 1, BLEU falls from 100\.00 to"):
-        quantize_bundle(bundle, copied, WeightFormat(4, 32), text)
-    assert read_bundle(copied) == manifest
-    assert names(copied.parent) == {"copied"}
-    (copied / "MODEL_CARD.md").write_text("a card", encoding="utf-8")
-    quality = quantize_bundle(bundle, copied, WeightFormat(4, 32), text, force=True).quality
-    assert quality is not None
-    assert (quality.split, quality.sentences) == ("own", 6)
-    assert quality.bleu[0].float32 == pytest.approx(100) and quality.bleu[0].quantized < 99
-    assert names(copied) == BUNDLE_FILES | {"MODEL_CARD.md"}
-    assert read_bundle(copied).dtype == "int4"

@@ -3,7 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from export.__main__ import main
+from export.__main__ import SENTENCES, main
+from export.bundle import quantize_bundle
+from service.bundle import read_bundle
+from tests.export.products import everywhere
 
 
 @pytest.fixture
@@ -106,11 +109,11 @@ def test_quantize_writes_a_bundle_with_what_it_measured(
 ) -> None:
     out = tmp_path / "small"
     arguments = ["quantize", str(bundle), "--out", str(out), "--bits", "8", "--block-size", "32"]
-    arguments += ["--by-rows", "encoder", "projection", "--in-float32", "layers"]
+    arguments += ["--encoder", "rows", "--layers", "float32"]
     assert main([*arguments, "--data", str(parallel_text), "--limit", "1"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["bits"], printed["block_size"]) == (8, 32)
-    assert (printed["by_rows"], printed["in_float32"]) == (["encoder", "projection"], ["layers"])
+    assert printed["forms"] == {"encoder": "rows", "layers": "float32", "projection": "blocks"}
     assert (printed["quality"]["split"], printed["quality"]["sentences"]) == ("val", 1)
     assert json.loads((out / "manifest.json").read_text(encoding="utf-8"))["quantization"] == printed
 
@@ -121,6 +124,64 @@ def test_quantize_unverified_says_so(bundle: Path, tmp_path: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out)["quality"] is None
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
     assert (manifest["dtype"], manifest["quantization"]["quality"]) == ("int4", None)
+
+
+def quantize_static(bundle: Path, out: Path, *more: str) -> list[str]:
+    arguments = ["quantize", str(bundle), "--out", str(out), "--bits", "8", "--unverified"]
+    return [*arguments, "--encoder", "static", "--layers", "static", "--projection", "static", *more]
+
+
+def test_quantize_measures_static_scales_on_the_sentences_that_it_is_given(
+    bundle: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    assert main(quantize_static(bundle, out, "--calibration", str(sentences_path))) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["forms"] == dict.fromkeys(("encoder", "layers", "projection"), "static")
+    quantize_bundle(bundle, tmp_path / "expected", everywhere("static"), None, calibration=["A man sleeps."])
+    assert read_bundle(out).files == read_bundle(tmp_path / "expected").files
+
+
+def test_static_scales_are_measured_on_the_projects_sentences_where_none_are_given(
+    bundle: Path, tmp_path: Path
+) -> None:
+    given, own = (tmp_path / name for name in ("given", "own"))
+    assert main(quantize_static(bundle, own)) == 0
+    assert main(quantize_static(bundle, given, "--calibration", str(SENTENCES))) == 0
+    assert read_bundle(given).files == read_bundle(own).files
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file or directory"),
+        ("", "few.txt has no sentences"),
+        ("A dog.\n" + "walks " * 300, "sentence 2 has"),
+    ],
+    ids=["no file", "no sentence", "too long"],
+)
+def test_static_scales_that_cannot_be_measured_exit_with_2(
+    bundle: Path, tmp_path: Path, text: str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, path = tmp_path / "small", tmp_path / "few.txt"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    assert main(quantize_static(bundle, out, "--calibration", str(path))) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert message in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("site", ["encoder", "layers", "projection"])
+def test_an_unknown_form_is_refused(
+    bundle: Path, tmp_path: Path, site: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["quantize", str(bundle), "--out", str(tmp_path / "small"), "--bits", "8", "--unverified"]
+    with pytest.raises(SystemExit) as exit_info:
+        main([*arguments, f"--{site}", "columns"])
+    assert exit_info.value.code == 2
+    assert "invalid choice: 'columns'" in capsys.readouterr().err
 
 
 def test_half_writes_a_bundle_with_what_it_measured(

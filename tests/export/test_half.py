@@ -116,7 +116,9 @@ def test_all_operators_are_ones_that_cuda_has(half: Path) -> None:
 def test_a_float16_bundle_is_half_as_large_and_says_what_it_is(bundle: Path, half: Path) -> None:
     manifest, original = read_bundle(half), read_bundle(bundle)
     assert (manifest.name, manifest.dtype, manifest.verification) == ("half", "float16", None)
-    assert manifest.quantization == Quantization(bits=16, block_size=None, float32_digest=original.digest, quality=None)
+    assert manifest.quantization == Quantization(
+        bits=16, block_size=None, forms={}, float32_digest=original.digest, quality=None
+    )
     assert {state.dtype for state in manifest.states} == {"float16"}
     assert set(manifest.files) == {"encoder.onnx", "step.onnx", "rows.onnx", "tokenizer.json", "weights.bin"}
     assert (half / "weights.bin").stat().st_size < 0.55 * (bundle / "weights.bin").stat().st_size

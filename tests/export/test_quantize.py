@@ -1,4 +1,4 @@
-"""Quantised products: exact arithmetic where it can be exact, a slow twin where it cannot."""
+"""Products and tables in blocks, and what becomes of the rest of a graph; integer products have a file of their own."""
 
 from pathlib import Path
 from typing import Literal
@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from export.builder import GraphBuilder
-from export.quantize import SITES, WEIGHT_LEVELS, WeightFormat, quantize_columns, quantize_rows
+from export.quantize import Recipe, quantize_rows
+from service.bundle import Form
 from tests.export.products import (
-    FORMATS,
+    IN_BLOCKS,
     INNER,
     SIZE,
     Array,
     Draw,
-    Form,
     draw,
+    everywhere,
     gemm_transposed,
     matmul,
     matmul_and_bias,
@@ -24,11 +25,6 @@ from tests.export.products import (
     random,
     rounded,
 )
-
-BY_ROWS = Form(WeightFormat(8, 32), by_rows=SITES)
-ROUNDING = ["Abs", "ReduceMax", "Div", "QuantizeLinear"]
-BY_ROWS_OF_LAYERS = [*ROUNDING, "MatMulIntegerToFloat", "Mul"]
-BY_ROWS_OF_TABLES = [*ROUNDING, "MatMulInteger", "Cast", "Mul", "Mul"]
 
 
 def whole(count: int) -> Array:
@@ -38,38 +34,38 @@ def whole(count: int) -> Array:
     return numbers
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_weights_move_by_at_most_one_step_and_the_largest_not_at_all(form: WeightFormat) -> None:
+@pytest.mark.parametrize("recipe", IN_BLOCKS, ids=str)
+def test_weights_move_by_at_most_one_step_and_the_largest_not_at_all(recipe: Recipe) -> None:
     rows = random(SIZE, 160)
-    _, scales = quantize_rows(rows, form.bits, form.block_size)
-    steps = np.repeat(np.abs(scales), form.block_size, axis=1)[:, :160]
-    errors = np.abs(rounded(rows, form.bits, form.block_size) - rows)
+    _, scales = quantize_rows(rows, recipe.bits, recipe.block_size)
+    steps = np.repeat(np.abs(scales), recipe.block_size, axis=1)[:, :160]
+    errors = np.abs(rounded(rows, recipe.bits, recipe.block_size) - rows)
     assert (errors <= 1.001 * steps).all()
     assert np.median(errors / steps) < 0.3  # rounding, not cutting off
     largest = np.abs(rows).argmax(axis=1, keepdims=True)
     assert np.take_along_axis(errors, largest, axis=1) == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_zeros_stay_zeros(form: WeightFormat) -> None:
-    assert not rounded(np.zeros((2, 40), np.float32), form.bits, form.block_size).any()
+@pytest.mark.parametrize("recipe", IN_BLOCKS, ids=str)
+def test_zeros_stay_zeros(recipe: Recipe) -> None:
+    assert not rounded(np.zeros((2, 40), np.float32), recipe.bits, recipe.block_size).any()
 
 
 @pytest.mark.parametrize(("bits", "size"), [(5, 32), (8, 48), (8, 128), (4, 64)])
 def test_a_format_that_is_not_served_is_refused(bits: Literal[4, 8], size: int) -> None:
     with pytest.raises(ValueError, match="it must be one of"):
-        WeightFormat(bits, size)
+        Recipe(bits, size)
 
 
-@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("recipe", IN_BLOCKS, ids=str)
 @pytest.mark.parametrize(("nodes", "has_bias"), [(matmul, False), (matmul_and_bias, True)])
 def test_a_product_in_blocks_is_that_of_the_rounded_weights_with_its_bias_inside(
-    tmp_path: Path, nodes: Draw, has_bias: bool, form: WeightFormat
+    tmp_path: Path, nodes: Draw, has_bias: bool, recipe: Recipe
 ) -> None:
-    operators, run = quantized(draw(tmp_path, nodes), tmp_path, Form(form))
+    operators, run = quantized(draw(tmp_path, nodes), tmp_path, recipe)
     assert operators == ["MatMulNBits", "Identity"]
     x = whole(3)
-    weights = rounded(random(SIZE, INNER), form.bits, form.block_size)
+    weights = rounded(random(SIZE, INNER), recipe.bits, recipe.block_size)
     assert run(x) == pytest.approx(x @ weights.T + (random(SIZE) if has_bias else 0), rel=1e-5, abs=1e-3)
 
 
@@ -80,21 +76,23 @@ def test_products_of_two_values_and_those_that_gemm_scales_stay(tmp_path: Path) 
         )
         return graph.add("MatMul", scaled, graph.add("Transpose", scaled, perm=[1, 0]))
 
-    operators, run = quantized(draw(tmp_path, nodes), tmp_path, Form(WeightFormat(8, 32)))
+    operators, run = quantized(draw(tmp_path, nodes), tmp_path, Recipe(8, 32))
     assert operators == ["Gemm", "Transpose", "MatMul", "Identity"]
     scaled = 2 * whole(2) @ random(SIZE, INNER).T
     assert run(whole(2)) == pytest.approx(scaled @ scaled.T, rel=1e-4)
 
 
-@pytest.mark.parametrize("form", [Form(WeightFormat(8, 32)), BY_ROWS], ids=["in blocks", "by rows"])
-def test_what_is_added_stays_where_it_is_no_bias_or_the_product_has_another_reader(tmp_path: Path, form: Form) -> None:
+@pytest.mark.parametrize("recipe", [everywhere("blocks"), everywhere("rows"), everywhere("static")], ids=str)
+def test_what_is_added_stays_where_it_is_no_bias_or_the_product_has_another_reader(
+    tmp_path: Path, recipe: Recipe
+) -> None:
     def nodes(graph: GraphBuilder, x: str) -> str:
         product = gemm_transposed(graph, x)
         with_bias = graph.add("Add", product, graph.weight("bias", torch.from_numpy(random(SIZE))))
         with_number = graph.add("Add", matmul(graph, x, "other"), graph.constant(2, np.float32))
         return graph.add("Add", graph.add("Add", product, with_bias), with_number)
 
-    operators, run = quantized(draw(tmp_path, nodes), tmp_path, form)
+    operators, run = quantized(draw(tmp_path, nodes), tmp_path, recipe, largest=127)
     assert operators.count("Add") == 4
     x, weights = whole(2), random(SIZE, INNER)
     expected = 3 * x @ weights.T + random(SIZE) + 2
@@ -112,7 +110,7 @@ def test_a_tied_table_is_stored_once_and_read_as_it_is_multiplied(tmp_path: Path
         other = graph.add("Gather", graph.weight("untied", torch.from_numpy(random(SIZE, INNER) + 1)), best)
         return graph.add("Sub", graph.add("Gather", "weight", best), other)  # (B, K)
 
-    operators, run = quantized(draw(tmp_path, nodes), tmp_path, Form(WeightFormat(bits, 16)))
+    operators, run = quantized(draw(tmp_path, nodes), tmp_path, Recipe(bits, 16))
     assert operators == ["MatMulNBits", "ArgMax", "Gather", "GatherBlockQuantized", "Sub", "Identity"]
     rows = rounded(random(SIZE, INNER), bits, INNER)
     best = (whole(5) @ rows.T).argmax(axis=1)
@@ -132,24 +130,24 @@ def test_a_table_has_blocks_of_128_or_the_largest_power_of_two_within_its_rows(
     tmp_path: Path, bits: Literal[4, 8], inner: int, block_size: int
 ) -> None:
     table = random(SIZE, inner)
-    _, run = quantized(
-        draw(tmp_path, lambda graph, x: best_rows(graph, table, x), inner), tmp_path, Form(WeightFormat(bits, 32))
-    )
+    _, run = quantized(draw(tmp_path, lambda graph, x: best_rows(graph, table, x), inner), tmp_path, Recipe(bits, 32))
     assert run(table) == pytest.approx(rounded(table, bits, block_size), abs=1e-5)
 
 
-def test_a_table_whose_product_is_by_rows_is_looked_up_in_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["rows", "static"])
+def test_a_table_whose_product_is_of_integers_is_looked_up_in_blocks(tmp_path: Path, form: Form) -> None:
     table = random(SIZE, INNER)
-    operators, run = quantized(draw(tmp_path, lambda graph, x: best_rows(graph, table, x)), tmp_path, BY_ROWS)
-    assert operators == [*BY_ROWS_OF_TABLES, "ArgMax", "GatherBlockQuantized", "Identity"]
+    operators, run = quantized(draw(tmp_path, lambda graph, x: best_rows(graph, table, x)), tmp_path, everywhere(form))
+    assert {"MatMulInteger", "GatherBlockQuantized"} < set(operators)
+    assert not {"Gemm", "MatMulNBits", "Gather"} & set(operators)
     assert run(table) == pytest.approx(rounded(table, 8, INNER), abs=1e-5)
     assert stored_bytes(tmp_path) == padded_bytes(SIZE * INNER, SIZE * 4, SIZE * INNER, SIZE * 4)
 
 
 def test_what_stays_in_float32_keeps_its_table_and_its_weights(tmp_path: Path) -> None:
     table = random(SIZE, INNER)
-    form = Form(WeightFormat(8, 32), in_float32=("layers",))
-    operators, run = quantized(draw(tmp_path, lambda graph, x: best_rows(graph, table, x)), tmp_path, form)
+    model = draw(tmp_path, lambda graph, x: best_rows(graph, table, x))
+    operators, run = quantized(model, tmp_path, everywhere("float32"))
     assert operators == ["Gemm", "ArgMax", "Gather", "Identity"]
     np.testing.assert_array_equal(run(table), table)
     assert stored_bytes(tmp_path) == SIZE * INNER * 4
@@ -161,68 +159,3 @@ def stored_bytes(folder: Path) -> int:
 
 def padded_bytes(*sizes: int) -> int:
     return sum(-(-size // 64) * 64 for size in sizes)
-
-
-# By rows
-
-
-def by_rows(x: Array, matrix: Array) -> Array:
-    """The product, one number after another."""
-    result = np.zeros((len(x), matrix.shape[1]), np.float32)
-    for i, row in enumerate(x):
-        largest = np.abs(row).max()
-        whole_row = np.rint(row / largest * 127).astype(int)
-        for j, column in enumerate(matrix.T):
-            scale = np.abs(column).max() / 63
-            result[i, j] = (whole_row @ np.rint(column / scale).astype(int)) * scale * largest / 127
-    return result
-
-
-@pytest.mark.parametrize(
-    ("nodes", "bias", "expected_operators"),
-    [
-        (matmul, 0, BY_ROWS_OF_LAYERS),
-        (matmul_and_bias, random(SIZE), [*BY_ROWS_OF_LAYERS, "Add"]),
-        (gemm_transposed, 0, BY_ROWS_OF_TABLES),
-    ],
-    ids=["matmul", "matmul and bias", "gemm transposed"],
-)
-def test_a_product_by_rows_is_that_of_its_slow_twin(
-    tmp_path: Path, nodes: Draw, bias: Array | int, expected_operators: list[str]
-) -> None:
-    operators, run = quantized(draw(tmp_path, nodes), tmp_path, BY_ROWS)
-    assert operators == [*expected_operators, "Identity"]
-    x = random(5, INNER) * np.array([[0.1], [1], [7], [30], [1000]], np.float32)
-    expected, exact = by_rows(x, random(SIZE, INNER).T) + bias, x @ random(SIZE, INNER).T + bias
-    scale = np.abs(expected).max(axis=1, keepdims=True)
-    assert run(x) / scale == pytest.approx(expected / scale, abs=1e-6)
-    assert expected / scale == pytest.approx(exact / scale, abs=0.03)
-
-
-def test_a_row_of_zeros_gives_the_bias(tmp_path: Path) -> None:
-    _, run = quantized(draw(tmp_path, matmul_and_bias), tmp_path, BY_ROWS)
-    x = random(3, INNER)
-    x[1] = 0
-    np.testing.assert_array_equal(run(x)[1], random(SIZE))
-
-
-def test_columns_move_by_at_most_half_a_step_and_the_largest_weight_not_at_all() -> None:
-    matrix = random(INNER, SIZE) * np.logspace(-3, 3, SIZE, dtype=np.float32)
-    matrix[:, 3] = 0
-    codes, scales = quantize_columns(matrix)
-    errors = np.abs(codes * scales - matrix)
-    assert (errors <= 0.501 * scales).all()
-    largest = np.abs(matrix).argmax(axis=0, keepdims=True)
-    assert np.take_along_axis(errors / np.maximum(scales, 1e-9), largest, axis=0) == pytest.approx(0, abs=1e-5)
-    assert not codes[:, 3].any()
-
-
-def test_the_largest_products_by_rows_fit_sixteen_bits_in_pairs_and_are_exact(tmp_path: Path) -> None:
-    assert 2 * np.iinfo(np.uint8).max * WEIGHT_LEVELS <= np.iinfo(np.int16).max
-    signs = torch.from_numpy(np.sign(random(SIZE, INNER)).T)
-    _, run = quantized(
-        draw(tmp_path, lambda graph, x: graph.add("MatMul", x, graph.weight("weight", signs))), tmp_path, BY_ROWS
-    )
-    x = np.sign(random(SIZE, INNER))
-    assert run(x) == pytest.approx(x @ signs.numpy(), rel=1e-5)
-    assert run(x).diagonal() == pytest.approx(INNER, rel=1e-5)

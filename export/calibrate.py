@@ -1,0 +1,77 @@
+"""How large the values are that a bundle's products read, measured on sentences that it translates."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+from export.quantize import product_inputs
+from export.sessions import Array, Sessions, encode, initial_states, open_sessions, run_step
+from service.bundle import Graph, Manifest
+
+MAX_NEW_TOKENS = 64
+LARGEST = "largest."  # what the names of the added outputs begin with
+
+
+def measure_ranges(folder: Path, manifest: Manifest, sources: Sequence[Sequence[int]]) -> dict[str, dict[str, float]]:
+    """The largest magnitude of every value that a product with a constant matrix reads, by graph and name.
+
+    The bundle encodes each source and decodes it greedily, alone.
+
+    Args:
+        folder: a float32 bundle.
+        manifest: its manifest.
+        sources: ids, the end token last.
+    """
+    encoder, step = dict[str, float](), dict[str, float]()
+    with tempfile.TemporaryDirectory() as scratch:
+        sessions = _measuring(folder, manifest, Path(scratch))
+        for source in sources:
+            _translate(sessions, source, encoder, step)
+    return {"encoder": encoder, "step": step}
+
+
+def _measuring(folder: Path, manifest: Manifest, scratch: Path) -> Sessions:
+    """The bundle with one more output for each value that is to be measured."""
+    for name in manifest.files:
+        shutil.copyfile(folder / name, scratch / name)
+    graphs = {"encoder": manifest.encoder, "step": manifest.step}
+    measuring = {part: _with_outputs(scratch / graph.file, graph) for part, graph in graphs.items()}
+    return open_sessions(scratch, manifest.model_copy(update=measuring))
+
+
+def _with_outputs(path: Path, described: Graph) -> Graph:
+    model = onnx.load_model(path, load_external_data=False)
+    values = product_inputs(model.graph)
+    for value in values:
+        name = LARGEST + value
+        model.graph.node.append(helper.make_node("Abs", [value], [f"{name}.magnitudes"]))
+        model.graph.node.append(helper.make_node("ReduceMax", [f"{name}.magnitudes"], [name], keepdims=0))
+        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ()))
+    onnx.save_model(model, path)
+    return described.model_copy(update={"outputs": (*described.outputs, *(LARGEST + value for value in values))})
+
+
+def _translate(sessions: Sessions, source: Sequence[int], encoder: dict[str, float], step: dict[str, float]) -> None:
+    manifest = sessions.manifest
+    encoded = encode(sessions, [source])
+    _keep_largest(encoder, encoded)
+    slots = min(MAX_NEW_TOKENS, manifest.limits.max_target_tokens)
+    states, token_id = initial_states(manifest, encoded, slots), manifest.tokens.start_id
+    wanted = ["top_ids", *(name for name in manifest.step.outputs if name.startswith(LARGEST))]
+    for length in range(slots):
+        outputs = run_step(sessions, states, [token_id], [length], [len(source)], wanted)
+        _keep_largest(step, outputs)
+        token_id = int(outputs["top_ids"][0, 0])
+        if token_id == manifest.tokens.end_id:
+            break
+
+
+def _keep_largest(ranges: dict[str, float], outputs: Mapping[str, Array]) -> None:
+    for name, value in outputs.items():
+        if name.startswith(LARGEST):
+            measured = name.removeprefix(LARGEST)
+            ranges[measured] = max(ranges.get(measured, 0.0), float(value))

@@ -1,0 +1,9 @@
+"""What lies in a bundle's folder."""
+
+from pathlib import Path
+
+BUNDLE_FILES = {"manifest.json", "encoder.onnx", "step.onnx", "weights.bin", "tokenizer.json"}
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}

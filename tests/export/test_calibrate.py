@@ -1,0 +1,142 @@
+"""Ranges that ONNX Runtime measures are those of PyTorch, whose modules are watched while they decode greedily."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from export.calibrate import MAX_NEW_TOKENS, measure_ranges
+from export.quantize import product_inputs
+from model.reference import greedy, pytorch_steps
+from model.transformer import Transformer
+from service.bundle import Manifest, read_bundle
+
+# Products of several layers side by side are called by names of their own; those layers read the same.
+FIRST_OF_SEVERAL = {
+    "self_attention.qkv": "self_attention.query",
+    "cross_attention.keys_values": "decoder.0.cross_attention.key",
+}
+Ranges = dict[str, dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def manifest(bundle: Path) -> Manifest:
+    return read_bundle(bundle)
+
+
+@contextmanager
+def watching(model: Transformer) -> Iterator[dict[str, float]]:
+    """The largest magnitude that each linear layer reads, by its name, and that the embedding's product reads."""
+    largest: dict[str, float] = {}
+
+    def keep(name: str, x: Tensor) -> None:
+        largest[name] = max(largest.get(name, 0.0), float(x.abs().max()))
+
+    def watch(name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
+        return module.register_forward_pre_hook(lambda _, inputs: keep(name, inputs[0]))
+
+    handles = [watch(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    decoded = model.decoder[-1].feed_forward_norm.register_forward_hook(  # type: ignore[union-attr]
+        lambda module, inputs, output: keep("embedding", output)
+    )
+    yield largest
+    for handle in (*handles, decoded):
+        handle.remove()
+
+
+def watched(
+    model: Transformer, manifest: Manifest, sources: Sequence[Sequence[int]], new_tokens: int
+) -> dict[str, float]:
+    tokens = manifest.tokens
+    with watching(model) as largest:
+        for source in sources:
+            greedy(pytorch_steps(model, source), tokens.start_id, tokens.end_id, new_tokens)
+    return largest
+
+
+def layer_of(weight: str) -> str:
+    """The module that a graph's constant matrix is the weight of, or one of the modules."""
+    name = weight.removesuffix(".weight")
+    for joined, first in FIRST_OF_SEVERAL.items():
+        name = name.replace(joined, first)
+    return name
+
+
+def by_layer(bundle: Path, manifest: Manifest, ranges: Ranges) -> dict[str, float]:
+    """The range that each product's input has in its own graph, by the name of the module that multiplies there."""
+    found = {}
+    for graph, name in ((manifest.encoder, "encoder"), (manifest.step, "step")):
+        proto = onnx.load_model(bundle / graph.file, load_external_data=False).graph
+        assert ranges[name].keys() == set(product_inputs(proto))
+        matrices = {tensor.name for tensor in proto.initializer if len(tensor.dims) == 2}
+        for node in proto.node:
+            if node.op_type in ("MatMul", "Gemm") and node.input[1] in matrices:
+                found[layer_of(node.input[1])] = ranges[name][node.input[0]]
+    return found
+
+
+def test_the_range_of_every_product_is_the_largest_magnitude_that_it_reads(
+    bundle: Path, manifest: Manifest, model: Transformer, sources: list[list[int]]
+) -> None:
+    given = by_layer(bundle, manifest, measure_ranges(bundle, manifest, sources))
+    expected = watched(model, manifest, sources, MAX_NEW_TOKENS)
+    assert len(given) == 9 + 13
+    assert given == pytest.approx({name: expected[name] for name in given}, rel=1e-4)
+
+
+def test_no_more_tokens_are_decoded_than_the_model_has_room_for(
+    bundle: Path, manifest: Manifest, model: Transformer, sources: list[list[int]]
+) -> None:
+    limits = manifest.limits.model_copy(update={"max_target_tokens": 3})
+    ranges = measure_ranges(bundle, manifest.model_copy(update={"limits": limits}), sources)
+    few, many = (watched(model, manifest, sources, new_tokens) for new_tokens in (3, MAX_NEW_TOKENS))
+    given = by_layer(bundle, manifest, ranges)
+    assert given == pytest.approx({name: few[name] for name in given}, rel=1e-4)
+    assert sum(many[name] > 1.01 * few[name] for name in given) > 5, "ranges that do not grow prove little"
+
+
+def test_the_largest_of_all_sources_counts(bundle: Path, manifest: Manifest, sources: list[list[int]]) -> None:
+    alone = [measure_ranges(bundle, manifest, [source]) for source in sources]
+    for graph, ranges in measure_ranges(bundle, manifest, sources).items():
+        for name, largest in ranges.items():
+            assert largest == max(one[graph][name] for one in alone)
+
+
+def test_values_of_one_name_in_both_graphs_are_kept_apart(
+    bundle: Path, manifest: Manifest, sources: list[list[int]], tmp_path: Path
+) -> None:
+    """Graphs number their values alike; here one product of each reads a value of the same name."""
+    ranges = measure_ranges(bundle, manifest, sources)
+    folder = Path(shutil.copytree(bundle, tmp_path / "renamed"))
+    first = {}
+    for graph, name in ((manifest.encoder, "encoder"), (manifest.step, "step")):
+        proto = onnx.load_model(folder / graph.file, load_external_data=False)
+        first[name] = product_inputs(proto.graph)[0]
+        rename(proto.graph, first[name], "shared")
+        onnx.save_model(proto, folder / graph.file)
+    given = measure_ranges(folder, manifest, sources)
+    assert given["encoder"]["shared"] == ranges["encoder"][first["encoder"]]
+    assert given["step"]["shared"] == ranges["step"][first["step"]]
+    assert given["encoder"]["shared"] != given["step"]["shared"]
+
+
+def rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new if name == old else name for name in names]
+
+
+def test_the_bundle_is_left_as_it_was(bundle: Path, manifest: Manifest, sources: list[list[int]]) -> None:
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in bundle.iterdir()}
+    measure_ranges(bundle, manifest, sources[:1])
+    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in bundle.iterdir()} == before
+    assert read_bundle(bundle) == manifest
+
+
+def test_nothing_is_measured_of_no_sources(bundle: Path, manifest: Manifest) -> None:
+    assert measure_ranges(bundle, manifest, []) == {"encoder": {}, "step": {}}

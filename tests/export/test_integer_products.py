@@ -1,0 +1,271 @@
+"""Products of 8-bit integers, by rows and static, beside slow twins that multiply one number after another."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from export.builder import GraphBuilder, WeightFile
+from export.quantize import WEIGHT_LEVELS, Recipe, quantize_columns, quantize_graphs
+from service.bundle import Form
+from tests.export.products import (
+    INNER,
+    LARGEST,
+    SIZE,
+    Array,
+    Draw,
+    draw,
+    everywhere,
+    gemm_transposed,
+    matmul,
+    matmul_and_bias,
+    quantized,
+    random,
+)
+
+BY_ROWS, STATIC = everywhere("rows"), everywhere("static")
+FUSED = ["MatMulIntegerToFloat"]
+UNFUSED = ["MatMulInteger", "Cast", "Mul"]  # of a transposed matrix without a bias: the one to the vocabulary
+
+
+def gemm_and_bias(graph: GraphBuilder, x: str) -> str:
+    return graph.add("Add", gemm_transposed(graph, x), graph.weight("bias", torch.from_numpy(random(SIZE))))
+
+
+PRODUCTS = pytest.mark.parametrize(
+    ("nodes", "bias", "is_transposed"),
+    [
+        (matmul, None, False),
+        (matmul_and_bias, random(SIZE), False),
+        (gemm_transposed, None, True),
+        (gemm_and_bias, random(SIZE), True),
+    ],
+    ids=["matmul", "matmul and bias", "transposed", "transposed and bias"],
+)
+
+Levels = NDArray[np.int64]
+
+
+def after_relu(nodes: Draw) -> Draw:
+    return lambda graph, x: nodes(graph, graph.add("Relu", x))
+
+
+def slow_product(levels: Levels, steps: Array, matrix: Array) -> Array:
+    """Whole multiples (B, K) of each row's step (B,), times the columns of a matrix rounded to 63 levels."""
+    result = np.zeros((len(levels), matrix.shape[1]), np.float32)
+    for i, row in enumerate(levels):
+        for j, column in enumerate(matrix.T):
+            scale = np.abs(column).max() / 63
+            result[i, j] = (row @ np.rint(column / scale).astype(int)) * scale * steps[i]
+    return result
+
+
+def close(given: Array, expected: Array) -> None:
+    scale = np.abs(expected).max(axis=1, keepdims=True)
+    assert given / scale == pytest.approx(expected / scale, abs=2e-6)
+
+
+# By rows
+
+
+@PRODUCTS
+def test_a_product_by_rows_is_that_of_its_slow_twin(
+    tmp_path: Path, nodes: Draw, bias: Array | None, is_transposed: bool
+) -> None:
+    operators, run = quantized(draw(tmp_path, nodes), tmp_path, BY_ROWS)
+    product, sums = UNFUSED if is_transposed else FUSED, [] if bias is None else ["Add"]
+    assert operators == ["Abs", "ReduceMax", "Div", "QuantizeLinear", *product, "Mul", *sums, "Identity"]
+    x = random(5, INNER) * np.array([[0.1], [1], [7], [30], [1000]], np.float32)
+    largest, added = np.abs(x).max(axis=1, keepdims=True), np.float32(0) if bias is None else bias
+    expected = slow_product(np.rint(x / largest * 127).astype(int), largest[:, 0] / 127, random(SIZE, INNER).T) + added
+    close(run(x), expected)
+    exact, scale = x @ random(SIZE, INNER).T + added, np.abs(expected).max(axis=1, keepdims=True)
+    assert expected / scale == pytest.approx(exact / scale, abs=0.03)
+
+
+def test_a_row_of_zeros_gives_the_bias(tmp_path: Path) -> None:
+    _, run = quantized(draw(tmp_path, matmul_and_bias), tmp_path, BY_ROWS)
+    x = random(3, INNER)
+    x[1] = 0
+    np.testing.assert_array_equal(run(x)[1], random(SIZE))
+
+
+def test_columns_move_by_at_most_half_a_step_and_the_largest_weight_not_at_all() -> None:
+    matrix = random(INNER, SIZE) * np.logspace(-3, 3, SIZE, dtype=np.float32)
+    matrix[:, 3] = 0
+    codes, scales = quantize_columns(matrix)
+    errors = np.abs(codes * scales - matrix)
+    assert (errors <= 0.501 * scales).all()
+    largest = np.abs(matrix).argmax(axis=0, keepdims=True)
+    assert np.take_along_axis(errors / np.maximum(scales, 1e-9), largest, axis=0) == pytest.approx(0, abs=1e-5)
+    assert not codes[:, 3].any()
+
+
+# Static
+
+
+def symmetric_levels(x: Array) -> tuple[Levels, float]:
+    """127 levels on either side of zero and one more below, the rest cut off; and what one level is worth."""
+    step = LARGEST / 127
+    return np.clip(np.rint(x / step), -128, 127).astype(int), step
+
+
+def levels_above_zero(x: Array) -> tuple[Levels, float]:
+    step = LARGEST / 255
+    return np.clip(np.rint(x / step), 0, 255).astype(int), step
+
+
+@PRODUCTS
+@pytest.mark.parametrize("relu", [False, True], ids=["", "after Relu"])
+def test_a_static_product_is_that_of_its_slow_twin(
+    tmp_path: Path, nodes: Draw, bias: Array | None, is_transposed: bool, relu: bool
+) -> None:
+    """Rows of all sizes have one step; what lies beyond the range is cut to it; `Relu` is part of the rounding."""
+    operators, run = quantized(draw(tmp_path, after_relu(nodes) if relu else nodes), tmp_path, STATIC)
+    product = UNFUSED if is_transposed and bias is None else FUSED
+    assert operators == ["QuantizeLinear", *product, "Identity"]
+    x = random(5, INNER) * np.array([[0.1], [1], [7], [30], [1000]], np.float32)
+    levels, step = levels_above_zero(x) if relu else symmetric_levels(x)
+    assert len(np.unique(levels[1])) > 20 and len(np.unique(levels[4])) == 2, "within the range, and beyond it"
+    steps = np.full(len(x), step, np.float32)
+    close(run(x), slow_product(levels, steps, random(SIZE, INNER).T) + (0 if bias is None else bias))
+
+
+@pytest.mark.parametrize("relu", [False, True], ids=["", "after Relu"])
+def test_a_static_product_within_the_range_is_near_the_exact_one(tmp_path: Path, relu: bool) -> None:
+    nodes = after_relu(matmul_and_bias) if relu else matmul_and_bias
+    _, run = quantized(draw(tmp_path, nodes), tmp_path, STATIC)
+    x = np.clip(random(5, INNER), -LARGEST, LARGEST)
+    exact = (np.maximum(x, 0) if relu else x) @ random(SIZE, INNER).T + random(SIZE)
+    assert run(x) == pytest.approx(exact, abs=0.03 * float(np.abs(exact).max()))
+
+
+@pytest.mark.parametrize("relu", [False, True], ids=["", "after Relu"])
+def test_what_lies_beyond_the_measured_range_is_cut_to_it(tmp_path: Path, relu: bool) -> None:
+    _, run = quantized(draw(tmp_path, after_relu(matmul) if relu else matmul), tmp_path, STATIC)
+    x = random(4, INNER) * np.array([[2], [10], [1e4], [1e30]], np.float32)
+    lowest = 0 if relu else -LARGEST * 128 / 127  # zero has as many codes below it as above, and one more
+    np.testing.assert_array_equal(run(x), run(np.clip(x, lowest, LARGEST)))
+    assert (run(x) != run(np.clip(x, lowest / 2, LARGEST / 2))).any(axis=1).all()
+
+
+def test_a_row_of_zeros_gives_the_bias_of_a_static_product(tmp_path: Path) -> None:
+    _, run = quantized(draw(tmp_path, matmul_and_bias), tmp_path, STATIC)
+    np.testing.assert_array_equal(run(np.zeros((2, INNER), np.float32)), [random(SIZE)] * 2)
+
+
+def test_a_static_product_of_what_was_always_zero_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="drawn: nothing but zeros was measured of x, which a static product reads"):
+        quantized(draw(tmp_path, matmul), tmp_path, STATIC, largest=0.0)
+
+
+@pytest.mark.parametrize("form", ["blocks", "rows", "float32"])
+def test_other_products_need_no_range(tmp_path: Path, form: Form) -> None:
+    _, run = quantized(draw(tmp_path, matmul), tmp_path, everywhere(form), largest=0.0)
+    assert run(random(1, INNER)) == pytest.approx(random(1, INNER) @ random(SIZE, INNER).T, abs=1)
+
+
+def test_a_value_has_the_range_that_was_measured_in_its_own_graph(tmp_path: Path) -> None:
+    """Graphs of one bundle number their values alike."""
+    weights = WeightFile("weights.bin")
+    graphs = []
+    for name in ("first", "second"):
+        graph = GraphBuilder(name, weights)
+        y = matmul(graph, graph.input("x", TensorProto.FLOAT, ("batch", INNER)))
+        graph.add("Identity", y, output=graph.output("y", TensorProto.FLOAT, ("batch", "columns")))
+        graphs.append(graph.build())
+    weights.write(tmp_path)
+    ranges = {"first": {"x": 1.0}, "second": {"x": 254.0}}
+    steps = [step_of(graph) for graph in quantize_graphs(graphs, tmp_path, WeightFile("new.bin"), STATIC, ranges)]
+    assert steps == pytest.approx([1 / 127, 2])
+
+
+def step_of(graph: onnx.ModelProto) -> float:
+    """The step by which the only `QuantizeLinear` rounds."""
+    (node,) = (node for node in graph.graph.node if node.op_type == "QuantizeLinear")
+    constants = {tensor.name: tensor for tensor in graph.graph.initializer}
+    return float(onnx.numpy_helper.to_array(constants[node.input[1]]))
+
+
+# Relu
+
+
+def two_products(graph: GraphBuilder, x: str) -> str:
+    cut = graph.add("Relu", x)
+    return graph.add("Add", matmul(graph, cut), matmul(graph, cut, "other"))
+
+
+def product_and_another_reader(graph: GraphBuilder, x: str) -> str:
+    cut = graph.add("Relu", x)
+    return graph.add("Add", matmul(graph, cut), graph.add("ReduceMax", cut, graph.constant([-1], np.int64)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "others", "is_kept"), [(two_products, 2, False), (product_and_another_reader, 1, True)]
+)
+def test_relu_stays_where_something_else_reads_it(tmp_path: Path, nodes: Draw, others: int, is_kept: bool) -> None:
+    operators, run = quantized(draw(tmp_path, nodes), tmp_path, STATIC)
+    assert ("Relu" in operators) == is_kept
+    x = np.clip(random(5, INNER), -LARGEST, LARGEST)
+    cut = np.maximum(x, 0)
+    product = cut @ random(SIZE, INNER).T
+    exact = product + (cut.max(axis=1, keepdims=True) if is_kept else product)
+    assert run(x) == pytest.approx(exact, abs=0.03 * float(np.abs(exact).max()))
+
+
+def test_relu_stays_where_it_is_an_output(tmp_path: Path) -> None:
+    def nodes(graph: GraphBuilder, x: str) -> str:
+        return matmul(graph, graph.add("Relu", x, output=graph.output("cut", TensorProto.FLOAT, ("batch", INNER))))
+
+    operators, run = quantized(draw(tmp_path, nodes), tmp_path, STATIC)
+    assert operators == ["Relu", "QuantizeLinear", "MatMulIntegerToFloat", "Identity"]
+    np.testing.assert_array_equal(run(random(2, INNER)), np.maximum(random(2, INNER), 0))  # the first output
+
+
+@pytest.mark.parametrize("form", ["blocks", "rows"])
+def test_relu_stays_before_products_of_another_form(tmp_path: Path, form: Form) -> None:
+    operators, run = quantized(draw(tmp_path, after_relu(matmul)), tmp_path, everywhere(form))
+    assert operators[0] == "Relu"
+    x = random(3, INNER)
+    exact = np.maximum(x, 0) @ random(SIZE, INNER).T
+    assert run(x) == pytest.approx(exact, abs=0.03 * float(np.abs(exact).max()))
+
+
+# Sixteen bits
+
+
+def signs_and_extremes(graph: GraphBuilder, x: str) -> str:
+    return graph.add("MatMul", x, graph.weight("weight", torch.from_numpy(largest_weights())))
+
+
+def largest_weights() -> Array:
+    """Signs (K, N), the first two columns of one sign each."""
+    signs: Array = np.sign(random(SIZE, INNER)).T.copy()
+    signs[:, 0], signs[:, 1] = 1, -1
+    return signs
+
+
+@pytest.mark.parametrize(
+    ("recipe", "nodes", "levels"),
+    [
+        (BY_ROWS, signs_and_extremes, lambda x: x),
+        (STATIC, signs_and_extremes, lambda x: x),
+        (STATIC, after_relu(signs_and_extremes), lambda x: np.maximum(x, 0)),
+    ],
+    ids=["by rows", "static", "static after Relu"],
+)
+def test_the_largest_products_of_integers_fit_sixteen_bits_in_pairs_and_are_exact(
+    tmp_path: Path, recipe: Recipe, nodes: Draw, levels: Callable[[Array], Array]
+) -> None:
+    """All activations are 255, 128 or 1 of 255, all weights 63 or -63."""
+    assert 2 * np.iinfo(np.uint8).max * WEIGHT_LEVELS <= np.iinfo(np.int16).max
+    _, run = quantized(draw(tmp_path, nodes), tmp_path, recipe, largest=1.0)
+    x = np.concatenate([largest_weights().T, np.ones((1, INNER), np.float32)])
+    given, exact = run(x), levels(x) @ largest_weights()
+    assert given == pytest.approx(exact, rel=1e-5, abs=1e-4)
+    assert given[-1, :2] == pytest.approx([INNER, -INNER], rel=1e-5)

@@ -1,0 +1,177 @@
+"""Bundles written again with quantised products: whole, honest about it, and refused where they lose too much."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from export.bundle import quantize_bundle, verify_bundle
+from export.quality import ParallelText
+from export.quantize import Recipe
+from export.sessions import onnx_steps, open_sessions
+from export.verify import VerificationError
+from model.evaluate import EvaluationSet
+from model.reference import greedy
+from model.tokenizer import decode_ids, encode_lines, read_tokenizer
+from service.bundle import BundleError, read_bundle
+from tests.export.folders import BUNDLE_FILES, names
+from tests.export.products import everywhere
+
+
+def test_a_quantised_bundle_is_whole_and_says_what_it_is(bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    given = quantize_bundle(bundle, out, Recipe(8, 32), None)
+    manifest, original = read_bundle(out), read_bundle(bundle)
+    assert names(out) == BUNDLE_FILES
+    assert manifest.quantization == given
+    forms = dict.fromkeys(("encoder", "layers", "projection"), "blocks")
+    assert given.model_dump() == {
+        "bits": 8,
+        "block_size": 32,
+        "forms": forms,
+        "float32_digest": original.digest,
+        "quality": None,
+    }
+    changed = {"name", "created", "dtype", "verification", "quantization", "files"}
+    assert manifest.model_dump(exclude=changed) == original.model_dump(exclude=changed)
+    assert (manifest.name, manifest.dtype, manifest.verification) == ("small", "int8", None)
+    assert (out / "weights.bin").stat().st_size < (bundle / "weights.bin").stat().st_size / 2
+    for graph, file in ((manifest.encoder, "encoder.onnx"), (manifest.step, "step.onnx")):
+        proto = onnx.load_model(out / file, load_external_data=False)
+        assert tuple(value.name for value in proto.graph.input) == graph.inputs
+        assert tuple(value.name for value in proto.graph.output) == graph.outputs
+        operators = {node.op_type for node in proto.graph.node}
+        assert {"MatMulNBits", "GatherBlockQuantized"} <= operators
+        assert not {"MatMul", "Gemm", "DynamicQuantizeLinear"} & operators
+
+
+@pytest.mark.parametrize(
+    ("recipe", "encoder", "step"),
+    [
+        (
+            Recipe(8, encoder="rows", projection="rows"),
+            {"MatMulIntegerToFloat": 9, "Div": 9, "Relu": 2},
+            {"MatMulNBits": 12, "MatMulInteger": 1, "Div": 1, "Relu": 2},
+        ),
+        (
+            everywhere("rows"),
+            {"MatMulIntegerToFloat": 9, "Div": 9, "Relu": 2},
+            {"MatMulIntegerToFloat": 12, "MatMulInteger": 1, "Div": 13, "Relu": 2},
+        ),
+        (Recipe(8, layers="float32"), {"MatMulNBits": 9, "Relu": 2}, {"MatMul": 12, "MatMulNBits": 1, "Relu": 2}),
+        (everywhere("static"), {"MatMulIntegerToFloat": 9}, {"MatMulIntegerToFloat": 12, "MatMulInteger": 1}),
+        (Recipe(4, encoder="static"), {"MatMulIntegerToFloat": 9}, {"MatMulNBits": 13, "Relu": 2}),
+        (
+            Recipe(8, encoder="float32", layers="static", projection="float32"),
+            {"MatMul": 9, "Relu": 2},
+            {"MatMulIntegerToFloat": 12, "Gemm": 1},
+        ),
+    ],
+    ids=str,
+)
+def test_a_quantised_bundle_has_the_forms_that_it_says(
+    bundle: Path,
+    tmp_path: Path,
+    toy_sentences: list[str],
+    recipe: Recipe,
+    encoder: dict[str, int],
+    step: dict[str, int],
+) -> None:
+    out = tmp_path / "small"
+    quantize_bundle(bundle, out, recipe, None, calibration=toy_sentences[:2])
+    manifest = read_bundle(out)
+    assert manifest.dtype == f"int{recipe.bits}"
+    assert manifest.quantization is not None
+    assert manifest.quantization.forms == recipe.forms
+    for file, counts in (("encoder.onnx", encoder), ("step.onnx", step)):
+        operators = [node.op_type for node in onnx.load_model(out / file, load_external_data=False).graph.node]
+        telling = ("MatMul", "Gemm", "Div", "Relu")  # each row is divided where products are by rows
+        assert Counter(operator for operator in operators if operator.startswith(telling)) == counts
+
+
+@pytest.mark.parametrize(
+    ("recipe", "largest"),
+    [
+        (Recipe(4, 16), 1.5),
+        (Recipe(8, 16), 0.1),
+        (everywhere("rows"), 0.1),
+        (everywhere("static"), 0.1),
+        (Recipe(4, 16, encoder="static"), 1.5),
+    ],
+    ids=str,
+)
+def test_quantised_graphs_stay_near_those_of_float32(
+    bundle: Path, tmp_path: Path, toy_sentences: list[str], recipe: Recipe, largest: float
+) -> None:
+    quantize_bundle(bundle, tmp_path / "small", recipe, None, calibration=toy_sentences)
+    scores = []
+    for folder in (bundle, tmp_path / "small"):
+        steps = onnx_steps(open_sessions(folder, read_bundle(folder)), [11, 52, 90, 33, 2])
+        scores.append(steps([[1, 45, 67, 12]])[0])
+    assert 0 < np.abs(scores[1] - scores[0]).max() < largest
+
+
+def test_the_scales_of_static_products_are_those_of_the_sentences(
+    bundle: Path, tmp_path: Path, toy_sentences: list[str]
+) -> None:
+    few = quantize_bundle(bundle, tmp_path / "few", everywhere("static"), None, calibration=toy_sentences[1:2])
+    many = quantize_bundle(bundle, tmp_path / "many", everywhere("static"), None, calibration=toy_sentences)
+    assert few == many
+    files = [read_bundle(tmp_path / name).files for name in ("few", "many")]
+    assert files[0]["encoder.onnx"] != files[1]["encoder.onnx"]
+    assert files[0]["step.onnx"] != files[1]["step.onnx"]
+
+
+@pytest.mark.parametrize("recipe", [everywhere("static"), Recipe(8, layers="static")], ids=str)
+def test_static_products_without_sentences_are_refused(bundle: Path, copied: Path, recipe: Recipe) -> None:
+    before = read_bundle(copied)
+    with pytest.raises(ValueError, match="scales of static products are measured on sentences, and there are none"):
+        quantize_bundle(bundle, copied, recipe, None)
+    assert read_bundle(copied) == before
+    assert names(copied.parent) == {"copied"}
+
+
+def test_a_sentence_too_long_to_measure_on_is_named_and_nothing_written(bundle: Path, copied: Path) -> None:
+    before = read_bundle(copied)
+    with pytest.raises(ValueError, match=r"sentence 2 has \d+ tokens, the model reads 256"):
+        quantize_bundle(bundle, copied, everywhere("static"), None, calibration=["A dog.", "walks " * 300])
+    assert read_bundle(copied) == before
+    assert names(copied.parent) == {"copied"}
+
+
+def test_only_a_float32_bundle_is_quantised_and_only_such_a_one_verified(
+    bundle: Path, checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
+) -> None:
+    out = tmp_path / "small"
+    quantize_bundle(bundle, out, Recipe(4, 32), None)
+    with pytest.raises(BundleError, match="small is int4: only a float32 bundle can be quantised"):
+        quantize_bundle(out, tmp_path / "smaller", Recipe(4, 32), None)
+    with pytest.raises(BundleError, match="small is int4: its graphs are not PyTorch's; verify the float32 bundle"):
+        verify_bundle(out, checkpoint, toy_sentences[:1])
+    assert names(tmp_path) == {"small"}
+
+
+def test_a_bundle_that_loses_too_much_is_written_by_force_alone(
+    bundle: Path, copied: Path, toy_sentences: list[str]
+) -> None:
+    """References are the float32 model's own outputs: BLEU 100, which no rounded random weights reach."""
+    manifest = read_bundle(bundle)
+    sessions, tokenizer = open_sessions(bundle, manifest), read_tokenizer(bundle / "tokenizer.json")
+    references = []
+    for source in encode_lines(tokenizer, toy_sentences):
+        output = greedy(onnx_steps(sessions, source), manifest.tokens.start_id, manifest.tokens.end_id, 128)
+        references.append(decode_ids(tokenizer, output.ids))
+    text = ParallelText("own", "de", EvaluationSet(toy_sentences, references, tokenised_references=None))
+    with pytest.raises(VerificationError, match=r"with num_beams 1, BLEU falls from 100\.00 to"):
+        quantize_bundle(bundle, copied, Recipe(4, 32), text)
+    assert read_bundle(copied) == manifest
+    assert names(copied.parent) == {"copied"}
+    (copied / "MODEL_CARD.md").write_text("a card", encoding="utf-8")
+    quality = quantize_bundle(bundle, copied, Recipe(4, 32), text, force=True).quality
+    assert quality is not None
+    assert (quality.split, quality.sentences) == ("own", 6)
+    assert quality.bleu[0].float32 == pytest.approx(100) and quality.bleu[0].quantized < 99
+    assert names(copied) == BUNDLE_FILES | {"MODEL_CARD.md"}
+    assert read_bundle(copied).dtype == "int4"
