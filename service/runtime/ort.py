@@ -1,9 +1,9 @@
 """ONNX Runtime on the CPU behind the `Runner` protocol: two sessions, and states that steps update in place.
 
-A state that grows keeps `max_rows` rows, bound to the step both as input and as output: the attention kernels write the
-new slot into it and copy nothing. A batch of B rows is the first B rows of each buffer, and a binding made once for a
-batch size and a set of outputs is used for every step of that kind. Rows have as many slots as the longest so far has
-needed, in powers of two: memory that no sentence reaches is never taken, and what is taken stays.
+A state that grows is bound to the step both as input and as output: the attention kernels write the new slot into it
+and copy nothing. A batch of B rows is the first B rows of each buffer, and a binding made once for a batch size and a
+set of outputs is used for every step of that kind. Buffers have as many rows, and rows as many slots, as have been
+needed so far, in powers of two: memory that nothing reaches is never taken, and what is taken stays.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,36 +26,40 @@ _DTYPES: dict[str, type[Any]] = {
 }
 
 
-FIRST_SLOTS = 64  # of axes that grow
+FIRST_ROWS, FIRST_SLOTS = 32, 64  # of buffers, and of axes that grow
 
 
 class _StateGroup:
     """States of one shape and kind in one array, so that all of them move at once."""
 
-    def __init__(self, states: Sequence[State], max_rows: int, slots: Mapping[str, int]) -> None:
+    def __init__(self, states: Sequence[State], sizes: Mapping[str, int]) -> None:
         self.states = states
         self._shape = states[0].shape
-        self.rows = self._allocate(max_rows, slots)
-        # Only the attention kernels promise to read and write the same memory; a state of fixed size is copied back.
-        is_in_place = any(isinstance(axis, str) for axis in self._shape)
-        self._copied = None if is_in_place or not self.is_changed else np.zeros_like(self.rows)
+        self.rows = self._allocate(sizes)
+        self._copied = self._make_copied()
 
-    def _allocate(self, max_rows: int, slots: Mapping[str, int]) -> Array:
-        rows = np.empty((len(self.states), max_rows, *self._sizes(slots)), self.states[0].dtype)
+    def _allocate(self, sizes: Mapping[str, int]) -> Array:
+        rows = np.empty((len(self.states), sizes["rows"], *self._sizes(sizes)), self.states[0].dtype)
         rows.fill(0)  # now, and not page by page in the requests that first reach them
         return rows
+
+    def _make_copied(self) -> Array | None:
+        # Only the attention kernels promise to read and write the same memory; a state of fixed size is copied back.
+        is_in_place = any(isinstance(axis, str) for axis in self._shape)
+        return None if is_in_place or not self.is_changed else np.zeros_like(self.rows)
 
     def _sizes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of one row of one state."""
         return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in self._shape)
 
-    def resize(self, slots: Mapping[str, int]) -> None:
-        """Have so many slots of each axis, never fewer than before."""
+    def resize(self, sizes: Mapping[str, int]) -> None:
+        """Have so many rows, and so many slots of each axis, never fewer than before."""
         old = self.rows
-        if self._sizes(slots) == old.shape[2:]:
+        if (sizes["rows"], *self._sizes(sizes)) == old.shape[1:]:
             return
-        self.rows = self._allocate(old.shape[1], slots)
+        self.rows = self._allocate(sizes)
         self.rows[tuple(slice(size) for size in old.shape)] = old
+        self._copied = self._make_copied()
 
     @property
     def outputs(self) -> Array | None:
@@ -88,14 +92,14 @@ class _StateGroup:
         self.rows[(slice(None), target, *used)] = self.rows[(slice(None), source, *used)]
 
 
-def _group(states: Sequence[State], max_rows: int, slots: Mapping[str, int]) -> list[_StateGroup]:
+def _group(states: Sequence[State], sizes: Mapping[str, int]) -> list[_StateGroup]:
     def kind(state: State) -> tuple[Any, ...]:
         return state.shape, state.dtype, state.output is None
 
     kinds: dict[tuple[Any, ...], list[State]] = {}
     for state in states:
         kinds.setdefault(kind(state), []).append(state)
-    return [_StateGroup(alike, max_rows, slots) for alike in kinds.values()]
+    return [_StateGroup(alike, sizes) for alike in kinds.values()]
 
 
 @dataclass(frozen=True)
@@ -127,9 +131,10 @@ class OnnxRunner:
         self._encoder = load_session(folder, manifest.encoder, options, "cpu")
         self._step = load_session(folder, manifest.step, options, "cpu")
         limits = manifest.limits
-        self._most_slots = {"source": limits.max_source_tokens, "target": limits.max_target_tokens}
-        self._slots = {axis: min(FIRST_SLOTS, most) for axis, most in self._most_slots.items()}
-        self._groups = _group(manifest.states, max_rows, self._slots)
+        self._largest = {"rows": max_rows, "source": limits.max_source_tokens, "target": limits.max_target_tokens}
+        first = {"rows": FIRST_ROWS, "source": FIRST_SLOTS, "target": FIRST_SLOTS}
+        self._sizes = {axis: min(first[axis], largest) for axis, largest in self._largest.items()}  # of the buffers
+        self._groups = _group(manifest.states, self._sizes)
         self._token_ids = np.zeros(max_rows, np.int64)
         self._lengths = np.zeros(max_rows, np.int32)
         self._source_lengths = np.ones(max_rows, np.int32)
@@ -149,6 +154,7 @@ class OnnxRunner:
         return dict(zip(outputs, self._encoder.run(list(outputs), feed), strict=True))
 
     def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        self._reserve("rows", first + len(examples))
         for state in self.manifest.states:
             if state.encoder_output is not None:
                 for axis, size in zip(state.shape, encoded[state.encoder_output].shape[1:], strict=True):
@@ -157,21 +163,21 @@ class OnnxRunner:
         for group in self._groups:
             group.fill(first, encoded, examples)
 
-    def _reserve(self, axis: str, slots: int) -> None:
-        """Have at least so many slots of an axis in every row."""
-        if slots <= self._slots[axis]:
+    def _reserve(self, axis: str, size: int) -> None:
+        """Have buffers of at least that size along an axis."""
+        if size <= self._sizes[axis]:
             return
-        self._slots[axis] = min(1 << (slots - 1).bit_length(), self._most_slots[axis])
+        self._sizes[axis] = min(1 << (size - 1).bit_length(), self._largest[axis])
         self._bindings.clear()
         for group in self._groups:
-            group.resize(self._slots)
+            group.resize(self._sizes)
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         for group in self._groups:
             group.copy(source, target, {"target": target_tokens, "source": source_tokens})
 
     def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
-        sizes = {**self._slots, "target": target_tokens}
+        sizes = {**self._sizes, "target": target_tokens}
         for group in self._groups:
             if group.is_changed:
                 for source, target in zip(sources, targets, strict=True):  # one by one is faster than all at once
@@ -232,7 +238,8 @@ class OnnxRunner:
             # The largest batch is rare: what it took goes back after each of these runs.
             self._encoder.run(["hidden"], {"source_ids": ids, "source_lengths": lengths}, _returning_memory())
         self.fill(0, self.encode(ids, lengths, self.manifest.encoder.outputs), [0])
-        for batch, age, length in ((self.max_rows, self._slots["target"] - 1, self._slots["source"]), (1, 0, 1)):
+        most = self._sizes["rows"], self._sizes["target"] - 1, self._sizes["source"]
+        for batch, age, length in (most, (1, 0, 1)):
             ages, lengths = np.full(batch, age, np.int32), np.full(batch, length, np.int32)
             self.step(np.zeros(batch, np.int64), ages, lengths, tuple(self._fixed_outputs))
 

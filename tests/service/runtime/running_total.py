@@ -85,8 +85,8 @@ def write_graphs(folder: Path) -> None:
     )
 
 
-def running_total(folder: Path, max_source_tokens: int, max_target_tokens: int) -> OnnxRunner:
-    """Four rows over the graphs that `write_graphs` wrote."""
+def running_total(folder: Path, max_source_tokens: int, max_target_tokens: int, max_rows: int = 4) -> OnnxRunner:
+    """Rows over the graphs that `write_graphs` wrote."""
     states = (
         State(
             input="from_source",
@@ -124,7 +124,7 @@ def running_total(folder: Path, max_source_tokens: int, max_target_tokens: int) 
         verification=None,
         files=record_files(folder, ("encoder.onnx", "step.onnx")),
     )
-    return OnnxRunner(folder, manifest, num_threads=1, max_rows=4)
+    return OnnxRunner(folder, manifest, num_threads=1, max_rows=max_rows)
 
 
 def admit(runner: OnnxRunner, first: int, *sources: Sequence[int], examples: Sequence[int] | None = None) -> None:

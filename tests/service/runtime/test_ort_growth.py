@@ -132,6 +132,19 @@ def test_warming_up_takes_no_more_room_than_the_first_slots(runner: OnnxRunner) 
     assert slots(runner) == (64, 64)
 
 
+def test_rows_beyond_the_first_32_keep_what_those_before_have_read(totals: Path) -> None:
+    runner = running_total(totals, MAX_SOURCE, MAX_TARGET, max_rows=70)
+    for row in range(70):
+        admit(runner, row, [row + 1])
+        given = step(runner, [7] * (row + 1), SHOWN, place=row)
+        assert [shown[0] for shown in given["source_shown"]] == list(range(1, row + 2))
+    # A row has read one token at each place since it was admitted.
+    read = step(runner, [7] * 70, SHOWN, place=69)["read_shown"]
+    assert [[place for place, value in enumerate(row) if value] for row in read] == [
+        list(range(row, 70)) for row in range(70)
+    ]
+
+
 # A real model
 
 OUTPUTS = ("logits", "logprobs", "top_logprobs", "top_ids", "cross_attention", "decoder_attention")
