@@ -8,7 +8,7 @@ from bench.libraries.contender import Setup
 from bench.models import Subject
 from bench.server import RunningServer, free_port, serving, serving_command
 
-MAX_ROWS = (32, 64, 128, 320)
+MAX_ROWS = (32, 64, 320)
 BATCH_SIZES = (16, 32, 64)
 BATCH_TIMEOUTS_MS = (1, 5, 10)
 PATIENCE_S = 60  # nothing is refused for waiting: the peers do not refuse either
@@ -24,19 +24,22 @@ class ServerSetup:
 
 
 def sightline_setups(subject: Subject, dtype: str, threads: int) -> list[ServerSetup]:
-    def setup(max_rows: int) -> ServerSetup:
+    """Rows, and all threads for the model or one, which leaves the others to HTTP."""
+
+    def setup(max_rows: int, model_threads: int) -> ServerSetup:
         def start() -> contextlib.AbstractContextManager[RunningServer]:
             return serving(
                 subject.bundles[dtype].parent,
-                threads=threads,
+                threads=model_threads,
                 max_rows=max_rows,
                 queue_timeout_s=PATIENCE_S,
                 request_timeout_s=PATIENCE_S,
             )
 
-        return ServerSetup("sightline", f"{dtype}, {max_rows} rows", start)
+        settings = f"{dtype}, {max_rows} rows, {model_threads} thread{'s' * (model_threads > 1)}"
+        return ServerSetup("sightline", settings, start)
 
-    return [setup(max_rows) for max_rows in MAX_ROWS]
+    return [setup(max_rows, count) for max_rows in MAX_ROWS for count in sorted({1, threads})]
 
 
 def litserve_setups(subject: Subject, library: Setup, num_beams: int, threads: int) -> list[ServerSetup]:

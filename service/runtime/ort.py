@@ -2,10 +2,12 @@
 
 A state that grows is bound to the step both as input and as output: the attention kernels write the new slot into it
 and copy nothing. A batch of B rows is the first B rows of each buffer, and a binding made once for a batch size and a
-set of outputs is used for every step of that kind. Buffers have as many rows, and rows as many slots, as have been
-needed so far, in powers of two: memory that nothing reaches is never taken, and what is taken stays.
+set of outputs is used for every step of that kind. Where all buffers together are large they have as many rows, and
+rows as many slots, as have been needed so far, in powers of two: memory that nothing reaches is never taken, and what
+is taken stays.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,8 @@ _DTYPES: dict[str, type[Any]] = {
 }
 
 
-FIRST_ROWS, FIRST_SLOTS = 32, 64  # of buffers, and of axes that grow
+FIRST_ROWS, FIRST_SLOTS = 32, 64  # of buffers that grow, and of their axes that grow
+ROOM_BYTES = 1 << 27  # for all buffers; where they fit they have their full size from the beginning
 
 
 class _StateGroup:
@@ -92,6 +95,12 @@ class _StateGroup:
         self.rows[(slice(None), target, *used)] = self.rows[(slice(None), source, *used)]
 
 
+def _num_bytes(state: State, sizes: Mapping[str, int]) -> int:
+    """Of a state's buffer."""
+    shape = (sizes[axis] if isinstance(axis, str) else axis for axis in ("rows", *state.shape))
+    return math.prod(shape) * np.dtype(state.dtype).itemsize
+
+
 def _group(states: Sequence[State], sizes: Mapping[str, int]) -> list[_StateGroup]:
     def kind(state: State) -> tuple[Any, ...]:
         return state.shape, state.dtype, state.output is None
@@ -116,7 +125,15 @@ class OnnxRunner:
 
     provider: Provider = "cpu"
 
-    def __init__(self, folder: Path, manifest: Manifest, *, num_threads: int = 0, max_rows: int = 32) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        *,
+        num_threads: int = 0,
+        max_rows: int = 32,
+        room_bytes: int = ROOM_BYTES,
+    ) -> None:
         """Load both graphs from their files, which must have been checked (`service.bundle.check_files`).
 
         Args:
@@ -124,6 +141,7 @@ class OnnxRunner:
             manifest: its manifest.
             num_threads: of each graph's run; 0 leaves it to ONNX Runtime, which counts the host's cores.
             max_rows: rows of decoder state.
+            room_bytes: if states of full size take no more, they have it from the beginning.
         """
         self.manifest = manifest
         self.max_rows = max_rows
@@ -132,8 +150,10 @@ class OnnxRunner:
         self._step = load_session(folder, manifest.step, options, "cpu")
         limits = manifest.limits
         self._largest = {"rows": max_rows, "source": limits.max_source_tokens, "target": limits.max_target_tokens}
-        first = {"rows": FIRST_ROWS, "source": FIRST_SLOTS, "target": FIRST_SLOTS}
-        self._sizes = {axis: min(first[axis], largest) for axis, largest in self._largest.items()}  # of the buffers
+        self._sizes = dict(self._largest)  # of the buffers
+        if sum(_num_bytes(state, self._largest) for state in manifest.states) > room_bytes:
+            first = {"rows": FIRST_ROWS, "source": FIRST_SLOTS, "target": FIRST_SLOTS}
+            self._sizes = {axis: min(first[axis], largest) for axis, largest in self._largest.items()}
         self._groups = _group(manifest.states, self._sizes)
         self._token_ids = np.zeros(max_rows, np.int64)
         self._lengths = np.zeros(max_rows, np.int32)

@@ -85,7 +85,9 @@ def write_graphs(folder: Path) -> None:
     )
 
 
-def running_total(folder: Path, max_source_tokens: int, max_target_tokens: int, max_rows: int = 4) -> OnnxRunner:
+def running_total(
+    folder: Path, max_source_tokens: int, max_target_tokens: int, max_rows: int = 4, **settings: int
+) -> OnnxRunner:
     """Rows over the graphs that `write_graphs` wrote."""
     states = (
         State(
@@ -124,7 +126,7 @@ def running_total(folder: Path, max_source_tokens: int, max_target_tokens: int, 
         verification=None,
         files=record_files(folder, ("encoder.onnx", "step.onnx")),
     )
-    return OnnxRunner(folder, manifest, num_threads=1, max_rows=max_rows)
+    return OnnxRunner(folder, manifest, num_threads=1, max_rows=max_rows, **settings)
 
 
 def admit(runner: OnnxRunner, first: int, *sources: Sequence[int], examples: Sequence[int] | None = None) -> None:

@@ -24,7 +24,7 @@ def totals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runner(totals: Path) -> OnnxRunner:
-    return running_total(totals, MAX_SOURCE, MAX_TARGET)
+    return running_total(totals, MAX_SOURCE, MAX_TARGET, room_bytes=0)
 
 
 def slots(runner: OnnxRunner, place: int = 0) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def test_room_that_was_taken_stays(runner: OnnxRunner) -> None:
 
 
 def test_a_power_of_two_that_is_needed_whole_is_enough(totals: Path) -> None:
-    runner = running_total(totals, 1000, 1000)
+    runner = running_total(totals, 1000, 1000, room_bytes=0)
     admit(runner, 0, [1] * 128)
     assert slots(runner, place=127) == (128, 128)
     assert slots(runner, place=300) == (128, 512)
@@ -68,7 +68,7 @@ def test_a_power_of_two_that_is_needed_whole_is_enough(totals: Path) -> None:
 
 @pytest.mark.parametrize("limits", [(6, 5), (64, 64), (6, 150), (100, 63)])
 def test_a_model_with_small_limits_has_no_more_slots_than_they_allow(totals: Path, limits: tuple[int, int]) -> None:
-    runner = running_total(totals, *limits)
+    runner = running_total(totals, *limits, room_bytes=0)
     assert slots(runner) == (min(limits[0], 64), min(limits[1], 64))
     admit(runner, 0, [1] * limits[0])
     assert slots(runner, limits[1] - 1) == limits
@@ -127,13 +127,19 @@ def test_a_growth_between_steps_of_one_kind_binds_them_anew(runner: OnnxRunner, 
     assert slots(runner) == ((MAX_SOURCE, 64) if needs == "source" else (64, 128))
 
 
+def test_states_that_are_small_together_have_all_their_room_at_once(totals: Path) -> None:
+    num_bytes = 4 * 4 * (1 + 1 + MAX_SOURCE + MAX_TARGET)  # of four rows of float32
+    assert slots(running_total(totals, MAX_SOURCE, MAX_TARGET, room_bytes=num_bytes)) == (MAX_SOURCE, MAX_TARGET)
+    assert slots(running_total(totals, MAX_SOURCE, MAX_TARGET, room_bytes=num_bytes - 1)) == (64, 64)
+
+
 def test_warming_up_takes_no_more_room_than_the_first_slots(runner: OnnxRunner) -> None:
     runner.warm_up(max_batch_tokens=2 * MAX_SOURCE)
     assert slots(runner) == (64, 64)
 
 
 def test_rows_beyond_the_first_32_keep_what_those_before_have_read(totals: Path) -> None:
-    runner = running_total(totals, MAX_SOURCE, MAX_TARGET, max_rows=70)
+    runner = running_total(totals, MAX_SOURCE, MAX_TARGET, max_rows=70, room_bytes=0)
     for row in range(70):
         admit(runner, row, [row + 1])
         given = step(runner, [7] * (row + 1), SHOWN, place=row)
@@ -163,16 +169,13 @@ def manifest(bundle: Path) -> Manifest:
 
 @pytest.fixture
 def growing(bundle: Path, manifest: Manifest) -> OnnxRunner:
-    return OnnxRunner(bundle, manifest, num_threads=1, max_rows=4)
+    return OnnxRunner(bundle, manifest, num_threads=1, max_rows=4, room_bytes=0)
 
 
 @pytest.fixture
 def roomy(bundle: Path, manifest: Manifest) -> OnnxRunner:
-    """It has had a source and a target of the largest size before anything else."""
-    runner = OnnxRunner(bundle, manifest, num_threads=1, max_rows=4)
-    begin(runner, 0, [9] * manifest.limits.max_source_tokens)
-    read(runner, [5], [manifest.limits.max_target_tokens - 1], [manifest.limits.max_source_tokens])
-    return runner
+    """Its buffers have their full size from the beginning."""
+    return OnnxRunner(bundle, manifest, num_threads=1, max_rows=4)
 
 
 def begin(runner: OnnxRunner, row: int, source: Sequence[int]) -> None:
