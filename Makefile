@@ -16,7 +16,7 @@ GPU := .venv-gpu
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 
-.PHONY: serve test test-docker check fix train evaluate export bench gpu-check loadtest image up down clean
+.PHONY: serve test test-docker check fix train zoo evaluate export bench gpu-check loadtest image up down clean
 
 serve: $(SERVE)/ready  ## serve the bundles that are in bundles/
 	$(SERVE)/bin/python -m service
@@ -36,6 +36,9 @@ fix: $(DEV)/ready  ## what `check` can mend by itself
 
 train: $(DEV)/ready  ## train from DATA into RUN; run it again to resume
 	$(DEV)/bin/python -m model train $(DATA) --run $(RUN)
+
+zoo: $(DEV)/ready  ## train and score every translating system from DATA, hours; run it again to resume
+	$(DEV)/bin/python -m model zoo $(DATA)
 
 evaluate: $(DEV)/ready  ## BLEU of RUN's averaged checkpoint on DATA's test set
 	$(DEV)/bin/python -m model evaluate $(RUN)/averaged $(DATA)

@@ -56,7 +56,8 @@ def _embed(spec: Any, embeddings: Any, model: Transformer) -> None:
 
 def _block(spec: Any, layer: EncoderLayer | DecoderLayer) -> None:
     """Self-attention and feed-forward."""
-    own: MultiHeadAttention = layer.self_attention
+    own = layer.self_attention
+    assert isinstance(own, MultiHeadAttention), "CTranslate2 has no other self-attention"
     _attention(spec.self_attention, [[own.query, own.key, own.value], [own.output]], layer.self_attention_norm.norm)
     _linear(spec.ffn.linear_0, [layer.feed_forward.inner])
     _linear(spec.ffn.linear_1, [layer.feed_forward.outer])

@@ -69,6 +69,7 @@ class _Growth:
             part.mul_(self._old.d_model / self._new.d_model / shrink)
 
     def _layer(self, old: EncoderLayer | DecoderLayer, new: EncoderLayer | DecoderLayer) -> None:
+        assert isinstance(old.self_attention, MultiHeadAttention) and isinstance(new.self_attention, MultiHeadAttention)
         self._attention(old.self_attention, new.self_attention)
         self._norm(old.self_attention_norm, new.self_attention_norm)
         if isinstance(old, DecoderLayer) and isinstance(new, DecoderLayer):
@@ -111,6 +112,7 @@ def _repeated(weight: Tensor, columns: Tensor) -> Tensor:
 def _pass_on(layers: Sequence[EncoderLayer | DecoderLayer]) -> None:
     """Let all layers but the first add nothing; norms of what is normed change nothing, and the last has the gain."""
     for first, second in pairwise(layers):
+        assert isinstance(second.self_attention, MultiHeadAttention)
         outputs = [second.self_attention.output, second.feed_forward.outer]
         if isinstance(second, DecoderLayer):
             outputs.append(second.cross_attention.output)

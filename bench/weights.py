@@ -32,7 +32,7 @@ def _config(manifest: Manifest, weights: dict[str, Tensor]) -> TransformerConfig
     vocab_size, d_model = weights["embedding"].shape
     return TransformerConfig(
         vocab_size,
-        d_model,
+        d_model=d_model,
         num_heads=manifest.attention_of("decoder").heads,
         d_ff=weights["encoder.0.feed_forward.inner.weight"].shape[1],
         encoder_layers=manifest.attention_of("encoder").layers,
@@ -46,7 +46,7 @@ def _config(manifest: Manifest, weights: dict[str, Tensor]) -> TransformerConfig
 
 def _float_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     weights = {}
-    for graph in (manifest.encoder, manifest.step):
+    for graph in (manifest.encoder, manifest.decoder):
         for tensor in onnx.load(folder / graph.file, load_external_data=False).graph.initializer:
             if tensor.data_type == onnx.TensorProto.FLOAT:
                 weights[tensor.name] = torch.from_numpy(numpy_helper.to_array(tensor, str(folder)).copy())
@@ -56,7 +56,7 @@ def _float_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
 def _quantised_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     """The embedding as it is looked up, and what the other products multiply by, under their names in float32."""
     weights = {}
-    for graph in (manifest.encoder, manifest.step):
+    for graph in (manifest.encoder, manifest.decoder):
         proto = onnx.load(folder / graph.file, load_external_data=False).graph
         arrays = {tensor.name: numpy_helper.to_array(tensor, str(folder)) for tensor in proto.initializer}
         for node in proto.node:

@@ -12,17 +12,19 @@ from pathlib import Path
 import onnx
 from tokenizers import Tokenizer
 
+from export.architecture import Graphs, graphs_of
 from export.builder import WeightFile
 from export.calibrate import measure_ranges
-from export.graphs import attention_maps, encoder_graph, states, step_graph
 from export.half import half_graphs, rows_graph
 from export.quality import ParallelText, compare, encode_sources, refuse_loss
 from export.quantize import Ranges, Recipe, quantize_graphs
 from export.sessions import open_sessions
 from export.verify import TOLERANCE, verify
-from model.checkpoint import TOKENIZER, load_checkpoint
-from model.tokenizer import read_tokenizer
-from model.transformer import Transformer
+from model.causal import CausalModel
+from model.checkpoint import TOKENIZER, load_model
+from model.config import architecture_of
+from model.factory import Model
+from model.tokenizer import prompt_tokenizer, read_tokenizer
 from service.bundle import (
     MANIFEST,
     SCHEMA_VERSION,
@@ -32,6 +34,7 @@ from service.bundle import (
     Limits,
     Manifest,
     Quantization,
+    Task,
     Tokens,
     Verification,
     read_bundle,
@@ -42,6 +45,7 @@ from service.bundle import (
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
 ROWS, WEIGHTS = "rows.onnx", "weights.bin"
+PROMPT_TOKENIZER = "prompt_tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,19 @@ def export_bundle(
     Raises:
         VerificationError: ONNX Runtime and PyTorch differ; nothing was written.
         BundleError: there is something at `bundle` that is not a flat folder.
-        FileNotFoundError, ValueError: the checkpoint cannot be read, see `load_checkpoint`.
+        FileNotFoundError, ValueError: the checkpoint cannot be read, see `load_model`.
         ValueError: a sentence is too long, see `verify`.
     """
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_model(checkpoint)
     with _replacing(bundle) as folder:
         graphs = _write_graphs(folder, model)
         shutil.copyfile(checkpoint / TOKENIZER, folder / TOKENIZER)
-        manifest = _manifest(folder, model, label, *graphs)
+        source_tokenizer = _source_tokenizer(model, tokenizer)
+        if source_tokenizer is not tokenizer:
+            source_tokenizer.save(str(folder / PROMPT_TOKENIZER))
+        manifest = _manifest(folder, model, label, graphs)
         sessions = open_sessions(folder, manifest)
-        verification = verify(sessions, model, tokenizer, sentences, tolerance)
+        verification = verify(sessions, model, source_tokenizer, sentences, tolerance)
         manifest = manifest.model_copy(update={"verification": verification})
         write_manifest(folder, manifest)
     return manifest
@@ -161,6 +168,8 @@ def _write_again(
     original = read_bundle(source)
     if original.dtype != "float32":
         raise BundleError(f"{source} is {original.dtype}: only a float32 bundle can be quantised")
+    if original.step is None:
+        raise BundleError(f"{source} generates nothing: what other forms cost is measured on what is generated")
     name = Label(bundle.resolve().name).name
     with _replacing(bundle) as folder:
         changes = {"name": name, "created": int(time.time()), "verification": None}
@@ -185,15 +194,21 @@ def verify_bundle(
     Raises:
         VerificationError: they differ.
         BundleError: the bundle is damaged, or quantised.
-        FileNotFoundError, ValueError: the checkpoint cannot be read, see `load_checkpoint`.
+        FileNotFoundError, ValueError: the checkpoint cannot be read, see `load_model`.
         ValueError: a sentence is too long, see `verify`.
     """
     manifest = read_bundle(bundle)
     if manifest.quantization is not None:
         raise BundleError(f"{bundle} is {manifest.dtype}: its graphs are not PyTorch's; verify the float32 bundle")
-    model, tokenizer = load_checkpoint(checkpoint)
-    _check_tokenizer(bundle / manifest.source_tokenizer, tokenizer)
-    return verify(open_sessions(bundle, manifest), model, tokenizer, sentences, tolerance)
+    model, tokenizer = load_model(checkpoint)
+    source_tokenizer = _source_tokenizer(model, tokenizer)
+    _check_tokenizer(bundle / manifest.source_tokenizer, source_tokenizer)
+    return verify(open_sessions(bundle, manifest), model, source_tokenizer, sentences, tolerance)
+
+
+def _source_tokenizer(model: Model, tokenizer: Tokenizer) -> Tokenizer:
+    """What the model reads: what is gone on with has a start and no end."""
+    return prompt_tokenizer(tokenizer) if isinstance(model, CausalModel) else tokenizer
 
 
 def _check_tokenizer(path: Path, expected: Tokenizer) -> None:
@@ -201,14 +216,14 @@ def _check_tokenizer(path: Path, expected: Tokenizer) -> None:
         raise BundleError(f"{path} is not the checkpoint's tokenizer")
 
 
-def _write_graphs(folder: Path, model: Transformer) -> tuple[Graph, Graph]:
+def _write_graphs(folder: Path, model: Model) -> Graphs:
     weights = WeightFile(WEIGHTS)
-    protos = {ENCODER: encoder_graph(model, weights), STEP: step_graph(model, weights)}
+    graphs = graphs_of(model, weights)
     weights.write(folder)
-    for name, proto in protos.items():
-        onnx.save_model(proto, folder / name)
-    encoder, step = (_described(name, proto) for name, proto in protos.items())
-    return encoder, step
+    onnx.save_model(graphs.encoder, folder / ENCODER)
+    if graphs.step is not None:
+        onnx.save_model(graphs.step, folder / STEP)
+    return graphs
 
 
 Rewrite = Callable[[Sequence[onnx.ModelProto], Path, WeightFile], list[onnx.ModelProto]]
@@ -217,7 +232,7 @@ Rewrite = Callable[[Sequence[onnx.ModelProto], Path, WeightFile], list[onnx.Mode
 def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, FileRecord]:
     """The graphs in their new form, their weights and the tokenizers; what they are to be recorded as."""
     weights = WeightFile(WEIGHTS)
-    graphs = manifest.encoder.file, manifest.step.file
+    graphs = manifest.encoder.file, manifest.decoder.file
     originals = [onnx.load_model(source / name, load_external_data=False) for name in graphs]
     for name, proto in zip(graphs, rewrite(originals, source, weights), strict=True):
         onnx.save_model(proto, folder / name)
@@ -233,33 +248,47 @@ def _described(name: str, proto: onnx.ModelProto) -> Graph:
     return Graph(file=name, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
-def _manifest(folder: Path, model: Transformer, label: Label, encoder: Graph, step: Graph) -> Manifest:
-    config = model.config
+def _manifest(folder: Path, model: Model, label: Label, graphs: Graphs) -> Manifest:
+    config, step = model.config, graphs.step
+    source_tokenizer = PROMPT_TOKENIZER if graphs.begins_with == "source" else TOKENIZER
+    steps = () if step is None else (STEP,)
     return Manifest(
         schema_version=SCHEMA_VERSION,
         name=label.name,
-        architecture="transformer",
+        architecture=architecture_of(config),
         description=label.description,
         license=label.license,
         created=int(time.time()),
         dtype="float32",
-        tasks=("generate", "encode", "attention"),
+        tasks=_tasks(graphs),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        source_tokenizer=TOKENIZER,
+        source_tokenizer=source_tokenizer,
         target_tokenizer=TOKENIZER,
         tokens=Tokens(pad_id=config.pad_id, start_id=config.bos_id, end_id=config.eos_id),
+        begins_with=graphs.begins_with,
         limits=Limits(
             max_source_tokens=config.max_positions,
-            max_target_tokens=config.max_positions,
+            max_target_tokens=0 if step is None else config.max_positions,
             vocabulary=config.vocab_size,
         ),
-        encoder=encoder,
-        step=step,
-        states=states(config),
-        attention=attention_maps(config),
+        encoder=_described(ENCODER, graphs.encoder),
+        step=None if step is None else _described(STEP, step),
+        states=graphs.states,
+        attention=graphs.attention,
+        labels=graphs.labels,
         verification=None,
-        files=record_files(folder, (ENCODER, STEP, WEIGHTS, TOKENIZER)),
+        files=record_files(folder, dict.fromkeys((ENCODER, *steps, WEIGHTS, TOKENIZER, source_tokenizer))),
     )
+
+
+def _tasks(graphs: Graphs) -> tuple[Task, ...]:
+    can_do: dict[Task, bool] = {
+        "generate": graphs.step is not None,
+        "encode": True,
+        "attention": bool(graphs.attention),
+        "classify": bool(graphs.labels),
+    }
+    return tuple(task for task, is_possible in can_do.items() if is_possible)
 
 
 def _files_to_keep(bundle: Path) -> list[Path]:

@@ -38,7 +38,7 @@ def _measuring(folder: Path, manifest: Manifest, scratch: Path) -> Sessions:
     """The bundle with one more output for each value that is to be measured."""
     for name in manifest.files:
         shutil.copyfile(folder / name, scratch / name)
-    graphs = {"encoder": manifest.encoder, "step": manifest.step}
+    graphs = {"encoder": manifest.encoder, "step": manifest.decoder}
     measuring = {part: _with_outputs(scratch / graph.file, graph) for part, graph in graphs.items()}
     return open_sessions(scratch, manifest.model_copy(update=measuring))
 
@@ -61,7 +61,7 @@ def _translate(sessions: Sessions, source: Sequence[int], encoder: dict[str, flo
     _keep_largest(encoder, encoded)
     slots = min(MAX_NEW_TOKENS, manifest.limits.max_target_tokens)
     states, token_id = initial_states(manifest, encoded, slots), manifest.tokens.start_id
-    wanted = ["top_ids", *(name for name in manifest.step.outputs if name.startswith(LARGEST))]
+    wanted = ["top_ids", *(name for name in manifest.decoder.outputs if name.startswith(LARGEST))]
     for length in range(slots):
         outputs = run_step(sessions, states, [token_id], [length], [len(source)], wanted)
         _keep_largest(step, outputs)

@@ -111,7 +111,7 @@ class _Halving:
             self._add("Cast", "logits_float16", output="logits", to=TensorProto.FLOAT)
 
     def _attention(self, node: NodeProto) -> None:
-        """Of the encoder: queries, keys and values (B, S, M), and lengths (B,); see `Attention` of ONNX."""
+        """Of the encoder: queries, keys, values and, where not all keys count, lengths (B,); as ONNX has it."""
         heads, size = int(_attributes(node)["q_num_heads"]), int(self._shapes["hidden"][-1])
         attended, probabilities = node.output[0], node.output[3] if len(node.output) > 3 else ""
         split = self._constant([0, 0, heads, size // heads])
@@ -119,7 +119,7 @@ class _Halving:
         query, value = (self._add("Transpose", part, perm=[0, 2, 1, 3]) for part in (query, value))  # (B, H, S, D)
         key = self._add("Transpose", key, perm=[0, 2, 3, 1])  # (B, H, D, S)
         scores = self._add("MatMul", self._scaled(query, size // heads), key)  # (B, H, S, S)
-        bias = self._bias(node.input[6], "Less", key, axis=3)
+        bias = self._bias(node.input[6], "Less", key, axis=3) if len(node.input) > 6 else ""
         weights = self._softmax(scores, bias, probabilities)
         context = self._add("Transpose", self._add("MatMul", weights, value), perm=[0, 2, 1, 3])  # (B, S, H, D)
         self._add("Reshape", context, self._constant([0, 0, size]), output=attended)
@@ -175,7 +175,7 @@ class _Halving:
         return self._biases[bounds, compare]
 
     def _softmax(self, scores: str, bias: str, output: str) -> str:
-        return self._add("Softmax", self._add("Add", scores, bias), output=output, axis=-1)
+        return self._add("Softmax", self._add("Add", scores, bias) if bias else scores, output=output, axis=-1)
 
     def _scaled(self, queries: str, size: int) -> str:
         # Queries rather than scores: smaller, and products of large ones would not fit into float16.

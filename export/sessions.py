@@ -10,7 +10,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from model.reference import NextLogits
-from service.bundle import Manifest
+from service.bundle import Manifest, State
 
 Array = NDArray[Any]
 States = dict[str, Array]  # the step's input name to (B, ...)
@@ -22,11 +22,11 @@ class Sessions:
 
     manifest: Manifest
     encoder: Any
-    step: Any
+    step: Any  # None where nothing is generated
 
 
 def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
-    """Load both graphs from their files; the weights are found beside them."""
+    """Load the graphs from their files; the weights are found beside them."""
     options = onnxruntime.SessionOptions()
     options.enable_mem_pattern = False  # shapes change with every call
     options.intra_op_num_threads = 1  # one row at a time: a second thread would mostly spin
@@ -39,7 +39,8 @@ def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
             str(folder / file), options, ["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
         )
 
-    return Sessions(manifest, load(manifest.encoder.file), load(manifest.step.file))
+    step = None if manifest.step is None else load(manifest.step.file)
+    return Sessions(manifest, load(manifest.encoder.file), step)
 
 
 def encode(sessions: Sessions, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
@@ -58,7 +59,7 @@ def initial_states(manifest: Manifest, encoded: Mapping[str, Array], target_slot
 
     Args:
         encoded: what `encode` gave.
-        target_slots: size of the axis that grows with the target.
+        target_slots: smallest size of the axis that grows with the target.
     """
     rows, source_slots = encoded["hidden"].shape[:2]
     sizes = {"source": source_slots, "target": target_slots}
@@ -66,8 +67,14 @@ def initial_states(manifest: Manifest, encoded: Mapping[str, Array], target_slot
     for state in manifest.states:
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in state.shape]
         name = state.encoder_output
-        states[state.input] = np.zeros((rows, *shape), state.dtype) if name is None else encoded[name]
+        filled = np.zeros((rows, *shape), state.dtype) if name is None else encoded[name]
+        states[state.input] = _with_slots(filled, _target_axis(state), target_slots)
     return states
+
+
+def _target_axis(state: State) -> int | None:
+    """The axis that grows with the target, of many rows; None where there is none."""
+    return 1 + state.shape.index("target") if "target" in state.shape else None
 
 
 def run_step(
@@ -85,8 +92,8 @@ def run_step(
         "lengths": np.array(lengths, np.int32),
         "source_lengths": np.array(source_lengths, np.int32),
     }
-    for name, array in rows.items():
-        binding.bind_cpu_input(name, array)
+    for name in rows.keys() & set(manifest.decoder.inputs):
+        binding.bind_cpu_input(name, rows[name])
     for state in manifest.states:
         memory = onnxruntime.OrtValue.ortvalue_from_numpy(states[state.input])
         binding.bind_ortvalue_input(state.input, memory)
@@ -103,21 +110,20 @@ def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogits:
     """The step over a bundle, for `model.reference`: each call reads one token a prefix and keeps what it has read.
 
     Args:
-        source_ids: one source, the end token last.
+        source_ids: one source; a prefix begins with the last of `Manifest.beginning`.
     """
     manifest = sessions.manifest
-    grows = {state.input: state.shape.index("target") for state in manifest.states if "target" in state.shape}
+    num_filled = len(manifest.beginning(source_ids)) - 1
+    grows = {state.input: _target_axis(state) for state in manifest.states}
     known: dict[tuple[int, ...], States] = {(): initial_states(manifest, encode(sessions, [source_ids]), 0)}
 
     def next_logits(prefixes: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         parents = [tuple(prefix[:-1]) for prefix in prefixes]
         if any(parent not in known for parent in parents):
             next_logits(parents)
-        states = {
-            name: _with_slot(np.concatenate([known[parent][name] for parent in parents]), grows.get(name))
-            for name in known[parents[0]]
-        }
-        tokens, lengths = [prefix[-1] for prefix in prefixes], [len(parent) for parent in parents]
+        states = {name: np.concatenate([known[parent][name] for parent in parents]) for name in known[parents[0]]}
+        tokens, lengths = [prefix[-1] for prefix in prefixes], [num_filled + len(parent) for parent in parents]
+        states = {name: _with_slots(array, grows[name], max(lengths) + 1) for name, array in states.items()}
         source_lengths = [len(source_ids)] * len(prefixes)
         outputs = run_step(sessions, states, tokens, lengths, source_lengths, ["logits"])
         root = known[()]
@@ -131,8 +137,9 @@ def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogits:
     return next_logits
 
 
-def _with_slot(rows: Array, axis: int | None) -> Array:
-    """Room for one more target token, where the state grows with the target; `axis` is that of one row."""
-    if axis is None:
+def _with_slots(rows: Array, axis: int | None, slots: int) -> Array:
+    """Room for so many target tokens at the least, where the state grows with the target."""
+    if axis is None or rows.shape[axis] >= slots:
         return rows
-    return np.pad(rows, [(0, int(dimension == axis + 1)) for dimension in range(rows.ndim)])
+    missing = slots - rows.shape[axis]
+    return np.pad(rows, [(0, missing if dimension == axis else 0) for dimension in range(rows.ndim)])

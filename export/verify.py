@@ -9,9 +9,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from export.forced import forced_pass
 from export.sessions import Array, Sessions, encode, initial_states, onnx_steps, run_step
+from model.causal import CausalModel
+from model.classifier import Classifier
+from model.data import pad
+from model.factory import Model, TranslationModel
 from model.reference import NextLogits, greedy, one_thread, pytorch_steps
-from model.transformer import AttentionMaps, Transformer
 from service.bundle import Manifest, Verification
 
 # Three times what the 300 sentences of this repository show for logits as large as 20 in float32; maps differ by 2e-6.
@@ -31,7 +35,7 @@ class Differences:
     """The largest absolute differences found, and generations that are not the same."""
 
     hidden: float = 0.0
-    logits: float = 0.0  # and what the step derives from them
+    logits: float = 0.0  # and what is derived from them; the log-probabilities of labels
     attention: float = 0.0
     generations: int = 0  # that differ though no two candidates were close
     close_generations: int = 0  # that part where the two best candidates are close
@@ -60,9 +64,9 @@ def read_sentences(path: Path) -> list[str]:
 
 
 def verify(
-    sessions: Sessions, model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str], tolerance: float = TOLERANCE
+    sessions: Sessions, model: Model, tokenizer: Tokenizer, sentences: Sequence[str], tolerance: float = TOLERANCE
 ) -> Verification:
-    """Compare encoder, steps, attention maps and whole greedy generations.
+    """Compare encoder, attention maps, and labels or steps and whole greedy generations.
 
     Raises:
         VerificationError: a difference exceeds the tolerance or is not a number, or a generation differs.
@@ -76,7 +80,11 @@ def verify(
     found = Differences()
     with one_thread():
         for start in range(0, len(sources), BATCH_ROWS):
-            found = found.merged(_compare_batch(sessions, model, sources[start : start + BATCH_ROWS]))
+            batch = sources[start : start + BATCH_ROWS]
+            if isinstance(model, Classifier):
+                found = found.merged(_compare_labels(sessions, model, batch))
+            else:
+                found = found.merged(_compare_batch(sessions, model, batch))
     _refuse(found, tolerance)
     return Verification(
         sentences=len(sentences),
@@ -99,57 +107,84 @@ def _refuse(found: Differences, tolerance: float) -> None:
         raise VerificationError(f"ONNX Runtime is not PyTorch (tolerance {tolerance:g}): {', '.join(failures)}")
 
 
-def _compare_batch(sessions: Sessions, model: Transformer, sources: Sequence[Sequence[int]]) -> Differences:
-    tokens, limits = sessions.manifest.tokens, sessions.manifest.limits
-    max_new_tokens = min(MAX_NEW_TOKENS, limits.max_target_tokens)
+@torch.inference_mode()
+def _compare_labels(sessions: Sessions, model: Classifier, sources: Sequence[Sequence[int]]) -> Differences:
+    padded, lengths = pad(sources, model.config.pad_id), torch.tensor([len(source) for source in sources])
+    hidden, maps = model.encode(padded, lengths, need_weights=True)
+    encoded = encode(sessions, sources)
+    return Differences(
+        hidden=_largest([encoded["hidden"] - hidden.numpy()]),
+        logits=_largest([encoded["label_logprobs"] - model(padded, lengths).numpy()]),
+        attention=_encoder_map_difference(sessions.manifest, encoded, {"encoder": maps}),
+    )
+
+
+def _compare_batch(
+    sessions: Sessions, model: TranslationModel | CausalModel, sources: Sequence[Sequence[int]]
+) -> Differences:
+    manifest, end_id = sessions.manifest, sessions.manifest.tokens.end_id
     found, targets = Differences(), []
     for source in sources:
+        first_id, max_new_tokens = manifest.beginning(source)[-1], min(MAX_NEW_TOKENS, manifest.room(len(source)))
         expected_steps, steps = pytorch_steps(model, source), onnx_steps(sessions, source)
-        expected = greedy(expected_steps, tokens.start_id, tokens.end_id, max_new_tokens).ids
-        given = greedy(steps, tokens.start_id, tokens.end_id, max_new_tokens).ids
+        expected = greedy(expected_steps, first_id, end_id, max_new_tokens).ids
+        given = greedy(steps, first_id, end_id, max_new_tokens).ids
         if given != expected:
-            close = _part_where_close(expected_steps, tokens.start_id, expected, given)
+            close = _part_where_close(expected_steps, first_id, expected, given)
             found = found.merged(Differences(generations=int(not close), close_generations=int(close)))
-        targets.append([tokens.start_id, *expected[:-1]])
+        targets.append([first_id, *expected[:-1]])
     return found.merged(_compare_forced(sessions, model, sources, targets))
 
 
-def _part_where_close(next_logits: NextLogits, start_id: int, expected: Sequence[int], given: Sequence[int]) -> bool:
+def _part_where_close(next_logits: NextLogits, first_id: int, expected: Sequence[int], given: Sequence[int]) -> bool:
     """Whether the two best candidates are close at the first token in which two generations differ."""
     same = next(index for index, pair in enumerate(zip(expected, given, strict=False)) if pair[0] != pair[1])
-    (row,) = next_logits([[start_id, *expected[:same]]])
+    (row,) = next_logits([[first_id, *expected[:same]]])
     second, best = np.sort(row)[-2:]
     return bool(best - second < CLOSE)
 
 
 @torch.inference_mode()
 def _compare_forced(
-    sessions: Sessions, model: Transformer, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    sessions: Sessions,
+    model: TranslationModel | CausalModel,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
 ) -> Differences:
     """Read the same targets in PyTorch at once and in ONNX Runtime token by token, rows at different ages."""
-    source_lengths = [len(source) for source in sources]
-    padded, lengths = _padded(sources, model.config.pad_id), torch.tensor(source_lengths)
-    target = _padded(targets, model.config.pad_id)
-    memory, _ = model.encode(padded, lengths)
-    logits = model(padded, lengths, target).numpy()  # (B, T, V)
-    maps = model.attention_maps(padded, lengths, target)
+    manifest, source_lengths = sessions.manifest, [len(source) for source in sources]
+    expected = forced_pass(model, sources, targets)
+    logits = expected.logits.numpy()
     encoded = encode(sessions, sources)
+    is_own = np.arange(max(source_lengths)) < np.array(source_lengths)[:, None]  # (B, S)
     found = Differences(
-        hidden=_largest([encoded["hidden"] - memory.numpy()]),
-        attention=_encoder_map_difference(sessions.manifest, encoded, maps.encoder.numpy()),
+        hidden=_largest([np.where(is_own[:, :, None], encoded["hidden"] - expected.hidden.numpy(), 0.0)]),
+        attention=_encoder_map_difference(manifest, encoded, expected.maps),
     )
-    slots = min(target.size(1) + SPARE_SLOTS, sessions.manifest.limits.max_target_tokens)
-    states = initial_states(sessions.manifest, encoded, slots)
-    outputs = _outputs_to_compare(sessions.manifest)
-    for tick in range(target.size(1) + len(targets)):
-        # Row i begins i ticks late; before and after its own time it reads its first or last token again and again.
+    num_filled = [len(manifest.beginning(source)) - 1 for source in sources]
+    longest = max(filled + len(read) for filled, read in zip(num_filled, targets, strict=True))
+    first = initial_states(manifest, encoded, min(longest + SPARE_SLOTS, manifest.limits.max_target_tokens))
+    states = {name: array.copy() for name, array in first.items()}
+    outputs = _outputs_to_compare(manifest)
+    for tick in range(max(row + len(read) for row, read in enumerate(targets))):
+        # Row i begins i ticks late, from its first states; after its own time it reads its last token again and again.
+        for row in range(tick, len(targets)):
+            for name, array in states.items():
+                array[row] = first[name][row]
         ages = [min(max(tick - row, 0), len(read) - 1) for row, read in enumerate(targets)]
         tokens = [read[age] for age, read in zip(ages, targets, strict=True)]
-        given = run_step(sessions, states, tokens, ages, source_lengths, outputs)
+        lengths = [filled + age for filled, age in zip(num_filled, ages, strict=True)]
+        given = run_step(sessions, states, tokens, lengths, source_lengths, outputs)
+        running = np.array([row for row, read in enumerate(targets) if row <= tick < row + len(read)])
+        if not len(running):
+            continue
+        given = {name: array[running] for name, array in given.items()}
+        places = running, np.array(ages)[running]
+        own = {"decoder": np.array(lengths)[running] + 1, "cross": np.array(source_lengths)[running]}
         found = found.merged(
             Differences(
-                logits=_score_difference(given, logits[np.arange(len(ages)), ages]),
-                attention=_step_map_difference(sessions.manifest, given, maps, ages, source_lengths),
+                logits=_score_difference(given, logits[places]),
+                attention=_step_map_difference(manifest, given, expected.maps, places, own),
             )
         )
     return found
@@ -157,7 +192,7 @@ def _compare_forced(
 
 def _outputs_to_compare(manifest: Manifest) -> list[str]:
     states = {state.output for state in manifest.states}
-    return [name for name in manifest.step.outputs if name not in states]
+    return [name for name in manifest.decoder.outputs if name not in states]
 
 
 def _score_difference(given: Mapping[str, Array], logits: Array) -> float:
@@ -177,32 +212,45 @@ def _score_difference(given: Mapping[str, Array], logits: Array) -> float:
 def _step_map_difference(
     manifest: Manifest,
     given: Mapping[str, Array],
-    maps: AttentionMaps,
-    ages: Sequence[int],
-    source_lengths: Sequence[int],
+    maps: Mapping[str, Tensor | None],
+    places: tuple[Array, Array],
+    own_columns: Mapping[str, Array],
 ) -> float:
-    """Of each row's own columns; beyond them a bundle's maps mean nothing."""
-    rows, columns = np.arange(len(ages)), max(ages) + 1
+    """Of each row's own columns; beyond them a bundle's maps mean nothing.
 
-    def difference(kind: str, expected: Tensor, lengths: Array) -> float:
+    Args:
+        manifest: of the bundle.
+        given: the step's outputs, of the rows that run.
+        maps: PyTorch's (L, B, H, T, columns), by kind.
+        places: the rows that run, and which row of its map each has come to.
+        own_columns: of each row that runs, by kind.
+    """
+    rows, ages = places
+    largest = 0.0
+    for kind, own in own_columns.items():
+        expected = maps[kind]
+        if expected is None:
+            continue
         (name,) = manifest.attention_of(kind).outputs
-        at_ages = expected.numpy().swapaxes(2, 3)[:, rows, ages]  # (L, B, H, T, columns) to (L, B, H, columns)
-        is_own = np.arange(at_ages.shape[-1]) < lengths[:, None, None, None]
-        return _largest([np.where(is_own, given[name] - at_ages.transpose(1, 2, 0, 3), 0.0)])
-
-    decoder = difference("decoder", maps.decoder[..., :columns], np.array(ages) + 1)
-    return float(np.maximum(decoder, difference("cross", maps.cross, np.array(source_lengths))))
-
-
-def _encoder_map_difference(manifest: Manifest, given: Mapping[str, Array], expected: Array) -> float:
-    """Of whole maps (L, B, H, S, S): columns of padding are 0 in PyTorch and must be here."""
-    names = manifest.attention_of("encoder").outputs
-    return _largest(given[name] - layer for name, layer in zip(names, expected, strict=True))
+        at_ages = expected.numpy().swapaxes(2, 3)[:, rows, ages].transpose(1, 2, 0, 3)  # (B, H, L, columns)
+        columns = min(at_ages.shape[3], given[name].shape[3])
+        is_own = np.arange(columns) < own[:, None, None, None]
+        difference = np.where(is_own, given[name][..., :columns] - at_ages[..., :columns], 0.0)
+        largest = float(np.maximum(largest, _largest([difference])))
+    return largest
 
 
-def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
-    tensors = [torch.tensor(list(row)) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=pad_id)
+def _encoder_map_difference(manifest: Manifest, given: Mapping[str, Array], maps: Mapping[str, Tensor | None]) -> float:
+    """Of whole maps (L, B, H, S, columns), by kind: columns of padding are 0 in PyTorch and must be here."""
+    largest = 0.0
+    for kind in ("encoder", "encoder_slots"):
+        expected = maps.get(kind)
+        if expected is None:
+            continue
+        names = manifest.attention_of(kind).outputs
+        difference = _largest(given[name] - layer for name, layer in zip(names, expected.numpy(), strict=True))
+        largest = float(np.maximum(largest, difference))
+    return largest
 
 
 def _largest(differences: Iterable[Array]) -> float:

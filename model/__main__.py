@@ -1,36 +1,84 @@
-"""`python -m model train | evaluate`: the command line of this package."""
+"""`python -m model train | evaluate | accuracy | recall | zoo`: the command line of this package."""
 
 import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from model.checkpoint import WEIGHTS, load_checkpoint, load_facts
-from model.config import TrainConfig, TransformerConfig
-from model.evaluate import read_test_set, score, tokenised_path, translate
+from model.causal import CausalModel
+from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model
+from model.classification import accuracy, read_labelled
+from model.classifier import Classifier
+from model.config import TrainConfig
+from model.evaluate import Scores, read_test_set, score, tokenised_path, translate
+from model.recall import TURNS, greedy_answers, recall
+from model.reference import one_thread
 from model.train import Trainer
-
-SIZES = {"tiny": TransformerConfig.tiny, "base": TransformerConfig}
+from model.zoo import PLAN, SYSTEMS
 
 
 def add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "train",
-        help="train from a folder of parallel text; run again with the same arguments to resume",
+        help="train from a folder of data; run again with the same arguments to resume",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("data", type=Path, help="folder with train.SOURCE, train.TARGET, val.SOURCE, val.TARGET")
+    parser.add_argument(
+        "data",
+        type=Path,
+        nargs="?",
+        default=Path(),
+        help="folder with train.SOURCE, train.TARGET and val.*, or train.tsv, dev.tsv; what chats makes its own",
+    )
     parser.add_argument("--run", type=Path, required=True, help="folder for checkpoints and the log")
-    parser.add_argument("--size", choices=sorted(SIZES), default="tiny", help="sizes of the Transformer")
+    parser.add_argument("--system", choices=SYSTEMS, default="transformer", help="what to train")
     for field in dataclasses.fields(TrainConfig):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+        option = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(option, type=type(field.default), help="default: the system's own")
     parser.set_defaults(action=train)
 
 
+def add_zoo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "zoo",
+        help="train and score every system, one after another; run it again to resume",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("data", type=Path, help="folder of parallel text, with the test set test_2016_flickr")
+    parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="a folder for each run is made in it")
+    parser.add_argument("--systems", nargs="*", choices=PLAN, default=list(PLAN), metavar="NAME", help="only these")
+    parser.add_argument("--seeds", type=int, help="only the first so many of each (default: as many as are planned)")
+    parser.set_defaults(action=zoo)
+
+
+def zoo(arguments: argparse.Namespace) -> None:
+    """Seed 1 of every system comes before seed 2 of any."""
+    runs = [(seed, name) for name in arguments.systems for seed in range(1, 1 + (arguments.seeds or PLAN[name]))]
+    for seed, name in sorted(runs, key=lambda one: one[0]):
+        run, system = arguments.runs / f"{name}-{seed}", SYSTEMS[name]
+        print(run, flush=True)
+        Trainer(run, TrainConfig(**system.training, seed=seed), system.task, arguments.data, system.make_config).fit()
+        scores = run / "scores.json"
+        if not scores.exists():
+            write_scores(scores, run / "averaged", arguments.data)
+
+
+def write_scores(path: Path, checkpoint: Path, data: Path) -> None:
+    """Beam 5 on test_2016_flickr, English to German."""
+    split, num_beams, length_penalty = "test_2016_flickr", 5, 1.0
+    model, tokenizer = load_checkpoint(checkpoint)
+    test_set = read_test_set(data, split, "en", "de")
+    outputs = translate(model, tokenizer, test_set.sources, num_beams, length_penalty)
+    write_report(path, checkpoint, split, num_beams, length_penalty, score(outputs, test_set, "de"), outputs)
+
+
 def train(arguments: argparse.Namespace) -> None:
-    config = TrainConfig(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(TrainConfig)})
-    Trainer(arguments.run, config, arguments.data, SIZES[arguments.size]).fit()
+    system = SYSTEMS[arguments.system]
+    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(TrainConfig)}
+    settings = {**system.training, **{name: value for name, value in given.items() if value is not None}}
+    Trainer(arguments.run, TrainConfig(**settings), system.task, arguments.data, system.make_config).fit()
 
 
 def add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -63,16 +111,87 @@ def evaluate(arguments: argparse.Namespace) -> None:
     print(f"tok-lc: {tokenised}")
     print(f"detok, cased: BLEU {scores.bleu}; chrF {scores.chrf}")
     if arguments.json is not None:
-        report = {
-            "split": split,
-            "sentences": len(outputs),
-            "num_beams": arguments.num_beams,
-            "length_penalty": arguments.length_penalty,
-            "checkpoint": load_facts(arguments.checkpoint / WEIGHTS),
-            **dataclasses.asdict(scores),
-            "outputs": outputs,
-        }
-        arguments.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        settings = arguments.num_beams, arguments.length_penalty
+        write_report(arguments.json, arguments.checkpoint, split, *settings, scores, outputs)
+
+
+def add_accuracy(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "accuracy",
+        help="how often a classifier is right, as JSON",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("checkpoint", type=Path, help="folder with config.json, weights.safetensors, tokenizer.json")
+    parser.add_argument("data", type=Path, help="folder with SPLIT.tsv")
+    parser.add_argument("--split", default="dev", help="what is classified")
+    parser.set_defaults(action=print_accuracy)
+
+
+def print_accuracy(arguments: argparse.Namespace) -> None:
+    model, tokenizer = load_model(arguments.checkpoint)
+    if not isinstance(model, Classifier):
+        raise ValueError(f"{arguments.checkpoint} does not classify")
+    found = accuracy(model, tokenizer, *read_labelled(arguments.data, arguments.split))
+    low, high = found.interval
+    report = {
+        "split": arguments.split,
+        "sentences": found.total,
+        "correct": found.correct,
+        "accuracy": round(100 * found.value, 2),
+        "interval_95": [round(100 * low, 2), round(100 * high, 2)],
+        "checkpoint": load_facts(arguments.checkpoint / WEIGHTS),
+    }
+    print(json.dumps(report, indent=2))
+
+
+def write_report(
+    path: Path,
+    checkpoint: Path,
+    split: str,
+    num_beams: int,
+    length_penalty: float,
+    scores: Scores,
+    outputs: Sequence[str],
+) -> None:
+    report = {
+        "split": split,
+        "sentences": len(outputs),
+        "num_beams": num_beams,
+        "length_penalty": length_penalty,
+        "checkpoint": load_facts(checkpoint / WEIGHTS),
+        **dataclasses.asdict(scores),
+        "outputs": outputs,
+    }
+    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def add_recall(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "recall",
+        help="how long a model that chats keeps an instruction",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("checkpoint", type=Path, help="folder with config.json, weights.safetensors, tokenizer.json")
+    parser.add_argument("--turns", type=int, nargs="+", default=list(TURNS), help="after so many it is checked")
+    parser.add_argument("--dialogues", type=int, default=25, help="of each kind of instruction and each length")
+    parser.add_argument("--seed", type=int, default=1_000_000, help="of the dialogues")
+    parser.add_argument("--json", type=Path, help="also write the counts to this file")
+    parser.set_defaults(action=measure_recall)
+
+
+def measure_recall(arguments: argparse.Namespace) -> None:
+    if min(*arguments.turns, arguments.dialogues) < 1:
+        raise ValueError("turns and dialogues must be at least 1")
+    model, tokenizer = load_model(arguments.checkpoint)
+    if not isinstance(model, CausalModel):
+        raise ValueError(f"{arguments.checkpoint} does not chat")
+    with one_thread():
+        counts = recall(greedy_answers(model, tokenizer), arguments.turns, arguments.dialogues, arguments.seed)
+    for turn, kinds in counts.items():
+        print(f"turn {turn}: " + ", ".join(f"{name} {one['kept']} of {one['total']}" for name, one in kinds.items()))
+    if arguments.json is not None:
+        facts = {"seed": arguments.seed, "checkpoint": load_facts(arguments.checkpoint / WEIGHTS), "turns": counts}
+        arguments.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -80,6 +199,9 @@ def main() -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_train(commands)
     add_evaluate(commands)
+    add_accuracy(commands)
+    add_recall(commands)
+    add_zoo(commands)
     arguments = parser.parse_args()
     try:
         arguments.action(arguments)

@@ -73,11 +73,17 @@ def scaled_dot_product_attention(
     return weights @ values, weights
 
 
-class MultiHeadAttention(nn.Module):
-    """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, need_weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """`scaled_dot_product_attention`, by PyTorch's fused kernel where no weights are needed."""
+    if need_weights:
+        return scaled_dot_product_attention(queries, keys, values, mask)
+    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask), None
 
-    Queries from one sequence and keys and values from another make it cross-attention.
-    """
+
+class AttentionHeads(nn.Module):
+    """The matrices W^Q, W^K, W^V and W^O of all heads, and what happens between them (section 3.2.2)."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -97,6 +103,22 @@ class MultiHeadAttention(nn.Module):
         """(B, H, T, D) to (B, T, M)."""
         return x.transpose(1, 2).flatten(-2)
 
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """From queries (B, Q, M), keys and values (B, K, M), already projected, as `MultiHeadAttention.forward`."""
+        q, k, v = (self.split_heads(part) for part in (queries, keys, values))  # (B, H, Q, D), (B, H, K, D) twice
+        heads, weights = attend(q, k, v, mask, need_weights)
+        return self.output(self.merge_heads(heads)), weights
+
+
+class MultiHeadAttention(AttentionHeads):
+    """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
+
+    Queries from one sequence and keys and values from another make it cross-attention. With one head it is single-head
+    attention: three matrices (M x M), attention, and a linear layer after it.
+    """
+
     def forward(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None = None, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
@@ -104,16 +126,25 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             mask: broadcastable to (B, H, Q, K).
-            need_weights: also return the attention weights; without them PyTorch's fused kernel does the same sum.
+            need_weights: also return the attention weights.
 
         Returns:
             (B, Q, M), and the weights (B, H, Q, K) or None.
         """
-        q = self.split_heads(self.query(queries))  # (B, H, Q, D)
-        k = self.split_heads(self.key(keys))  # (B, H, K, D)
-        v = self.split_heads(self.value(keys))  # (B, H, K, D)
-        if need_weights:
-            heads, weights = scaled_dot_product_attention(q, k, v, mask)
-        else:
-            heads, weights = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask), None
-        return self.output(self.merge_heads(heads)), weights
+        return self.attend(self.query(queries), self.key(keys), self.value(keys), mask, need_weights)
+
+
+class AttentionWithoutWeights(nn.Module):
+    """attention(A, A, A): each vector becomes a mean of all, weighed by how alike they are (equation 1, Q = K = V = A).
+
+    Nothing in it is learnt, and there is one head.
+    """
+
+    num_heads = 1
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, mask: Tensor | None = None, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `MultiHeadAttention.forward`; the weights are (B, 1, Q, K)."""
+        heads, weights = attend(queries.unsqueeze(1), keys.unsqueeze(1), keys.unsqueeze(1), mask, need_weights)
+        return heads.squeeze(1), weights

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from model.config import TransformerConfig, read_transformer_config, to_json
+from model.config import ModelConfig, architecture_of, read_model_config, to_json
+from model.factory import Model, TranslationModel, build_model
 from model.tokenizer import read_tokenizer
-from model.transformer import Transformer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "weights.safetensors", "tokenizer.json"
 
@@ -36,7 +36,7 @@ def load_facts(path: Path) -> dict[str, Any]:
 
 
 def save_checkpoint(
-    folder: Path, config: TransformerConfig, weights: Mapping[str, Tensor], tokenizer: Path, facts: Mapping[str, Any]
+    folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Path, facts: Mapping[str, Any]
 ) -> None:
     """Write a checkpoint; `facts` (epoch, loss, ...) go into the weights' header."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,19 @@ def save_checkpoint(
     save_tensors(folder / WEIGHTS, weights, facts)
 
 
-def load_checkpoint(folder: Path) -> tuple[Transformer, Tokenizer]:
+def load_checkpoint(folder: Path) -> tuple[TranslationModel, Tokenizer]:
+    """`load_model` for a checkpoint that must translate.
+
+    Raises:
+        ValueError: it does something else; or as `load_model` does.
+    """
+    model, tokenizer = load_model(folder)
+    if not isinstance(model, TranslationModel):
+        raise ValueError(f"{folder} does not translate: it is a {architecture_of(model.config)}")
+    return model, tokenizer
+
+
+def load_model(folder: Path) -> tuple[Model, Tokenizer]:
     """Read a checkpoint; the model comes in evaluation mode, on the CPU.
 
     Raises:
@@ -57,7 +69,7 @@ def load_checkpoint(folder: Path) -> tuple[Transformer, Tokenizer]:
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}")
     try:
-        model = Transformer(read_transformer_config(folder / CONFIG))
+        model = build_model(read_model_config(folder / CONFIG))
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (TypeError, RuntimeError, SafetensorError) as error:
         first_line = str(error).splitlines()[0]

@@ -4,46 +4,155 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
-    """Sizes of an encoder-decoder Transformer (Vaswani et al. 2017, table 3 names in brackets).
-
-    The defaults are the paper's base model; `tiny` is the one of Wu et al. 2021 ("Good for Misconceived Reasons").
-    """
+class ModelConfig:
+    """What every model has."""
 
     vocab_size: int
-    d_model: int = 512  # width of every layer [d_model]
-    num_heads: int = 8  # [h]
-    d_ff: int = 2048  # inner width of the feed-forward layers [d_ff]
-    encoder_layers: int = 6  # [N]
-    decoder_layers: int = 6  # [N]
-    dropout: float = 0.1  # [P_drop]
+    dropout: float = 0.1
     max_positions: int = 256  # longest source or target, special tokens included
     pad_id: int = 0
     bos_id: int = 1  # the decoder's start token
     eos_id: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "num_heads", "d_ff", "encoder_layers", "decoder_layers", "max_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is int and not field.name.endswith("_id") and value < 1:
+                raise ValueError(f"{field.name} is {value}, it must be at least 1")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout}, it must lie in [0, 1)")
+
+
+@dataclass(frozen=True)
+class StackConfig(ModelConfig):
+    """Sizes of layers of self-attention (Vaswani et al. 2017, table 3 names in brackets)."""
+
+    d_model: int = 512  # width of every layer [d_model]
+    num_heads: int = 8  # [h]
+    d_ff: int = 2048  # inner width of the feed-forward layers [d_ff]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model ({self.d_model}) must be a multiple of num_heads ({self.num_heads})")
         if self.d_model % 2:
             raise ValueError(f"d_model is {self.d_model}; sinusoidal positions need an even width")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout is {self.dropout}, it must lie in [0, 1)")
 
     @property
     def head_size(self) -> int:
         return self.d_model // self.num_heads
 
+
+EncoderAttention = Literal["multi-head", "single-head", "single-head-without-weights", "linformer"]
+Sharing = Literal["headwise", "key-value", "layerwise"]
+
+
+@dataclass(frozen=True)
+class TransformerConfig(StackConfig):
+    """Sizes of an encoder-decoder Transformer.
+
+    The defaults are the paper's base model; `tiny` is the one of Wu et al. 2021 ("Good for Misconceived Reasons").
+    """
+
+    encoder_layers: int = 6  # [N]
+    decoder_layers: int = 6  # [N]
+    pre_norm: bool = False  # x + Sublayer(LayerNorm(x)) instead of LayerNorm(x + Sublayer(x))
+    encoder_attention: EncoderAttention = "multi-head"  # the decoder's is always multi-head
+    linformer_size: int = 128  # slots that the source is projected to [k of Wang et al. 2020]
+    linformer_sharing: Sharing = "layerwise"  # of the projections, see `model.linformer`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.encoder_attention == "linformer" and self.linformer_size > self.max_positions:
+            raise ValueError(
+                f"linformer_size ({self.linformer_size}) exceeds max_positions ({self.max_positions}): "
+                "there would be more slots than tokens"
+            )
+
+    @property
+    def encoder_heads(self) -> int:
+        return self.num_heads if self.encoder_attention in ("multi-head", "linformer") else 1
+
     @classmethod
     def tiny(cls, vocab_size: int) -> "TransformerConfig":
         """Transformer-Tiny: 4 + 4 layers, width 128, for corpora of some ten thousand sentences."""
         return cls(vocab_size, d_model=128, num_heads=4, d_ff=256, encoder_layers=4, decoder_layers=4, dropout=0.3)
+
+
+@dataclass(frozen=True)
+class ClassifierConfig(StackConfig):
+    """A Transformer encoder that chooses one of several labels."""
+
+    encoder_layers: int = 2
+    word_dropout: float = 0.0  # probability that a token is left out in training
+    labels: tuple[str, ...] = ("negative", "positive")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.word_dropout < 1.0:
+            raise ValueError(f"word_dropout is {self.word_dropout}, it must lie in [0, 1)")
+        if len(set(self.labels)) < max(2, len(self.labels)):
+            raise ValueError(f"labels are {self.labels}; a classifier needs two or more that differ")
+
+
+@dataclass(frozen=True)
+class CausalConfig(StackConfig):
+    """A decoder alone, which reads a text and goes on with it."""
+
+    layers: int = 4
+    max_positions: int = 1024  # of what is read and what is written together
+
+    @classmethod
+    def chat(cls, vocab_size: int) -> "CausalConfig":
+        """Small enough to learn small talk on one thread."""
+        return cls(vocab_size, d_model=128, num_heads=4, d_ff=256, layers=4, dropout=0.0)
+
+
+Score = Literal["none", "additive", "dot", "general", "concat", "location", "reduced_rank"]
+
+
+@dataclass(frozen=True)
+class RecurrentConfig(ModelConfig):
+    """A recurrent encoder-decoder: with a fixed context vector, or with one of the classic attentions.
+
+    With `query` "previous" the decoder attends before its state changes (Bahdanau et al. 2015), with "current" after
+    (Luong et al. 2015).
+    """
+
+    cell: Literal["gru", "lstm"] = "gru"
+    embedding_size: int = 128
+    encoder_size: int = 192  # of each direction
+    bidirectional: bool = True
+    decoder_size: int = 256
+    attention: Score = "additive"  # the score; "none" is the fixed context vector
+    attention_size: int = 192  # inner width of the scores that have one; the rank of "reduced_rank"
+    query: Literal["previous", "current"] = "previous"
+    input_feeding: bool = False  # the last attentional vector is part of the next input; with "current"
+    window: Literal["global", "local-m", "local-p"] = "global"
+    window_radius: int = 10  # D; read only with a window
+    selection: Literal["soft", "reinforce", "marginal"] = (
+        "soft"  # the last two are hard attention, by how it is trained
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attention == "dot" and self.decoder_size != self.annotation_size:
+            raise ValueError(f"dot needs states as wide as annotations: {self.decoder_size} and {self.annotation_size}")
+        if self.attention == "none" and (self.window, self.selection, self.query) != ("global", "soft", "previous"):
+            raise ValueError("a fixed context vector has no query, no window and nothing to select")
+        if self.query == "previous" and (self.input_feeding or self.window != "global"):
+            raise ValueError("input feeding and windows go with the current state as the query")
+        if self.selection == "marginal" and (self.query == "previous" or self.input_feeding):
+            raise ValueError("only where no later state depends on what was selected can a step be marginalised alone")
+
+    @property
+    def annotation_size(self) -> int:
+        """Width of what the encoder says of each token."""
+        return self.encoder_size * (2 if self.bidirectional else 1)
 
 
 @dataclass(frozen=True)
@@ -77,15 +186,38 @@ class TrainConfig:
             )
 
 
-def to_json(config: TransformerConfig | TrainConfig) -> str:
-    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+MODELS: dict[str, type[ModelConfig]] = {
+    "transformer": TransformerConfig,
+    "recurrent": RecurrentConfig,
+    "classifier": ClassifierConfig,
+    "causal": CausalConfig,
+}
 
 
-def read_transformer_config(path: Path) -> TransformerConfig:
+def architecture_of(config: ModelConfig) -> str:
+    return next(name for name, kind in MODELS.items() if type(config) is kind)
+
+
+def to_json(config: ModelConfig | TrainConfig) -> str:
+    fields = dataclasses.asdict(config)
+    if isinstance(config, ModelConfig):
+        fields = {"architecture": architecture_of(config), **fields}
+    return json.dumps(fields, indent=2) + "\n"
+
+
+def read_model_config(path: Path) -> ModelConfig:
     """Read what `to_json` wrote.
 
     Raises:
         TypeError: a field is unknown or missing.
-        ValueError: a value is out of range.
+        ValueError: a value is out of range, or there is no such architecture.
     """
-    return TransformerConfig(**json.loads(path.read_text(encoding="utf-8")))
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    architecture = fields.pop("architecture", "transformer")  # checkpoints of old say nothing
+    if architecture not in MODELS:
+        raise ValueError(f"there is no architecture {architecture}; there are {', '.join(MODELS)}")
+    # JSON has lists alone.
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    return MODELS[architecture](**values)

@@ -62,26 +62,30 @@ def make_batch(pairs: Sequence[Pair], pad_id: int, bos_id: int) -> Batch:
     )
 
 
-def bucket(pairs: Sequence[Pair], batch_tokens: int, seed: int) -> list[list[int]]:
-    """Indices of pairs in batches of like length, at most `batch_tokens` padded tokens on the longer side.
+def bucket(lengths: Sequence[tuple[int, ...]], batch_tokens: int, seed: int) -> list[list[int]]:
+    """Indices of examples in batches of like length, at most `batch_tokens` padded tokens on the longest side.
 
-    Pairs of equal lengths, and the batches, come in an order drawn from the seed.
+    Examples of equal lengths, and the batches, come in an order drawn from the seed.
+
+    Args:
+        lengths: of each example's sides; the first side decides before the second.
     """
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(pairs))
-    order = np.array(sorted(order, key=lambda i: (len(pairs[i][1]), len(pairs[i][0]))))  # stable: ties stay shuffled
+    order = rng.permutation(len(lengths))
+    order = np.array(sorted(order, key=lambda i: lengths[i]))  # stable: ties stay shuffled
     batches: list[list[int]] = [[]]
     longest = 0
     for index in order:
-        longest = max(longest, len(pairs[index][0]), len(pairs[index][1]))
+        longest = max(longest, *lengths[index])
         if batches[-1] and longest * (len(batches[-1]) + 1) > batch_tokens:
             batches.append([])
-            longest = max(len(pairs[index][0]), len(pairs[index][1]))
+            longest = max(lengths[index])
         batches[-1].append(int(index))
     rng.shuffle(batches)
     return batches
 
 
 def iterate(pairs: Sequence[Pair], batch_tokens: int, seed: int, pad_id: int, bos_id: int) -> Iterator[Batch]:
-    for indices in bucket(pairs, batch_tokens, seed):
+    lengths = [(len(target), len(source)) for source, target in pairs]
+    for indices in bucket(lengths, batch_tokens, seed):
         yield make_batch([pairs[i] for i in indices], pad_id, bos_id)

@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from model.data import read_lines, read_parallel
+from model.factory import TranslationModel
 from model.reference import beam, one_thread, pytorch_steps
 from model.tokenizer import decode_ids, encode_lines
-from model.transformer import Transformer
 
 MAX_NEW_TOKENS = 128
 
@@ -75,7 +75,7 @@ def read_test_set(folder: Path, split: str, source: str, target: str, limit: int
 
 
 def translate(
-    model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str], num_beams: int, length_penalty: float
+    model: TranslationModel, tokenizer: Tokenizer, sentences: Sequence[str], num_beams: int, length_penalty: float
 ) -> list[str]:
     """Translate one sentence after another by reference beam search, with a progress bar.
 

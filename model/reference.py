@@ -8,14 +8,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from model.causal import CausalModel
+from model.factory import TranslationModel
 from model.processors import UNPROCESSED, Processors
-from model.transformer import Transformer
+from model.recurrent import Memory
 
 Array = NDArray[np.float32]
 EarlyStopping = bool | Literal["never"]
@@ -172,14 +175,17 @@ def _extensions(
     ]
 
 
-def pytorch_steps(model: Transformer, source_ids: Sequence[int]) -> NextLogits:
+def pytorch_steps(model: TranslationModel | CausalModel, source_ids: Sequence[int]) -> NextLogits:
     """The step over a PyTorch model: the encoder runs once, the decoder reads the whole prefix each time.
 
     Args:
         model: in evaluation mode.
-        source_ids: one source, the end token last.
+        source_ids: one source. Of a causal model it is the text that is gone on with: its last token is the start token
+            of what is read.
     """
     assert not model.training
+    if isinstance(model, CausalModel):
+        return _causal_steps(model, source_ids[:-1])
     device = model.embedding.weight.device
     with torch.inference_mode():
         lengths = torch.tensor([len(source_ids)], device=device)
@@ -189,8 +195,28 @@ def pytorch_steps(model: Transformer, source_ids: Sequence[int]) -> NextLogits:
     def next_logits(prefixes: Sequence[Sequence[int]]) -> Array:
         target = torch.tensor([list(prefix) for prefix in prefixes], device=device)  # (B, T)
         rows = len(prefixes)
-        decoded, _, _ = model.decode(target, memory.expand(rows, -1, -1), lengths.expand(rows))
+        decoded, _, _ = model.decode(target, _repeated(memory, rows), lengths.expand(rows))
         logits: Array = model.logits(decoded[:, -1]).cpu().numpy()  # (B, V)
         return logits
 
     return next_logits
+
+
+def _causal_steps(model: CausalModel, read: Sequence[int]) -> NextLogits:
+    """The step after what was read before."""
+
+    @torch.inference_mode()
+    def next_logits(prefixes: Sequence[Sequence[int]]) -> Array:
+        ids = torch.tensor([[*read, *prefix] for prefix in prefixes], device=model.embedding.weight.device)
+        features, _ = model.read(ids)
+        logits: Array = model.logits(features[:, -1]).cpu().numpy()  # (B, V)
+        return logits
+
+    return next_logits
+
+
+def _repeated(memory: Tensor | Memory, rows: int) -> Any:
+    """What the encoder says of one source, for so many rows."""
+    if isinstance(memory, Tensor):
+        return memory.expand(rows, -1, -1)
+    return Memory(*(part.expand(rows, *part.shape[1:]) for part in memory))

@@ -57,8 +57,18 @@ def read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
+def prompt_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """One that differs in this: a text begins with the start token, and does not end."""
+    other = Tokenizer.from_str(tokenizer.to_str())
+    other.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, other.token_to_id(BOS))]
+    )
+    other.encode_special_tokens = True
+    return other
+
+
 def encode_lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
-    """Token ids of each line, the end token last."""
+    """Token ids of each line, with the tokenizer's own special tokens: the end token last, see `train_tokenizer`."""
     return [encoding.ids for encoding in tokenizer.encode_batch(list(lines))]
 
 

@@ -1,4 +1,4 @@
-"""Training from a folder of parallel text; it checkpoints every epoch and resumes after a kill to the same result.
+"""Training from a folder of data; it checkpoints every epoch and resumes after a kill to the same result.
 
 A run is a folder:
 
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -24,11 +25,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from model.checkpoint import average, load_facts, save_checkpoint, save_tensors
-from model.config import TrainConfig, TransformerConfig, read_transformer_config, to_json
-from model.data import Batch, Pair, iterate, read_parallel
-from model.loss import projected_cross_entropy
-from model.tokenizer import encode_lines, read_tokenizer, train_tokenizer
-from model.transformer import Transformer
+from model.config import ModelConfig, TrainConfig, read_model_config, to_json
+from model.factory import build_model
+from model.task import Task
+from model.tokenizer import read_tokenizer, train_tokenizer
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Progress:
 
     epoch: int = 0  # epochs finished
     step: int = 0  # updates made
-    best_loss: float = float("inf")  # validation, nats per token
+    best_loss: float = float("inf")  # validation, nats; see Task.count for the mean
     best_epoch: int = 0
 
 
@@ -50,28 +50,16 @@ def inverse_sqrt_rate(step: int, peak: float, warmup_steps: int) -> float:
     return peak * min(step / warmup_steps, math.sqrt(warmup_steps / step))
 
 
-def batch_loss(model: Transformer, batch: Batch, smoothing: float) -> Tensor:
-    """Sum of cross-entropies over the real target tokens, in nats."""
-    memory, _ = model.encode(batch.source, batch.source_lengths)
-    decoded, _, _ = model.decode(batch.target_input, memory, batch.source_lengths)
-    return projected_cross_entropy(
-        decoded.flatten(0, 1), model.embedding.weight, batch.target_output.flatten(), smoothing, model.config.pad_id
-    )
-
-
-def count_targets(batch: Batch, pad_id: int) -> int:
-    return int((batch.target_output != pad_id).sum())
-
-
 class Trainer:
-    """One run: its folder, its data, its model and its optimiser."""
+    """One run: its folder, its task, its data, its model and its optimiser."""
 
     def __init__(
         self,
         run: Path,
         config: TrainConfig,
+        task: Task[Any, Any, Any],
         data: Path,
-        make_model: Callable[[int], TransformerConfig],
+        make_model: Callable[[int], ModelConfig],
         device: torch.device | None = None,
     ) -> None:
         """Start a run in an empty or missing folder, or take up the one that is there.
@@ -79,16 +67,16 @@ class Trainer:
         Raises:
             ValueError: the folder holds a run with other settings, or of another model.
         """
-        self.run, self.config = run, config
+        self.run, self.config, self.task = run, config, task
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         run.mkdir(parents=True, exist_ok=True)
         self._check_settings()
         self.tokenizer = self._read_or_train_tokenizer(data)
-        self.train_pairs = self._read_pairs(data, "train")
-        self.val_pairs = self._read_pairs(data, "val")
+        self.train_examples = self._read_examples(data, "train")
+        self.validation_examples = self._read_examples(data, task.validation_split)
         self.model_config = self._read_or_write_model_config(make_model)
         torch.manual_seed(config.seed)
-        self.model = Transformer(self.model_config).to(self.device)
+        self.model = build_model(self.model_config).to(self.device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
         self.progress = Progress()
         if self._state_path.exists():
@@ -115,24 +103,23 @@ class Trainer:
 
     def _read_or_train_tokenizer(self, data: Path) -> Tokenizer:
         if not self._tokenizer_path.exists():
-            source, target = read_parallel(data, "train", self.config.source, self.config.target)
-            train_tokenizer(source + target, self.config.vocab_size).save(str(self._tokenizer_path))
+            texts = self.task.read_texts(data, self.config)
+            train_tokenizer(texts, self.config.vocab_size).save(str(self._tokenizer_path))
         return read_tokenizer(self._tokenizer_path)
 
-    def _read_or_write_model_config(self, make_model: Callable[[int], TransformerConfig]) -> TransformerConfig:
+    def _read_or_write_model_config(self, make_model: Callable[[int], ModelConfig]) -> ModelConfig:
         path, wanted = self.run / "config.json", make_model(self.tokenizer.get_vocab_size())
         if not path.exists():
             path.write_text(to_json(wanted), encoding="utf-8")
-        elif read_transformer_config(path) != wanted:
+        elif read_model_config(path) != wanted:
             raise ValueError(f"{self.run} was begun with a model of another size; choose another folder")
         return wanted
 
-    def _read_pairs(self, data: Path, split: str) -> list[Pair]:
-        source, target = read_parallel(data, split, self.config.source, self.config.target)
-        pairs = zip(encode_lines(self.tokenizer, source), encode_lines(self.tokenizer, target), strict=True)
-        kept = [pair for pair in pairs if max(map(len, pair)) <= self.config.max_length_tokens]
+    def _read_examples(self, data: Path, split: str) -> list[Any]:
+        examples = self.task.read_examples(data, split, self.tokenizer, self.config)
+        kept = [one for one in examples if self.task.length(one) <= self.config.max_length_tokens]
         if not kept:
-            raise ValueError(f"no pair of {split} has at most max_length_tokens ({self.config.max_length_tokens})")
+            raise ValueError(f"no example of {split} has at most max_length_tokens ({self.config.max_length_tokens})")
         return kept
 
     def _load_state(self) -> None:
@@ -154,49 +141,49 @@ class Trainer:
         save_tensors(self._state_path, tensors, dataclasses.asdict(self.progress))
 
     def train_epoch(self, epoch: int) -> float:
-        """One pass over the training pairs.
+        """One pass over the training examples.
 
         Returns:
-            The label-smoothed loss, nats per target token.
+            The mean training loss, nats.
         """
         # Order and dropout depend on the seed and the epoch alone, so a resumed run sees what an unbroken one would.
         torch.manual_seed(self.config.seed * 1_000_003 + epoch)
-        batches = list(self._batches(self.train_pairs, epoch))
+        batches = list(self._batches(self.train_examples, epoch))
         self.model.train()
-        total, tokens = 0.0, 0
+        total, count = 0.0, 0
         with tqdm(batches, desc=f"epoch {epoch}", unit="batch", leave=False) as bar:
             for batch in bar:
                 self.progress.step += 1
-                total_in_batch, tokens_in_batch = self._update(batch.to(self.device))
-                total, tokens = total + total_in_batch, tokens + tokens_in_batch
-                bar.set_postfix(loss=f"{total / tokens:.3f}")
-        return total / tokens
+                total_in_batch, count_in_batch = self._update(batch.to(self.device))
+                total, count = total + total_in_batch, count + count_in_batch
+                bar.set_postfix(loss=f"{total / count:.3f}")
+        return total / count
 
-    def _update(self, batch: Batch) -> tuple[float, int]:
+    def _update(self, batch: Any) -> tuple[float, int]:
         rate = inverse_sqrt_rate(self.progress.step, self.config.peak_learning_rate, self.config.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = batch_loss(self.model, batch, self.config.label_smoothing)
-        tokens = count_targets(batch, self.model_config.pad_id)
+        loss = self.task.training_loss(self.model, batch, self.config.label_smoothing)
+        count = self.task.count(batch, self.model_config.pad_id)
         self.optimizer.zero_grad(set_to_none=True)
-        (loss / tokens).backward()  # type: ignore[no-untyped-call]
+        (loss / count).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         self.optimizer.step()
-        return loss.item(), tokens
+        return loss.item(), count
 
-    def _batches(self, pairs: list[Pair], seed: int) -> Iterator[Batch]:
+    def _batches(self, examples: list[Any], seed: int) -> Iterator[Any]:
         seed = self.config.seed * 1_000_003 + seed
-        return iterate(pairs, self.config.batch_tokens, seed, self.model_config.pad_id, self.model_config.bos_id)
+        return self.task.batches(examples, self.config.batch_tokens, seed, self.model_config)
 
     @torch.inference_mode()
     def validate(self) -> float:
-        """Cross-entropy on the validation pairs without smoothing, nats per target token."""
+        """The mean loss on the validation examples without smoothing, nats."""
         self.model.eval()
-        total, tokens = 0.0, 0
-        for batch in self._batches(self.val_pairs, 0):
-            total += batch_loss(self.model, batch.to(self.device), smoothing=0.0).item()
-            tokens += count_targets(batch, self.model_config.pad_id)
-        return total / tokens
+        total, count = 0.0, 0
+        for batch in self._batches(self.validation_examples, 0):
+            total += self.task.validation_loss(self.model, batch.to(self.device)).item()
+            count += self.task.count(batch, self.model_config.pad_id)
+        return total / count
 
     def fit(self) -> None:
         """Train until `max_epochs`, or until the validation loss has not improved for `patience_epochs`."""

@@ -1,16 +1,26 @@
-"""The encoder-decoder Transformer of Vaswani et al. 2017, post-norm, with one embedding for source, target and output.
+"""The encoder-decoder Transformer of Vaswani et al. 2017, with one embedding for source, target and output.
+
+It is post-norm as the paper's; pre-norm, and other self-attention in the encoder, come by the configuration.
 
 Shapes use B batch, S source, T target, M width of the model, H heads, L layers, V vocabulary.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from model.attention import MultiHeadAttention, causal_mask, length_mask
-from model.config import TransformerConfig
+from model.attention import (
+    AttentionHeads,
+    AttentionWithoutWeights,
+    MultiHeadAttention,
+    causal_mask,
+    length_mask,
+)
+from model.config import StackConfig, TransformerConfig
+from model.linformer import LinformerAttention, Projections, pull_back
 
 
 def sinusoidal_positions(num_positions: int, d_model: int) -> Tensor:
@@ -43,16 +53,27 @@ class Dropout(nn.Module):
 
 
 class AddNorm(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))) (section 3.1 and 5.4)."""
+    """LayerNorm(x + Dropout(Sublayer(x))) (section 3.1 and 5.4).
 
-    def __init__(self, d_model: int, dropout: float) -> None:
+    With `pre_norm` it is x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020, table 1).
+    """
+
+    def __init__(self, d_model: int, dropout: float, pre_norm: bool = False) -> None:
         super().__init__()
+        self.pre_norm = pre_norm
         self.norm = nn.LayerNorm(d_model)
         self.dropout = Dropout(dropout)
 
+    def before(self, x: Tensor) -> Tensor:
+        """What the sublayer reads."""
+        read: Tensor = self.norm(x) if self.pre_norm else x
+        return read
+
     def forward(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
-        normed: Tensor = self.norm(x + self.dropout(sublayer_output))
-        return normed
+        """What comes of x and of what the sublayer made of `before(x)`."""
+        total = x + self.dropout(sublayer_output)
+        passed_on: Tensor = total if self.pre_norm else self.norm(total)
+        return passed_on
 
 
 class FeedForward(nn.Module):
@@ -68,94 +89,135 @@ class FeedForward(nn.Module):
         return projected
 
 
+SelfAttention = MultiHeadAttention | AttentionWithoutWeights | LinformerAttention
+
+
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward, each inside Add & Norm."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(
+        self, config: StackConfig, self_attention: SelfAttention | None = None, pre_norm: bool = False
+    ) -> None:
+        """`self_attention` is multi-head where it is not given."""
         super().__init__()
-        self.self_attention = MultiHeadAttention(config.d_model, config.num_heads)
-        self.self_attention_norm = AddNorm(config.d_model, config.dropout)
+        self.self_attention: SelfAttention = self_attention or MultiHeadAttention(config.d_model, config.num_heads)
+        self.self_attention_norm = AddNorm(config.d_model, config.dropout, pre_norm)
         self.feed_forward = FeedForward(config.d_model, config.d_ff)
-        self.feed_forward_norm = AddNorm(config.d_model, config.dropout)
+        self.feed_forward_norm = AddNorm(config.d_model, config.dropout, pre_norm)
 
-    def forward(self, x: Tensor, mask: Tensor, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """(B, S, M) to (B, S, M) and the weights (B, H, S, S) or None."""
-        attended, weights = self.self_attention(x, x, mask, need_weights)
+    def forward(
+        self, x: Tensor, mask: Tensor, need_weights: bool = False, projections: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, S, M) to (B, S, M) and the weights (B, H, S, S) or None.
+
+        `projections` are E and F of `LinformerAttention`, whose weights are (B, H, S, k).
+        """
+        read = self.self_attention_norm.before(x)
+        attended, weights = self.self_attention(read, read, mask, need_weights, *projections)
         x = self.self_attention_norm(x, attended)
-        return self.feed_forward_norm(x, self.feed_forward(x)), weights
+        return self.feed_forward_norm(x, self.feed_forward(self.feed_forward_norm.before(x))), weights
 
 
 class DecoderLayer(nn.Module):
     """Causal self-attention, cross-attention to the encoder's output, feed-forward, each inside Add & Norm."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: StackConfig, pre_norm: bool = False) -> None:
         super().__init__()
         self.self_attention = MultiHeadAttention(config.d_model, config.num_heads)
-        self.self_attention_norm = AddNorm(config.d_model, config.dropout)
+        self.self_attention_norm = AddNorm(config.d_model, config.dropout, pre_norm)
         self.cross_attention = MultiHeadAttention(config.d_model, config.num_heads)
-        self.cross_attention_norm = AddNorm(config.d_model, config.dropout)
+        self.cross_attention_norm = AddNorm(config.d_model, config.dropout, pre_norm)
         self.feed_forward = FeedForward(config.d_model, config.d_ff)
-        self.feed_forward_norm = AddNorm(config.d_model, config.dropout)
+        self.feed_forward_norm = AddNorm(config.d_model, config.dropout, pre_norm)
 
     def forward(
         self, x: Tensor, memory: Tensor, self_mask: Tensor, memory_mask: Tensor, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """(B, T, M) to (B, T, M), the weights (B, H, T, T) and the cross-attention weights (B, H, T, S), or None."""
-        attended, self_weights = self.self_attention(x, x, self_mask, need_weights)
+        read = self.self_attention_norm.before(x)
+        attended, self_weights = self.self_attention(read, read, self_mask, need_weights)
         x = self.self_attention_norm(x, attended)
-        attended, cross_weights = self.cross_attention(x, memory, memory_mask, need_weights)
+        read = self.cross_attention_norm.before(x)
+        attended, cross_weights = self.cross_attention(read, memory, memory_mask, need_weights)
         x = self.cross_attention_norm(x, attended)
-        return self.feed_forward_norm(x, self.feed_forward(x)), self_weights, cross_weights
+        x = self.feed_forward_norm(x, self.feed_forward(self.feed_forward_norm.before(x)))
+        return x, self_weights, cross_weights
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Weights of one pass, layers first: encoder (L, B, H, S, S), decoder (L, B, H, T, T), cross (L, B, H, T, S)."""
+    """Weights of one pass, layers first: encoder (L, B, H, S, S), decoder (L, B, H, T, T), cross (L, B, H, T, S).
+
+    Of a Linformer `encoder` are the weights of the slots pulled back to the source, and `encoder_slots` (L, B, H, S, k)
+    those weights themselves.
+    """
 
     encoder: Tensor
     decoder: Tensor
     cross: Tensor
+    encoder_slots: Tensor | None = None
 
 
-class Transformer(nn.Module):
-    """Encoder, decoder and the shared embedding (section 3.4: one matrix for both inputs and the output)."""
+class Embedded(nn.Module):
+    """What a stack of layers reads: tokens and their positions as vectors."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.dropout = Dropout(config.dropout)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         positions = sinusoidal_positions(config.max_positions, config.d_model)
         self.register_buffer("positions", positions, persistent=False)
         self.positions: Tensor
-        self._initialise()
 
-    def _initialise(self) -> None:
+    def initialise(self) -> None:
+        """Draw all weights anew; to be called when all layers are there."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
         for module in self.modules():
-            if isinstance(module, MultiHeadAttention):
+            if isinstance(module, AttentionHeads):
                 # Smaller by sqrt(2), as if the three were one matrix: post-norm stacks converge much faster so.
                 for projection in (module.query, module.key, module.value):
                     nn.init.xavier_uniform_(projection.weight, gain=2**-0.5)
         # Scaled by sqrt(d_model) in `embed`, so that a token and its position start with like sizes.
-        nn.init.normal_(self.embedding.weight, std=self.config.d_model**-0.5)
+        nn.init.normal_(self.embedding.weight, std=self.embedding.embedding_dim**-0.5)
 
     def embed(self, ids: Tensor) -> Tensor:
         """(B, T) ids to (B, T, M): embedding times sqrt(d_model), plus positions."""
-        if ids.size(1) > self.config.max_positions:
-            raise ValueError(f"{ids.size(1)} tokens are more than max_positions ({self.config.max_positions})")
-        scaled = self.embedding(ids) * math.sqrt(self.config.d_model)
+        if ids.size(1) > self.positions.size(0):
+            raise ValueError(f"{ids.size(1)} tokens are more than max_positions ({self.positions.size(0)})")
+        scaled = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
         embedded: Tensor = self.dropout(scaled + self.positions[: ids.size(1)])
         return embedded
 
+
+def _encoder_attention(config: TransformerConfig) -> SelfAttention:
+    if config.encoder_attention == "single-head-without-weights":
+        return AttentionWithoutWeights()
+    kind = LinformerAttention if config.encoder_attention == "linformer" else MultiHeadAttention
+    return kind(config.d_model, config.encoder_heads)
+
+
+class Transformer(Embedded):
+    """Encoder, decoder and the shared embedding (section 3.4: one matrix for both inputs and the output)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.config = config
+        self.encoder = nn.ModuleList(
+            EncoderLayer(config, _encoder_attention(config), config.pre_norm) for _ in range(config.encoder_layers)
+        )
+        self.decoder = nn.ModuleList(DecoderLayer(config, config.pre_norm) for _ in range(config.decoder_layers))
+        # Of pre-norm stacks no layer ends with a norm, so the stack does.
+        self.encoder_norm = nn.LayerNorm(config.d_model) if config.pre_norm else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(config.d_model) if config.pre_norm else nn.Identity()
+        self.projections = Projections(config) if config.encoder_attention == "linformer" else None
+        self.initialise()
+
     def encode(
         self, source: Tensor, source_lengths: Tensor, need_weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, dict[str, Tensor] | None]:
         """Encode padded sources.
 
         Args:
@@ -163,15 +225,21 @@ class Transformer(nn.Module):
             source_lengths: (B,).
 
         Returns:
-            (B, S, M), and the weights (L, B, H, S, S) or None.
+            (B, S, M), and the weights or None: "encoder", and of a Linformer "encoder_slots"; see `AttentionMaps`.
         """
         mask = length_mask(source_lengths, source.size(1)).unsqueeze(1)  # (B, 1, 1, S)
         x = self.embed(source)
-        maps = []
-        for layer in self.encoder:
-            x, weights = layer(x, mask, need_weights)
-            maps.append(weights)
-        return x, torch.stack(maps) if need_weights else None
+        maps: dict[str, list[Tensor]] = {}
+        for number, layer in enumerate(self.encoder):
+            projections = () if self.projections is None else self.projections.of_layer(number)
+            x, weights = layer(x, mask, need_weights, projections)
+            if need_weights and projections:
+                maps.setdefault("encoder_slots", []).append(weights)
+                weights = pull_back(weights, projections[1], mask)
+            if need_weights:
+                maps.setdefault("encoder", []).append(weights)
+        stacked = {kind: torch.stack(layers) for kind, layers in maps.items()}
+        return self.encoder_norm(x), stacked if need_weights else None
 
     def decode(
         self, target: Tensor, memory: Tensor, source_lengths: Tensor, need_weights: bool = False
@@ -191,6 +259,7 @@ class Transformer(nn.Module):
             x, self_weights, cross_weights = layer(x, memory, self_mask, memory_mask, need_weights)
             self_maps.append(self_weights)
             cross_maps.append(cross_weights)
+        x = self.decoder_norm(x)
         if not need_weights:
             return x, None, None
         return x, torch.stack(self_maps), torch.stack(cross_maps)
@@ -209,4 +278,4 @@ class Transformer(nn.Module):
         memory, encoder_maps = self.encode(source, source_lengths, need_weights=True)
         _, decoder_maps, cross_maps = self.decode(target, memory, source_lengths, need_weights=True)
         assert encoder_maps is not None and decoder_maps is not None and cross_maps is not None
-        return AttentionMaps(encoder_maps, decoder_maps, cross_maps)
+        return AttentionMaps(decoder=decoder_maps, cross=cross_maps, **encoder_maps)

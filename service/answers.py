@@ -52,6 +52,7 @@ class AttentionMap(BaseModel):
     heads: list[int]
     rows: int
     columns: int
+    columns_are: Literal["slots"] | None = Field(default=None, description="Only where columns are no tokens.")
     shape: tuple[int, int, int, int]
     normalized: bool
     data: list[float] | str
@@ -106,10 +107,31 @@ class EncodeAnswer(BaseModel):
     timings_ms: TimingsMs
 
 
+class LabelScore(BaseModel):
+    label: str
+    score: float = Field(description="Its probability; those of all labels sum to 1.")
+
+
+class Classification(BaseModel):
+    index: int
+    labels: list[LabelScore] = Field(description="All labels, the likeliest first.")
+    source_tokens: list[str] | None = Field(default=None, description="Only with return_attention.")
+    maps: list[AttentionMap] | None = Field(default=None, description="Only with return_attention.")
+
+
+class ClassifyAnswer(BaseModel):
+    model: str
+    outputs: list[Classification]
+    usage: Usage
+    timings_ms: TimingsMs
+
+
 class AttentionAnswer(OutputAttention):
     model: str
     text: str
-    finish_reason: Literal["eos", "length", "stop", "forced"]
+    finish_reason: Literal["eos", "length", "stop", "forced"] | None = Field(
+        description="None where the model generates nothing."
+    )
     seed: int | None = Field(default=None, description="Only with do_sample.")
     usage: Usage
     timings_ms: TimingsMs
@@ -157,6 +179,7 @@ class AttentionKind(BaseModel):
     layers: int
     heads: int
     normalized: bool
+    columns: int | None = Field(default=None, description="Only where columns are no tokens.")
 
 
 class ModelDetails(ModelCard):
@@ -168,6 +191,7 @@ class ModelDetails(ModelCard):
     provider: Literal["cpu", "cuda"]
     limits: ModelLimits
     attention: list[AttentionKind]
+    labels: list[str] = Field(description="What the model chooses among; empty where it does not classify.")
     sha256: str
 
 

@@ -6,7 +6,7 @@ reader. It imports nothing of the rest of the service.
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ MAX_BEAMS = 8
 TOP_TOKENS = 2 * MAX_BEAMS + 1
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-Task = Literal["generate", "encode", "attention"]
+Task = Literal["generate", "encode", "attention", "classify"]
 
 
 class BundleError(Exception):
@@ -58,10 +58,10 @@ class Graph(_Part):
     """One ONNX graph and which of the names that the engine knows it takes and gives.
 
     The encoder takes `source_ids` (B, S) int64 and `source_lengths` (B,) int32; it gives `hidden` (B, S, M), what fills
-    the states, and its attention maps. The step takes, of one token a row, `token_ids` (B,) int64, `lengths` (B,) int32
-    (target tokens read before this one) and `source_lengths` (B,) int32, and the states; it gives `logits` and
-    `logprobs` (B, V), the best of these as `top_logprobs` and `top_ids` (B, K) in falling order, the states that
-    change, and its attention maps. Batch, source and target axes are free.
+    the states, its attention maps and, of a classifier, `label_logprobs` (B, C). The step takes, of one token a row,
+    `token_ids` (B,) int64, `lengths` (B,) int32 (target tokens read before this one) and `source_lengths` (B,) int32,
+    and the states; it gives `logits` and `logprobs` (B, V), the best of these as `top_logprobs` and `top_ids` (B, K) in
+    falling order, the states that change, and its attention maps. Batch, source and target axes are free.
     """
 
     file: Name
@@ -93,17 +93,25 @@ class State(_Part):
 class Attention(_Part):
     """Attention maps of one kind.
 
-    An `encoder` map is source x source, one graph output a layer, (B, heads, S, S). `cross` and `decoder` maps come
+    An `encoder` map is source x source, one graph output a layer, (B, heads, S, S). So is an `encoder_slots` map, but
+    its columns are no tokens: a fixed number of slots, each made of all of the source. `cross` and `decoder` maps come
     from the step, one row a call: each output is (B, heads, N, columns) with N layers, and there may be several, one
     after another; columns are the source's tokens, or the decoder's inputs so far. Entries beyond a row's own length
     mean nothing.
     """
 
-    kind: Literal["encoder", "cross", "decoder"]
+    kind: Literal["encoder", "encoder_slots", "cross", "decoder"]
     outputs: tuple[str, ...]
     layers: int
     heads: int
+    columns: int | None = None  # of `encoder_slots`, whose columns are no tokens
     normalized: bool = True  # whether rows sum to 1
+
+    @model_validator(mode="after")
+    def _has_columns_of_its_own(self) -> "Attention":
+        if (self.kind == "encoder_slots") != (self.columns is not None):
+            raise ValueError("columns must be given exactly where kind is 'encoder_slots'")
+        return self
 
 
 class Verification(_Part):
@@ -163,12 +171,14 @@ class Manifest(_Part):
     source_tokenizer: Name
     target_tokenizer: Name
     tokens: Tokens
+    begins_with: Literal["start_token", "source"] = "start_token"  # what the decoder reads before it writes
     limits: Limits
     encoder: Graph
-    step: Graph
+    step: Graph | None  # None where nothing is generated
     rows: Graph | None = None  # moves rows of states that NumPy cannot reach; only float16 bundles have it
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
+    labels: tuple[str, ...] = ()  # what `label_logprobs` stand for
     verification: Verification | None  # of a float32 bundle; quantised graphs are meant to differ
     quantization: Quantization | None = None
     files: dict[Name, FileRecord]
@@ -178,6 +188,34 @@ class Manifest(_Part):
         """SHA-256 over the files' own: two bundles that answer alike have the same."""
         lines = "".join(f"{record.sha256}  {name}\n" for name, record in sorted(self.files.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
+
+    @model_validator(mode="after")
+    def _can_do_its_tasks(self) -> "Manifest":
+        for task, can_do in (
+            ("generate", self.step is not None),
+            ("classify", "label_logprobs" in self.encoder.outputs),
+            ("classify", bool(self.labels)),
+        ):
+            if (task in self.tasks) != can_do:
+                raise ValueError(f"the task {task} and what it needs must be given together")
+        return self
+
+    @property
+    def decoder(self) -> Graph:
+        """The step of a model that generates."""
+        assert self.step is not None, "only what generates has a step"
+        return self.step
+
+    def beginning(self, source_ids: Sequence[int]) -> tuple[int, ...]:
+        """What the decoder reads before it writes.
+
+        The step reads the last of it first, the states hold the rest: of a source the encoder fills them.
+        """
+        return tuple(source_ids) if self.begins_with == "source" else (self.tokens.start_id,)
+
+    def room(self, source_tokens: int) -> int:
+        """The most target tokens after a source of so many; the last takes no slot, since nothing reads it."""
+        return self.limits.max_target_tokens - (source_tokens - 1 if self.begins_with == "source" else 0)
 
     def attention_of(self, kind: str) -> Attention:
         """Raises KeyError where the model has no maps of that kind."""

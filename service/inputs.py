@@ -32,47 +32,52 @@ async def read_sources(call: Call, model: ServedModel, inputs: Texts, *, truncat
     call.record.model = model.name
     place = call.service.door(model).reserve(len(inputs.texts), call.num_bytes)
     call.resources.enter_context(place)
-    limit = model.manifest.limits.max_source_tokens
-    sources = await _tokenize(call, model.source_tokenizer, inputs, limit, truncate=truncate)
+    limits = [model.manifest.limits.max_source_tokens] * len(inputs.texts)
+    sources = await _tokenize(call, model.source_tokenizer, inputs, limits, truncate=truncate)
     place.add_tokens(sum(map(len, sources)))
     return sources
 
 
-async def read_targets(call: Call, model: ServedModel, targets: Texts) -> list[Ids]:
-    """Target ids of each text, the end token last.
+async def read_targets(call: Call, model: ServedModel, targets: Texts, sources: Sequence[Ids]) -> list[Ids]:
+    """Target ids of each text, one for each source, the end token last.
 
     Raises:
         ApiError: `input_too_long`.
     """
-    return await _tokenize(call, model.target_tokenizer, targets, model.manifest.limits.max_target_tokens)
+    limits = [model.manifest.room(len(source)) for source in sources]
+    return await _tokenize(call, model.target_tokenizer, targets, limits)
 
 
-async def read_prefixes(call: Call, model: ServedModel, prefix: Texts | None, num_inputs: int) -> list[Ids]:
-    """The beginning of each input's target, empty where none is wanted; one string is for all inputs.
+async def read_prefixes(call: Call, model: ServedModel, prefix: Texts | None, sources: Sequence[Ids]) -> list[Ids]:
+    """The beginning of each source's target, empty where none is wanted; one string is for all inputs.
 
     Raises:
         ApiError: `input_too_long`; one token at the least must still fit behind it.
     """
     if prefix is None:
-        return [()] * num_inputs
-    limit = model.manifest.limits.max_target_tokens - 1
-    prefixes = await _tokenize(call, model.target_tokenizer, prefix, limit, add_special_tokens=False)
-    return prefixes if prefix.is_list else prefixes * num_inputs
+        return [()] * len(sources)
+    limits = [model.manifest.room(len(source)) - 1 for source in sources]
+    if not prefix.is_list:
+        limits = [min(limits)]
+    prefixes = await _tokenize(call, model.target_tokenizer, prefix, limits, add_special_tokens=False)
+    return prefixes if prefix.is_list else prefixes * len(sources)
 
 
 async def _tokenize(
     call: Call,
     tokenizer: TextTokenizer,
     inputs: Texts,
-    max_tokens: int,
+    limits: Sequence[int],
     *,
     truncate: bool = False,
     add_special_tokens: bool = True,
 ) -> list[Ids]:
+    """Ids of each input, which must have no more than its limit."""
+
     def run() -> list[Ids]:
         return [
             _fitting(tokenizer, inputs, place, max_tokens, truncate, add_special_tokens)
-            for place in range(len(inputs.texts))
+            for place, max_tokens in enumerate(limits)
         ]
 
     started = time.perf_counter()
@@ -95,7 +100,9 @@ def _fitting(
         return tuple(ids)
     if not truncate:
         raise too_long(str(len(ids)), max_tokens, inputs.param(place))
-    return (*ids[: max_tokens - 1], ids[-1])
+    if tokenizer.is_special(ids[-1]):  # the end token stays
+        return (*ids[: max_tokens - 1], ids[-1])
+    return tuple(ids[:max_tokens])
 
 
 def too_long(found: str, limit: int, param: str) -> ApiError:
@@ -163,7 +170,7 @@ def generate_requests(
     """
 
     def request(index: int, source: Ids, prefix: Ids) -> GenerateRequest:
-        room = model.manifest.limits.max_target_tokens - len(prefix)
+        room = model.manifest.room(len(source)) - len(prefix)
         return GenerateRequest(
             request_id=call.record.request_id,
             source_ids=source,

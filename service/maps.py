@@ -1,6 +1,6 @@
 """The attention maps of an answer: which of them are wanted, how large they are, and how they are written."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Attention
-from service.engine.request import GenerateRequest, Target
+from service.engine.attention import ENCODER_KINDS
+from service.engine.request import Encoded, EncodeRequest, GenerateRequest, Request, Target
 from service.errors import ApiError
 from service.outputs import check_size, numbers
 from service.parameters import Encoding, MapSelection, Reduce
@@ -24,10 +25,12 @@ class Selection:
     heads: tuple[int, ...]
     reduce: Reduce
 
-    def count(self, source_tokens: int, target_tokens: int) -> int:
-        """How many numbers that is."""
-        rows = source_tokens if self.attention.kind == "encoder" else target_tokens
-        columns = target_tokens if self.attention.kind == "decoder" else source_tokens
+    def count(self, source_tokens: int, beginning_tokens: int, target_tokens: int) -> int:
+        """How many numbers that is; `beginning_tokens` are those that the decoder reads before it writes."""
+        rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
+        columns = self.attention.columns or source_tokens
+        if self.attention.kind == "decoder":
+            columns = beginning_tokens - 1 + target_tokens
         return len(self.layers) * (len(self.heads) if self.reduce == "none" else 1) * rows * columns
 
     def entry(self, maps: NDArray[np.float32], encoding: Encoding) -> dict[str, Any]:
@@ -42,6 +45,7 @@ class Selection:
             "heads": self.heads,
             "rows": chosen.shape[2],
             "columns": chosen.shape[3],
+            **({} if self.attention.columns is None else {"columns_are": "slots"}),
             "shape": chosen.shape,
             # The largest of several rows that sum to 1 does not sum to 1.
             "normalized": self.attention.normalized and (self.reduce != "max" or len(self.heads) == 1),
@@ -67,19 +71,19 @@ class MapWriter:
     def kinds(self) -> frozenset[str]:
         return frozenset(selection.attention.kind for selection in self._selections)
 
-    def check(self, requests: Iterable[GenerateRequest]) -> None:
+    def check(self, requests: Iterable[Request]) -> None:
         """Refuse what is certain to be too large before anything is computed.
 
         Raises:
             ApiError: `response_too_large`.
         """
-        self._check_count(
-            sum(
-                request.parameters.num_return_sequences
-                * self._count_of(len(request.source_ids), len(request.target_prefix) + _least_new_tokens(request))
-                for request in requests
-            )
-        )
+        self._check_count(sum(map(self._least_count, requests)))
+
+    def _least_count(self, request: Request) -> int:
+        if isinstance(request, EncodeRequest):
+            return self._count_of(request, 0)
+        target_tokens = len(request.target_prefix) + _least_new_tokens(request)
+        return request.parameters.num_return_sequences * self._count_of(request, target_tokens)
 
     def write(self, request: GenerateRequest, target: Target) -> dict[str, Any]:
         """The maps of one target, with the tokens that their rows and columns stand for.
@@ -87,23 +91,57 @@ class MapWriter:
         Raises:
             ApiError: `response_too_large`, together with what was written before.
         """
-        self._count += self._count_of(len(request.source_ids), len(target.tokens))
-        self._check_count(self._count)
-        source, tokenizer = self._model.source_tokenizer, self._model.target_tokenizer
-        start_id = self._model.manifest.tokens.start_id
+        maps = self._entries(request, len(target.tokens), target.attention)
+        tokenizer = self._model.target_tokenizer
+        beginning = self._model.manifest.beginning(request.source_ids)
         names = [tokenizer.name(token.id) for token in target.tokens]
         return {
-            "source_tokens": [source.name(id_) for id_ in request.source_ids],
+            "source_tokens": self._source_tokens(request),
             "target_tokens": names,
-            "decoder_input_tokens": [tokenizer.name(start_id), *names[:-1]],
-            "maps": [one.entry(target.attention[one.attention.kind], self._encoding) for one in self._selections],
+            "decoder_input_tokens": [*map(tokenizer.name, beginning), *names[:-1]],
+            "maps": maps,
         }
 
-    def _count_of(self, source_tokens: int, target_tokens: int) -> int:
-        return sum(selection.count(source_tokens, target_tokens) for selection in self._selections)
+    def write_encoded(self, request: EncodeRequest, encoded: Encoded) -> dict[str, Any]:
+        """As `write`, of the encoder alone."""
+        maps = self._entries(request, 0, encoded.attention)
+        return {"source_tokens": self._source_tokens(request), "maps": maps}
+
+    def _source_tokens(self, request: Request) -> list[str]:
+        return [self._model.source_tokenizer.name(id_) for id_ in request.source_ids]
+
+    def _entries(
+        self, request: Request, target_tokens: int, attention: Mapping[str, NDArray[np.float32]]
+    ) -> list[dict[str, Any]]:
+        self._count += self._count_of(request, target_tokens)
+        self._check_count(self._count)
+        return [one.entry(attention[one.attention.kind], self._encoding) for one in self._selections]
+
+    def _count_of(self, request: Request, target_tokens: int) -> int:
+        source_tokens = len(request.source_ids)
+        beginning_tokens = len(self._model.manifest.beginning(request.source_ids))
+        return sum(one.count(source_tokens, beginning_tokens, target_tokens) for one in self._selections)
 
     def _check_count(self, count: int) -> None:
         check_size("maps", count, "Choose fewer kinds, layers or heads, or reduce the heads.")
+
+
+def map_writer(model: ServedModel, wanted: MapSelection | None, param: str) -> MapWriter | None:
+    """What writes the maps that a field asks for; None where it asks for none.
+
+    Args:
+        model: which model.
+        wanted: the field's value.
+        param: its path in an error.
+
+    Raises:
+        ApiError: the model has no maps, or no such kind, layer or head.
+    """
+    if wanted is None:
+        return None
+    if not model.manifest.attention:
+        raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", param=param)
+    return MapWriter(model, wanted, f"{param}.")
 
 
 def _least_new_tokens(request: GenerateRequest) -> int:

@@ -14,7 +14,7 @@ MAX_SUPPRESSED_TOKENS = 1024
 MAX_TOP_LOGPROBS = 5
 
 Encoding = Literal["float", "base64"]
-Kind = Literal["encoder", "cross", "decoder"]
+Kind = Literal["encoder", "encoder_slots", "cross", "decoder"]
 Reduce = Literal["none", "mean", "max"]
 
 SAMPLING_PARAMETERS = ("temperature", "top_k", "top_p", "seed")
@@ -74,7 +74,7 @@ Indices = Annotated[
 class MapSelection(RequestBody):
     """Which attention maps are wanted, and how they are written."""
 
-    kinds: Annotated[list[Kind], Field(min_length=1, max_length=3, fail_fast=True)] | None = None
+    kinds: Annotated[list[Kind], Field(min_length=1, max_length=4, fail_fast=True)] | None = None
     layers: Indices | None = Field(default=None, description="From 0; all where it is absent.")
     heads: Indices | None = Field(default=None, description="From 0; all where it is absent.")
     reduce: Reduce = Field(default="none", description="Over the selected heads.")
@@ -87,6 +87,11 @@ class MapSelection(RequestBody):
             if values is not None and len(set(values)) != len(values):
                 raise refusal("invalid_parameter", "It names something twice.", name)
         return self
+
+
+ReturnAttention = Annotated[
+    MapSelection | None, BeforeValidator(_read_return_attention, json_schema_input_type=bool | MapSelection)
+]
 
 
 class Parameters(RequestBody):
@@ -119,9 +124,9 @@ class Parameters(RequestBody):
         default=None, description="How the text begins: one string for all inputs, or one for each."
     )
     top_logprobs: TopLogprobs = 0
-    return_attention: Annotated[
-        MapSelection | None, BeforeValidator(_read_return_attention, json_schema_input_type=bool | MapSelection)
-    ] = Field(default=None, description="Attention maps of each output; true is all of them.")
+    return_attention: ReturnAttention = Field(
+        default=None, description="Attention maps of each output; true is all of them."
+    )
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

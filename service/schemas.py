@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, PlainValidator, StrictInt, model_validator
 
 from service.fields import MAX_INPUTS, TEXTS_SCHEMA, RequestBody, Text, Texts, refusal, texts_named
-from service.parameters import Encoding, MapSelection, Parameters, TopLogprobs
+from service.parameters import Encoding, MapSelection, Parameters, ReturnAttention, TopLogprobs
 
 Pooling = Literal["mean", "first", "last", "max", "none"]
 Side = Literal["source", "target"]
@@ -98,6 +98,23 @@ class EncodeBody(RequestBody):
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"inputs": ["A dog runs."], "pooling": "mean", "normalize": True}]}
+    )
+
+
+class ClassifyBody(RequestBody):
+    model: Model = None
+    inputs: Inputs
+    return_attention: ReturnAttention = Field(
+        default=None, description="The encoder's attention maps of each input; true is all of them."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"inputs": ["a stirring , funny film .", "a long string of cliches ."]},
+                {"inputs": "a stirring , funny film .", "return_attention": {"layers": [0], "reduce": "mean"}},
+            ]
+        }
     )
 
 

@@ -68,10 +68,48 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small classifier of random weights and three labels."""
+    import torch
+
+    from model.checkpoint import save_checkpoint
+    from model.classifier import Classifier
+    from model.config import ClassifierConfig
+    from model.tokenizer import train_tokenizer
+
+    torch.set_num_threads(1)
+    tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    trained = train_tokenizer(TOY_SENTENCES, vocab_size=400)
+    trained.save(str(tokenizer))
+    vocab_size = trained.get_vocab_size()
+    config = ClassifierConfig(
+        vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=2, labels=("bad", "fair", "good")
+    )
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(2)
+        model = Classifier(config)
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    folder = tmp_path_factory.mktemp("classifier")
+    save_checkpoint(folder, config, model.state_dict(), tokenizer, facts={})
+    return folder
+
+
+@pytest.fixture(scope="session")
 def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy checkpoint, exported and verified. Shared: copy it before changing a file."""
     from export.bundle import Label, export_bundle
 
     folder = tmp_path_factory.mktemp("bundles") / "toy"
     export_bundle(checkpoint, folder, Label("toy", "random weights", "Apache-2.0"), TOY_SENTENCES[:3])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def classifier_bundle(classifier_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy classifier, exported and verified. Shared: copy it before changing a file."""
+    from export.bundle import Label, export_bundle
+
+    folder = tmp_path_factory.mktemp("classifiers") / "toy-classifier"
+    export_bundle(classifier_checkpoint, folder, Label("toy-classifier"), TOY_SENTENCES)
     return folder

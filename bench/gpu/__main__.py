@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
         runner = open_device(bundles, "cuda")
         equality = check(bundles, runner, sentences)
         print(json.dumps(dataclasses.asdict(equality), indent=1), flush=True)
-        left = operators_elsewhere(bundles.float16, runner.manifest.step, "cuda")
+        left = operators_elsewhere(bundles.float16, runner.manifest.decoder, "cuda")
         print(f"operators of a step that run on the CPU: {', '.join(left) or 'none'}", flush=True)
         if failures := equality.failures():
             print(f"error: CUDA is not the CPU: {'; '.join(failures)}", file=sys.stderr)

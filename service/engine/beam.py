@@ -1,6 +1,6 @@
 """Beam search as a generation: one row a beam."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Manifest
+from service.engine.attention import Maps
 from service.engine.generation import Generation, Handle, Moves, NotFiniteError
 from service.engine.hypothesis import Hypothesis
 from service.engine.request import FinishReason, GenerateRequest, Target
@@ -35,9 +36,9 @@ class BeamGeneration(Generation):
     """
 
     def __init__(
-        self, handle: Handle, request: GenerateRequest, manifest: Manifest, encoder_map: NDArray[np.float32] | None
+        self, handle: Handle, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
     ) -> None:
-        super().__init__(handle, request, manifest, encoder_map)
+        super().__init__(handle, request, manifest, encoder_maps)
         self._parameters = request.parameters
         self._open = [self._first]  # beam i is in self.rows[i]
         self._finished: list[Finished] = []  # the best so far, best first

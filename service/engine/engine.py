@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import MAX_BEAMS
-from service.engine.attention import encoder_map, record_step
+from service.engine.attention import ENCODER_KINDS, encoder_maps, map_outputs, record_step
 from service.engine.beam import BeamGeneration
 from service.engine.generation import Generation, Handle, Moves, NotFiniteError, Sink
 from service.engine.observer import EngineObserver, NullObserver
@@ -84,25 +84,35 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raise ValueError where this model cannot run a request."""
-        limits = self._manifest.limits
-        if not 0 < len(request.source_ids) <= limits.max_source_tokens:
-            raise ValueError(f"{len(request.source_ids)} source tokens; 1 to {limits.max_source_tokens} can be read")
+        most = self._manifest.limits.max_source_tokens
+        if not 0 < len(request.source_ids) <= most:
+            raise ValueError(f"{len(request.source_ids)} source tokens; 1 to {most} can be read")
+        missing = request.attention - {attention.kind for attention in self._manifest.attention}
+        if missing:
+            raise ValueError(f"{self._manifest.name} has no attention maps of kind {', '.join(sorted(missing))}")
         if isinstance(request, GenerateRequest):
-            parameters, prefix = request.parameters, request.target_prefix
-            num_tokens = len(prefix) + min(1, parameters.max_new_tokens)  # at the least
-            if not 0 < num_tokens <= limits.max_target_tokens:
-                raise ValueError(f"{len(prefix)} tokens of a prefix; {limits.max_target_tokens} tokens can be written")
-            if not all(0 <= token_id < limits.vocabulary for token_id in (*prefix, *parameters.suppress_tokens)):
-                raise ValueError(f"a token outside the vocabulary of {limits.vocabulary}")
-            if not 1 <= parameters.num_return_sequences <= parameters.num_beams:
-                raise ValueError(f"{parameters.num_return_sequences} sequences of {parameters.num_beams} beams")
-            if parameters.num_beams > (most := min(MAX_BEAMS, self._runner.max_rows)):
-                raise ValueError(f"{parameters.num_beams} beams; at most {most} can be run")
-            if parameters.num_beams > 1 and (parameters.do_sample or request.stream or not parameters.max_new_tokens):
-                raise ValueError("beams neither draw nor stream, and generate something")
-            missing = request.attention - {attention.kind for attention in self._manifest.attention}
-            if missing:
-                raise ValueError(f"{self._manifest.name} has no attention maps of kind {', '.join(sorted(missing))}")
+            self._check_generation(request)
+        elif request.wants_labels and not self._manifest.labels:
+            raise ValueError(f"{self._manifest.name} has no labels")
+        elif request.attention.difference(ENCODER_KINDS):
+            raise ValueError(f"an encoder has maps of kind {' and '.join(ENCODER_KINDS)} alone")
+
+    def _check_generation(self, request: GenerateRequest) -> None:
+        if self._manifest.step is None:
+            raise ValueError(f"{self._manifest.name} generates nothing")
+        limits, parameters, prefix = self._manifest.limits, request.parameters, request.target_prefix
+        num_tokens = len(prefix) + min(1, parameters.max_new_tokens)  # at the least
+        room = self._manifest.room(len(request.source_ids))
+        if not 0 < num_tokens <= room:
+            raise ValueError(f"{len(prefix)} tokens of a prefix; {room} tokens can be written")
+        if not all(0 <= token_id < limits.vocabulary for token_id in (*prefix, *parameters.suppress_tokens)):
+            raise ValueError(f"a token outside the vocabulary of {limits.vocabulary}")
+        if not 1 <= parameters.num_return_sequences <= parameters.num_beams:
+            raise ValueError(f"{parameters.num_return_sequences} sequences of {parameters.num_beams} beams")
+        if parameters.num_beams > (most := min(MAX_BEAMS, self._runner.max_rows)):
+            raise ValueError(f"{parameters.num_beams} beams; at most {most} can be run")
+        if parameters.num_beams > 1 and (parameters.do_sample or request.stream or not parameters.max_new_tokens):
+            raise ValueError("beams neither draw nor stream, and generate something")
 
     def submit(self, request: Request, sink: Sink) -> Handle:
         """Take a request; its events go to `sink` on the thread that steps.
@@ -192,7 +202,7 @@ class Engine:
             return
         for index, handle in enumerate(batch):
             if isinstance(handle.request, EncodeRequest):
-                self._deliver_encoded(handle, encoded, index)
+                self._deliver_encoded(handle, handle.request, encoded, index)
 
     def _run_encoder(self, batch: Sequence[Handle]) -> Mapping[str, Array]:
         lengths = np.array([len(handle.request.source_ids) for handle in batch], np.int32)  # (B,)
@@ -208,12 +218,12 @@ class Engine:
         """Only what some request of the batch needs, in the graph's order."""
         wanted: set[str | None] = set()
         for handle in batch:
-            if isinstance(handle.request, GenerateRequest):
+            request = handle.request
+            if isinstance(request, GenerateRequest):
                 wanted.update(state.encoder_output for state in self._manifest.states)
-                if "encoder" in handle.request.attention:
-                    wanted.update(self._manifest.attention_of("encoder").outputs)
             else:
-                wanted.add("hidden")
+                wanted.update(("hidden", "label_logprobs") if request.wants_labels else ("hidden",))
+            wanted |= map_outputs(self._manifest, request.attention, ENCODER_KINDS)
         return tuple(name for name in self._manifest.encoder.outputs if name in wanted)
 
     def _start_generations(self, batch: Sequence[Handle], encoded: Mapping[str, Array]) -> list[tuple[Generation, int]]:
@@ -222,17 +232,20 @@ class Engine:
         for index, handle in enumerate(batch):
             request = handle.request
             if isinstance(request, GenerateRequest):
-                wants_map = "encoder" in request.attention
-                maps = encoder_map(self._manifest, encoded, index, len(request.source_ids)) if wants_map else None
+                maps = encoder_maps(self._manifest, encoded, index, request)
                 kind = BeamGeneration if request.parameters.num_beams > 1 else SingleGeneration
                 started.append((kind(handle, request, self._manifest, maps), index))
         return started
 
-    def _deliver_encoded(self, handle: Handle, encoded: Mapping[str, Array], index: int) -> None:
-        # A copy: a view would hold the whole batch in memory until its slowest reader is done.
-        hidden = encoded["hidden"][index, : len(handle.request.source_ids)].astype(np.float32)
-        if np.isfinite(hidden).all():
-            self._finish(handle, Encoded(hidden, handle.timings(handle.encode_ended)))
+    def _deliver_encoded(
+        self, handle: Handle, request: EncodeRequest, encoded: Mapping[str, Array], index: int
+    ) -> None:
+        # Copies: a view would hold the whole batch in memory until its slowest reader is done.
+        hidden = encoded["hidden"][index, : len(request.source_ids)].astype(np.float32)
+        labels = encoded["label_logprobs"][index].astype(np.float32) if request.wants_labels else None
+        if np.isfinite(hidden).all() and (labels is None or np.isfinite(labels).all()):
+            maps = encoder_maps(self._manifest, encoded, index, request)
+            self._finish(handle, Encoded(hidden, handle.timings(handle.encode_ended), labels, maps))
         else:
             logger.error("the encoder gave numbers that are not finite")
             self._finish(handle, Failed("internal"))

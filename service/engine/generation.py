@@ -1,15 +1,14 @@
 """What the engine keeps of one request: from its submission, and while it runs in rows of the decoder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Manifest
-from service.engine.attention import MapRecorder, map_outputs
+from service.engine.attention import STEP_KINDS, MapRecorder, Maps, map_outputs
 from service.engine.hypothesis import Hypothesis
 from service.engine.processors import has_processors_beside_min_new_tokens, make_processors, process
 from service.engine.request import Event, FinishReason, GenerateRequest, Request, Target, Timings, Token
@@ -48,25 +47,27 @@ class Generation(ABC):
     """A running request: its rows, what they have written, and how their next tokens are picked."""
 
     def __init__(
-        self, handle: Handle, request: GenerateRequest, manifest: Manifest, encoder_map: NDArray[np.float32] | None
+        self, handle: Handle, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
     ) -> None:
-        """`encoder_map` is (L, H, S, S) where the request wants it."""
+        """`encoder_maps` are those that the request wants."""
         self.handle = handle
         self.request = request
         self.rows: list[int] = []  # given, and renumbered, by whoever owns the rows
-        parameters, tokens = request.parameters, manifest.tokens
+        parameters, num_source = request.parameters, len(request.source_ids)
+        self.beginning = manifest.beginning(request.source_ids)
         self._prefix = request.target_prefix
-        self._start_id, self._end_id = tokens.start_id, tokens.end_id
-        self._max_tokens = min(len(self._prefix) + parameters.max_new_tokens, manifest.limits.max_target_tokens)
+        self._end_id = manifest.tokens.end_id
+        self._max_tokens = min(len(self._prefix) + parameters.max_new_tokens, manifest.room(num_source))
         self._min_tokens = len(self._prefix) + parameters.min_new_tokens  # the end token comes no sooner
         self._num_alternatives = parameters.top_logprobs
         self._processors = make_processors(parameters, self._end_id)
         # Where the end token alone may be forbidden, the step's top tokens hold all that can be picked.
         self._reads_logits = parameters.do_sample or has_processors_beside_min_new_tokens(parameters)
-        self._first = Hypothesis(MapRecorder(request.attention, len(request.source_ids), encoder_map), request.stop)
+        maps = MapRecorder(request.attention, num_source, encoder_maps, len(self.beginning))
+        self._first = Hypothesis(maps, request.stop)
         self.wants_maps = bool(self._first.maps.steps)
         # The step's outputs that it needs besides those that every row needs.
-        self.outputs = map_outputs(manifest, request.attention)
+        self.outputs = map_outputs(manifest, request.attention, STEP_KINDS)
         if self._prefix or self._reads_logits:
             self.outputs |= WHOLE
 
@@ -96,7 +97,7 @@ class Generation(ABC):
         """Scores (V,) as the request's processors leave them."""
         changed = scores.copy()
         num_generated = len(hypothesis.ids) - len(self._prefix)
-        process(self._processors, changed, [self._start_id, *hypothesis.ids], num_generated)
+        process(self._processors, changed, [*self.beginning, *hypothesis.ids], num_generated)
         return changed
 
     def _append(self, hypothesis: Hypothesis, scores: StepScores, row: int, token_id: int, logprob: float) -> None:

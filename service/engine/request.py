@@ -65,6 +65,8 @@ class EncodeRequest:
     request_id: str
     source_ids: tuple[int, ...]
     deadline: float
+    wants_labels: bool = False
+    attention: frozenset[str] = frozenset()  # kinds of maps to keep, of the encoder alone
 
 
 Request = GenerateRequest | EncodeRequest
@@ -113,10 +115,12 @@ class Generated:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The encoder's last layer over one source."""
+    """The encoder's last layer over one source, and what was asked for besides."""
 
     hidden: NDArray[np.float32]  # (S, M), no padding
     timings: Timings
+    label_logprobs: NDArray[np.float32] | None = None  # (C,)
+    attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # kind to (L, H, S, columns)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ class Rows:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._start_id = runner.manifest.tokens.start_id
         self._owners: list[Generation] = []  # by row
         self._generations: dict[Generation, None] = {}  # in the order of their admission
         self._token_ids = np.zeros(runner.max_rows, np.int64)  # what each row reads next
@@ -57,8 +56,8 @@ class Rows:
         owners = [(one, index) for one, index in newcomers for _ in range(num_rows(one.request))]
         rows = slice(first, first + len(owners))
         self._runner.fill(first, encoded, [index for _, index in owners])
-        self._token_ids[rows] = self._start_id
-        self._lengths[rows] = 0
+        self._token_ids[rows] = [one.beginning[-1] for one, _ in owners]
+        self._lengths[rows] = [len(one.beginning) - 1 for one, _ in owners]
         self._source_lengths[rows] = [len(one.request.source_ids) for one, _ in owners]
         for row, (generation, _) in enumerate(owners, first):
             generation.rows.append(row)
@@ -85,7 +84,7 @@ class Rows:
 
     def _choose_outputs(self) -> None:
         wanted = ALWAYS.union(*(generation.outputs for generation in self._generations))
-        self._outputs = tuple(name for name in self._runner.manifest.step.outputs if name in wanted)
+        self._outputs = tuple(name for name in self._runner.manifest.decoder.outputs if name in wanted)
         self.wants_maps = any(generation.wants_maps for generation in self._generations)
 
     def step(self) -> Mapping[str, Array]:

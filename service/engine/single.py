@@ -1,12 +1,13 @@
 """A generation in one row: the likeliest token, a draw, or a target that is given."""
 
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Manifest
+from service.engine.attention import Maps
 from service.engine.generation import Generation, Handle, Moves, NotFiniteError
 from service.engine.hypothesis import Hypothesis
 from service.engine.request import GenerateRequest, Target
@@ -18,9 +19,9 @@ class SingleGeneration(Generation):
     """Greedy decoding or sampling."""
 
     def __init__(
-        self, handle: Handle, request: GenerateRequest, manifest: Manifest, encoder_map: NDArray[np.float32] | None
+        self, handle: Handle, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
     ) -> None:
-        super().__init__(handle, request, manifest, encoder_map)
+        super().__init__(handle, request, manifest, encoder_maps)
         self._sampler = Sampler(request.parameters) if request.parameters.do_sample else None
 
     def hypotheses(self) -> list[Hypothesis]:

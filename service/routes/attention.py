@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from service.answers import AttentionAnswer
 from service.calls import Call, json_answer, timings_of
-from service.engine.request import DecodingParameters, Generated, GenerateRequest
+from service.engine.request import DecodingParameters, Encoded, EncodeRequest, Generated, GenerateRequest, Timings
+from service.errors import ApiError
 from service.fields import Texts
 from service.inputs import decoding_parameters, generate_requests, read_prefixes, read_sources, read_targets
 from service.maps import MapWriter
@@ -20,17 +21,20 @@ from service.serving import ServedModel
 async def attention(body: AttentionBody, call: Call) -> Response:
     """Show the attention of one input's generation, or of a given target.
 
-    Without `target` the maps are those of the pass that generates; with it, the target is forced.
+    Without `target` the maps are those of the pass that generates; with it, the target is forced. A model that
+    generates nothing answers with its encoder's maps alone.
     """
     model = call.service.model(body.model, "attention")
     maps = MapWriter(model, body)
+    if "generate" not in model.manifest.tasks:
+        return await _of_encoder(body, call, model, maps)
     parameters = decoding_parameters(call, model, body.parameters)
     sources = await read_sources(call, model, Texts((body.input,), "input", is_list=False))
     if body.target is None:
-        prefixes = await read_prefixes(call, model, body.parameters.target_prefix, 1)
+        prefixes = await read_prefixes(call, model, body.parameters.target_prefix, sources)
     else:
         parameters = DecodingParameters(max_new_tokens=0)
-        prefixes = await read_targets(call, model, Texts((body.target,), "target", is_list=False))
+        prefixes = await read_targets(call, model, Texts((body.target,), "target", is_list=False), sources)
     stop = body.parameters.stop
     requests = generate_requests(call, model, parameters, sources, prefixes, stop=stop, attention=maps.kinds)
     maps.check(requests)
@@ -38,12 +42,24 @@ async def attention(body: AttentionBody, call: Call) -> Response:
     return json_answer(_answer(call, model, requests[0], result, stop, maps))
 
 
+async def _of_encoder(body: AttentionBody, call: Call, model: ServedModel, maps: MapWriter) -> Response:
+    for name in ("target", "parameters"):
+        if name in body.model_fields_set:
+            raise ApiError("unsupported_parameter", f"{model.name} generates nothing.", param=name)
+    (source,) = await read_sources(call, model, Texts((body.input,), "input", is_list=False))
+    request = EncodeRequest(call.record.request_id, source, call.deadline, attention=maps.kinds)
+    maps.check([request])
+    (result,) = await call.results(call.submit(model, [request]), Encoded)
+    of_target: dict[str, Any] = {"text": "", "finish_reason": None, "target_tokens": [], "decoder_input_tokens": []}
+    answer = {"model": model.name, **of_target, **maps.write_encoded(request, result)}
+    return json_answer(answer | _account(call, model, result.timings, len(source), 0))
+
+
 def _answer(
     call: Call, model: ServedModel, request: GenerateRequest, result: Generated, stop: tuple[str, ...], maps: MapWriter
 ) -> dict[str, Any]:
     target = result.targets[0]
     of_target = target.tokens if target.finish_reason == "forced" else generated_tokens(request, target)
-    usage = {"input_tokens": len(request.source_ids), "output_tokens": len(of_target)}
     answer = {
         "model": model.name,
         "text": text_of_target(model.target_tokenizer, request, target, stop),
@@ -51,10 +67,18 @@ def _answer(
         **seed_of(request),
         **maps.write(request, target),
     }
-    timings_ms = timings_of(call, [result.timings])
-    call.tell_result(usage["input_tokens"], usage["output_tokens"], timings_ms, target.finish_reason)
+    counts = len(request.source_ids), len(of_target)
+    return answer | _account(call, model, result.timings, *counts, target.finish_reason)
+
+
+def _account(
+    call: Call, model: ServedModel, timings: Timings, input_tokens: int, output_tokens: int, *reasons: str
+) -> dict[str, Any]:
+    """What the call took, for its answer; the log and the metrics are told too."""
+    timings_ms = timings_of(call, [timings])
+    call.tell_result(input_tokens, output_tokens, timings_ms, *reasons)
     call.service.metrics_of(model).call_seconds.observe(timings_ms["total"] / 1000)
-    return answer | {"usage": usage, "timings_ms": timings_ms}
+    return {"usage": {"input_tokens": input_tokens, "output_tokens": output_tokens}, "timings_ms": timings_ms}
 
 
 def add_routes(app: FastAPI) -> None:

@@ -10,11 +10,9 @@ from service.answers import GenerateAnswer
 from service.calls import Call, json_answer, result_of, timings_of
 from service.engine.request import Generated, GenerateRequest, Timings
 from service.engine.worker import Ticket
-from service.errors import ApiError
 from service.inputs import decoding_parameters, generate_requests, read_prefixes, read_sources
-from service.maps import MapWriter
+from service.maps import map_writer
 from service.outputs import output_of
-from service.parameters import Parameters
 from service.routing import add_route
 from service.schemas import GenerateBody
 from service.serving import ServedModel
@@ -32,9 +30,9 @@ async def generate(body: GenerateBody, call: Call) -> Response:
     model = call.service.model(body.model, "generate")
     wanted = body.parameters
     parameters = decoding_parameters(call, model, wanted)
-    maps = _map_writer(model, wanted)
+    maps = map_writer(model, wanted.return_attention, "parameters.return_attention")
     sources = await read_sources(call, model, body.inputs)
-    prefixes = await read_prefixes(call, model, wanted.target_prefix, len(sources))
+    prefixes = await read_prefixes(call, model, wanted.target_prefix, sources)
     kinds = maps.kinds if maps else frozenset[str]()
     requests = generate_requests(
         call, model, parameters, sources, prefixes, stop=wanted.stop, attention=kinds, stream=body.stream
@@ -56,15 +54,6 @@ async def generate(body: GenerateBody, call: Call) -> Response:
 
     parts = [write(*part) for part in zip(range(len(requests)), requests, tickets, strict=True)]
     return json_answer(_answer(call, model, sources, await call.together(parts)))
-
-
-def _map_writer(model: ServedModel, wanted: Parameters) -> MapWriter | None:
-    if wanted.return_attention is None:
-        return None
-    if not model.manifest.attention:
-        message = f"{model.name} has no attention maps."
-        raise ApiError("unsupported_parameter", message, param="parameters.return_attention")
-    return MapWriter(model, wanted.return_attention, "parameters.return_attention.")
 
 
 def _answer(

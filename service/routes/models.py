@@ -35,8 +35,10 @@ async def show_model(model_id: str, call: Call) -> Response:
         },
         "attention": [
             {"kind": one.kind, "layers": one.layers, "heads": one.heads, "normalized": one.normalized}
+            | ({} if one.columns is None else {"columns": one.columns})
             for one in manifest.attention
         ],
+        "labels": manifest.labels,
         "sha256": manifest.digest,
     }
     return json_answer(_card(model) | details)

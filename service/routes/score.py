@@ -22,7 +22,7 @@ async def score(body: ScoreBody, call: Call) -> Response:
     """
     model = call.service.model(body.model, "generate")
     sources = await read_sources(call, model, body.inputs)
-    targets = await read_targets(call, model, body.targets)
+    targets = await read_targets(call, model, body.targets, sources)
     parameters = DecodingParameters(max_new_tokens=0, top_logprobs=body.top_logprobs)
     requests = generate_requests(call, model, parameters, sources, targets)
     results = await call.results(call.submit(model, requests), Generated)

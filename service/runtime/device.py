@@ -155,7 +155,7 @@ class DeviceRunner:
 
         assert manifest.rows is not None
         self._encoder = load(manifest.encoder)
-        self._step = load(manifest.step)
+        self._step = load(manifest.decoder)
         self._mover = _RowMover(load(manifest.rows), provider)
         self._groups = self._allocate()
         self._filling = {state.encoder_output for state in manifest.states if state.encoder_output is not None}

@@ -6,8 +6,9 @@ real runner leaves undefined (padding, rows out of use) is garbage here.
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from service.bundle import SCHEMA_VERSION, TOP_TOKENS, Attention, Graph, Limits,
 from service.runtime.protocol import Array, Int32, Int64
 
 KINDS: tuple[Literal["encoder", "cross", "decoder"], ...] = ("encoder", "cross", "decoder")
+LABELS = ("bad", "fair", "good")
 HIDDEN = 4  # the size of a vector of the encoder's last layer
 GARBAGE = -12345.0
 PRIME = 65521  # hashes stay below, so that a float32 state holds them exactly
@@ -30,6 +32,7 @@ def fake_manifest(
     heads: int = 2,
     max_source_tokens: int = 24,
     max_target_tokens: int = 24,
+    begins_with: Literal["start_token", "source"] = "start_token",
 ) -> Manifest:
     """The manifest of a FakeRunner; padding is token 0, the start 1, the end 2."""
     attention = tuple(
@@ -39,11 +42,20 @@ def fake_manifest(
         for kind in KINDS
     )
     maps = {one.kind: one.outputs for one in attention}
-    states = (
+    states: tuple[State, ...] = (
         State(input="source", fill="encoder", encoder_output="source_state", shape=("source",)),
         State(input="read", output="read_next", fill="zeros", shape=("target",)),
         State(input="hash", output="hash_next", fill="zeros", shape=(1,)),
     )
+    if begins_with == "source":
+        filled = {"read": "source_state", "hash": "hash_state"}
+        states = (
+            states[0],
+            *(
+                state.model_copy(update={"fill": "encoder", "encoder_output": filled[state.input]})
+                for state in states[1:]
+            ),
+        )
     return Manifest(
         schema_version=SCHEMA_VERSION,
         name=name,
@@ -57,11 +69,12 @@ def fake_manifest(
         source_tokenizer="tokenizer.json",
         target_tokenizer="tokenizer.json",
         tokens=Tokens(pad_id=0, start_id=1, end_id=2),
+        begins_with=begins_with,
         limits=Limits(max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens, vocabulary=vocabulary),
         encoder=Graph(
             file="encoder.onnx",
             inputs=("source_ids", "source_lengths"),
-            outputs=("hidden", "source_state", *maps["encoder"]),
+            outputs=("hidden", "source_state", "hash_state", *maps["encoder"]),
         ),
         step=Graph(
             file="step.onnx",
@@ -77,6 +90,45 @@ def fake_manifest(
         verification=None,
         files={},
     )
+
+
+def fake_classifier_manifest(name: str = "fake-classifier", **sizes: Any) -> Manifest:
+    """The manifest of a FakeRunner that has no decoder and chooses among three labels."""
+    whole = fake_manifest(name, **sizes)
+    encoder_maps = whole.attention_of("encoder")
+    outputs = ("hidden", "label_logprobs", *encoder_maps.outputs)
+    return whole.model_copy(
+        update={
+            "tasks": ("encode", "attention", "classify"),
+            "limits": whole.limits.model_copy(update={"max_target_tokens": 0}),
+            "encoder": whole.encoder.model_copy(update={"outputs": outputs}),
+            "step": None,
+            "states": (),
+            "attention": (encoder_maps,),
+            "labels": LABELS,
+        }
+    )
+
+
+def fake_slots_manifest(name: str = "fake-slots", slots: int = 3, **sizes: Any) -> Manifest:
+    """The manifest of a FakeRunner whose encoder has maps of slots too, those of tokens being no distributions."""
+    whole = fake_manifest(name, **sizes)
+    of_tokens, *others = whole.attention
+    outputs = tuple(f"encoder_slots_attention_{layer}" for layer in range(of_tokens.layers))
+    of_slots = of_tokens.model_copy(update={"kind": "encoder_slots", "outputs": outputs, "columns": slots})
+    return whole.model_copy(
+        update={
+            "encoder": whole.encoder.model_copy(update={"outputs": (*whole.encoder.outputs, *outputs)}),
+            "attention": (of_tokens.model_copy(update={"normalized": False}), of_slots, *others),
+        }
+    )
+
+
+def fake_label_logprobs(source_ids: Sequence[int]) -> NDArray[np.float32]:
+    """(C,): what a FakeRunner says of a source, slow and obvious."""
+    logits = np.array([sum(source_ids) * (place + 2) % 7 for place in range(len(LABELS))], np.float32)
+    logprobs: NDArray[np.float32] = logits - np.log(np.exp(logits).sum())
+    return logprobs
 
 
 @dataclass(frozen=True)
@@ -137,10 +189,24 @@ class FakeRunner:
         state = np.where(is_real, source_ids, GARBAGE).astype(np.float32)
         state[is_real & (source_ids == self._faults.nan_id)] = np.nan
         hidden = state[:, :, None] * np.arange(1, HIDDEN + 1, dtype=np.float32)  # (B, S, M)
-        available: dict[str, Array] = {"hidden": hidden, "source_state": state}
+        hashes = [[_rolling_hash(ids[: length - 1])] for ids, length in zip(source_ids, source_lengths, strict=True)]
+        available: dict[str, Array] = {
+            "hidden": hidden,
+            "source_state": state,
+            "hash_state": np.array(hashes, np.float32),
+        }
         if "encoder_attention_0" in outputs:
             rows, columns = is_real[:, :, None], is_real[:, None, :]
             available |= self._maps("encoder", source_ids[:, None, :] + source_ids[:, :, None], rows & columns)
+        if "encoder_slots_attention_0" in outputs:
+            places = np.arange(self._manifest.attention_of("encoder_slots").columns or 0)
+            rows = np.broadcast_to(is_real[:, :, None], (*is_real.shape, len(places)))
+            available |= self._maps("encoder_slots", source_ids[:, :, None] + places, rows)
+        if "label_logprobs" in outputs:
+            sources = [row[real].tolist() for row, real in zip(source_ids, is_real, strict=True)]
+            logprobs = np.stack([fake_label_logprobs(source) for source in sources])
+            logprobs[np.isnan(state).any(axis=1)] = np.nan
+            available["label_logprobs"] = logprobs
         return {name: available[name] for name in outputs}
 
     def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
@@ -150,6 +216,9 @@ class FakeRunner:
             self._source[row, : len(source)] = source
             self._read[row] = 0.0
             self._hash[row] = 0.0
+            if self._manifest.begins_with == "source":
+                self._read[row, : len(source)] = source
+                self._hash[row] = encoded["hash_state"][example]
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         for state in (self._source, self._read, self._hash):
@@ -178,7 +247,7 @@ class FakeRunner:
             raise FakeFaultError("step")
         rows = np.arange(len(token_ids))
         self._read[rows, lengths] = token_ids
-        self._hash[rows, 0] = (self._hash[rows, 0].astype(np.int64) * 31 + token_ids + 7) % PRIME
+        self._hash[rows, 0] = _hash_of_next(self._hash[rows, 0].astype(np.int64), token_ids)
         logits = self._logits(lengths, source_lengths)
         logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         top_ids = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_TOKENS]
@@ -208,7 +277,8 @@ class FakeRunner:
         tokens = self._manifest.tokens
         vocabulary = self._manifest.limits.vocabulary
         noise = (key[:, None] * np.arange(1, vocabulary + 1) * 40503 % PRIME) / PRIME * 4.0
-        is_over = lengths >= _target_length(source_hash)
+        num_filled = source_lengths - 1 if self._manifest.begins_with == "source" else 0
+        is_over = lengths - num_filled >= _target_length(source_hash)
         best = np.where(is_over, tokens.end_id, 3 + key % (vocabulary - 3))
         logits = noise.astype(np.float32)
         logits[np.arange(rows), best] = 6.0
@@ -237,15 +307,15 @@ class FakeRunner:
         """What greedy decoding of this source must give: slow, obvious, and without any row or batch."""
         tokens, vocabulary = self._manifest.tokens, self._manifest.limits.vocabulary
         source_hash = sum(place * token for place, token in enumerate(source_ids, 1)) % PRIME
-        read = [tokens.start_id]
-        rolling = (tokens.start_id + 7) % PRIME
-        while len(read) <= max_new_tokens and tokens.end_id not in read:
+        read = list(self._manifest.beginning(source_ids))
+        num_filled, rolling = len(read) - 1, _rolling_hash(read)
+        while len(read) - num_filled <= max_new_tokens and tokens.end_id not in read[num_filled + 1 :]:
             read_hash = sum(place * token for place, token in enumerate(read, 1)) % PRIME
             key = (source_hash * 13 + read_hash * 17 + rolling) % PRIME
-            is_over = len(read) > int(_target_length(np.int64(source_hash)))
+            is_over = len(read) - num_filled > int(_target_length(np.int64(source_hash)))
             read.append(tokens.end_id if is_over else 3 + key % (vocabulary - 3))
-            rolling = (rolling * 31 + read[-1] + 7) % PRIME
-        return read[1:]
+            rolling = _hash_of_next(rolling, read[-1])
+        return read[num_filled + 1 :]
 
 
 def _weighted_sum(values: Array, lengths: Int32) -> Int64:
@@ -253,6 +323,15 @@ def _weighted_sum(values: Array, lengths: Int32) -> Int64:
     places = np.arange(1, values.shape[1] + 1)
     is_counted = (places <= lengths[:, None]) & np.isfinite(values)
     return np.where(is_counted, values, 0).astype(np.int64) @ places % PRIME
+
+
+def _hash_of_next(read: Any, token: Any) -> Any:
+    """The hash of what was read and of one more token."""
+    return (read * 31 + token + 7) % PRIME
+
+
+def _rolling_hash(ids: Iterable[int]) -> int:
+    return int(reduce(_hash_of_next, ids, 0))
 
 
 def _target_length(source_hash: Any) -> Any:

@@ -134,7 +134,7 @@ class OnnxRunner:
         max_rows: int = 32,
         room_bytes: int = ROOM_BYTES,
     ) -> None:
-        """Load both graphs from their files, which must have been checked (`service.bundle.check_files`).
+        """Load the graphs from their files, which must have been checked (`service.bundle.check_files`).
 
         Args:
             folder: the bundle.
@@ -147,7 +147,8 @@ class OnnxRunner:
         self.max_rows = max_rows
         options = session_options(num_threads)
         self._encoder = load_session(folder, manifest.encoder, options, "cpu")
-        self._step = load_session(folder, manifest.step, options, "cpu")
+        # None where nothing is generated: then no method but `encode` is called.
+        self._step: Any = None if manifest.step is None else load_session(folder, manifest.step, options, "cpu")
         limits = manifest.limits
         self._largest = {"rows": max_rows, "source": limits.max_source_tokens, "target": limits.max_target_tokens}
         self._sizes = dict(self._largest)  # of the buffers
@@ -162,6 +163,8 @@ class OnnxRunner:
         self._bindings: dict[tuple[int, tuple[str, ...]], _Binding] = {}
 
     def _allocate_fixed_outputs(self) -> dict[str, Array]:
+        if self._step is None:
+            return {}
         states = {state.output for state in self.manifest.states}
         return {
             node.name: np.zeros((self.max_rows, *node.shape[1:]), _DTYPES[node.type])
@@ -234,7 +237,7 @@ class OnnxRunner:
             "lengths": self._lengths,
             "source_lengths": self._source_lengths,
         }
-        for name in rows.keys() & set(self.manifest.step.inputs):
+        for name in rows.keys() & set(self.manifest.decoder.inputs):
             io.bind_ortvalue_input(name, _wrap(rows[name][:batch]))
         for group in self._groups:
             for index, state in enumerate(group.states):
@@ -257,7 +260,10 @@ class OnnxRunner:
             ids, lengths = np.zeros((batch, length), np.int64), np.full(batch, length, np.int32)
             # The largest batch is rare: what it took goes back after each of these runs.
             self._encoder.run(["hidden"], {"source_ids": ids, "source_lengths": lengths}, _returning_memory())
-        self.fill(0, self.encode(ids, lengths, self.manifest.encoder.outputs), [0])
+        encoded = self.encode(ids, lengths, self.manifest.encoder.outputs)
+        if self._step is None:
+            return
+        self.fill(0, encoded, [0])
         most = self._sizes["rows"], self._sizes["target"] - 1, self._sizes["source"]
         for batch, age, length in (most, (1, 0, 1)):
             ages, lengths = np.full(batch, age, np.int32), np.full(batch, length, np.int32)

@@ -20,6 +20,7 @@ def test_it_decodes_what_our_transformer_decodes(
     checkpoint: Path, toy_sentences: list[str], tmp_path: Path, beside: int
 ) -> None:
     model, tokenizer = load_checkpoint(checkpoint)
+    assert isinstance(model, Transformer)
     assert_decodes_alike(model, tokenizer, toy_sentences[:beside], tmp_path / "model")
 
 

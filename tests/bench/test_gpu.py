@@ -87,4 +87,4 @@ def test_every_contender_is_measured_and_one_that_fails_is_named(
 
 def test_operators_that_run_elsewhere_are_listed(bundles: Bundles) -> None:
     runner = open_device(bundles, "cpu")
-    assert operators_elsewhere(bundles.float16, runner.manifest.step, "cpu") == []
+    assert operators_elsewhere(bundles.float16, runner.manifest.decoder, "cpu") == []

@@ -1,5 +1,6 @@
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from model.tokenizer import read_tokenizer
 from model.transformer import Transformer
 
 SHIPPED = Path("bundles/multi30k-en-de")
-BASE = {"d_model": 512, "num_heads": 8, "d_ff": 2048, "encoder_layers": 6, "decoder_layers": 6}
+BASE: dict[str, Any] = {"d_model": 512, "num_heads": 8, "d_ff": 2048, "encoder_layers": 6, "decoder_layers": 6}
 
 
 @pytest.fixture(scope="module")

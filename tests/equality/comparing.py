@@ -1,14 +1,15 @@
 """The rule by which two decoders must agree: token for token, but for ties within rounding, and few of those."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from model.factory import TranslationModel
 from model.processors import Processors
 from model.reference import log_softmax
-from model.transformer import Transformer
 from service.engine.request import DecodingParameters, GenerateRequest, Target
 
 CLOSE = 1e-4  # scores nearer than this may change places by rounding
@@ -24,7 +25,7 @@ def generated_ids(request: GenerateRequest, targets: Sequence[Target]) -> Target
 
 
 def assert_same(
-    model: Transformer, requests: Sequence[GenerateRequest], expected: Sequence[Targets], given: Sequence[Targets]
+    model: TranslationModel, requests: Sequence[GenerateRequest], expected: Sequence[Targets], given: Sequence[Targets]
 ) -> None:
     """Fail unless every request has the same targets, but for one in 200 that parts at a near tie.
 
@@ -41,21 +42,25 @@ def assert_same(
     assert len(different) <= ALLOWED * len(requests), f"{len(different)} of {len(requests)} part at a near tie"
 
 
-def forced_logits(model: Transformer, request: GenerateRequest, ids: Ids) -> NDArray[np.float32]:
+def forced_logits(model: TranslationModel, request: GenerateRequest, ids: Ids) -> NDArray[np.float32]:
     """The logits (T, V) from which PyTorch would pick each of `ids`, after the request's prefix."""
     read = [model.config.bos_id, *request.target_prefix, *ids[:-1]]
     source = torch.tensor([request.source_ids])
+    lengths = torch.tensor([source.size(1)])
+    memory: Any  # each model decodes its own
     with torch.inference_mode():
-        logits: NDArray[np.float32] = model(source, torch.tensor([source.size(1)]), torch.tensor([read]))[0].numpy()
+        memory, _ = model.encode(source, lengths)
+        decoded, _, _ = model.decode(torch.tensor([read]), memory, lengths)
+        logits: NDArray[np.float32] = model.logits(decoded)[0].numpy()
     return logits[len(request.target_prefix) :]
 
 
-def forced_log_probs(model: Transformer, request: GenerateRequest, ids: Ids) -> NDArray[np.float32]:
+def forced_log_probs(model: TranslationModel, request: GenerateRequest, ids: Ids) -> NDArray[np.float32]:
     """The logarithms (T, V) of the probabilities from which PyTorch would pick each of `ids`."""
     return log_softmax(forced_logits(model, request, ids))
 
 
-def _is_near_tie(model: Transformer, request: GenerateRequest, expected: Targets, given: Targets) -> bool:
+def _is_near_tie(model: TranslationModel, request: GenerateRequest, expected: Targets, given: Targets) -> bool:
     if request.parameters.do_sample or len(expected) != len(given):
         return False
     if request.parameters.num_beams == 1:
@@ -66,7 +71,7 @@ def _is_near_tie(model: Transformer, request: GenerateRequest, expected: Targets
     )
 
 
-def _parts_at_near_tie(model: Transformer, request: GenerateRequest, expected: Ids, given: Ids) -> bool:
+def _parts_at_near_tie(model: TranslationModel, request: GenerateRequest, expected: Ids, given: Ids) -> bool:
     same = next((i for i, (one, other) in enumerate(zip(expected, given, strict=False)) if one != other), None)
     if same is None:  # one goes on where the other ended
         return False
@@ -75,14 +80,14 @@ def _parts_at_near_tie(model: Transformer, request: GenerateRequest, expected: I
     return bool(scores.max() - min(scores[expected[same]], scores[given[same]]) < CLOSE)
 
 
-def _beam_score(model: Transformer, request: GenerateRequest, ids: Ids) -> float:
+def _beam_score(model: TranslationModel, request: GenerateRequest, ids: Ids) -> float:
     rows = forced_log_probs(model, request, ids)
     total = sum(_processed(model, request, row, ids[:place])[ids[place]] for place, row in enumerate(rows))
     return float(total / len(ids) ** request.parameters.length_penalty)
 
 
 def _processed(
-    model: Transformer, request: GenerateRequest, scores: NDArray[np.float32], generated: Ids
+    model: TranslationModel, request: GenerateRequest, scores: NDArray[np.float32], generated: Ids
 ) -> NDArray[np.float32]:
     prompt = [model.config.bos_id, *request.target_prefix]
     return processors_of(request.parameters)(scores, prompt, generated, model.config.eos_id)

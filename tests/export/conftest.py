@@ -12,7 +12,9 @@ from service.bundle import read_bundle
 
 @pytest.fixture(scope="session")
 def loaded(checkpoint: Path) -> tuple[Transformer, Tokenizer]:
-    return load_checkpoint(checkpoint)
+    model, tokenizer = load_checkpoint(checkpoint)
+    assert isinstance(model, Transformer)
+    return model, tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,7 @@ def layer_of(weight: str) -> str:
 def by_layer(bundle: Path, manifest: Manifest, ranges: Ranges) -> dict[str, float]:
     """The range that each product's input has in its own graph, by the name of the module that multiplies there."""
     found = {}
-    for graph, name in ((manifest.encoder, "encoder"), (manifest.step, "step")):
+    for graph, name in ((manifest.encoder, "encoder"), (manifest.decoder, "step")):
         proto = onnx.load_model(bundle / graph.file, load_external_data=False).graph
         assert ranges[name].keys() == set(product_inputs(proto))
         matrices = {tensor.name for tensor in proto.initializer if len(tensor.dims) == 2}
@@ -114,7 +114,7 @@ def test_values_of_one_name_in_both_graphs_are_kept_apart(
     ranges = measure_ranges(bundle, manifest, sources)
     folder = Path(shutil.copytree(bundle, tmp_path / "renamed"))
     first = {}
-    for graph, name in ((manifest.encoder, "encoder"), (manifest.step, "step")):
+    for graph, name in ((manifest.encoder, "encoder"), (manifest.decoder, "step")):
         proto = onnx.load_model(folder / graph.file, load_external_data=False)
         first[name] = product_inputs(proto.graph)[0]
         rename(proto.graph, first[name], "shared")

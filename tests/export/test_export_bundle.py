@@ -45,11 +45,11 @@ def test_a_bundle_holds_what_its_manifest_says_and_nothing_else(bundle: Path) ->
 def test_every_name_of_the_manifest_is_in_its_graph(bundle: Path) -> None:
     manifest = read_manifest(bundle)
     for state in manifest.states:
-        assert state.input in manifest.step.inputs
-        assert state.output is None or state.output in manifest.step.outputs
+        assert state.input in manifest.decoder.inputs
+        assert state.output is None or state.output in manifest.decoder.outputs
         assert state.encoder_output is None or state.encoder_output in manifest.encoder.outputs
     for attention in manifest.attention:
-        graph = manifest.encoder if attention.kind == "encoder" else manifest.step
+        graph = manifest.encoder if attention.kind == "encoder" else manifest.decoder
         assert set(attention.outputs) <= set(graph.outputs)
 
 

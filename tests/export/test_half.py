@@ -43,7 +43,7 @@ def read(sessions: Sessions, slots: int) -> list[dict[str, Array]]:
     """All outputs but states of steps over rows of different ages, buffers of so many slots."""
     manifest = sessions.manifest
     kept = {state.output for state in manifest.states}
-    outputs = [name for name in manifest.step.outputs if name not in kept]
+    outputs = [name for name in manifest.decoder.outputs if name not in kept]
     lengths = [len(source) for source in SOURCES]
     states = initial_states(manifest, encode(sessions, SOURCES), slots)
     steps = []
@@ -103,7 +103,7 @@ def test_a_step_writes_its_slot_and_nothing_else(half: Path) -> None:
 def test_all_operators_are_ones_that_cuda_has(half: Path) -> None:
     manifest = read_bundle(half)
     assert manifest.rows is not None
-    for graph in (manifest.encoder, manifest.step, manifest.rows):
+    for graph in (manifest.encoder, manifest.decoder, manifest.rows):
         model = onnx.load_model(half / graph.file, load_external_data=False)
         assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", OPSET)]
         assert {node.op_type for node in model.graph.node} <= CUDA_OPERATORS

@@ -38,7 +38,7 @@ def test_a_quantised_bundle_is_whole_and_says_what_it_is(bundle: Path, tmp_path:
     assert manifest.model_dump(exclude=changed) == original.model_dump(exclude=changed)
     assert (manifest.name, manifest.dtype, manifest.verification) == ("small", "int8", None)
     assert (out / "weights.bin").stat().st_size < (bundle / "weights.bin").stat().st_size / 2
-    for graph, file in ((manifest.encoder, "encoder.onnx"), (manifest.step, "step.onnx")):
+    for graph, file in ((manifest.encoder, "encoder.onnx"), (manifest.decoder, "step.onnx")):
         proto = onnx.load_model(out / file, load_external_data=False)
         assert tuple(value.name for value in proto.graph.input) == graph.inputs
         assert tuple(value.name for value in proto.graph.output) == graph.outputs

@@ -13,10 +13,11 @@ from onnx import TensorProto
 
 from export.builder import GraphBuilder, WeightFile
 from export.calibrate import measure_ranges
-from export.graphs import encoder_graph, step_graph
 from export.quantize import Recipe, quantize_graphs
 from export.sessions import Sessions, encode, initial_states, open_sessions, run_step
+from export.transformer import encoder_graph, step_graph
 from model.checkpoint import load_checkpoint
+from model.transformer import Transformer
 from service.bundle import Form, read_bundle
 from tests.export.products import (
     IN_BLOCKS,
@@ -132,6 +133,7 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
     Ranges are measured without that token, which static products therefore cut to what others reach.
     """
     model, _ = load_checkpoint(checkpoint)
+    assert isinstance(model, Transformer)
     with torch.no_grad():
         model.embedding.weight[OUTLIER_ID] *= OUTLIER
     folder, manifest = tmp_path_factory.mktemp("float32"), read_bundle(bundle)
@@ -143,7 +145,7 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
     def load(recipe: Recipe, spoilt: bool) -> Sessions:
         out, weights = tmp_path_factory.mktemp("quantized"), WeightFile("weights.bin")
         quantised = quantize_graphs(graphs, folder, weights, recipe, ranges)
-        for name, graph in zip((manifest.encoder.file, manifest.step.file), quantised, strict=True):
+        for name, graph in zip((manifest.encoder.file, manifest.decoder.file), quantised, strict=True):
             onnx.save_model(with_one_scale(graph) if spoilt else graph, out / name)
         weights.write(out)
         return open_sessions(out, manifest)
@@ -160,7 +162,7 @@ def read(
     encoded = encode(sessions, sources)
     states = initial_states(manifest, encoded, len(targets[0]))
     kept = {state.output for state in manifest.states}
-    outputs = [name for name in manifest.step.outputs if name not in kept]
+    outputs = [name for name in manifest.decoder.outputs if name not in kept]
     steps = [
         run_step(sessions, states, [target[age] for target in targets], [age] * len(targets), lengths, outputs)
         for age in range(len(targets[0]))

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from model.attention import (
+    AttentionWithoutWeights,
     MultiHeadAttention,
     causal_mask,
     length_mask,
@@ -151,3 +152,46 @@ def test_multi_head_gives_the_same_with_its_weights_as_without(cross_inputs: tup
 def test_multi_head_refuses_a_width_that_its_heads_do_not_divide() -> None:
     with pytest.raises(ValueError, match="multiple of num_heads"):
         MultiHeadAttention(10, 3)
+
+
+def test_attention_without_weights_enriches_pool_beats_badminton_as_published() -> None:
+    # Each word times the fourth root of d: the scale of the scores is undone, and the result is as much larger.
+    root = WORDS.size(1) ** 0.25
+    enriched, weights = AttentionWithoutWeights()(WORDS[None] * root, WORDS[None] * root, need_weights=True)
+    expected = torch.tensor([[0.38, 0.22, 0.16, 0.14], [0.35, 0.25, 0.17, 0.13], [0.38, 0.22, 0.17, 0.13]])
+    torch.testing.assert_close((enriched[0] / root).round(decimals=2), expected)
+    torch.testing.assert_close(weights[0, 0], (WORDS @ WORDS.T).softmax(dim=-1))
+
+
+def test_attention_without_weights_is_the_equation_written_out() -> None:
+    torch.manual_seed(0)
+    x, lengths = torch.randn(2, 5, 8), [5, 3]
+    attention = AttentionWithoutWeights()
+    result, weights = attention(x, x, length_mask(torch.tensor(lengths), 5).unsqueeze(1), need_weights=True)
+    assert list(attention.parameters()) == []
+    for row, length in enumerate(lengths):
+        for query in range(5):
+            scores = [sum(a * b for a, b in zip(x[row, query].tolist(), key, strict=True)) for key in x[row].tolist()]
+            exponentials = [math.exp(score / math.sqrt(8)) for score in scores[:length]]
+            expected = torch.tensor([e / sum(exponentials) for e in exponentials])
+            torch.testing.assert_close(weights[row, 0, query, :length], expected)
+            torch.testing.assert_close(result[row, query], expected @ x[row, :length])
+    assert (weights[1, ..., 3:] == 0).all()
+
+
+def test_attention_without_weights_gives_the_same_with_its_map_as_without() -> None:
+    torch.manual_seed(0)
+    x, mask = torch.randn(2, 5, 8), length_mask(torch.tensor([5, 3]), 5).unsqueeze(1)
+    result, none = AttentionWithoutWeights()(x, x, mask)
+    assert none is None
+    torch.testing.assert_close(result, AttentionWithoutWeights()(x, x, mask, need_weights=True)[0])
+
+
+def test_single_head_attention_is_three_matrices_attention_and_a_linear_layer() -> None:
+    torch.manual_seed(0)
+    attention, x = MultiHeadAttention(8, 1), torch.randn(2, 5, 8)
+    q, k, v = (layer(x) for layer in (attention.query, attention.key, attention.value))
+    expected, expected_weights = scaled_dot_product_attention(q, k, v)
+    result, weights = attention(x, x, need_weights=True)
+    torch.testing.assert_close(result, attention.output(expected))
+    torch.testing.assert_close(weights[:, 0], expected_weights)

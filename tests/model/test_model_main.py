@@ -5,8 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from model.__main__ import main
+from model.causal import CausalModel
+from model.checkpoint import save_checkpoint
+from model.config import CausalConfig
+from model.tokenizer import train_tokenizer
 
 
 @pytest.fixture
@@ -112,3 +117,48 @@ def test_train_takes_its_settings_from_the_command_line_and_resumes(run: Runner,
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2]
     assert_one_line_and_code_2(run(*arguments, "--seed", 5), "other settings: seed")
+
+
+def test_accuracy_prints_json(
+    run: Runner, classifier_checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
+) -> None:
+    (tmp_path / "dev.tsv").write_text("".join(f"1\t{text}\n" for text in toy_sentences), encoding="utf-8")
+    code, out, _ = run("accuracy", classifier_checkpoint, tmp_path)
+    assert code == 0
+    report = json.loads(out)
+    assert (report["split"], report["sentences"]) == ("dev", len(toy_sentences))
+    assert report["accuracy"] == pytest.approx(100 * report["correct"] / report["sentences"], abs=0.01)
+    low, high = report["interval_95"]
+    assert low <= report["accuracy"] <= high
+
+
+def test_accuracy_of_what_does_not_classify_is_an_error_of_one_line(
+    run: Runner, checkpoint: Path, tmp_path: Path
+) -> None:
+    assert_one_line_and_code_2(run("accuracy", checkpoint, tmp_path), "does not classify")
+
+
+def test_a_classifier_is_not_scored_as_a_translation(run: Runner, classifier_checkpoint: Path, corpus: Path) -> None:
+    assert_one_line_and_code_2(run("evaluate", classifier_checkpoint, corpus, "--split", "test"), "does not translate")
+
+
+def test_recall_prints_and_writes_how_many_dialogues_keep_their_instruction(run: Runner, tmp_path: Path) -> None:
+    config = CausalConfig(300, d_model=16, num_heads=2, d_ff=16, layers=1)
+    train_tokenizer(["User: Hello!\nBot: Good day."], 300).save(str(tmp_path / "tokenizer.json"))
+    torch.manual_seed(1)
+    weights = CausalModel(config).state_dict()
+    save_checkpoint(tmp_path / "chat", config, weights, tmp_path / "tokenizer.json", {"epoch": 3})
+    code, out, _ = run(
+        "recall", tmp_path / "chat", "--turns", 1, 2, "--dialogues", 1, "--json", tmp_path / "recall.json"
+    )
+    assert code == 0
+    assert out.splitlines()[1] == "turn 2: capitals 0 of 1, ending 0 of 1, person 0 of 1, greeting 0 of 1, all 0 of 4"
+    report = json.loads((tmp_path / "recall.json").read_text(encoding="utf-8"))
+    assert report["checkpoint"] == {"epoch": 3}
+    assert report["turns"].keys() == {"1", "2"}
+    assert report["turns"]["2"]["all"]["total"] == 4
+
+
+def test_recall_asks_only_what_chats_and_something(run: Runner, checkpoint: Path) -> None:
+    assert run("recall", checkpoint) == (2, "", f"error: {checkpoint} does not chat\n")
+    assert run("recall", checkpoint, "--turns", 0)[2] == "error: turns and dialogues must be at least 1\n"

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from model.checkpoint import average, load_checkpoint, load_facts
 from model.config import TrainConfig, TransformerConfig
-from model.train import Trainer, batch_loss, inverse_sqrt_rate
+from model.train import Trainer, inverse_sqrt_rate
+from model.translation import TRANSLATION
 
 MakeConfig = Callable[[int], TransformerConfig]
 TOY = TrainConfig(vocab_size=300, max_epochs=4, batch_tokens=128, warmup_steps=20, average_last=2)
@@ -24,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def train(run: Path, corpus: Path, make: MakeConfig, config: TrainConfig = TOY) -> Trainer:
-    trainer = Trainer(run, config, corpus, make, CPU)
+    trainer = Trainer(run, config, TRANSLATION, corpus, make, CPU)
     trainer.fit()
     return trainer
 
@@ -113,13 +114,14 @@ from pathlib import Path
 import torch
 from model.config import TrainConfig, TransformerConfig
 from model.train import Trainer
+from model.translation import TRANSLATION
 torch.set_num_threads(1)
 def make(vocab_size):
     return TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=2, decoder_layers=2)
 config = TrainConfig(
     vocab_size=300, max_epochs=12, batch_tokens=32, max_length_tokens=32, warmup_steps=20, average_last=2
 )
-Trainer(Path(sys.argv[1]), config, Path(sys.argv[2]), make, torch.device("cpu")).fit()
+Trainer(Path(sys.argv[1]), config, TRANSLATION, Path(sys.argv[2]), make, torch.device("cpu")).fit()
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
@@ -163,24 +165,34 @@ def test_other_settings_for_a_run_that_is_there_are_refused_by_name(
 ) -> None:
     train(tmp_path / "run", corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
     with pytest.raises(ValueError, match="other settings: label_smoothing, seed"):
-        Trainer(tmp_path / "run", dataclasses.replace(TOY, seed=9, label_smoothing=0.2), corpus, toy_config, CPU)
+        Trainer(
+            tmp_path / "run",
+            dataclasses.replace(TOY, seed=9, label_smoothing=0.2),
+            TRANSLATION,
+            corpus,
+            toy_config,
+            CPU,
+        )
 
 
 def test_another_model_for_a_run_that_is_there_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
     """The size was ignored, and the model of the run that is there trained on."""
-    Trainer(tmp_path / "run", TOY, corpus, toy_config, CPU)
+    Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
     with pytest.raises(ValueError, match="a model of another size"):
-        Trainer(tmp_path / "run", TOY, corpus, TransformerConfig.tiny, CPU)
+        Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, TransformerConfig.tiny, CPU)
 
 
 def test_the_loss_of_a_batch_counts_each_real_token_once_however_it_is_padded(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
-    trainer = Trainer(tmp_path / "run", TOY, corpus, toy_config, CPU)
+    trainer = Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
     trainer.model.eval()
-    whole = sum(batch_loss(trainer.model, batch, 0.1).item() for batch in trainer._batches(trainer.train_pairs, 0))
-    alone = sum(batch_loss(trainer.model, batch, 0.1).item() for batch in trainer._batches(trainer.train_pairs, 1))
-    assert whole == pytest.approx(alone, rel=1e-4)
+
+    def total(seed: int) -> float:
+        batches = trainer._batches(trainer.train_examples, seed)
+        return sum(trainer.task.training_loss(trainer.model, batch, 0.1).item() for batch in batches)
+
+    assert total(0) == pytest.approx(total(1), rel=1e-4)
 
 
 @pytest.mark.parametrize("clip_norm", [1e-3, 1e6], ids=["clipped", "not clipped"])
@@ -188,13 +200,14 @@ def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_no
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, clip_norm: float
 ) -> None:
     config = dataclasses.replace(TOY, clip_norm=clip_norm, peak_learning_rate=0.0)
-    trainer = Trainer(tmp_path / "run", config, corpus, toy_config, CPU)
+    trainer = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU)
     trainer.model.eval()  # without dropout, and at a rate of zero, the loss can be computed again
-    batch = next(iter(trainer._batches(trainer.train_pairs, 1)))
+    batch = next(iter(trainer._batches(trainer.train_examples, 1)))
     trainer.progress.step = 1
     trainer._update(batch)
     gradients = [parameter.grad.clone() for parameter in trainer.model.parameters() if parameter.grad is not None]
-    per_token = batch_loss(trainer.model, batch, config.label_smoothing) / (batch.target_output != 0).sum()
+    loss = trainer.task.training_loss(trainer.model, batch, config.label_smoothing)
+    per_token = loss / (batch.target_output != 0).sum()
     expected = torch.autograd.grad(per_token, list(trainer.model.parameters()))
     norm = torch.cat([gradient.flatten() for gradient in expected]).norm()
     scale = min(1.0, clip_norm / norm.item())
@@ -203,18 +216,18 @@ def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_no
 
 
 def test_pairs_that_are_too_long_are_left_out(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
-    whole = Trainer(tmp_path / "whole", TOY, corpus, toy_config, CPU).train_pairs
+    whole = Trainer(tmp_path / "whole", TOY, TRANSLATION, corpus, toy_config, CPU).train_examples
     lengths = sorted(max(map(len, pair)) for pair in whole)
     limit = lengths[len(lengths) // 2]
     config = dataclasses.replace(TOY, max_length_tokens=limit)
-    kept = Trainer(tmp_path / "run", config, corpus, toy_config, CPU).train_pairs
+    kept = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU).train_examples
     assert kept == [pair for pair in whole if max(map(len, pair)) <= limit]
     assert 0 < len(kept) < len(whole)
 
 
-def test_a_limit_that_leaves_no_pair_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
-    with pytest.raises(ValueError, match="no pair of train"):
-        Trainer(tmp_path / "run", dataclasses.replace(TOY, max_length_tokens=2), corpus, toy_config, CPU)
+def test_a_limit_that_leaves_no_example_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+    with pytest.raises(ValueError, match="no example of train"):
+        Trainer(tmp_path / "run", dataclasses.replace(TOY, max_length_tokens=2), TRANSLATION, corpus, toy_config, CPU)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from model.attention import MultiHeadAttention, causal_mask, length_mask
-from model.config import TransformerConfig
+from model.config import EncoderAttention, TransformerConfig
 from model.transformer import (
     AddNorm,
     DecoderLayer,
@@ -18,6 +20,8 @@ from model.transformer import (
     Transformer,
     sinusoidal_positions,
 )
+
+PARTS = ("query", "key", "value", "output")
 
 
 def test_positions_follow_the_formula_at_every_place() -> None:
@@ -59,6 +63,15 @@ def test_add_norm_normalises_the_sum() -> None:
     torch.testing.assert_close(AddNorm(8, 0.3).eval()(x, y), (total - total.mean(-1, keepdim=True)) / deviation)
 
 
+def test_pre_norm_normalises_what_the_sublayer_reads_and_nothing_else() -> None:
+    x, y = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    layer = AddNorm(8, 0.3, pre_norm=True).eval()
+    deviation = x.var(-1, unbiased=False, keepdim=True).add(1e-5).sqrt()
+    torch.testing.assert_close(layer.before(x), (x - x.mean(-1, keepdim=True)) / deviation)
+    torch.testing.assert_close(layer(x, y), x + y)
+    assert AddNorm(8, 0.3).before(x) is x
+
+
 def test_feed_forward_is_two_maps_around_a_relu_at_each_position() -> None:
     layer, x = FeedForward(4, 6), torch.randn(2, 3, 4)
     expected = (x @ layer.inner.weight.T + layer.inner.bias).clamp(min=0) @ layer.outer.weight.T + layer.outer.bias
@@ -74,6 +87,7 @@ def copy_attention(theirs: nn.MultiheadAttention, ours: MultiHeadAttention) -> N
 
 def copy_layer(theirs: nn.Module, ours: EncoderLayer | DecoderLayer) -> None:
     norms = [ours.self_attention_norm.norm, ours.feed_forward_norm.norm]
+    assert isinstance(ours.self_attention, MultiHeadAttention)
     copy_attention(theirs.get_submodule("self_attn"), ours.self_attention)  # type: ignore[arg-type]
     if isinstance(ours, DecoderLayer):
         copy_attention(theirs.get_submodule("multihead_attn"), ours.cross_attention)  # type: ignore[arg-type]
@@ -94,12 +108,15 @@ def pytorch_twin(model: Transformer) -> nn.Transformer:
         config.d_ff,
         dropout=0.0,
         batch_first=True,
-        norm_first=False,
+        norm_first=config.pre_norm,
     )
-    # Post-norm layers end with a norm already; PyTorch adds one more after each stack.
-    twin.encoder.norm = None
-    twin.decoder.norm = None
     with torch.no_grad():
+        for stack, norm in ((twin.encoder, model.encoder_norm), (twin.decoder, model.decoder_norm)):
+            if config.pre_norm:
+                stack.get_submodule("norm").load_state_dict(norm.state_dict())
+            else:
+                # Post-norm layers end with a norm already; PyTorch adds one more after each stack.
+                stack.norm = None
         for theirs, ours in zip(
             [*twin.encoder.layers, *twin.decoder.layers], [*model.encoder, *model.decoder], strict=True
         ):
@@ -115,11 +132,15 @@ def shake(model: nn.Module) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # of a shortcut that pre-norm stacks lack
 @pytest.mark.parametrize("lengths", [[6, 6, 6], [6, 2, 4]], ids=["full", "padded"])
 @pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("change", [{}, {"pre_norm": True}], ids=["post-norm", "pre-norm"])
 def test_the_stack_equals_pytorchs_transformer_with_copied_weights(
-    toy_model: Transformer, lengths: list[int], need_weights: bool
+    toy_config: Callable[[int], TransformerConfig], change: dict[str, Any], lengths: list[int], need_weights: bool
 ) -> None:
+    torch.manual_seed(0)
+    toy_model = Transformer(replace(toy_config(40), **change)).eval()
     shake(toy_model)
     twin = pytorch_twin(toy_model)  # in training mode without dropout: evaluation mode has a fused path of its own
     source, target, source_lengths = torch.randint(3, 40, (3, 6)), torch.randint(3, 40, (3, 5)), torch.tensor(lengths)
@@ -159,6 +180,36 @@ def test_maps_have_their_shapes_and_their_rows_sum_to_one(toy_model: Transformer
     assert (maps.decoder.triu(diagonal=1) == 0).all()
 
 
+@pytest.mark.parametrize("kind", ["single-head", "single-head-without-weights"])
+def test_an_encoder_of_one_head_leaves_the_decoder_its_heads(
+    toy_config: Callable[[int], TransformerConfig], kind: EncoderAttention
+) -> None:
+    model = Transformer(replace(toy_config(40), encoder_attention=kind)).eval()
+    source, target, lengths = torch.randint(3, 40, (2, 6)), torch.randint(3, 40, (2, 5)), torch.tensor([6, 3])
+    maps = model.attention_maps(source, lengths, target)
+    assert maps.encoder.shape == (2, 2, 1, 6, 6)
+    torch.testing.assert_close(maps.encoder.sum(-1), torch.ones(2, 2, 1, 6))
+    assert (maps.encoder[:, 1, ..., 3:] == 0).all()
+    assert maps.cross.shape == (2, 2, 2, 5, 6)
+    assert maps.encoder_slots is None
+    learnt = [name for name, _ in model.named_parameters() if name.startswith("encoder.0.self_attention.")]
+    parts = PARTS if kind == "single-head" else ()
+    assert learnt == [f"encoder.0.self_attention.{part}.{name}" for part in parts for name in ("weight", "bias")]
+
+
+def test_checkpoints_of_the_default_have_the_names_that_they_always_had(toy_model: Transformer) -> None:
+    linears = ["feed_forward.inner", "feed_forward.outer"]
+    norms = ["self_attention_norm.norm", "feed_forward_norm.norm"]
+    own, cross = ([f"{kind}.{part}" for part in PARTS] for kind in ("self_attention", "cross_attention"))
+    layers = {
+        "encoder": [*own, *linears, *norms],
+        "decoder": [*own, *cross, *linears, *norms, "cross_attention_norm.norm"],
+    }
+    modules = [f"{stack}.{number}.{name}" for stack, names in layers.items() for number in range(2) for name in names]
+    expected = {f"{module}.{kind}" for module in modules for kind in ("weight", "bias")}
+    assert set(toy_model.state_dict()) == {"embedding.weight", *expected}
+
+
 def test_embedding_is_scaled_and_has_positions_added(toy_model: Transformer) -> None:
     ids = torch.tensor([[5, 9]])
     expected = toy_model.embedding.weight[ids] * 4.0 + sinusoidal_positions(2, 16)
@@ -192,7 +243,7 @@ def test_the_default_sizes_are_the_papers_base_model() -> None:
         ({"encoder_layers": 0}, "encoder_layers is 0"),
     ],
 )
-def test_impossible_sizes_are_refused(change: dict[str, int], message: str) -> None:
+def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TransformerConfig(vocab_size=10, **change)
 

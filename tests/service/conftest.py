@@ -101,7 +101,7 @@ MakeBackend = Callable[..., FakeBackend]
 @pytest.fixture
 def make_backend(tokenizer: TextTokenizer) -> MakeBackend:
     def make(*names: str, **options: Any) -> FakeBackend:
-        sizes = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
+        sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
         return FakeBackend(tokenizer, tuple(fake_manifest(name, **sizes) for name in names or ("fake",)), **options)
 
     return make

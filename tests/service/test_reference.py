@@ -7,13 +7,32 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from service.answers import AttentionMap, GenerateAnswer, ModelDetails, Output, OutputToken, ScoreAnswer
+from service.answers import (
+    AttentionMap,
+    Classification,
+    ClassifyAnswer,
+    GenerateAnswer,
+    LabelScore,
+    ModelDetails,
+    Output,
+    OutputToken,
+    ScoreAnswer,
+)
 from service.app import create_app
 from service.errors import CLIENT_GONE, ERRORS
 from service.fields import RequestBody
 from service.metrics import Metrics
 from service.parameters import Parameters
-from service.schemas import AttentionBody, DetokenizeBody, EncodeBody, GenerateBody, ScoreBody, TokenizeBody
+from service.runtime.fake import fake_classifier_manifest
+from service.schemas import (
+    AttentionBody,
+    ClassifyBody,
+    DetokenizeBody,
+    EncodeBody,
+    GenerateBody,
+    ScoreBody,
+    TokenizeBody,
+)
 from service.settings import Settings, env_name, flag_name
 from tests.service.conftest import MakeBackend, Start
 
@@ -56,7 +75,7 @@ def test_every_route_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [Parameters, GenerateBody, ScoreBody, AttentionBody, EncodeBody, TokenizeBody, DetokenizeBody]
+    "body", [Parameters, GenerateBody, ScoreBody, AttentionBody, ClassifyBody, EncodeBody, TokenizeBody, DetokenizeBody]
 )
 def test_every_field_is_described(body: type[RequestBody]) -> None:
     for name in body.model_fields:
@@ -70,7 +89,10 @@ def test_every_parameter_has_a_line_with_its_default() -> None:
         assert rows[name] == (json.dumps(field.default) if is_plain else rows[name]), name
 
 
-@pytest.mark.parametrize("answer", [GenerateAnswer, Output, OutputToken, ScoreAnswer, AttentionMap, ModelDetails])
+ANSWERS = [GenerateAnswer, Output, OutputToken, ScoreAnswer, ClassifyAnswer, Classification, LabelScore, AttentionMap]
+
+
+@pytest.mark.parametrize("answer", [*ANSWERS, ModelDetails])
 def test_the_answers_fields_are_named(answer: type[BaseModel]) -> None:
     for name in answer.model_fields:
         assert re.search(rf"[`\"]{name}[`\"]", API), name
@@ -78,7 +100,7 @@ def test_the_answers_fields_are_named(answer: type[BaseModel]) -> None:
 
 @pytest.mark.anyio
 async def test_the_examples_are_answered(start: Start, make_backend: MakeBackend) -> None:
-    assert len(CURLS) == 10
+    assert len(CURLS) == 11
     backend = make_backend()
     backend.manifests = tuple(
         one.model_copy(
@@ -90,6 +112,8 @@ async def test_the_examples_are_answered(start: Start, make_backend: MakeBackend
         )
         for one in backend.manifests
     )
+    sizes = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
+    backend.manifests = (*backend.manifests, fake_classifier_manifest("sentiment-sst2", **sizes))
     async with start(backend) as running:
         for path, body in CURLS:
             answer = await running.post(path, json.loads(body))

@@ -129,9 +129,13 @@ class StopAtSum:
 
 
 def slow_logits(manifest: Manifest, source: Sequence[int]) -> NextLogits:
-    """The fake model as a function of a source and of what was read, the start token first, to logits (rows, V)."""
+    """The fake model as a function of a source and of what was read to logits (rows, V).
+
+    What was read begins with the last token of `Manifest.beginning`.
+    """
     tokens, vocabulary = manifest.tokens, manifest.limits.vocabulary
     source_hash = sum(place * token for place, token in enumerate(source, 1)) % PRIME
+    filled = manifest.beginning(source)[:-1]
 
     def logits(read: Sequence[int]) -> list[float]:
         read_hash = sum(place * token for place, token in enumerate(read, 1)) % PRIME
@@ -140,11 +144,11 @@ def slow_logits(manifest: Manifest, source: Sequence[int]) -> NextLogits:
             rolling = (rolling * 31 + token + 7) % PRIME
         key = (source_hash * 13 + read_hash * 17 + rolling) % PRIME
         after = [key * place * 40503 % PRIME / PRIME * 4.0 for place in range(1, vocabulary + 1)]
-        is_over = len(read) > 2 + source_hash % 11
+        is_over = len(read) - len(filled) > 2 + source_hash % 11
         after[tokens.end_id if is_over else 3 + key % (vocabulary - 3)] = 6.0
         return after
 
-    return lambda prefixes: np.array([logits(read) for read in prefixes], np.float32)
+    return lambda prefixes: np.array([logits([*filled, *read]) for read in prefixes], np.float32)
 
 
 def scores_of(logits: Sequence[Sequence[float]]) -> StepScores:
@@ -185,7 +189,8 @@ class CheckedRunner:
         assert examples
         assert 0 <= first <= len(self.rows)
         assert first + len(examples) <= self.max_rows
-        self.rows[first:] = [CheckedRow(self.encoded[-1][example][:]) for example in examples]
+        sources = [self.encoded[-1][example] for example in examples]
+        self.rows[first:] = [CheckedRow(one[:], list(self.manifest.beginning(one)[:-1])) for one in sources]
         self.inner.fill(first, encoded, examples)
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:

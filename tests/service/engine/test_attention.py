@@ -1,18 +1,20 @@
 import numpy as np
 import pytest
 
+from service.bundle import Manifest
 from service.engine.engine import Engine
 from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest, Target
-from service.runtime.fake import FakeRunner, fake_manifest
+from service.runtime.fake import FakeRunner, fake_manifest, fake_slots_manifest
 from tests.service.engine.conftest import ids_of
 
 ALL = frozenset({"encoder", "cross", "decoder"})
 SOURCES = [(5, 6, 7), (8, 9, 10, 11, 12), (13,), (14, 15, 16, 17)]
 
 
-def run(requests: list[GenerateRequest], max_rows: int = 3) -> list[Target]:
+def run(requests: list[GenerateRequest], max_rows: int = 3, manifest: Manifest | None = None) -> list[Target]:
     """The targets of all requests, one after the other."""
-    engine, events = Engine(FakeRunner(fake_manifest(layers=3, heads=2), max_rows)), list[list[Event]]()
+    runner = FakeRunner(manifest or fake_manifest(layers=3, heads=2), max_rows)
+    engine, events = Engine(runner), list[list[Event]]()
     for request in requests:
         events.append([])
         engine.submit(request, events[-1].append)
@@ -123,3 +125,34 @@ def test_maps_begin_with_the_rows_of_the_prefix() -> None:
     (forced,) = run([scored(source, list(prefix))])
     np.testing.assert_array_equal(target.attention["cross"][:, :, :3], forced.attention["cross"])
     np.testing.assert_array_equal(target.attention["decoder"][:, :, :3, :3], forced.attention["decoder"])
+
+
+def run_with_slots(requests: list[GenerateRequest]) -> list[Target]:
+    return run(requests, manifest=fake_slots_manifest(layers=3, heads=2, slots=4))
+
+
+def test_a_map_of_slots_has_a_row_for_each_source_token_and_as_many_columns_as_the_manifest_says() -> None:
+    wanted = [frozenset({"encoder_slots"}), ALL | {"encoder_slots"}, ALL, frozenset({"encoder_slots", "cross"})]
+    requests = [request_of(*pair) for pair in zip(SOURCES, wanted, strict=True)]
+    for source, request, target in zip(SOURCES, requests, run_with_slots(requests), strict=True):
+        assert set(target.attention) == request.attention
+        (alone,) = run_with_slots([request])
+        for kind, maps in alone.attention.items():
+            np.testing.assert_array_equal(target.attention[kind], maps)
+        if "encoder_slots" not in request.attention:
+            continue
+        assert target.attention["encoder_slots"].shape == (3, 2, len(source), 4)
+        for layer, head, row, slot in np.ndindex(3, 2, len(source), 4):
+            weights = [1 + (source[row] + place + 3 * head + 5 * layer) % 7 for place in range(4)]
+            given = target.attention["encoder_slots"][layer, head, row, slot]
+            np.testing.assert_allclose(given, weights[slot] / sum(weights), rtol=1e-6)
+
+
+def test_beams_and_given_targets_carry_the_maps_of_slots() -> None:
+    kinds = frozenset({"encoder_slots", "cross"})
+    parameters = DecodingParameters(num_beams=3, num_return_sequences=3)
+    targets = run_with_slots([GenerateRequest("r", SOURCES[1], 1e12, parameters, attention=kinds)])
+    (alone,) = run_with_slots([request_of(SOURCES[1], frozenset({"encoder_slots"}))])
+    assert len(targets) == 3
+    for target in targets:
+        np.testing.assert_array_equal(target.attention["encoder_slots"], alone.attention["encoder_slots"])

@@ -154,7 +154,7 @@ def test_beams_and_draws_in_company_are_those_alone(max_rows: int) -> None:
 def beams_of(num_beams: int, rows: list[int], stop: StopCondition | None = None, **parameters: Any) -> BeamGeneration:
     asked = DecodingParameters(num_beams=num_beams, num_return_sequences=num_beams, **parameters)
     request = GenerateRequest("r", (5,), FAR, asked, stop=stop)
-    generation = BeamGeneration(Handle(0, request, lambda _: None, 0.0), request, fake_manifest(vocabulary=6), None)
+    generation = BeamGeneration(Handle(0, request, lambda _: None, 0.0), request, fake_manifest(vocabulary=6), {})
     generation.rows = rows
     return generation
 

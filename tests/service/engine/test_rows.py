@@ -29,7 +29,7 @@ class Filled:
             request = GenerateRequest("r", source, FAR, DecodingParameters(num_beams=num_beams))
             kind = BeamGeneration if num_beams > 1 else SingleGeneration
             handle = Handle(0, request, lambda _: None, 0.0)
-            newcomers.append((kind(handle, request, self.runner.manifest, None), place))
+            newcomers.append((kind(handle, request, self.runner.manifest, {}), place))
         self.rows.admit(newcomers, encoded)
         self.alive += [generation for generation, _ in newcomers]
         self.check()

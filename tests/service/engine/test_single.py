@@ -19,7 +19,7 @@ END = 2
 
 def single(row: int, prefix: tuple[int, ...] = (), **parameters: Any) -> SingleGeneration:
     request = GenerateRequest("r", (5,), FAR, DecodingParameters(**parameters), target_prefix=prefix)
-    generation = SingleGeneration(Handle(0, request, lambda _: None, 0.0), request, fake_manifest(vocabulary=6), None)
+    generation = SingleGeneration(Handle(0, request, lambda _: None, 0.0), request, fake_manifest(vocabulary=6), {})
     generation.rows = [row]
     return generation
 

@@ -3,7 +3,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from service.bundle import Attention
+from service.runtime.fake import fake_slots_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start
 
@@ -157,3 +160,48 @@ async def test_a_kind_that_the_model_lacks_is_unsupported(start: Start, make_bac
         assert answer.json()["error"]["code"] == "unsupported_parameter"
         assert answer.json()["error"]["param"] == "kinds[1]"
         assert [one["kind"] for one in (await attention(running))["maps"]] == ["cross"]
+
+
+async def test_slots_are_columns_of_their_own_and_what_is_no_distribution_says_so(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
+) -> None:
+    backend = make_backend()
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
+    backend.manifests = (fake_slots_manifest(slots=3, **sizes),)
+    async with start(backend) as running:
+        answer = await attention(running, input="Hund x")
+        assert [one["kind"] for one in answer["maps"]] == ["encoder", "encoder_slots", "cross", "decoder"]
+        assert [one["normalized"] for one in answer["maps"]] == [False, True, True, True]
+        assert [one.get("columns_are") for one in answer["maps"]] == [None, "slots", None, None]
+        slots = answer["maps"][1]
+        assert slots["shape"] == [2, 2, len(answer["source_tokens"]), 3] == [2, 2, slots["rows"], slots["columns"]]
+        np.testing.assert_allclose(maps_of(answer)["encoder_slots"].sum(axis=-1), 1, rtol=1e-5)
+        (mean,) = (await attention(running, kinds=["encoder"], reduce="mean"))["maps"]
+        assert mean["normalized"] is False
+        (card,) = [one for one in (await describe(running, "fake-slots")) if one["kind"] == "encoder_slots"]
+        assert card == {"kind": "encoder_slots", "layers": 2, "heads": 2, "normalized": True, "columns": 3}
+
+
+async def describe(running: Running, name: str) -> Any:
+    return (await running.client.get(f"/v1/models/{name}")).json()["attention"]
+
+
+async def test_the_numbers_of_slots_are_counted_before_they_are_computed(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
+) -> None:
+    backend = make_backend()
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
+    backend.manifests = (fake_slots_manifest(slots=125_000, **sizes),)
+    async with start(backend) as running:
+        body = {"input": "a", "kinds": ["encoder_slots"]}  # 2 source tokens in 2 layers and 2 heads: a million
+        assert (await running.post("/v1/attention", {**body, "encoding": "base64"})).status_code == 200
+        encodes = running.backend.runners[0].num_encodes
+        answer = await running.post("/v1/attention", {**body, "input": "a a"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "response_too_large")
+        assert running.backend.runners[0].num_encodes == encodes
+
+
+def test_only_maps_of_slots_have_a_number_of_columns_in_the_manifest() -> None:
+    for kind, columns in (("encoder", 3), ("encoder_slots", None)):
+        with pytest.raises(ValidationError, match="columns must be given exactly where kind is 'encoder_slots'"):
+            Attention(kind=kind, outputs=("a",), layers=1, heads=1, columns=columns)  # type: ignore[arg-type]

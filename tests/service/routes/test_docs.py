@@ -7,7 +7,8 @@ import pytest
 from service import schemas
 from service.errors import ERRORS
 from service.parameters import Parameters
-from tests.service.conftest import Start
+from service.runtime.fake import fake_classifier_manifest
+from tests.service.conftest import MakeBackend, Start
 
 pytestmark = pytest.mark.anyio
 
@@ -16,6 +17,7 @@ ROUTES = {
     ("post", "/v1/score"),
     ("post", "/v1/encode"),
     ("post", "/v1/attention"),
+    ("post", "/v1/classify"),
     ("post", "/v1/tokenize"),
     ("post", "/v1/detokenize"),
     ("get", "/v1/models"),
@@ -65,19 +67,24 @@ BODIES = {
     "/v1/score": schemas.ScoreBody,
     "/v1/encode": schemas.EncodeBody,
     "/v1/attention": schemas.AttentionBody,
+    "/v1/classify": schemas.ClassifyBody,
     "/v1/tokenize": schemas.TokenizeBody,
     "/v1/detokenize": schemas.DetokenizeBody,
 }
 
 
-async def test_the_examples_in_openapi_are_answered(start: Start) -> None:
+async def test_the_examples_in_openapi_are_answered(start: Start, make_backend: MakeBackend) -> None:
     openapi = await described(start)
-    async with start() as running:
+    backend = make_backend()
+    sizes = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
+    backend.manifests = (*backend.manifests, fake_classifier_manifest("judge", **sizes))
+    async with start(backend, default_model="fake") as running:
         for path, body in BODIES.items():
             examples = openapi["components"]["schemas"][body.__name__]["examples"]
             assert examples
             for example in examples:
-                answer = await running.post(path, example)
+                model = {"model": "judge"} if path == "/v1/classify" else {}
+                answer = await running.post(path, example | model)
                 assert answer.status_code == 200, answer.text
 
 

@@ -21,7 +21,7 @@ def encode(runner: FakeRunner, *sources: tuple[int, ...]) -> dict[str, np.ndarra
 def step(runner: FakeRunner, tokens: list[int], length: int, sources: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
     source_lengths = np.array([len(source) for source in sources], np.int32)
     lengths = np.full(len(tokens), length, np.int32)
-    names = [name for name in runner.manifest.step.outputs if not name.endswith("_next")]
+    names = [name for name in runner.manifest.decoder.outputs if not name.endswith("_next")]
     return dict(runner.step(np.array(tokens, np.int64), lengths, source_lengths, names))
 
 

@@ -3,29 +3,28 @@
 Axes: B batch, S source, T slots of the target's buffers, M width, H heads, D width of a head, V vocabulary. An
 attention map of the step is as wide as the batch's longest row, not as the buffers.
 
-The encoder uses `Attention` (opset 24), the fastest of the operators that take ragged rows. The step uses
+The encoder's attention is in `export.encoder_attention`. The step uses
 `GroupQueryAttention`: its cost follows each row's length instead of the buffer's, and it writes a row's new key and
 value into the buffer that it reads. Cross-attention is the same operator with no new keys.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import cast
 
 import numpy as np
 import onnx
-import torch
-from onnx import TensorProto
 from torch import nn
 
 from export.builder import CONTRIB, GraphBuilder, WeightFile
+from export.encoder_attention import EncoderAttention
+from export.parts import FLOAT, INT32, INT64, linear, scaled_embedding, scores
 from model.attention import MultiHeadAttention
+from model.classifier import Classifier
 from model.config import TransformerConfig
 from model.transformer import AddNorm, DecoderLayer, EncoderLayer, FeedForward, Transformer
-from service.bundle import TOP_TOKENS, Attention, State
+from service.bundle import Attention, State
 
-FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
-AFTER_SOFTMAX = {"Attention": 3, "GroupQueryAttention": 2}  # which scores an operator returns as its map
+AFTER_SOFTMAX = 2  # which scores GroupQueryAttention returns as its map
 
 
 def states(config: TransformerConfig) -> tuple[State, ...]:
@@ -46,12 +45,25 @@ def states(config: TransformerConfig) -> tuple[State, ...]:
 def attention_maps(config: TransformerConfig) -> tuple[Attention, ...]:
     """Which outputs hold attention maps."""
     heads, layers = config.num_heads, config.decoder_layers
-    encoder = tuple(f"encoder_attention.{layer}" for layer in range(config.encoder_layers))
+    slots: tuple[Attention, ...] = ()
+    if config.encoder_attention == "linformer":
+        outputs = tuple(f"encoder_slots.{layer}" for layer in range(config.encoder_layers))
+        size = config.linformer_size
+        slots = (
+            Attention(kind="encoder_slots", outputs=outputs, layers=config.encoder_layers, heads=heads, columns=size),
+        )
     return (
-        Attention(kind="encoder", outputs=encoder, layers=config.encoder_layers, heads=heads),
+        # What is pulled back from slots to the source is no distribution.
+        encoder_maps(config.encoder_layers, config.encoder_heads, normalized=not slots),
+        *slots,
         Attention(kind="cross", outputs=("cross_attention",), layers=layers, heads=heads),
         Attention(kind="decoder", outputs=("decoder_attention",), layers=layers, heads=heads),
     )
+
+
+def encoder_maps(layers: int, heads: int, normalized: bool = True) -> Attention:
+    outputs = tuple(f"encoder_attention.{layer}" for layer in range(layers))
+    return Attention(kind="encoder", outputs=outputs, layers=layers, heads=heads, normalized=normalized)
 
 
 def encoder_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
@@ -60,34 +72,35 @@ def encoder_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
     In `encoder_attention.i` (B, H, S, S) the columns of padding are 0; the rows of padding, as in `hidden` and the keys
     and values, hold numbers that mean nothing.
     """
-    graph, heads = GraphBuilder("encoder", weights), model.config.num_heads
+    graph = GraphBuilder("encoder", weights)
+    hidden, _ = encoder_layers(graph, model)
+    _project_cross_attention(graph, model, hidden)
+    return graph.build()
+
+
+def encoder_layers(graph: GraphBuilder, model: Transformer | Classifier) -> tuple[str, str]:
+    """The encoder from its inputs to its outputs `hidden` and maps.
+
+    Returns:
+        The last layer (B, S, M), and the lengths (B,) int64.
+    """
     ids = graph.input("source_ids", INT64, ("batch", "source"))
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
     size = graph.add("Shape", ids, start=1)  # (1,)
     first = graph.constant([0], np.int64)
     positions = graph.add("Slice", graph.weight("positions", model.positions), first, size, first)  # (S, M)
-    x = graph.add("Add", _scaled_embedding(graph, model, ids), positions)  # (B, S, M)
+    x = graph.add("Add", scaled_embedding(graph, model.embedding.weight, ids), positions)  # (B, S, M)
+    attention = EncoderAttention(graph, lengths, size, model.projections if isinstance(model, Transformer) else None)
     for number, layer in enumerate(cast(Iterable[EncoderLayer], model.encoder)):
-        attention = layer.self_attention
-        name, parts = f"encoder.{number}", [graph.unique(part) for part in ("query", "key", "value")]
-        qkv = _linear(graph, f"{name}.self_attention.qkv", x, attention.query, attention.key, attention.value)
-        graph.add_multi("Split", [qkv], parts, axis=-1, num_outputs=3)
-        attended = graph.unique("attended")
-        maps = graph.output(f"encoder_attention.{number}", FLOAT, ("batch", heads, "source", "source"))
-        graph.add_multi(
-            "Attention",
-            [*parts, "", "", "", lengths],
-            [attended, "", "", maps],
-            q_num_heads=heads,
-            kv_num_heads=heads,
-            qk_matmul_output_mode=AFTER_SOFTMAX["Attention"],
-        )
-        projected = _linear(graph, f"{name}.self_attention.output", attended, attention.output)
-        x = _add_norm(graph, f"{name}.self_attention.output", x, projected, layer.self_attention_norm)
+        name = f"encoder.{number}"
+        read = _before(graph, f"{name}.self_attention.output", x, layer.self_attention_norm)
+        attended = attention.add(number, read, layer.self_attention)
+        x = _add_norm(graph, f"{name}.self_attention.output", x, attended, layer.self_attention_norm)
         x = _feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
+    if isinstance(model, Transformer):
+        x = _stack_norm(graph, "encoder", x, model.encoder_norm)
     graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", model.config.d_model)))  # a name
-    _project_cross_attention(graph, model, x)
-    return graph.build()
+    return x, lengths
 
 
 def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
@@ -103,29 +116,28 @@ def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
     target = _Columns(graph, lengths, graph.add("Add", lengths, one))
     source = _Columns(graph, graph.add("Sub", source_lengths, one), source_lengths)
     position = graph.add("Gather", graph.weight("positions", model.positions), lengths)  # (B, M)
-    x = graph.add("Add", _scaled_embedding(graph, model, token_ids), position)  # (B, M)
+    x = graph.add("Add", scaled_embedding(graph, model.embedding.weight, token_ids), position)  # (B, M)
     begin, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
     x = graph.add("Unsqueeze", x, axis)  # (B, 1, M)
     nothing = graph.add("Slice", x, begin, begin, axis)  # (B, 0, M)
     for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
         name, own, cross = f"decoder.{number}", layer.self_attention, layer.cross_attention
-        qkv = _linear(graph, f"{name}.self_attention.qkv", x, own.query, own.key, own.value)
+        read = _before(graph, f"{name}.self_attention.output", x, layer.self_attention_norm)
+        qkv = linear(graph, f"{name}.self_attention.qkv", read, own.query, own.key, own.value)
         attended = _attend_cached(graph, own, qkv, ["", ""], "self", number, target)
-        projected = _linear(graph, f"{name}.self_attention.output", attended, own.output)
+        projected = linear(graph, f"{name}.self_attention.output", attended, own.output)
         x = _add_norm(graph, f"{name}.self_attention.output", x, projected, layer.self_attention_norm)
-        query = _linear(graph, f"{name}.cross_attention.query", x, cross.query)
+        read = _before(graph, f"{name}.cross_attention.output", x, layer.cross_attention_norm)
+        query = linear(graph, f"{name}.cross_attention.query", read, cross.query)
         attended = _attend_cached(graph, cross, query, [nothing, nothing], "cross", number, source)
-        projected = _linear(graph, f"{name}.cross_attention.output", attended, cross.output)
+        projected = linear(graph, f"{name}.cross_attention.output", attended, cross.output)
         x = _add_norm(graph, f"{name}.cross_attention.output", x, projected, layer.cross_attention_norm)
         x = _feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
+    x = _stack_norm(graph, "decoder", x, model.decoder_norm)
     _stack_maps(graph, "decoder_attention", target, config)
     _stack_maps(graph, "cross_attention", source, config)
     x = graph.add("Squeeze", x, axis)  # (B, M)
-    embedding = graph.weight("embedding", model.embedding.weight)
-    logits = graph.add(
-        "Gemm", x, embedding, output=graph.output("logits", FLOAT, ("batch", config.vocab_size)), transB=1
-    )
-    _summarise(graph, logits, config.vocab_size)
+    scores(graph, x, model.embedding.weight)
     return graph.build()
 
 
@@ -172,7 +184,7 @@ def _attend_cached(
         num_heads=heads,
         kv_num_heads=heads,
         causal=int(kind == "self"),
-        qk_output=AFTER_SOFTMAX["GroupQueryAttention"],
+        qk_output=AFTER_SOFTMAX,
     )
     columns.maps.append(attention_map)
     return attended
@@ -184,16 +196,6 @@ def _stack_maps(graph: GraphBuilder, name: str, columns: _Columns, config: Trans
     graph.add("Concat", *columns.maps, output=name, axis=2)
 
 
-def _summarise(graph: GraphBuilder, logits: str, vocab_size: int) -> None:
-    """What picking a token needs, so that the scores of the whole vocabulary need not leave the graph."""
-    logprobs = graph.output("logprobs", FLOAT, ("batch", vocab_size))
-    # Over ten times as fast as ReduceLogSumExp.
-    graph.add("LogSoftmax", logits, output=logprobs, axis=-1)
-    count = min(TOP_TOKENS, vocab_size)
-    top = [graph.output("top_logprobs", FLOAT, ("batch", count)), graph.output("top_ids", INT64, ("batch", count))]
-    graph.add_multi("TopK", [logprobs, graph.constant([count], np.int64)], top)
-
-
 def _project_cross_attention(graph: GraphBuilder, model: Transformer, memory: str) -> None:
     """The keys and values of every decoder layer's cross-attention, by one product over `memory` (B, S, M)."""
     config = model.config
@@ -201,7 +203,7 @@ def _project_cross_attention(graph: GraphBuilder, model: Transformer, memory: st
     for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
         names += [f"cross_key.{number}", f"cross_value.{number}"]
         projections += [layer.cross_attention.key, layer.cross_attention.value]
-    projected = _linear(graph, "cross_attention.keys_values", memory, *projections)  # (B, S, 2L * M)
+    projected = linear(graph, "cross_attention.keys_values", memory, *projections)  # (B, S, 2L * M)
     split = graph.constant([0, 0, len(names) * config.num_heads, config.head_size], np.int64)
     by_head = graph.add("Transpose", graph.add("Reshape", projected, split), perm=[0, 2, 1, 3])  # (B, 2L * H, S, D)
     for name in names:
@@ -209,28 +211,30 @@ def _project_cross_attention(graph: GraphBuilder, model: Transformer, memory: st
     graph.add_multi("Split", [by_head], names, axis=1, num_outputs=len(names))
 
 
-def _scaled_embedding(graph: GraphBuilder, model: Transformer, ids: str) -> str:
-    # The table stays unscaled: the output projection is the same tensor.
-    embedded = graph.add("Gather", graph.weight("embedding", model.embedding.weight), ids)
-    return graph.add("Mul", embedded, graph.constant(math.sqrt(model.config.d_model), np.float32))
-
-
-def _linear(graph: GraphBuilder, name: str, x: str, *linears: nn.Linear) -> str:
-    """A product and a bias, the outputs of several layers side by side."""
-    weight = graph.weight(f"{name}.weight", torch.cat([linear.weight for linear in linears]).T)
-    bias = graph.weight(f"{name}.bias", torch.cat([linear.bias for linear in linears]))
-    return graph.add("Add", graph.add("MatMul", x, weight), bias)
+def _before(graph: GraphBuilder, name: str, x: str, module: AddNorm) -> str:
+    """What a sublayer reads."""
+    return _layer_norm(graph, name, x, module.norm) if module.pre_norm else x
 
 
 def _add_norm(graph: GraphBuilder, name: str, x: str, inner: str, module: AddNorm) -> str:
-    """LayerNorm(x + inner). Two nodes: the one that ONNX Runtime has for both takes four times as long."""
-    norm = module.norm
+    """LayerNorm(x + inner), or pre-norm the sum. Two nodes: the one that ONNX Runtime has takes four times as long."""
+    total = graph.add("Add", x, inner)
+    return total if module.pre_norm else _layer_norm(graph, name, total, module.norm)
+
+
+def _stack_norm(graph: GraphBuilder, name: str, x: str, module: nn.Module) -> str:
+    """What a pre-norm stack ends with; other stacks have nothing here."""
+    return _layer_norm(graph, name, x, module) if isinstance(module, nn.LayerNorm) else x
+
+
+def _layer_norm(graph: GraphBuilder, name: str, x: str, norm: nn.LayerNorm) -> str:
     vectors = {"norm.weight": norm.weight, "norm.bias": norm.bias}
     parameters = [graph.weight(f"{name}.{part}", vector) for part, vector in vectors.items()]
-    return graph.add("LayerNormalization", graph.add("Add", x, inner), *parameters, axis=-1, epsilon=norm.eps)
+    return graph.add("LayerNormalization", x, *parameters, axis=-1, epsilon=norm.eps)
 
 
 def _feed_forward(graph: GraphBuilder, name: str, x: str, module: FeedForward, norm: AddNorm) -> str:
-    inner = graph.add("Relu", _linear(graph, f"{name}.feed_forward.inner", x, module.inner))
-    outer = _linear(graph, f"{name}.feed_forward.outer", inner, module.outer)
+    read = _before(graph, f"{name}.feed_forward.outer", x, norm)
+    inner = graph.add("Relu", linear(graph, f"{name}.feed_forward.inner", read, module.inner))
+    outer = linear(graph, f"{name}.feed_forward.outer", inner, module.outer)
     return _add_norm(graph, f"{name}.feed_forward.outer", x, outer, norm)

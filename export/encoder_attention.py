@@ -1,0 +1,92 @@
+"""The encoder's self-attention as nodes, of every kind that `model.transformer` has.
+
+All use `Attention` (opset 24), the fastest of the operators that take ragged rows. Axes: B batch, S source, M width,
+H heads, k slots of a Linformer.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from export.builder import Axis, GraphBuilder
+from export.parts import FLOAT, linear
+from model.attention import AttentionWithoutWeights
+from model.linformer import LinformerAttention, Projections
+from model.transformer import SelfAttention
+
+AFTER_SOFTMAX = 3  # which scores `Attention` returns as its map
+
+
+class EncoderAttention:
+    """Adds the attention of one layer after another; the maps are outputs."""
+
+    def __init__(self, graph: GraphBuilder, lengths: str, size: str, projections: Projections | None) -> None:
+        """`lengths` (B,) and `size` (1,), S, are int64."""
+        self._graph = graph
+        self._lengths = lengths
+        self._size = size
+        self._projections = projections
+        if projections is not None:
+            self._is_token = self._token_mask()  # (B, S)
+
+    def add(self, number: int, x: str, module: SelfAttention) -> str:
+        """From x (B, S, M) to what layer `number` adds to it, of the same shape."""
+        if isinstance(module, AttentionWithoutWeights):
+            return self._attend(number, [x, x, x], module.num_heads)
+        graph, name = self._graph, f"encoder.{number}.self_attention"
+        parts = [graph.unique(part) for part in ("query", "key", "value")]
+        qkv = linear(graph, f"{name}.qkv", x, module.query, module.key, module.value)
+        graph.add_multi("Split", [qkv], parts, axis=-1, num_outputs=3)
+        attend = self._attend_to_slots if isinstance(module, LinformerAttention) else self._attend
+        return linear(graph, f"{name}.output", attend(number, parts, module.num_heads), module.output)
+
+    def _attend(self, number: int, parts: Sequence[str], heads: int) -> str:
+        """Queries, keys and values (B, S, M) to what the heads make of them; columns of padding are 0 in the map."""
+        shape = ("batch", heads, "source", "source")
+        return self._attention([*parts, "", "", "", self._lengths], heads, f"encoder_attention.{number}", shape)
+
+    def _attend_to_slots(self, number: int, parts: Sequence[str], heads: int) -> str:
+        """As `_attend`, by projections of keys and values: `project` and `pull_back` of `model.linformer`."""
+        graph, projections = self._graph, self._projections
+        assert projections is not None, "a Linformer has projections"
+        query, key, value = parts
+        key_matrix, value_matrix = (self._matrix(projections, place) for place in projections.places_of(number))
+        zero = graph.constant(0.0, np.float32)
+        column = graph.add("Unsqueeze", self._is_token, graph.constant([2], np.int64))  # (B, S, 1)
+        slots = [
+            graph.add("MatMul", matrix, graph.add("Where", column, tokens, zero))  # (B, k, M)
+            for matrix, tokens in ((key_matrix, key), (value_matrix, value))
+        ]
+        name = f"encoder_slots.{number}"
+        attended = self._attention([query, *slots], heads, name, ("batch", heads, "source", projections.size))
+        row = graph.add("Unsqueeze", self._is_token, graph.constant([1, 2], np.int64))  # (B, 1, 1, S)
+        pulled_back = graph.output(f"encoder_attention.{number}", FLOAT, ("batch", heads, "source", "source"))
+        graph.add("Where", row, graph.add("MatMul", name, value_matrix), zero, output=pulled_back)
+        return attended
+
+    def _attention(self, inputs: Sequence[str], heads: int, name: str, shape: Sequence[Axis]) -> str:
+        """The operator; its map is an output."""
+        graph = self._graph
+        attended = graph.unique("attended")
+        graph.add_multi(
+            "Attention",
+            inputs,
+            [attended, "", "", graph.output(name, FLOAT, shape)],
+            q_num_heads=heads,
+            kv_num_heads=heads,
+            qk_matmul_output_mode=AFTER_SOFTMAX,
+        )
+        return attended
+
+    def _matrix(self, projections: Projections, place: int) -> str:
+        """The columns of a projection that the source has tokens for, (k, S)."""
+        graph = self._graph
+        first, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
+        whole = graph.weight(f"encoder.projection.{place}", projections.matrices[place])  # (k, n)
+        return graph.add("Slice", whole, first, self._size, axis)
+
+    def _token_mask(self) -> str:
+        graph = self._graph
+        size = graph.add("Squeeze", self._size)
+        positions = graph.add("Range", graph.constant(0, np.int64), size, graph.constant(1, np.int64))  # (S,)
+        return graph.add("Less", positions, graph.add("Unsqueeze", self._lengths, graph.constant([1], np.int64)))

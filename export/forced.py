@@ -1,0 +1,58 @@
+"""What a PyTorch model makes of targets that are given: the one side of every comparison of `export.verify`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.causal import CausalModel
+from model.data import pad
+from model.factory import TranslationModel
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class ForcedPass:
+    """One pass over padded sources (B, S) and what the decoder reads (B, T); what stands in padding means nothing."""
+
+    hidden: Tensor  # (B, S, M)
+    logits: Tensor  # (B, T, V)
+    maps: Mapping[str, Tensor | None]  # by kind, (L, B, H, rows, columns); None where the model has none
+
+
+def forced_pass(model: TranslationModel | CausalModel, sources: Sequence[Ids], targets: Sequence[Ids]) -> ForcedPass:
+    """`targets` are what the step reads: they begin with the start token, or with the source's own last token."""
+    if isinstance(model, CausalModel):
+        return _causal_pass(model, sources, targets)
+    padded, lengths = pad(sources, model.config.pad_id), torch.tensor([len(source) for source in sources])
+    memory: Any  # each model decodes its own
+    memory, encoder_maps = model.encode(padded, lengths, need_weights=True)
+    target = pad(targets, model.config.pad_id)
+    decoded, decoder_maps, cross_maps = model.decode(target, memory, lengths, need_weights=True)
+    hidden = memory if isinstance(memory, Tensor) else memory.annotations
+    maps = {"encoder": None, "decoder": decoder_maps, "cross": cross_maps, **(encoder_maps or {})}
+    return ForcedPass(hidden, model.logits(decoded), maps)
+
+
+def _causal_pass(model: CausalModel, sources: Sequence[Ids], targets: Sequence[Ids]) -> ForcedPass:
+    whole = [[*source[:-1], *target] for source, target in zip(sources, targets, strict=True)]
+    features, maps = model.read(pad(whole, model.config.pad_id), need_weights=True)
+    assert maps is not None
+    # Each row's part from its source's last token on, (T, ...), as if that were the first.
+    places = [
+        slice(len(source) - 1, len(source) - 1 + len(target)) for source, target in zip(sources, targets, strict=True)
+    ]
+    logits = _stacked([model.logits(features[row, place]) for row, place in enumerate(places)])
+    rows = _stacked([maps[:, row, :, place].permute(2, 0, 1, 3) for row, place in enumerate(places)])  # (B, T, L, H, C)
+    longest = max(map(len, sources))
+    return ForcedPass(
+        features[:, :longest], logits, {"encoder": None, "decoder": rows.permute(2, 0, 3, 1, 4), "cross": None}
+    )
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    """(T, ...) of different lengths to (B, longest, ...)."""
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)

@@ -1,0 +1,44 @@
+"""Nodes that the graphs of every architecture share."""
+
+import math
+
+import numpy as np
+import torch
+from onnx import TensorProto
+from torch import Tensor, nn
+
+from export.builder import GraphBuilder
+from service.bundle import TOP_TOKENS
+
+FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
+
+
+def linear(graph: GraphBuilder, name: str, x: str, *linears: nn.Linear) -> str:
+    """A product and, where there is one, a bias; the outputs of several layers side by side."""
+    weight = graph.weight(f"{name}.weight", torch.cat([layer.weight for layer in linears]).T)
+    product = graph.add("MatMul", x, weight)
+    if linears[0].bias is None:
+        return product
+    return graph.add("Add", product, graph.weight(f"{name}.bias", torch.cat([layer.bias for layer in linears])))
+
+
+def scaled_embedding(graph: GraphBuilder, table: Tensor, ids: str) -> str:
+    """Rows of the table times the square root of their width."""
+    # The table stays unscaled: the output projection is the same tensor.
+    embedded = graph.add("Gather", graph.weight("embedding", table), ids)
+    return graph.add("Mul", embedded, graph.constant(math.sqrt(table.size(1)), np.float32))
+
+
+def scores(graph: GraphBuilder, features: str, table: Tensor) -> None:
+    """`logits` of every token from features (B, M), and what picking one needs of them."""
+    vocab_size = table.size(0)
+    embedding = graph.weight("embedding", table)
+    logits = graph.add(
+        "Gemm", features, embedding, output=graph.output("logits", FLOAT, ("batch", vocab_size)), transB=1
+    )
+    logprobs = graph.output("logprobs", FLOAT, ("batch", vocab_size))
+    # Over ten times as fast as ReduceLogSumExp.
+    graph.add("LogSoftmax", logits, output=logprobs, axis=-1)
+    count = min(TOP_TOKENS, vocab_size)
+    top = [graph.output("top_logprobs", FLOAT, ("batch", count)), graph.output("top_ids", INT64, ("batch", count))]
+    graph.add_multi("TopK", [logprobs, graph.constant([count], np.int64)], top)

@@ -1,0 +1,267 @@
+"""The two graphs of a recurrent encoder-decoder; equations are named where `model.recurrent` has them.
+
+Axes: B batch, S source, E embedding, H state of the decoder, A annotation, K key, V vocabulary.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from export.builder import GraphBuilder, WeightFile
+from export.parts import FLOAT, INT32, INT64, linear, scaled_embedding, scores
+from model.config import RecurrentConfig
+from model.recurrent import RecurrentModel
+from model.scores import AdditiveScore, GeneralScore, LocationScore, ReducedRankScore
+from service.bundle import Attention, State
+
+# ONNX names the gates of a GRU z, r, h and those of an LSTM i, o, f, c; PyTorch r, z, n and i, f, g, o.
+GATES = {"gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def has_keys(config: RecurrentConfig) -> bool:
+    """Whether the score needs something of the annotations that is not the annotations themselves."""
+    return config.attention not in ("none", "dot", "location")
+
+
+def states(config: RecurrentConfig) -> tuple[State, ...]:
+    """What the encoder says of the source, and what the decoder carries from step to step."""
+    made = []
+    size = config.annotation_size
+    if config.attention == "none":
+        made.append(State(input="context", fill="encoder", encoder_output="context", shape=(size,)))
+    else:
+        made.append(State(input="annotations", fill="encoder", encoder_output="hidden", shape=("source", size)))
+    if has_keys(config):
+        made.append(State(input="keys", fill="encoder", encoder_output="keys", shape=("source", _key_size(config))))
+    hidden = (config.decoder_size,)
+    made.append(State(input="state", output="state_out", fill="encoder", encoder_output="first_state", shape=hidden))
+    if config.cell == "lstm":
+        made.append(State(input="cell", output="cell_out", fill="zeros", shape=hidden))
+    if config.input_feeding:
+        made.append(State(input="feed", output="feed_out", fill="zeros", shape=(config.embedding_size,)))
+    return tuple(made)
+
+
+def _key_size(config: RecurrentConfig) -> int:
+    return config.decoder_size if config.attention == "general" else config.attention_size
+
+
+def attention_maps(config: RecurrentConfig) -> tuple[Attention, ...]:
+    """The one map there is: of one head, as wide as the source."""
+    if config.attention == "none":
+        return ()
+    is_normalized = config.window != "local-p"
+    return (Attention(kind="cross", outputs=("cross_attention",), layers=1, heads=1, normalized=is_normalized),)
+
+
+def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:
+    """`source_ids` (B, S) and `source_lengths` (B,) to `hidden` (B, S, A), which is 0 for padding, and the states."""
+    graph, config = GraphBuilder("encoder", weights), model.config
+    ids = graph.input("source_ids", INT64, ("batch", "source"))
+    lengths = graph.input("source_lengths", INT32, ("batch",))
+    embedded = scaled_embedding(graph, model.embedding.weight, ids)  # (B, S, E)
+    by_time = graph.add("Transpose", embedded, perm=[1, 0, 2])  # (S, B, E)
+    outputs, last, _ = _recurrence(graph, "encoder", config, _layers(model.encoder, config), by_time, lengths)
+    by_row = graph.add("Transpose", outputs, perm=[2, 0, 1, 3])  # (B, S, directions, A / directions)
+    shape = graph.constant([0, 0, config.annotation_size], np.int64)
+    hidden = graph.output("hidden", FLOAT, ("batch", "source", config.annotation_size))
+    graph.add("Reshape", by_row, shape, output=hidden)
+    if has_keys(config):
+        assert isinstance(model.score, AdditiveScore | GeneralScore | ReducedRankScore)
+        keys = graph.weight("score.annotation.weight", model.score.annotation.weight.T)
+        graph.add("MatMul", hidden, keys, output=graph.output("keys", FLOAT, ("batch", "source", _key_size(config))))
+    by_direction = graph.add("Transpose", last, perm=[1, 0, 2])  # (B, directions, A / directions)
+    if config.attention == "none":
+        flat = graph.output("context", FLOAT, ("batch", config.annotation_size))
+        graph.add("Reshape", by_direction, graph.constant([0, config.annotation_size], np.int64), output=flat)
+    backward = graph.add("Gather", by_direction, graph.constant(-1, np.int64), axis=1)
+    state = graph.output("first_state", FLOAT, ("batch", config.decoder_size))
+    graph.add("Tanh", linear(graph, "bridge", backward, model.bridge), output=state)
+    return graph.build()
+
+
+def step_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:
+    """One token a row, with the states, to the scores of the next one; see `service.bundle.Graph`."""
+    return _Step(model, weights).build()
+
+
+class _Step:
+    def __init__(self, model: RecurrentModel, weights: WeightFile) -> None:
+        self._model = model
+        self._config = config = model.config
+        self._graph = graph = GraphBuilder("step", weights)
+        self._token_ids = graph.input("token_ids", INT64, ("batch",))
+        self._lengths = graph.input("lengths", INT32, ("batch",))
+        self._source_lengths = graph.input("source_lengths", INT32, ("batch",))
+        for state in states(config):
+            graph.input(state.input, FLOAT, ("batch", *state.shape))
+
+    def build(self) -> onnx.ModelProto:
+        graph, config = self._graph, self._config
+        embedded = scaled_embedding(graph, self._model.embedding.weight, self._token_ids)  # (B, E)
+        if config.query == "previous":
+            context = self._attend("state")
+            hidden = self._advance(graph.add("Concat", embedded, context, axis=1))
+            readout = graph.add("Concat", hidden, embedded, context, axis=1)
+        else:
+            inputs = graph.add("Concat", embedded, "feed", axis=1) if config.input_feeding else embedded
+            hidden = self._advance(inputs)
+            readout = graph.add("Concat", self._attend(hidden), hidden, axis=1)
+        features = self._read_out(readout)
+        if config.input_feeding:
+            graph.add("Identity", features, output=graph.output("feed_out", FLOAT, ("batch", config.embedding_size)))
+        scores(graph, features, self._model.embedding.weight)
+        return graph.build()
+
+    def _advance(self, inputs: str) -> str:
+        """The next state (B, H) from inputs (B, I)."""
+        graph, config = self._graph, self._config
+        first = graph.constant([0], np.int64)
+        initial = [
+            graph.add("Unsqueeze", name, first) for name in ("state", "cell")[: 2 if config.cell == "lstm" else 1]
+        ]
+        layers = [_Layer(*(getattr(self._model.cell, name) for name in _Layer._fields))]
+        by_time = graph.add("Unsqueeze", inputs, first)  # (1, B, I)
+        _, hidden, cell = _recurrence(graph, "decoder", config, layers, by_time, "", *initial)
+        outputs = {"state_out": hidden, "cell_out": cell} if config.cell == "lstm" else {"state_out": hidden}
+        for name, value in outputs.items():
+            graph.add("Squeeze", value, first, output=graph.output(name, FLOAT, ("batch", config.decoder_size)))
+        return "state_out"
+
+    def _attend(self, query: str) -> str:
+        """The context (B, A)."""
+        if self._config.attention == "none":
+            return "context"
+        graph = self._graph
+        middle = graph.constant([1], np.int64)
+        weights = graph.add("Unsqueeze", self._weigh(query), middle)  # (B, 1, S)
+        cross = graph.output("cross_attention", FLOAT, ("batch", 1, 1, "source"))
+        graph.add("Unsqueeze", weights, middle, output=cross)
+        return graph.add("Squeeze", graph.add("MatMul", weights, "annotations"), middle)
+
+    def _weigh(self, query: str) -> str:
+        """The weights (B, S) of `model.scores.align`, and of them the largest alone where attention is hard."""
+        graph, config = self._graph, self._config
+        zero, one = graph.constant(0, np.int64), graph.constant(1, np.int64)
+        size = graph.add("Squeeze", graph.add("Shape", "annotations", start=1, end=2))
+        positions = graph.add("Range", zero, size, one)  # (S,)
+        column = graph.constant([1], np.int64)
+        lengths = graph.add("Unsqueeze", graph.add("Cast", self._source_lengths, to=INT64), column)  # (B, 1)
+        mask = graph.add("Less", positions, lengths)
+        distances = ""
+        if config.window != "global":
+            centres = graph.add("Unsqueeze", self._centres(query), column)
+            distances = graph.add("Sub", graph.add("Cast", positions, to=FLOAT), centres)
+            is_near = graph.add(
+                "LessOrEqual", graph.add("Abs", distances), graph.constant(float(config.window_radius), np.float32)
+            )
+            mask = graph.add("And", mask, is_near)
+        lowest = graph.constant(LOWEST, np.float32)
+        weights = graph.add("Softmax", graph.add("Where", mask, self._score(query, size), lowest), axis=-1)
+        if config.window == "local-p":
+            width = graph.constant(-2 * (config.window_radius / 2) ** 2, np.float32)
+            falloff = graph.add("Exp", graph.add("Div", graph.add("Mul", distances, distances), width))
+            weights = graph.add("Mul", weights, falloff)
+        if config.selection == "soft":
+            return weights
+        best = graph.add("ArgMax", weights, axis=1, keepdims=1)
+        return graph.add("Cast", graph.add("Equal", positions, best), to=FLOAT)
+
+    def _score(self, query: str, size: str) -> str:
+        """Scores (B, S) of a state (B, H)."""
+        graph, score = self._graph, self._model.score
+        keys = "keys" if has_keys(self._config) else "annotations"
+        if isinstance(score, LocationScore):
+            whole = linear(graph, "score.state", query, score.state)
+            first, column = graph.constant([0], np.int64), graph.constant([1], np.int64)
+            return graph.add("Slice", whole, first, graph.add("Unsqueeze", size, first), column)
+        last = graph.constant([2], np.int64)
+        if isinstance(score, AdditiveScore):
+            own = graph.add(
+                "Unsqueeze", linear(graph, "score.state", query, score.state), graph.constant([1], np.int64)
+            )
+            inner = graph.add("Tanh", graph.add("Add", own, keys))  # (B, S, K)
+            return graph.add("Squeeze", linear(graph, "score.weights", inner, score.weights), last)
+        if isinstance(score, ReducedRankScore):
+            query = linear(graph, "score.state", query, score.state)
+        return graph.add("Squeeze", graph.add("MatMul", keys, graph.add("Unsqueeze", query, last)), last)
+
+    def _centres(self, query: str) -> str:
+        """Where each row's window is, (B,)."""
+        graph, position = self._graph, self._model.position
+        lengths = graph.add("Cast", self._source_lengths, to=FLOAT)
+        if position is None:
+            end = graph.add("Sub", lengths, graph.constant(1.0, np.float32))
+            return graph.add("Min", end, graph.add("Cast", self._lengths, to=FLOAT))
+        inner = graph.add("Tanh", linear(graph, "position.inner", query, position.inner))
+        share = graph.add("Sigmoid", linear(graph, "position.outer", inner, position.outer))  # (B, 1)
+        return graph.add("Mul", lengths, graph.add("Squeeze", share, graph.constant([1], np.int64)))
+
+    def _read_out(self, inputs: str) -> str:
+        graph, readout = self._graph, self._model.readout
+        inner = linear(graph, "readout", inputs, readout.inner)
+        if not readout.has_maxout:
+            return graph.add("Tanh", inner)
+        pairs = graph.add("Reshape", inner, graph.constant([0, -1, 2], np.int64))
+        return graph.add("ReduceMax", pairs, graph.constant([2], np.int64), keepdims=0)
+
+
+class _Layer(NamedTuple):
+    """One direction's weights, PyTorch's gates one after another."""
+
+    weight_ih: Tensor
+    weight_hh: Tensor
+    bias_ih: Tensor
+    bias_hh: Tensor
+
+
+def _layers(module: nn.RNNBase, config: RecurrentConfig) -> list[_Layer]:
+    suffixes = ("_l0", "_l0_reverse") if config.bidirectional else ("_l0",)
+    return [_Layer(*(getattr(module, name + suffix) for name in _Layer._fields)) for suffix in suffixes]
+
+
+def _recurrence(
+    graph: GraphBuilder,
+    name: str,
+    config: RecurrentConfig,
+    layers: list[_Layer],
+    inputs: str,
+    lengths: str,
+    *initial: str,
+) -> tuple[str, str, str]:
+    """A GRU or LSTM over inputs (T, B, I).
+
+    Returns:
+        Outputs (T, directions, B, H), and the last states and cells (directions, B, H), the last "" for a GRU.
+    """
+    order = GATES[config.cell]
+
+    def packed(*names: str) -> Tensor:
+        """(directions, gates of all names * H, ...)."""
+        return torch.stack([torch.cat([_ordered(getattr(layer, one), order) for one in names]) for layer in layers])
+
+    weights = [
+        graph.weight(f"{name}.weight_ih", packed("weight_ih")),
+        graph.weight(f"{name}.weight_hh", packed("weight_hh")),
+        graph.weight(f"{name}.bias", packed("bias_ih", "bias_hh")),
+    ]
+    outputs = [graph.unique(part) for part in ("outputs", "state", "cell")][: 3 if config.cell == "lstm" else 2]
+    attributes: dict[str, Any] = {"linear_before_reset": 1} if config.cell == "gru" else {}
+    graph.add_multi(
+        config.cell.upper(),
+        [inputs, *weights, lengths, *initial],
+        outputs,
+        direction="bidirectional" if len(layers) == 2 else "forward",
+        hidden_size=layers[0].weight_hh.size(1),
+        **attributes,
+    )
+    return outputs[0], outputs[1], outputs[-1]
+
+
+def _ordered(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    gates = tensor.chunk(len(order))
+    return torch.cat([gates[place] for place in order])

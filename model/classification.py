@@ -1,0 +1,138 @@
+"""Classification as a task: labelled sentences, the cross-entropy of their labels, and accuracy."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional
+
+from model.classifier import Classifier
+from model.config import ClassifierConfig, ModelConfig, TrainConfig
+from model.data import bucket, pad, read_lines
+from model.task import Task
+from model.tokenizer import encode_lines
+
+Example = tuple[list[int], int]  # source ids, the end token last, and the number of the label
+
+EVALUATION_TOKENS = 4096  # padded tokens of one batch
+Z_95 = 1.959963984540054  # the normal distribution's 97.5 % point
+
+
+def read_labelled(folder: Path, split: str) -> tuple[list[str], list[int]]:
+    """Read the sentences of `split.tsv` and the numbers of their labels; a line is `label TAB text`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is not of that form.
+    """
+    path = folder / f"{split}.tsv"
+    if not path.is_file():
+        raise FileNotFoundError(f"no {path}: expected one sentence a line, the label's number and a tab before it")
+    texts, labels = [], []
+    for number, line in enumerate(read_lines(path), start=1):
+        label, tab, text = line.partition("\t")
+        if not (tab and text and label.isascii() and label.isdigit()):
+            raise ValueError(f"line {number} of {path} is not a label's number, a tab and a text")
+        texts.append(text)
+        labels.append(int(label))
+    return texts, labels
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """Padded sources (B, S), their lengths and their labels (B,)."""
+
+    source: Tensor
+    source_lengths: Tensor
+    labels: Tensor
+
+    def to(self, device: torch.device) -> "LabelledBatch":
+        return LabelledBatch(self.source.to(device), self.source_lengths.to(device), self.labels.to(device))
+
+
+def _read_texts(folder: Path, config: TrainConfig) -> list[str]:
+    return read_labelled(folder, "train")[0]
+
+
+def _read_examples(folder: Path, split: str, tokenizer: Tokenizer, config: TrainConfig) -> list[Example]:
+    texts, labels = read_labelled(folder, split)
+    return list(zip(encode_lines(tokenizer, texts), labels, strict=True))
+
+
+def _length(example: Example) -> int:
+    return len(example[0])
+
+
+def _batches(examples: Sequence[Example], batch_tokens: int, seed: int, config: ModelConfig) -> Iterator[LabelledBatch]:
+    assert isinstance(config, ClassifierConfig)
+    highest = max(label for _, label in examples)
+    if highest >= len(config.labels):
+        raise ValueError(f"there is a label {highest}; those of the model are 0 to {len(config.labels) - 1}")
+    for indices in bucket([(len(source),) for source, _ in examples], batch_tokens, seed):
+        sources = [examples[i][0] for i in indices]
+        lengths, labels = torch.tensor([len(source) for source in sources]), [examples[i][1] for i in indices]
+        yield LabelledBatch(pad(sources, config.pad_id), lengths, torch.tensor(labels))
+
+
+def _count(batch: LabelledBatch, pad_id: int) -> int:
+    return len(batch.labels)
+
+
+def label_loss(model: Classifier, batch: LabelledBatch, smoothing: float = 0.0) -> Tensor:
+    """Sum of the label-smoothed cross-entropies of a batch, in nats."""
+    logprobs = model(batch.source, batch.source_lengths)  # (B, C); as logits they give the same
+    return functional.cross_entropy(logprobs, batch.labels, label_smoothing=smoothing, reduction="sum")
+
+
+CLASSIFICATION: Task[Example, LabelledBatch, Classifier] = Task(
+    validation_split="dev",
+    read_texts=_read_texts,
+    read_examples=_read_examples,
+    length=_length,
+    batches=_batches,
+    count=_count,
+    training_loss=label_loss,
+    validation_loss=label_loss,
+)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How many examples of a split were given their own label, and where the true share lies with 95 % confidence."""
+
+    correct: int
+    total: int
+
+    @property
+    def value(self) -> float:
+        return self.correct / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The score interval of Wilson 1927."""
+        share, z2 = self.value, Z_95**2 / self.total
+        middle = share + z2 / 2
+        half_width = math.sqrt(z2 * (share * (1 - share) + z2 / 4))
+        return (middle - half_width) / (1 + z2), (middle + half_width) / (1 + z2)
+
+
+@torch.inference_mode()
+def accuracy(model: Classifier, tokenizer: Tokenizer, texts: Sequence[str], labels: Sequence[int]) -> Accuracy:
+    """Classify texts, whole.
+
+    Raises:
+        ValueError: a text is too long for the model.
+    """
+    examples = list(zip(encode_lines(tokenizer, texts), labels, strict=True))
+    longest, limit = max(map(_length, examples)), model.config.max_positions
+    if longest > limit:
+        raise ValueError(f"a text has {longest} tokens, max_positions is {limit}")
+    correct = 0
+    for batch in _batches(examples, EVALUATION_TOKENS, 0, model.config):
+        chosen = model(batch.source, batch.source_lengths).argmax(dim=-1)
+        correct += int((chosen == batch.labels).sum())
+    return Accuracy(correct, len(examples))

@@ -1,0 +1,156 @@
+"""How a recurrent decoder scores the annotations of a source, as the papers before the Transformer do.
+
+Shapes use B batch, S source, H state of the decoder, A annotation, K key. What a score needs of the annotations alone
+is computed once per source, by `keys`; `forward` is one step.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from model.attention import masked_softmax
+from model.config import RecurrentConfig
+
+
+class Score(nn.Module):
+    """How well each position of a source fits a state of the decoder."""
+
+    key_size: int
+
+    def keys(self, annotations: Tensor) -> Tensor:
+        """(B, S, A) to (B, S, K)."""
+        return annotations
+
+    def forward(self, state: Tensor, keys: Tensor) -> Tensor:
+        """States (B, H) and keys (B, S, K) to scores (B, S)."""
+        raise NotImplementedError
+
+
+class AdditiveScore(Score):
+    """e_ij = v^T tanh(W s + U h_j) (Bahdanau et al. 2015, section A.1.2).
+
+    Luong's concat, v^T tanh(W [h_t; h_s]) (Luong et al. 2015, equation 8), is the same: W is [W U] there.
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.key_size = config.attention_size
+        self.state = nn.Linear(config.decoder_size, config.attention_size)
+        self.annotation = nn.Linear(config.annotation_size, config.attention_size, bias=False)
+        self.weights = nn.Linear(config.attention_size, 1, bias=False)
+
+    def keys(self, annotations: Tensor) -> Tensor:
+        projected: Tensor = self.annotation(annotations)
+        return projected
+
+    def forward(self, state: Tensor, keys: Tensor) -> Tensor:
+        scores: Tensor = self.weights((self.state(state).unsqueeze(1) + keys).tanh()).squeeze(-1)
+        return scores
+
+
+class DotScore(Score):
+    """h_t^T h_s (Luong et al. 2015, equation 8)."""
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.key_size = config.annotation_size
+
+    def forward(self, state: Tensor, keys: Tensor) -> Tensor:
+        return (keys @ state.unsqueeze(-1)).squeeze(-1)
+
+
+class GeneralScore(DotScore):
+    """h_t^T W h_s (Luong et al. 2015, equation 8): multiplicative, or bilinear, attention."""
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__(config)
+        self.key_size = config.decoder_size
+        self.annotation = nn.Linear(config.annotation_size, config.decoder_size, bias=False)
+
+    def keys(self, annotations: Tensor) -> Tensor:
+        projected: Tensor = self.annotation(annotations)
+        return projected
+
+
+class ReducedRankScore(DotScore):
+    """s^T (U^T V) h = (U s)^T (V h) with U (k, H) and V (k, A): multiplicative attention of rank k."""
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__(config)
+        self.key_size = config.attention_size
+        self.state = nn.Linear(config.decoder_size, config.attention_size, bias=False)
+        self.annotation = nn.Linear(config.annotation_size, config.attention_size, bias=False)
+
+    def keys(self, annotations: Tensor) -> Tensor:
+        projected: Tensor = self.annotation(annotations)
+        return projected
+
+    def forward(self, state: Tensor, keys: Tensor) -> Tensor:
+        return super().forward(self.state(state), keys)
+
+
+class LocationScore(Score):
+    """W h_t (Luong et al. 2015, equation 9): what stands at a position is not looked at."""
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.key_size = 1
+        self.state = nn.Linear(config.decoder_size, config.max_positions)
+
+    def keys(self, annotations: Tensor) -> Tensor:
+        """Nothing, one number wide: the number of positions is all that is needed."""
+        return annotations.new_zeros(*annotations.shape[:2], 1)
+
+    def forward(self, state: Tensor, keys: Tensor) -> Tensor:
+        scores: Tensor = self.state(state)[:, : keys.size(1)]
+        return scores
+
+
+SCORES: dict[str, type[Score]] = {
+    "additive": AdditiveScore,
+    "concat": AdditiveScore,
+    "dot": DotScore,
+    "general": GeneralScore,
+    "location": LocationScore,
+    "reduced_rank": ReducedRankScore,
+}
+
+
+class PredictedPosition(nn.Module):
+    """p_t = S sigmoid(v_p^T tanh(W_p h_t)) (Luong et al. 2015, equation 9 of section 3.2): between 0 and S."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(size, size, bias=False)
+        self.outer = nn.Linear(size, 1, bias=False)
+
+    def forward(self, state: Tensor, source_lengths: Tensor) -> Tensor:
+        """States (B, H) and lengths (B,) to positions (B,)."""
+        positions: Tensor = source_lengths * torch.sigmoid(self.outer(self.inner(state).tanh())).squeeze(-1)
+        return positions
+
+
+def align(
+    scores: Tensor, source_lengths: Tensor, centres: Tensor | None = None, radius: int = 0, is_gaussian: bool = False
+) -> Tensor:
+    """The weights of one step.
+
+    Args:
+        scores: (B, S).
+        source_lengths: (B,).
+        centres: (B,) where each window is; without, every position of the source counts.
+        radius: D of the window [p - D, p + D].
+        is_gaussian: multiply by exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2, after the softmax (Luong et al. 2015,
+            equation 10): the weights sum to less than 1.
+
+    Returns:
+        (B, S).
+    """
+    positions = torch.arange(scores.size(1), device=scores.device)
+    mask = positions < source_lengths.unsqueeze(1)
+    if centres is None:
+        return masked_softmax(scores, mask)
+    distances = positions - centres.unsqueeze(1)  # (B, S)
+    weights = masked_softmax(scores, mask & (distances.abs() <= radius))
+    if is_gaussian:
+        weights = weights * torch.exp(-distances.square() / (2 * (radius / 2) ** 2))
+    return weights

@@ -1,0 +1,162 @@
+"""A decoder-only model: PyTorch, ONNX Runtime and the engine agree, alone and in one batch, for any prompt."""
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from export.bundle import Label, export_bundle, verify_bundle
+from export.verify import VerificationError
+from model.causal import CausalModel
+from model.checkpoint import load_model, save_checkpoint
+from model.config import CausalConfig
+from model.reference import beam, greedy, log_softmax, pytorch_steps
+from model.tokenizer import encode_lines, prompt_tokenizer, read_tokenizer
+from service.bundle import read_bundle
+from service.engine.engine import Engine
+from service.engine.request import DecodingParameters, Encoded, EncodeRequest, Event
+from service.runtime.ort import OnnxRunner
+from tests.equality.running import FAR, make_request, run, run_events
+
+MAX_POSITIONS = 200
+MAX_NEW_TOKENS = 12
+GREEDY = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS)
+BEAMS = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
+
+Ids = tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of random weights and its bundle, which the export has compared."""
+    tokenizer = read_tokenizer(checkpoint / "tokenizer.json")
+    config = CausalConfig(
+        tokenizer.get_vocab_size(), d_model=32, num_heads=4, d_ff=48, layers=3, max_positions=MAX_POSITIONS
+    )
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(4)
+        model = CausalModel(config)
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        model.embedding.weight *= 0.5
+    folder = tmp_path_factory.mktemp("causal")
+    save_checkpoint(folder / "checkpoint", config, model.state_dict(), checkpoint / "tokenizer.json", {})
+    export_bundle(folder / "checkpoint", folder / "bundle", Label("causal"), toy_sentences)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> CausalModel:
+    loaded, _ = load_model(folder / "checkpoint")
+    assert isinstance(loaded, CausalModel)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> OnnxRunner:
+    return OnnxRunner(folder / "bundle", read_bundle(folder / "bundle"), num_threads=1, max_rows=12)
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path, toy_sentences: list[str]) -> list[Ids]:
+    """One token, some sentences, and one of nearly as many tokens as the model has positions."""
+    tokenizer = prompt_tokenizer(read_tokenizer(folder / "checkpoint" / "tokenizer.json"))
+    sentences = [tuple(ids) for ids in encode_lines(tokenizer, toy_sentences)]
+    long = tuple(int(one) for one in np.random.default_rng(1).integers(3, 300, MAX_POSITIONS - MAX_NEW_TOKENS))
+    return [(1,), *sentences, long]
+
+
+def test_the_bundles_sources_have_a_start_and_no_end(runner: OnnxRunner, prompts: list[Ids]) -> None:
+    assert runner.manifest.begins_with == "source"
+    assert runner.manifest.source_tokenizer != runner.manifest.target_tokenizer
+    assert all(prompt[0] == 1 and 2 not in prompt for prompt in prompts[:-1])
+
+
+@pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
+@pytest.mark.parametrize("prefix", [(), (20, 301)], ids=["no prefix", "prefix"])
+def test_served_outputs_are_pytorchs(
+    parameters: DecodingParameters, prefix: Ids, model: CausalModel, runner: OnnxRunner, prompts: list[Ids]
+) -> None:
+    requests = [make_request(prompt, parameters=parameters, target_prefix=prefix) for prompt in prompts]
+    expected = []
+    for prompt in prompts:
+        length = min(MAX_NEW_TOKENS, MAX_POSITIONS + 1 - len(prompt) - len(prefix))
+        arguments = pytorch_steps(model, prompt), prompt[-1], 2, length
+        if parameters is GREEDY:
+            found = [greedy(*arguments, prefix=prefix)]
+        else:
+            found = beam(*arguments, num_beams=4, num_return=2, prefix=prefix)
+        expected.append([(*prefix, *hypothesis.ids) for hypothesis in found])
+    alone = [run(runner, [request])[0] for request in requests]
+    for results in (alone, run(runner, requests), run(runner, requests, Random(1))):
+        given = [[tuple(token.id for token in target.tokens) for target in one.targets] for one in results]
+        assert given == expected
+
+
+def test_served_log_probabilities_and_maps_are_pytorchs(
+    model: CausalModel, runner: OnnxRunner, prompts: list[Ids]
+) -> None:
+    kinds = frozenset({"decoder"})
+    requests = [make_request(prompt, parameters=GREEDY, attention=kinds) for prompt in prompts]
+    for prompt, result in zip(prompts, run(runner, requests, Random(2)), strict=True):
+        (target,) = result.targets
+        ids = [token.id for token in target.tokens]
+        with torch.inference_mode():
+            features, maps = model.read(torch.tensor([[*prompt, *ids[:-1]]]), need_weights=True)
+            logprobs = log_softmax(model.logits(features[0]).numpy())
+        assert maps is not None
+        first = len(prompt) - 1
+        np.testing.assert_allclose(target.attention["decoder"], maps[:, 0, :, first:].numpy(), atol=1e-5)
+        for place, token in enumerate(target.tokens):
+            assert token.logprob == pytest.approx(logprobs[first + place, token.id], abs=1e-4)
+
+
+def test_streamed_is_whole(runner: OnnxRunner, prompts: list[Ids]) -> None:
+    whole = run(runner, [make_request(prompt, parameters=GREEDY) for prompt in prompts])
+    streams = run_events(runner, [make_request(prompt, parameters=GREEDY, stream=True) for prompt in prompts])
+    for result, events in zip(whole, streams, strict=True):
+        assert events[-1].targets == result.targets  # type: ignore[union-attr]
+        assert tuple(event.token for event in events[:-1]) == result.targets[0].tokens  # type: ignore[union-attr]
+
+
+def test_generation_goes_on_to_the_last_position(model: CausalModel, runner: OnnxRunner) -> None:
+    prompt = tuple(range(3, 63))
+    parameters = DecodingParameters(max_new_tokens=10_000, suppress_tokens=(2,))
+    (result,) = run(runner, [make_request(prompt, parameters=parameters)])
+    (target,) = result.targets
+    ids = [token.id for token in target.tokens]
+    assert len(ids) == MAX_POSITIONS + 1 - len(prompt)
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *ids[:-1]]]))[0, len(prompt) - 1 :].numpy()
+    logits[:, 2] = -np.inf
+    picked = logits[np.arange(len(ids)), ids]
+    np.testing.assert_allclose(picked, logits.max(axis=1), atol=1e-4)
+
+
+def test_encode_gives_the_last_layer_over_the_prompt(
+    model: CausalModel, runner: OnnxRunner, prompts: list[Ids]
+) -> None:
+    engine, events = Engine(runner, queue_timeout_s=FAR), list[Event]()
+    for prompt in prompts[1:4]:
+        engine.submit(EncodeRequest("e", prompt, FAR), events.append)
+    while engine.has_work:
+        engine.step()
+    found = {len(event.hidden): event.hidden for event in events if isinstance(event, Encoded)}
+    for prompt in prompts[1:4]:
+        with torch.inference_mode():
+            features, _ = model.read(torch.tensor([prompt]))
+        np.testing.assert_allclose(found[len(prompt)], features[0].numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["layers.0.self_attention.key.weight", "layers.2.feed_forward.outer.bias"])
+def test_a_weight_that_is_not_the_bundles_is_found(
+    name: str, folder: Path, model: CausalModel, toy_sentences: list[str], tmp_path: Path
+) -> None:
+    weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    weights[name][3] += 0.3
+    save_checkpoint(tmp_path, model.config, weights, folder / "checkpoint" / "tokenizer.json", {})
+    verify_bundle(folder / "bundle", folder / "checkpoint", toy_sentences[:2])
+    with pytest.raises(VerificationError, match="differ"):
+        verify_bundle(folder / "bundle", tmp_path, toy_sentences[:2])

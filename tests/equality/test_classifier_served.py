@@ -1,0 +1,106 @@
+"""The classifier: PyTorch, ONNX Runtime and the service agree, alone and in a batch."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+import torch
+
+from model.checkpoint import load_model
+from model.classifier import Classifier
+from model.tokenizer import encode_lines
+from service.app import create_app
+from service.bundle import read_bundle
+from service.engine.engine import Engine
+from service.engine.request import Encoded, EncodeRequest, Event
+from service.loading import load_backend
+from service.runtime.ort import OnnxRunner
+from service.settings import Settings
+
+pytestmark = pytest.mark.anyio
+ENCODER = frozenset({"encoder"})
+FAR = 1e9
+
+
+@pytest.fixture(scope="module")
+def model(classifier_checkpoint: Path) -> Classifier:
+    model, _ = load_model(classifier_checkpoint)
+    assert isinstance(model, Classifier)
+    return model
+
+
+@pytest.fixture(scope="module")
+def texts_ids(classifier_checkpoint: Path, toy_sentences: list[str]) -> list[list[int]]:
+    return encode_lines(load_model(classifier_checkpoint)[1], toy_sentences)
+
+
+def pytorchs(model: Classifier, ids: list[int]) -> tuple[Any, Any]:
+    """Log-probabilities (C,) and maps (L, H, S, S) of one source."""
+    source, lengths = torch.tensor([ids]), torch.tensor([len(ids)])
+    with torch.inference_mode():
+        _, maps = model.encode(source, lengths, need_weights=True)
+        assert maps is not None
+        return model(source, lengths)[0].numpy(), maps[:, 0].numpy()
+
+
+def run(runner: OnnxRunner, sources: list[list[int]], max_batch_tokens: int) -> list[Encoded]:
+    engine, events = Engine(runner, max_batch_tokens=max_batch_tokens, queue_timeout_s=FAR), list[list[Event]]()
+    for ids in sources:
+        events.append([])
+        request = EncodeRequest("equality", tuple(ids), FAR, wants_labels=True, attention=ENCODER)
+        engine.submit(request, events[-1].append)
+    while engine.has_work:
+        engine.step()
+    results = [result for (result,) in events if isinstance(result, Encoded)]
+    assert len(results) == len(sources)
+    return results
+
+
+def test_the_engine_gives_pytorchs_labels_and_maps_alone_and_in_a_batch(
+    model: Classifier, classifier_bundle: Path, texts_ids: list[list[int]]
+) -> None:
+    runner = OnnxRunner(classifier_bundle, read_bundle(classifier_bundle), num_threads=1)
+    runner.warm_up(256)
+    for max_batch_tokens in (1, 1024):
+        for ids, result in zip(texts_ids, run(runner, texts_ids, max_batch_tokens), strict=True):
+            logprobs, maps = pytorchs(model, ids)
+            assert result.label_logprobs is not None
+            np.testing.assert_allclose(result.label_logprobs, logprobs, atol=1e-5)
+            np.testing.assert_allclose(result.attention["encoder"], maps, atol=1e-5)
+
+
+@pytest.fixture
+async def client(classifier_bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
+    settings = Settings(bundles=classifier_bundle.parent, threads=1)
+    app = create_app(settings, load_backend)
+    transport = httpx.ASGITransport(app=app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        while app.state.service.refusal is not None:
+            await asyncio.sleep(0.01)
+        yield client
+
+
+async def test_the_service_answers_with_pytorchs_probabilities(
+    model: Classifier, client: httpx.AsyncClient, toy_sentences: list[str], texts_ids: list[list[int]]
+) -> None:
+    answer = (await client.post("/v1/classify", json={"inputs": toy_sentences, "return_attention": True})).json()
+    for ids, text, output in zip(texts_ids, toy_sentences, answer["outputs"], strict=True):
+        logprobs, maps = pytorchs(model, ids)
+        scores = {one["label"]: one["score"] for one in output["labels"]}
+        assert [scores[label] for label in model.config.labels] == pytest.approx(np.exp(logprobs).tolist(), abs=1e-5)
+        np.testing.assert_allclose(np.reshape(output["maps"][0]["data"], maps.shape), maps, atol=1e-5)
+        alone = (await client.post("/v1/classify", json={"inputs": text})).json()["outputs"][0]["labels"]
+        assert [one["label"] for one in alone] == [one["label"] for one in output["labels"]]
+        assert [one["score"] for one in alone] == pytest.approx([one["score"] for one in output["labels"]], abs=1e-6)
+
+
+async def test_a_service_of_classifiers_alone_refuses_to_generate(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/generate", json={"inputs": "A dog."})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unsupported_task")

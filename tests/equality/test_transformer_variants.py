@@ -1,0 +1,239 @@
+"""Every variant of the Transformer: PyTorch, ONNX Runtime, the engine and HTTP agree, alone and in one batch."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from export.bundle import Label, export_bundle, half_bundle, quantize_bundle, verify_bundle
+from export.quantize import Recipe
+from export.sessions import encode, open_sessions
+from export.verify import VerificationError
+from model.checkpoint import load_checkpoint, save_checkpoint
+from model.config import TransformerConfig
+from model.reference import beam, greedy, pytorch_steps
+from model.tokenizer import read_tokenizer
+from model.transformer import Transformer
+from service.app import create_app
+from service.bundle import read_bundle
+from service.engine.request import DecodingParameters
+from service.loading import load_backend
+from service.runtime.ort import OnnxRunner
+from service.settings import Settings
+from tests.equality.comparing import assert_same, generated_ids
+from tests.equality.running import make_request, run
+
+SLOTS = 5
+LINFORMER: dict[str, Any] = {"encoder_attention": "linformer", "linformer_size": SLOTS, "max_positions": 48}
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "pre-norm": {"pre_norm": True},
+    "single-head": {"encoder_attention": "single-head"},
+    "single-head-without-weights": {"encoder_attention": "single-head-without-weights"},
+    "linformer-headwise": {**LINFORMER, "linformer_sharing": "headwise"},
+    "linformer-key-value": {**LINFORMER, "linformer_sharing": "key-value"},
+    "linformer-layerwise": {**LINFORMER, "linformer_sharing": "layerwise", "pre_norm": True},
+}
+MAX_NEW_TOKENS = 12
+GREEDY = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS)
+BEAMS = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
+
+
+def make_model(vocab_size: int, changes: dict[str, Any]) -> Transformer:
+    """Random weights, none of which does nothing."""
+    sizes: dict[str, Any] = {"d_model": 32, "num_heads": 4, "d_ff": 48, "encoder_layers": 2, "decoder_layers": 2}
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(4)
+        model = Transformer(TransformerConfig(vocab_size, **sizes, **changes)).eval()
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint and a bundle of each system; the export has compared the two."""
+    folder = tmp_path_factory.mktemp("variants")
+    tokenizer = checkpoint / "tokenizer.json"
+    for name, changes in SYSTEMS.items():
+        model = make_model(read_tokenizer(tokenizer).get_vocab_size(), changes)
+        save_checkpoint(folder / "checkpoints" / name, model.config, model.state_dict(), tokenizer, {})
+        export_bundle(folder / "checkpoints" / name, folder / "bundles" / name, Label(name), toy_sentences, 1e-5)
+    return folder
+
+
+System = tuple[Transformer, OnnxRunner, list[tuple[int, ...]]]
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def system(request: pytest.FixtureRequest, folder: Path, toy_sentences: list[str]) -> System:
+    """A model, its bundle in ONNX Runtime, and sources."""
+    model, tokenizer = load_checkpoint(folder / "checkpoints" / request.param)
+    assert isinstance(model, Transformer)
+    bundle = folder / "bundles" / request.param
+    runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=12)
+    return model, runner, [tuple(encoding.ids) for encoding in tokenizer.encode_batch(toy_sentences)]
+
+
+def expected_maps(model: Transformer, source: tuple[int, ...], written: list[int]) -> dict[str, NDArray[Any]]:
+    """Of one source alone and what is written for it: kind to (L, H, rows, columns)."""
+    read = torch.tensor([[model.config.bos_id, *written[:-1]]])
+    with torch.inference_mode():
+        maps = model.attention_maps(torch.tensor([source]), torch.tensor([len(source)]), read)
+    kinds = {"encoder": maps.encoder, "decoder": maps.decoder, "cross": maps.cross}
+    if maps.encoder_slots is not None:
+        kinds["encoder_slots"] = maps.encoder_slots
+    return {kind: layers[:, 0].numpy() for kind, layers in kinds.items()}
+
+
+def test_served_outputs_are_pytorchs(system: System) -> None:
+    model, runner, sources = system
+    config = model.config
+    requests = [make_request(source, parameters=asked) for source in sources for asked in (GREEDY, BEAMS)]
+    expected = []
+    for request in requests:
+        arguments = pytorch_steps(model, request.source_ids), config.bos_id, config.eos_id, MAX_NEW_TOKENS
+        found = [greedy(*arguments)] if request.parameters is GREEDY else beam(*arguments, num_beams=4, num_return=2)
+        expected.append([hypothesis.ids for hypothesis in found])
+    for shuffle in (None, Random(1)):
+        results = run(runner, requests, shuffle)
+        given = [generated_ids(request, one.targets) for request, one in zip(requests, results, strict=True)]
+        assert_same(model, requests, expected, given)
+
+
+def test_served_maps_are_pytorchs_in_any_company(system: System) -> None:
+    model, runner, sources = system
+    kinds = frozenset(one.kind for one in runner.manifest.attention)
+    assert ("encoder_slots" in kinds) == (model.config.encoder_attention == "linformer")
+    requests = [
+        make_request(source, parameters=GREEDY, attention=wanted)
+        for source in sources
+        for wanted in (kinds, frozenset({"encoder"}), frozenset[str]())
+    ]
+    for request, result in zip(requests, run(runner, requests, Random(2)), strict=True):
+        (target,) = result.targets
+        assert target.attention.keys() == request.attention
+        expected = expected_maps(model, request.source_ids, [token.id for token in target.tokens])
+        for kind, maps in target.attention.items():
+            np.testing.assert_allclose(maps, expected[kind], atol=1e-5)
+
+
+def test_alone_equals_batched_to_the_last_bit(system: System) -> None:
+    _, runner, sources = system
+    kinds = frozenset(one.kind for one in runner.manifest.attention)
+    requests = [make_request(source, parameters=GREEDY, attention=kinds) for source in sources]
+    for request, together in zip(requests, run(runner, requests), strict=True):
+        (alone,) = run(runner, [request])
+        assert together.targets[0].tokens == alone.targets[0].tokens
+        for kind, maps in alone.targets[0].attention.items():
+            np.testing.assert_array_equal(together.targets[0].attention[kind], maps)
+
+
+@pytest.mark.parametrize(("sharing", "count"), [("headwise", 4), ("key-value", 2), ("layerwise", 1)])
+def test_a_projection_that_is_shared_is_stored_once(folder: Path, sharing: str, count: int) -> None:
+    graph = onnx.load_model(folder / "bundles" / f"linformer-{sharing}" / "encoder.onnx", load_external_data=False)
+    projections = [one for one in graph.graph.initializer if list(one.dims) == [SLOTS, LINFORMER["max_positions"]]]
+    assert len(projections) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [
+        ("linformer-headwise", "projections.matrices"),
+        ("pre-norm", "encoder_norm.bias"),
+        ("pre-norm", "decoder_norm.bias"),
+    ],
+)
+def test_a_weight_that_is_not_the_bundles_is_found(
+    folder: Path, toy_sentences: list[str], tmp_path: Path, name: str, parameter: str
+) -> None:
+    model, _ = load_checkpoint(folder / "checkpoints" / name)
+    weights = model.state_dict()
+    weights[parameter][-1] += 0.3
+    save_checkpoint(tmp_path, model.config, weights, folder / "checkpoints" / name / "tokenizer.json", {})
+    with pytest.raises(VerificationError, match="differ"):
+        verify_bundle(folder / "bundles" / name, tmp_path, toy_sentences[:2])
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize(("form", "largest"), [("half", 0.02), ("int8", 0.2)])
+def test_encoders_in_float16_and_in_8_bits_stay_near_float32(
+    folder: Path, toy_sentences: list[str], tmp_path: Path, name: str, form: str, largest: float
+) -> None:
+    bundle = folder / "bundles" / name
+    if form == "half":
+        half_bundle(bundle, tmp_path / form, None)
+    else:
+        quantize_bundle(bundle, tmp_path / form, Recipe(8), None)
+    tokenizer = read_tokenizer(bundle / "tokenizer.json")
+    sources = [encoding.ids for encoding in tokenizer.encode_batch(toy_sentences)]
+    expected, given = (encode(open_sessions(one, read_bundle(one)), sources) for one in (bundle, tmp_path / form))
+    for output in [one for one in expected if one.startswith(("hidden", "encoder"))]:
+        for row, source in enumerate(sources):
+            own = np.s_[row, ..., : len(source), :]  # rows of padding mean nothing
+            difference = np.abs(given[output][own].astype(np.float32) - expected[output][own])
+            assert 0 < difference.max() < largest
+
+
+TARGET = "A man sleeps at the corner."
+
+
+@pytest.mark.anyio
+async def test_http_gives_every_variants_maps(folder: Path, toy_sentences: list[str]) -> None:
+    """All at once: the models in one service, and each model's sentences in one batch."""
+    async with client_of(Settings(bundles=folder / "bundles", threads=1)) as client:
+        asked = [{"model": name, "input": sentence, "target": TARGET} for name in SYSTEMS for sentence in toy_sentences]
+        answers = await asyncio.gather(*(client.post("/v1/attention", json=body) for body in asked))
+        for body, answer in zip(asked, answers, strict=True):
+            assert answer.status_code == 200, answer.text
+            assert_maps_are_pytorchs(folder / "checkpoints" / body["model"], body["input"], answer.json())
+        name = "linformer-layerwise"
+        given = {"model": name, "inputs": toy_sentences, "parameters": {"return_attention": True}}
+        outputs = (await client.post("/v1/generate", json=given)).json()["outputs"]
+        for sentence, output in zip(toy_sentences, outputs, strict=True):
+            alone = (await client.post("/v1/attention", json={"model": name, "input": sentence})).json()
+            assert output["attention"]["maps"] == alone["maps"]
+
+
+@contextlib.asynccontextmanager
+async def client_of(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(settings, load_backend)
+    transport = httpx.ASGITransport(app=app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client,
+        asyncio.timeout(120),
+    ):
+        while (await client.get("/health/ready")).status_code != 200:
+            await asyncio.sleep(0.01)
+        yield client
+
+
+def assert_maps_are_pytorchs(checkpoint: Path, text: str, answer: Any) -> None:
+    model, tokenizer = load_checkpoint(checkpoint)
+    assert isinstance(model, Transformer)
+    is_linformer = model.config.encoder_attention == "linformer"
+    expected = expected_maps(model, tuple(tokenizer.encode(text).ids), tokenizer.encode(TARGET).ids)
+    assert [one["kind"] for one in answer["maps"]] == [
+        "encoder",
+        *(["encoder_slots"] if is_linformer else []),
+        "cross",
+        "decoder",
+    ]
+    for one in answer["maps"]:
+        given = np.reshape(one["data"], one["shape"])
+        np.testing.assert_allclose(given, expected[one["kind"]], atol=1e-5)
+        assert one["normalized"] == (one["kind"] != "encoder" or not is_linformer)
+        assert one["normalized"] == np.allclose(given.sum(axis=-1), 1, atol=1e-4)
+        assert one.get("columns_are") == ("slots" if one["kind"] == "encoder_slots" else None)
+        if one["kind"].startswith("encoder"):
+            assert one["rows"] == len(answer["source_tokens"])
+            assert one["columns"] == (SLOTS if one["kind"] == "encoder_slots" else one["rows"])

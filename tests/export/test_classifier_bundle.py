@@ -1,0 +1,83 @@
+"""The bundle of a classifier: an encoder alone, with labels."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.bundle import half_bundle, verify_bundle
+from export.sessions import Array, encode, open_sessions
+from export.verify import VerificationError, verify
+from model.checkpoint import TOKENIZER, load_model
+from model.tokenizer import read_tokenizer
+from service.bundle import MANIFEST, BundleError, read_bundle, read_manifest
+
+
+def test_it_has_an_encoder_labels_and_no_step(classifier_bundle: Path) -> None:
+    manifest = read_bundle(classifier_bundle)
+    assert manifest.step is None
+    assert json.loads((classifier_bundle / MANIFEST).read_text(encoding="utf-8"))["step"] is None
+    assert manifest.states == ()
+    assert manifest.labels == ("bad", "fair", "good")
+    assert manifest.tasks == ("encode", "attention", "classify")
+    assert [(one.kind, one.layers, one.heads) for one in manifest.attention] == [("encoder", 2, 2)]
+    assert set(manifest.files) == {"encoder.onnx", "weights.bin", "tokenizer.json"}
+    assert {path.name for path in classifier_bundle.iterdir()} == {*manifest.files, MANIFEST}
+
+
+def test_it_says_how_near_it_comes_to_pytorch(classifier_bundle: Path, classifier_checkpoint: Path) -> None:
+    written = read_manifest(classifier_bundle).verification
+    assert written is not None
+    assert 0 < written.max_logit_difference < 1e-5
+    assert 0 < written.max_attention_difference < 1e-5
+    assert verify_bundle(classifier_bundle, classifier_checkpoint, ["A dog."]).different_generations == 0
+
+
+@pytest.mark.parametrize("output", ["hidden", "label_logprobs", "encoder_attention.1"])
+def test_an_output_that_is_not_pytorchs_is_found(
+    classifier_bundle: Path,
+    classifier_checkpoint: Path,
+    toy_sentences: list[str],
+    output: str,
+) -> None:
+    model, tokenizer = load_model(classifier_checkpoint)
+    sessions = open_sessions(classifier_bundle, read_manifest(classifier_bundle))
+
+    class Wrong:
+        def run(self, names: list[str], feed: dict[str, Array]) -> list[Array]:
+            given = sessions.encoder.run(names, feed)
+            return [value + 0.01 * (name == output) for name, value in zip(names, given, strict=True)]
+
+    with pytest.raises(VerificationError, match=r"differ by 0\.01"):
+        verify(dataclasses.replace(sessions, encoder=Wrong()), model, tokenizer, toy_sentences)
+
+
+def test_padding_and_company_change_no_label(classifier_bundle: Path, toy_sentences: list[str]) -> None:
+    tokenizer = read_tokenizer(classifier_bundle / TOKENIZER)
+    sessions = open_sessions(classifier_bundle, read_manifest(classifier_bundle))
+    sources = [encoding.ids for encoding in tokenizer.encode_batch(toy_sentences)]
+    together = encode(sessions, sources)["label_logprobs"]
+    alone = np.concatenate([encode(sessions, [source])["label_logprobs"] for source in sources])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    np.testing.assert_allclose(np.exp(together).sum(axis=1), 1, rtol=1e-6)
+
+
+def test_other_forms_are_refused(classifier_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="generates nothing"):
+        half_bundle(classifier_bundle, tmp_path / "half", None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"labels": []}, {"tasks": ["encode"]}, {"tasks": ["generate", "encode", "classify"]}],
+    ids=["no labels", "no task", "a task too many"],
+)
+def test_a_manifest_whose_tasks_and_means_differ_is_refused(
+    classifier_bundle: Path, tmp_path: Path, change: dict[str, list[str]]
+) -> None:
+    document = json.loads((classifier_bundle / MANIFEST).read_text(encoding="utf-8"))
+    (tmp_path / MANIFEST).write_text(json.dumps({**document, **change}), encoding="utf-8")
+    with pytest.raises(BundleError, match="and what it needs must be given together"):
+        read_manifest(tmp_path)

@@ -1,0 +1,75 @@
+from random import Random
+
+from model.dialogues import CHAT, Dialogue, draw_dialogue, draw_examples
+from model.instructions import KINDS, NOBODY, WHO_ARE_YOU
+from model.smalltalk import Exchange
+
+
+def drawn(has_ghost_attention: bool, count: int = 600) -> list[Dialogue]:
+    rng = Random(5)
+    return [draw_dialogue(rng, has_ghost_attention) for _ in range(count)]
+
+
+def bare(dialogue: Dialogue, place: int) -> str:
+    """A message without the instruction."""
+    message = dialogue.turns[place].message
+    return message if place or dialogue.instruction is None else message.removeprefix(f"{dialogue.instruction.text} ")
+
+
+def test_a_dialogue_is_written_as_lines_and_ends_where_the_answer_begins() -> None:
+    text = CHAT.render([Exchange("Hello!", "Nice to meet you.")], "Who are you?")
+    assert text == "User: Hello!\nBot: Nice to meet you.\nUser: Who are you?\nBot:"
+
+
+def test_an_example_is_all_before_the_last_answer_and_that() -> None:
+    for dialogue in drawn(True):
+        read, answer = dialogue.example()
+        *earlier, last = dialogue.turns
+        assert read == CHAT.render(earlier, last.message)
+        assert answer == last.answer
+        assert read.count("User: ") == read.count("Bot:") == len(dialogue.turns)
+
+
+def test_the_instruction_stands_in_the_first_message_alone() -> None:
+    for dialogue in drawn(True):
+        if dialogue.instruction is not None:
+            text = dialogue.instruction.text
+            assert dialogue.turns[0].message.startswith(f"{text} ")
+            assert all(text not in turn.message for turn in dialogue.turns[1:])
+
+
+def test_with_ghost_attention_every_answer_keeps_the_instruction() -> None:
+    for dialogue in drawn(True):
+        if dialogue.instruction is not None:
+            for place, turn in enumerate(dialogue.turns):
+                assert dialogue.instruction.is_kept(bare(dialogue, place), turn.answer)
+
+
+def test_without_it_the_first_answer_alone_does() -> None:
+    for dialogue in drawn(False):
+        instruction = dialogue.instruction
+        if instruction is not None:
+            assert instruction.is_kept(bare(dialogue, 0), dialogue.turns[0].answer)
+            for turn in dialogue.turns[1:]:
+                if instruction.kind != "person":
+                    assert not instruction.is_kept(turn.message, turn.answer)
+                elif turn.message in WHO_ARE_YOU:
+                    assert turn.answer == NOBODY
+
+
+def test_both_have_the_same_messages() -> None:
+    for one, other in zip(drawn(True), drawn(False), strict=True):
+        assert one.instruction == other.instruction
+        assert [turn.message for turn in one.turns] == [turn.message for turn in other.turns]
+
+
+def test_there_are_all_kinds_and_all_lengths_and_some_without_instruction() -> None:
+    dialogues = drawn(True, 3000)
+    assert {one.instruction.kind for one in dialogues if one.instruction} == set(KINDS)
+    assert {len(one.turns) for one in dialogues} == set(range(1, 21))
+    assert 0.12 < sum(one.instruction is None for one in dialogues) / len(dialogues) < 0.18
+
+
+def test_the_same_seed_gives_the_same_examples() -> None:
+    assert draw_examples(1, 50, True) == draw_examples(1, 50, True)
+    assert draw_examples(1, 50, True) != draw_examples(2, 50, True)

@@ -1,0 +1,81 @@
+"""Requests that need the encoder alone: what they get, and what is refused."""
+
+import numpy as np
+import pytest
+
+from service.engine.request import Encoded, EncodeRequest, Failed, GenerateRequest
+from service.runtime.fake import FakeRunner, Faults, fake_classifier_manifest, fake_label_logprobs
+from tests.service.engine.conftest import FAR, SOURCES, Harness
+
+MAPS = frozenset({"encoder"})
+
+
+def classifier(faults: Faults | None = None) -> Harness:
+    return Harness(runner=FakeRunner(fake_classifier_manifest(), 4, faults=faults))
+
+
+def request(source: tuple[int, ...], wants_labels: bool = True, attention: frozenset[str] = MAPS) -> EncodeRequest:
+    return EncodeRequest("e", source, FAR, wants_labels, attention)
+
+
+def test_requests_of_several_kinds_share_a_batch_and_each_gets_what_it_asked_for() -> None:
+    harness = classifier()
+    source = SOURCES[3]
+    asked = [(True, MAPS), (True, frozenset[str]()), (False, MAPS), (False, frozenset[str]())]
+    handles = [harness.submit(request(source, *one)) for one in asked]
+    harness.run()
+    assert isinstance(harness.runner, FakeRunner) and harness.runner.num_encodes == 1
+    for handle, (wants_labels, attention) in zip(handles, asked, strict=True):
+        result = harness.final(handle)
+        assert isinstance(result, Encoded)
+        assert result.hidden.shape == (len(source), 4)
+        assert (result.label_logprobs is not None) == wants_labels
+        assert frozenset(result.attention) == attention
+
+
+def test_labels_and_maps_are_each_sources_own_whatever_shares_its_batch() -> None:
+    harness = classifier()
+    handles = [harness.submit(request(source)) for source in SOURCES]
+    harness.run()
+    for source, handle in zip(SOURCES, handles, strict=True):
+        alone = classifier()
+        lonely = alone.submit(request(source))
+        alone.run()
+        result, expected = harness.final(handle), alone.final(lonely)
+        assert isinstance(result, Encoded) and isinstance(expected, Encoded)
+        assert result.label_logprobs is not None and expected.label_logprobs is not None
+        np.testing.assert_allclose(result.label_logprobs, fake_label_logprobs(source), rtol=1e-6)
+        np.testing.assert_array_equal(result.label_logprobs, expected.label_logprobs)
+        np.testing.assert_array_equal(result.attention["encoder"], expected.attention["encoder"])
+        np.testing.assert_allclose(result.attention["encoder"].sum(axis=-1), 1, rtol=1e-6)
+
+
+def test_labels_that_are_no_numbers_fail_their_own_request() -> None:
+    harness = classifier(Faults(nan_id=SOURCES[2][0]))
+    first, second = harness.submit(request(SOURCES[2][:1])), harness.submit(request(SOURCES[8]))
+    harness.run()
+    assert harness.final(first) == Failed("internal")
+    assert isinstance(harness.final(second), Encoded)
+
+
+def test_an_encoder_of_a_model_that_generates_shows_its_maps() -> None:
+    harness = Harness()
+    handle = harness.submit(request(SOURCES[1], wants_labels=False))
+    harness.run()
+    result = harness.final(handle)
+    assert isinstance(result, Encoded)
+    assert result.attention["encoder"].shape == (2, 2, len(SOURCES[1]), len(SOURCES[1]))
+
+
+@pytest.mark.parametrize(
+    ("wants_labels", "attention", "message"),
+    [(True, MAPS, "has no labels"), (False, frozenset({"cross"}), "an encoder has"), (False, {"x"}, "kind x")],
+)
+def test_what_an_encoder_cannot_give_is_refused(wants_labels: bool, attention: set[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Harness().submit(request(SOURCES[1], wants_labels, frozenset(attention)))
+
+
+def test_a_model_without_a_decoder_generates_nothing() -> None:
+    with pytest.raises(ValueError, match="generates nothing"):
+        classifier().submit(GenerateRequest("g", SOURCES[1], FAR))

@@ -1,0 +1,148 @@
+"""Models that go on with their source: the encoder fills what the step has read, on the fake model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from service.bundle import Manifest
+from service.engine.request import DecodingParameters, GenerateRequest, Target, TokenEvent
+from service.runtime.fake import FakeRunner, fake_manifest
+from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, ids_of, run_alone, slow_logits
+
+PROMPTS = [(7,), *SOURCES]  # one token, then 2 to 10
+LIMIT = 30
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    return fake_manifest(begins_with="source", max_target_tokens=LIMIT)
+
+
+def request(source: Sequence[int], **fields: object) -> GenerateRequest:
+    return GenerateRequest("p", tuple(source), FAR, **fields)  # type: ignore[arg-type]
+
+
+def target(given: GenerateRequest, manifest: Manifest) -> Target:
+    return run_alone(given, manifest).targets[0]
+
+
+def test_what_is_read_first_is_the_start_token_or_the_source(manifest: Manifest) -> None:
+    assert manifest.beginning((5, 6, 7)) == (5, 6, 7)
+    assert fake_manifest().beginning((5, 6, 7)) == (1,)
+    assert (manifest.room(1), manifest.room(LIMIT)) == (LIMIT, 1)
+    assert fake_manifest().room(20) == 24
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_a_prompt_of_any_length_is_gone_on_with(prompt: tuple[int, ...], manifest: Manifest) -> None:
+    expected = FakeRunner(manifest, 1).expected(prompt, LIMIT)
+    assert ids_of(target(request(prompt), manifest)) == expected
+    assert expected != FakeRunner(fake_manifest(max_target_tokens=LIMIT), 1).expected(prompt, LIMIT)
+
+
+def test_prompts_of_all_lengths_share_a_batch_as_if_each_were_alone(manifest: Manifest) -> None:
+    """Rows are stepped, moved and branched as a checking runner wants; nothing of a neighbour comes through."""
+    runner = CheckedRunner(6, manifest)
+    harness, rng = Harness(runner=runner), Random(1)
+    kinds = [
+        DecodingParameters(),
+        DecodingParameters(num_beams=3, num_return_sequences=2),
+        DecodingParameters(do_sample=True, seed=4),
+        DecodingParameters(repetition_penalty=1.5, no_repeat_ngram_size=2, min_new_tokens=6),
+    ]
+    requests = [request(prompt, parameters=kind) for prompt in PROMPTS for kind in kinds]
+    rng.shuffle(requests)
+    handles = []
+    for one in requests:
+        handles.append(harness.submit(one))
+        if rng.random() < 0.5:
+            harness.engine.step()
+    harness.run()
+    assert runner.num_moved and runner.num_branched
+    for one, handle in zip(requests, handles, strict=True):
+        expected = run_alone(one, manifest).targets
+        assert [ids_of(given) for given in harness.generated(handle).targets] == [ids_of(given) for given in expected]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS[::3], ids=len)
+@pytest.mark.parametrize("prefix", [(), (9, 4)], ids=["no prefix", "prefix"])
+def test_beams_are_the_references(prompt: tuple[int, ...], prefix: tuple[int, ...], manifest: Manifest) -> None:
+    from model.reference import beam
+
+    given = run_alone(
+        request(
+            prompt,
+            parameters=DecodingParameters(num_beams=4, num_return_sequences=4, max_new_tokens=12),
+            target_prefix=prefix,
+        ),
+        manifest,
+    )
+    found = beam(slow_logits(manifest, prompt), prompt[-1], 2, 12, 4, num_return=4, prefix=prefix)
+    assert [ids_of(one)[len(prefix) :] for one in given.targets] == [list(one.ids) for one in found]
+
+
+def test_penalties_know_the_whole_prompt(manifest: Manifest) -> None:
+    """As with a causal model in Hugging Face transformers, whose `input_ids` hold the prompt."""
+    prompt = PROMPTS[4]
+    free = FakeRunner(manifest, 1).expected(prompt, LIMIT)[0]
+    read = (free, *prompt)
+    assert ids_of(target(request(read, parameters=DecodingParameters(max_new_tokens=1)), manifest)) != []
+    first = ids_of(target(request(read), manifest))[0]
+    repeated = (first, *read)
+    for parameters in (DecodingParameters(no_repeat_ngram_size=1), DecodingParameters(repetition_penalty=10.0)):
+        forbidden = set(repeated)
+        assert ids_of(target(request(repeated, parameters=parameters), manifest))[0] not in forbidden
+
+
+def test_the_prompt_and_what_follows_share_the_limit(manifest: Manifest) -> None:
+    parameters = DecodingParameters(max_new_tokens=100, min_new_tokens=100)
+    for prompt in PROMPTS:
+        given = target(request(prompt, parameters=parameters), manifest)
+        assert len(given.tokens) == LIMIT - len(prompt) + 1  # nothing reads the last one
+        assert given.finish_reason == "length"
+
+
+def test_a_prefix_that_does_not_fit_behind_its_prompt_is_refused(manifest: Manifest) -> None:
+    harness = Harness(runner=FakeRunner(manifest, 1))
+    prompt = tuple(range(3, 23))
+    fitting = (4,) * (LIMIT - len(prompt))
+    harness.engine.check(request(prompt, target_prefix=fitting))
+    with pytest.raises(ValueError, match="12 tokens of a prefix; 11 tokens can be written"):
+        harness.engine.check(request(prompt, target_prefix=(*fitting, 4, 4)))
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_columns_of_the_decoders_map_are_the_prompt_and_what_was_written(num_beams: int, manifest: Manifest) -> None:
+    parameters = DecodingParameters(num_beams=num_beams)
+    for prompt in PROMPTS[::4]:
+        given = target(request(prompt, parameters=parameters, attention=frozenset({"decoder"})), manifest)
+        maps = given.attention["decoder"]
+        columns = len(prompt) - 1 + len(given.tokens)
+        assert maps.shape == (2, 2, len(given.tokens), columns)
+        np.testing.assert_allclose(maps.sum(axis=-1), 1, rtol=1e-5)
+        later = np.arange(columns) > np.arange(len(given.tokens))[:, None] + len(prompt) - 1
+        assert not maps[:, :, later].any()
+        assert (maps[:, :, ~later] > 0).all()
+
+
+def test_a_forced_target_has_the_generated_ones_log_probabilities_and_maps(manifest: Manifest) -> None:
+    asked = request(PROMPTS[5], attention=frozenset({"decoder"}))
+    generated = target(asked, manifest)
+    forced = target(
+        replace(asked, parameters=DecodingParameters(max_new_tokens=0), target_prefix=tuple(ids_of(generated))),
+        manifest,
+    )
+    assert forced.finish_reason == "forced"
+    assert [token.logprob for token in forced.tokens] == [token.logprob for token in generated.tokens]
+    np.testing.assert_array_equal(forced.attention["decoder"], generated.attention["decoder"])
+
+
+def test_a_stream_has_the_new_tokens_alone(manifest: Manifest) -> None:
+    harness = Harness(runner=FakeRunner(manifest, 2))
+    handle = harness.submit(request(PROMPTS[6], stream=True))
+    harness.run()
+    streamed = [event.token.id for event in harness.events[handle] if isinstance(event, TokenEvent)]
+    assert streamed == ids_of(harness.target(handle)) == FakeRunner(manifest, 1).expected(PROMPTS[6], LIMIT)
