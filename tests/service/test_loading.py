@@ -1,5 +1,6 @@
 """From a real bundle to a backend. These tests need what exports one."""
 
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from service.bundle import MANIFEST, BundleError, read_manifest, write_manifest
 from service.engine.observer import EngineObserver, NullObserver
 from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest
 from service.loading import find_bundles, load_backend
+from service.serving import Backend
 from service.settings import Settings
 
 
@@ -36,6 +38,27 @@ def test_every_bundle_of_the_folder_is_served_by_its_own_name(folder: Path) -> N
     model = backend.models["toy"]
     assert model.provider == "cpu"
     assert model.source_tokenizer is model.target_tokenizer
+
+
+def generate(backend: Backend, name: str) -> list[int]:
+    results: list[Event] = []
+    request = GenerateRequest("r", (11, 52, 90, 2), 1e9, DecodingParameters(max_new_tokens=8))
+    backend.engines[name].submit(request, results.append)
+    while backend.engines[name].has_work:
+        backend.engines[name].step()
+    (result,) = results
+    assert isinstance(result, Generated)
+    return [token.id for token in result.targets[0].tokens]
+
+
+def test_the_service_never_looks_at_what_an_architecture_is_called(folder: Path) -> None:
+    manifest = read_manifest(folder / "toy")
+    shutil.copytree(folder / "toy", folder / "other")
+    changes = {"name": "other", "architecture": secrets.token_hex()}
+    write_manifest(folder / "other", manifest.model_copy(update=changes))
+    backend = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of)
+    assert backend.models["other"].manifest.architecture != manifest.architecture
+    assert generate(backend, "other") == generate(backend, "toy")
 
 
 def test_a_float16_bundle_is_served_on_the_cpu_too(bundle: Path, tmp_path: Path) -> None:
