@@ -136,7 +136,7 @@ def print_accuracy(arguments: argparse.Namespace) -> None:
     report = {
         "split": arguments.split,
         "sentences": found.total,
-        "correct": found.correct,
+        "correct": found.count,
         "accuracy": round(100 * found.value, 2),
         "interval_95": [round(100 * low, 2), round(100 * high, 2)],
         "checkpoint": load_facts(arguments.checkpoint / WEIGHTS),

@@ -1,6 +1,5 @@
 """Classification as a task: labelled sentences, the cross-entropy of their labels, and accuracy."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,13 @@ from torch.nn import functional
 from model.classifier import Classifier
 from model.config import ClassifierConfig, ModelConfig, TrainConfig
 from model.data import bucket, pad, read_lines
+from model.share import Share
 from model.task import Task
 from model.tokenizer import encode_lines
 
 Example = tuple[list[int], int]  # source ids, the end token last, and the number of the label
 
 EVALUATION_TOKENS = 4096  # padded tokens of one batch
-Z_95 = 1.959963984540054  # the normal distribution's 97.5 % point
 
 
 def read_labelled(folder: Path, split: str) -> tuple[list[str], list[int]]:
@@ -100,28 +99,8 @@ CLASSIFICATION: Task[Example, LabelledBatch, Classifier] = Task(
 )
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """How many examples of a split were given their own label, and where the true share lies with 95 % confidence."""
-
-    correct: int
-    total: int
-
-    @property
-    def value(self) -> float:
-        return self.correct / self.total
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The score interval of Wilson 1927."""
-        share, z2 = self.value, Z_95**2 / self.total
-        middle = share + z2 / 2
-        half_width = math.sqrt(z2 * (share * (1 - share) + z2 / 4))
-        return (middle - half_width) / (1 + z2), (middle + half_width) / (1 + z2)
-
-
 @torch.inference_mode()
-def accuracy(model: Classifier, tokenizer: Tokenizer, texts: Sequence[str], labels: Sequence[int]) -> Accuracy:
+def accuracy(model: Classifier, tokenizer: Tokenizer, texts: Sequence[str], labels: Sequence[int]) -> Share:
     """Classify texts, whole.
 
     Raises:
@@ -135,4 +114,4 @@ def accuracy(model: Classifier, tokenizer: Tokenizer, texts: Sequence[str], labe
     for batch in _batches(examples, EVALUATION_TOKENS, 0, model.config):
         chosen = model(batch.source, batch.source_lengths).argmax(dim=-1)
         correct += int((chosen == batch.labels).sum())
-    return Accuracy(correct, len(examples))
+    return Share(correct, len(examples))

@@ -13,10 +13,10 @@ import torch
 from tokenizers import Tokenizer
 
 from model.causal import CausalModel
-from model.classification import Accuracy
 from model.data import pad
 from model.dialogues import CHAT, first_message
 from model.instructions import KINDS, WHO_ARE_YOU, Instruction, Kind, draw_instruction
+from model.share import Share
 from model.smalltalk import Exchange, draw_exchange
 from model.tokenizer import decode_ids, encode_lines, prompt_tokenizer
 
@@ -87,8 +87,8 @@ def recall(answer: Answer, turns: Sequence[int], num_dialogues: int, seed: int) 
 
 
 def _counted(kept: Sequence[bool]) -> dict[str, Any]:
-    share = Accuracy(sum(kept), len(kept))
-    return {"kept": share.correct, "total": share.total, "interval_95": [round(end, 4) for end in share.interval]}
+    share = Share(sum(kept), len(kept))
+    return {"kept": share.count, "total": share.total, "interval_95": [round(end, 4) for end in share.interval]}
 
 
 def greedy_answers(model: CausalModel, tokenizer: Tokenizer) -> Answer:

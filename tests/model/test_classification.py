@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from model.checkpoint import load_checkpoint, load_model
-from model.classification import CLASSIFICATION, Accuracy, accuracy, label_loss, read_labelled
+from model.classification import CLASSIFICATION, accuracy, label_loss, read_labelled
 from model.classifier import Classifier
 from model.config import ClassifierConfig, ModelConfig, TrainConfig
 from model.train import Trainer
@@ -110,13 +110,6 @@ def test_a_line_of_another_form_is_named(tmp_path: Path, line: str) -> None:
         read_labelled(tmp_path, "dev")
 
 
-def test_the_interval_is_wilsons() -> None:
-    low, high = Accuracy(correct=40, total=50).interval
-    assert low == pytest.approx(0.6696, abs=1e-4)
-    assert high == pytest.approx(0.8876, abs=1e-4)
-    assert Accuracy(correct=3, total=3).interval[1] == pytest.approx(1)
-
-
 def test_accuracy_counts_what_the_model_chooses(classifier_checkpoint: Path, toy_sentences: list[str]) -> None:
     model, tokenizer = load_model(classifier_checkpoint)
     assert isinstance(model, Classifier)
@@ -125,8 +118,8 @@ def test_accuracy_counts_what_the_model_chooses(classifier_checkpoint: Path, toy
         logprobs = model(torch.tensor([encoding.ids]), torch.tensor([len(encoding.ids)]))
         chosen.append(int(logprobs.argmax()))
     wrong = [(label + 1) % 3 for label in chosen[:2]]
-    assert accuracy(model, tokenizer, toy_sentences, chosen).correct == len(toy_sentences)
-    assert accuracy(model, tokenizer, toy_sentences, wrong + chosen[2:]).correct == len(toy_sentences) - 2
+    assert accuracy(model, tokenizer, toy_sentences, chosen).count == len(toy_sentences)
+    assert accuracy(model, tokenizer, toy_sentences, wrong + chosen[2:]).count == len(toy_sentences) - 2
 
 
 def test_a_text_that_is_too_long_is_refused_with_both_numbers(classifier_checkpoint: Path) -> None:
