@@ -1,7 +1,7 @@
 """The reference decoder and the engine give what `generate` of Hugging Face transformers gives, token for token."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,26 +103,29 @@ def by_reference(model: Transformer, request: GenerateRequest) -> Targets:
     return [hypothesis.ids for hypothesis in hypotheses]
 
 
-def assert_all_agree(
-    model: Transformer, runner: OnnxRunner, requests: Sequence[GenerateRequest], expected: Sequence[Targets]
-) -> None:
-    """Engine and reference against what transformers gave; the reference on a few sentences only."""
-    given = [
-        generated_ids(request, result.targets) for request, result in zip(requests, run(runner, requests), strict=True)
-    ]
-    assert_same(model, requests, expected, given)
-    with one_thread():
-        few = [by_reference(model, request) for request in requests[:REFERENCE]]
-    assert_same(model, requests[:REFERENCE], expected[:REFERENCE], few)
+Agree = Callable[[Sequence[GenerateRequest], Sequence[Targets]], None]
+
+
+@pytest.fixture
+def agree(model: Transformer, runner: OnnxRunner) -> Agree:
+    """Holds engine and reference against what transformers gave; the reference on a few sentences only."""
+
+    def assert_all_agree(requests: Sequence[GenerateRequest], expected: Sequence[Targets]) -> None:
+        results = zip(requests, run(runner, requests), strict=True)
+        given = [generated_ids(request, result.targets) for request, result in results]
+        assert_same(model, requests, expected, given)
+        with one_thread():
+            few = [by_reference(model, request) for request in requests[:REFERENCE]]
+        assert_same(model, requests[:REFERENCE], expected[:REFERENCE], few)
+
+    return assert_all_agree
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_searches_agree(
-    search: str, model: Transformer, marian: Any, runner: OnnxRunner, sources: list[tuple[int, ...]]
-) -> None:
+def test_searches_agree(search: str, agree: Agree, marian: Any, sources: list[tuple[int, ...]]) -> None:
     count = len(sources) if search in WHOLE else SHORT
     requests = [make_request(source, parameters=SEARCHES[search]) for source in sources[:count]]
-    assert_all_agree(model, runner, requests, generate(marian, requests))
+    agree(requests, generate(marian, requests))
 
 
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
@@ -130,9 +133,8 @@ def test_searches_agree(
 def test_processors_agree(
     processors: str,
     parameters: DecodingParameters,
-    model: Transformer,
+    agree: Agree,
     marian: Any,
-    runner: OnnxRunner,
     sources: list[tuple[int, ...]],
     plain: dict[DecodingParameters, list[Targets]],
 ) -> None:
@@ -140,15 +142,14 @@ def test_processors_agree(
     requests = [make_request(source, parameters=shaped) for source in sources[:SHORT]]
     expected = generate(marian, requests)
     assert expected != plain[parameters], "processors that change nothing prove nothing"
-    assert_all_agree(model, runner, requests, expected)
+    agree(requests, expected)
 
 
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
 def test_suppressed_tokens_agree(
     parameters: DecodingParameters,
-    model: Transformer,
+    agree: Agree,
     marian: Any,
-    runner: OnnxRunner,
     sources: list[tuple[int, ...]],
     frequent: tuple[int, ...],
 ) -> None:
@@ -156,15 +157,14 @@ def test_suppressed_tokens_agree(
     requests = [make_request(source, parameters=shaped) for source in sources[:SHORT]]
     expected = generate(marian, requests)
     assert not any(set(frequent) & set(ids) for targets in expected for ids in targets)
-    assert_all_agree(model, runner, requests, expected)
+    agree(requests, expected)
 
 
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
 def test_stops_agree(
     parameters: DecodingParameters,
-    model: Transformer,
+    agree: Agree,
     marian: Any,
-    runner: OnnxRunner,
     sources: list[tuple[int, ...]],
     frequent: tuple[int, ...],
 ) -> None:
@@ -173,7 +173,7 @@ def test_stops_agree(
     requests = [make_request(source, parameters=parameters, stop=stop) for source in sources[:SHORT]]
     expected = generate(marian, requests, stop.ids)
     assert sum(stop.ends(ids) for targets in expected for ids in targets) > len(requests) / 2
-    assert_all_agree(model, runner, requests, expected)
+    agree(requests, expected)
 
 
 @pytest.mark.parametrize("shape", PREFIXED)
@@ -181,9 +181,8 @@ def test_stops_agree(
 def test_forced_prefixes_agree(
     parameters: DecodingParameters,
     shape: str,
-    model: Transformer,
+    agree: Agree,
     marian: Any,
-    runner: OnnxRunner,
     sources: list[tuple[int, ...]],
     plain: dict[DecodingParameters, list[Targets]],
 ) -> None:
@@ -193,4 +192,4 @@ def test_forced_prefixes_agree(
         make_request(source, parameters=replace(parameters, **PREFIXED[shape]), target_prefix=prefix)
         for source, prefix in zip(sources, beginnings[1:], strict=False)
     ]
-    assert_all_agree(model, runner, requests, generate(marian, requests))
+    agree(requests, generate(marian, requests))
