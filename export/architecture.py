@@ -43,7 +43,7 @@ def graphs_of(model: Model, weights: WeightFile) -> Graphs:
         return Graphs(
             recurrent.encoder_graph(model, weights),
             recurrent.step_graph(model, weights),
-            recurrent.states(model.config),
+            recurrent.states(model),
             recurrent.attention_maps(model.config),
         )
     return Graphs(

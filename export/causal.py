@@ -10,13 +10,25 @@ from typing import cast
 
 import numpy as np
 import onnx
-from torch import nn
 
 from export.builder import CONTRIB, GraphBuilder, WeightFile
-from export.parts import FLOAT, INT32, INT64, linear, scaled_embedding, scores
+from export.parts import (
+    FLOAT,
+    INT32,
+    INT64,
+    add_norm,
+    before,
+    feed_forward,
+    layer_norm,
+    linear,
+    scaled_embedding,
+    scores,
+)
 from export.transformer import AFTER_SOFTMAX
-from model.causal import CausalLayer, CausalModel
+from model.attention import MultiHeadAttention
+from model.causal import CausalModel
 from model.config import CausalConfig
+from model.transformer import EncoderLayer
 from service.bundle import Attention, State
 
 
@@ -53,12 +65,12 @@ def encoder_graph(model: CausalModel, weights: WeightFile) -> onnx.ModelProto:
     x = graph.add("Add", scaled_embedding(graph, model.embedding.weight, ids), positions)  # (B, S, M)
     last = graph.add("Sub", lengths, graph.constant(1, np.int32))
     attention = _Attention(graph, config, last, graph.add("Cast", graph.add("Squeeze", size), to=INT32))
-    for number, layer in enumerate(cast(Iterable[CausalLayer], model.layers)):
+    for number, layer in enumerate(cast(Iterable[EncoderLayer], model.layers)):
         shape = ("batch", config.num_heads, "source", config.head_size)
         kept = [graph.output(f"prompt_{part}.{number}", FLOAT, shape) for part in ("key", "value")]
         x = _layer(graph, number, layer, x, attention, ["", ""], kept)
     hidden = graph.output("hidden", FLOAT, ("batch", "source", config.d_model))
-    graph.add("Identity", _norm(graph, "norm", x, model.norm), output=hidden)
+    graph.add("Identity", layer_norm(graph, "last", x, model.norm), output=hidden)
     return graph.build()
 
 
@@ -76,13 +88,13 @@ def step_graph(model: CausalModel, weights: WeightFile) -> onnx.ModelProto:
     x = graph.add("Unsqueeze", x, axis)  # (B, 1, M)
     total = graph.add("Add", lengths, graph.constant(1, np.int32))
     attention = _Attention(graph, config, lengths, graph.add("ReduceMax", total, keepdims=0))
-    for number, layer in enumerate(cast(Iterable[CausalLayer], model.layers)):
+    for number, layer in enumerate(cast(Iterable[EncoderLayer], model.layers)):
         shape = ("batch", config.num_heads, "target", config.head_size)
         past = [graph.input(f"self_{part}.{number}", FLOAT, shape) for part in ("key", "value")]
         present = [graph.output(f"self_{part}_out.{number}", FLOAT, shape) for part in ("key", "value")]
         x = _layer(graph, number, layer, x, attention, past, present)
     attention.stack_maps()
-    features = graph.add("Squeeze", _norm(graph, "norm", x, model.norm), axis)  # (B, M)
+    features = graph.add("Squeeze", layer_norm(graph, "last", x, model.norm), axis)  # (B, M)
     scores(graph, features, model.embedding.weight)
     return graph.build()
 
@@ -124,7 +136,7 @@ class _Attention:
 def _layer(
     graph: GraphBuilder,
     number: int,
-    layer: CausalLayer,
+    layer: EncoderLayer,
     x: str,
     attention: _Attention,
     past: list[str],
@@ -132,15 +144,9 @@ def _layer(
 ) -> str:
     """(B, queries, M) to (B, queries, M); keys and values go from `past` to `present`."""
     name, own = f"layers.{number}", layer.self_attention
-    normed = _norm(graph, f"{name}.self_attention_norm", x, layer.self_attention_norm)
-    qkv = linear(graph, f"{name}.self_attention.qkv", normed, own.query, own.key, own.value)
-    attended = attention.attend(qkv, past, present)
-    x = graph.add("Add", x, linear(graph, f"{name}.self_attention.output", attended, own.output))
-    normed = _norm(graph, f"{name}.feed_forward_norm", x, layer.feed_forward_norm)
-    inner = graph.add("Relu", linear(graph, f"{name}.feed_forward.inner", normed, layer.feed_forward.inner))
-    return graph.add("Add", x, linear(graph, f"{name}.feed_forward.outer", inner, layer.feed_forward.outer))
-
-
-def _norm(graph: GraphBuilder, name: str, x: str, norm: nn.LayerNorm) -> str:
-    parameters = [graph.weight(f"{name}.{part}", getattr(norm, part)) for part in ("weight", "bias")]
-    return graph.add("LayerNormalization", x, *parameters, axis=-1, epsilon=norm.eps)
+    assert isinstance(own, MultiHeadAttention), "a causal model has no other"
+    read = before(graph, f"{name}.self_attention.output", x, layer.self_attention_norm)
+    qkv = linear(graph, f"{name}.self_attention.qkv", read, own.query, own.key, own.value)
+    projected = linear(graph, f"{name}.self_attention.output", attention.attend(qkv, past, present), own.output)
+    x = add_norm(graph, f"{name}.self_attention.output", x, projected, layer.self_attention_norm)
+    return feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)

@@ -8,6 +8,7 @@ from onnx import TensorProto
 from torch import Tensor, nn
 
 from export.builder import GraphBuilder
+from model.transformer import AddNorm, FeedForward
 from service.bundle import TOP_TOKENS
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
@@ -42,3 +43,27 @@ def scores(graph: GraphBuilder, features: str, table: Tensor) -> None:
     count = min(TOP_TOKENS, vocab_size)
     top = [graph.output("top_logprobs", FLOAT, ("batch", count)), graph.output("top_ids", INT64, ("batch", count))]
     graph.add_multi("TopK", [logprobs, graph.constant([count], np.int64)], top)
+
+
+def before(graph: GraphBuilder, name: str, x: str, module: AddNorm) -> str:
+    """What a sublayer reads."""
+    return layer_norm(graph, name, x, module.norm) if module.pre_norm else x
+
+
+def add_norm(graph: GraphBuilder, name: str, x: str, inner: str, module: AddNorm) -> str:
+    """LayerNorm(x + inner), or pre-norm the sum. Two nodes: the one that ONNX Runtime has takes four times as long."""
+    total = graph.add("Add", x, inner)
+    return total if module.pre_norm else layer_norm(graph, name, total, module.norm)
+
+
+def layer_norm(graph: GraphBuilder, name: str, x: str, norm: nn.LayerNorm) -> str:
+    vectors = {"norm.weight": norm.weight, "norm.bias": norm.bias}
+    parameters = [graph.weight(f"{name}.{part}", vector) for part, vector in vectors.items()]
+    return graph.add("LayerNormalization", x, *parameters, axis=-1, epsilon=norm.eps)
+
+
+def feed_forward(graph: GraphBuilder, name: str, x: str, module: FeedForward, norm: AddNorm) -> str:
+    read = before(graph, f"{name}.feed_forward.outer", x, norm)
+    inner = graph.add("Relu", linear(graph, f"{name}.feed_forward.inner", read, module.inner))
+    outer = linear(graph, f"{name}.feed_forward.outer", inner, module.outer)
+    return add_norm(graph, f"{name}.feed_forward.outer", x, outer, norm)

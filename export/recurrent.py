@@ -14,7 +14,7 @@ from export.builder import GraphBuilder, WeightFile
 from export.parts import FLOAT, INT32, INT64, linear, scaled_embedding, scores
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
-from model.scores import AdditiveScore, GeneralScore, LocationScore, ReducedRankScore
+from model.scores import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
 from service.bundle import Attention, State
 
 # ONNX names the gates of a GRU z, r, h and those of an LSTM i, o, f, c; PyTorch r, z, n and i, f, g, o.
@@ -22,21 +22,17 @@ GATES = {"gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
 LOWEST = float(np.finfo(np.float32).min)
 
 
-def has_keys(config: RecurrentConfig) -> bool:
-    """Whether the score needs something of the annotations that is not the annotations themselves."""
-    return config.attention not in ("none", "dot", "location")
-
-
-def states(config: RecurrentConfig) -> tuple[State, ...]:
+def states(model: RecurrentModel) -> tuple[State, ...]:
     """What the encoder says of the source, and what the decoder carries from step to step."""
-    made = []
+    config, made = model.config, []
     size = config.annotation_size
     if config.attention == "none":
         made.append(State(input="context", fill="encoder", encoder_output="context", shape=(size,)))
     else:
         made.append(State(input="annotations", fill="encoder", encoder_output="hidden", shape=("source", size)))
-    if has_keys(config):
-        made.append(State(input="keys", fill="encoder", encoder_output="keys", shape=("source", _key_size(config))))
+    if isinstance(model.score, ProjectedScore):
+        size = model.score.key_size
+        made.append(State(input="keys", fill="encoder", encoder_output="keys", shape=("source", size)))
     hidden = (config.decoder_size,)
     made.append(State(input="state", output="state_out", fill="encoder", encoder_output="first_state", shape=hidden))
     if config.cell == "lstm":
@@ -44,10 +40,6 @@ def states(config: RecurrentConfig) -> tuple[State, ...]:
     if config.input_feeding:
         made.append(State(input="feed", output="feed_out", fill="zeros", shape=(config.embedding_size,)))
     return tuple(made)
-
-
-def _key_size(config: RecurrentConfig) -> int:
-    return config.decoder_size if config.attention == "general" else config.attention_size
 
 
 def attention_maps(config: RecurrentConfig) -> tuple[Attention, ...]:
@@ -70,10 +62,10 @@ def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto
     shape = graph.constant([0, 0, config.annotation_size], np.int64)
     hidden = graph.output("hidden", FLOAT, ("batch", "source", config.annotation_size))
     graph.add("Reshape", by_row, shape, output=hidden)
-    if has_keys(config):
-        assert isinstance(model.score, AdditiveScore | GeneralScore | ReducedRankScore)
-        keys = graph.weight("score.annotation.weight", model.score.annotation.weight.T)
-        graph.add("MatMul", hidden, keys, output=graph.output("keys", FLOAT, ("batch", "source", _key_size(config))))
+    if isinstance(model.score, ProjectedScore):
+        keys = graph.output("keys", FLOAT, ("batch", "source", model.score.key_size))
+        weight = graph.weight("score.annotation.weight", model.score.annotation.weight.T)
+        graph.add("MatMul", hidden, weight, output=keys)
     by_direction = graph.add("Transpose", last, perm=[1, 0, 2])  # (B, directions, A / directions)
     if config.attention == "none":
         flat = graph.output("context", FLOAT, ("batch", config.annotation_size))
@@ -92,12 +84,12 @@ def step_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:
 class _Step:
     def __init__(self, model: RecurrentModel, weights: WeightFile) -> None:
         self._model = model
-        self._config = config = model.config
+        self._config = model.config
         self._graph = graph = GraphBuilder("step", weights)
         self._token_ids = graph.input("token_ids", INT64, ("batch",))
         self._lengths = graph.input("lengths", INT32, ("batch",))
         self._source_lengths = graph.input("source_lengths", INT32, ("batch",))
-        for state in states(config):
+        for state in states(model):
             graph.input(state.input, FLOAT, ("batch", *state.shape))
 
     def build(self) -> onnx.ModelProto:
@@ -174,7 +166,7 @@ class _Step:
     def _score(self, query: str, size: str) -> str:
         """Scores (B, S) of a state (B, H)."""
         graph, score = self._graph, self._model.score
-        keys = "keys" if has_keys(self._config) else "annotations"
+        keys = "keys" if isinstance(score, ProjectedScore) else "annotations"
         if isinstance(score, LocationScore):
             whole = linear(graph, "score.state", query, score.state)
             first, column = graph.constant([0], np.int64), graph.constant([1], np.int64)

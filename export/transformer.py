@@ -17,11 +17,22 @@ from torch import nn
 
 from export.builder import CONTRIB, GraphBuilder, WeightFile
 from export.encoder_attention import EncoderAttention
-from export.parts import FLOAT, INT32, INT64, linear, scaled_embedding, scores
+from export.parts import (
+    FLOAT,
+    INT32,
+    INT64,
+    add_norm,
+    before,
+    feed_forward,
+    layer_norm,
+    linear,
+    scaled_embedding,
+    scores,
+)
 from model.attention import MultiHeadAttention
 from model.classifier import Classifier
 from model.config import TransformerConfig
-from model.transformer import AddNorm, DecoderLayer, EncoderLayer, FeedForward, Transformer
+from model.transformer import DecoderLayer, EncoderLayer, Transformer
 from service.bundle import Attention, State
 
 AFTER_SOFTMAX = 2  # which scores GroupQueryAttention returns as its map
@@ -93,10 +104,10 @@ def encoder_layers(graph: GraphBuilder, model: Transformer | Classifier) -> tupl
     attention = EncoderAttention(graph, lengths, size, model.projections if isinstance(model, Transformer) else None)
     for number, layer in enumerate(cast(Iterable[EncoderLayer], model.encoder)):
         name = f"encoder.{number}"
-        read = _before(graph, f"{name}.self_attention.output", x, layer.self_attention_norm)
+        read = before(graph, f"{name}.self_attention.output", x, layer.self_attention_norm)
         attended = attention.add(number, read, layer.self_attention)
-        x = _add_norm(graph, f"{name}.self_attention.output", x, attended, layer.self_attention_norm)
-        x = _feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
+        x = add_norm(graph, f"{name}.self_attention.output", x, attended, layer.self_attention_norm)
+        x = feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
     if isinstance(model, Transformer):
         x = _stack_norm(graph, "encoder", x, model.encoder_norm)
     graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", model.config.d_model)))  # a name
@@ -122,17 +133,17 @@ def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
     nothing = graph.add("Slice", x, begin, begin, axis)  # (B, 0, M)
     for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
         name, own, cross = f"decoder.{number}", layer.self_attention, layer.cross_attention
-        read = _before(graph, f"{name}.self_attention.output", x, layer.self_attention_norm)
+        read = before(graph, f"{name}.self_attention.output", x, layer.self_attention_norm)
         qkv = linear(graph, f"{name}.self_attention.qkv", read, own.query, own.key, own.value)
         attended = _attend_cached(graph, own, qkv, ["", ""], "self", number, target)
         projected = linear(graph, f"{name}.self_attention.output", attended, own.output)
-        x = _add_norm(graph, f"{name}.self_attention.output", x, projected, layer.self_attention_norm)
-        read = _before(graph, f"{name}.cross_attention.output", x, layer.cross_attention_norm)
+        x = add_norm(graph, f"{name}.self_attention.output", x, projected, layer.self_attention_norm)
+        read = before(graph, f"{name}.cross_attention.output", x, layer.cross_attention_norm)
         query = linear(graph, f"{name}.cross_attention.query", read, cross.query)
         attended = _attend_cached(graph, cross, query, [nothing, nothing], "cross", number, source)
         projected = linear(graph, f"{name}.cross_attention.output", attended, cross.output)
-        x = _add_norm(graph, f"{name}.cross_attention.output", x, projected, layer.cross_attention_norm)
-        x = _feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
+        x = add_norm(graph, f"{name}.cross_attention.output", x, projected, layer.cross_attention_norm)
+        x = feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
     x = _stack_norm(graph, "decoder", x, model.decoder_norm)
     _stack_maps(graph, "decoder_attention", target, config)
     _stack_maps(graph, "cross_attention", source, config)
@@ -211,30 +222,6 @@ def _project_cross_attention(graph: GraphBuilder, model: Transformer, memory: st
     graph.add_multi("Split", [by_head], names, axis=1, num_outputs=len(names))
 
 
-def _before(graph: GraphBuilder, name: str, x: str, module: AddNorm) -> str:
-    """What a sublayer reads."""
-    return _layer_norm(graph, name, x, module.norm) if module.pre_norm else x
-
-
-def _add_norm(graph: GraphBuilder, name: str, x: str, inner: str, module: AddNorm) -> str:
-    """LayerNorm(x + inner), or pre-norm the sum. Two nodes: the one that ONNX Runtime has takes four times as long."""
-    total = graph.add("Add", x, inner)
-    return total if module.pre_norm else _layer_norm(graph, name, total, module.norm)
-
-
 def _stack_norm(graph: GraphBuilder, name: str, x: str, module: nn.Module) -> str:
     """What a pre-norm stack ends with; other stacks have nothing here."""
-    return _layer_norm(graph, name, x, module) if isinstance(module, nn.LayerNorm) else x
-
-
-def _layer_norm(graph: GraphBuilder, name: str, x: str, norm: nn.LayerNorm) -> str:
-    vectors = {"norm.weight": norm.weight, "norm.bias": norm.bias}
-    parameters = [graph.weight(f"{name}.{part}", vector) for part, vector in vectors.items()]
-    return graph.add("LayerNormalization", x, *parameters, axis=-1, epsilon=norm.eps)
-
-
-def _feed_forward(graph: GraphBuilder, name: str, x: str, module: FeedForward, norm: AddNorm) -> str:
-    read = _before(graph, f"{name}.feed_forward.outer", x, norm)
-    inner = graph.add("Relu", linear(graph, f"{name}.feed_forward.inner", read, module.inner))
-    outer = linear(graph, f"{name}.feed_forward.outer", inner, module.outer)
-    return _add_norm(graph, f"{name}.feed_forward.outer", x, outer, norm)
+    return layer_norm(graph, name, x, module) if isinstance(module, nn.LayerNorm) else x

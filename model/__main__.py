@@ -4,8 +4,9 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from model.causal import CausalModel
 from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model
@@ -16,15 +17,29 @@ from model.evaluate import Scores, read_test_set, score, tokenised_path, transla
 from model.recall import TURNS, greedy_answers, recall
 from model.reference import one_thread
 from model.train import Trainer
-from model.zoo import PLAN, SYSTEMS
+from model.zoo import PLAN, SYSTEMS, System
+
+TEST_SPLIT = "test_2016_flickr"
 
 
-def add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "train",
-        help="train from a folder of data; run again with the same arguments to resume",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_command(
+    commands: Commands, name: str, action: Callable[[argparse.Namespace], None], text: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.set_defaults(action=action)
+    return parser
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, help="folder with config.json, weights.safetensors, tokenizer.json")
+
+
+def add_train(commands: Commands) -> None:
+    text = "train from a folder of data; run again with the same arguments to resume"
+    parser = add_command(commands, "train", train, text)
     parser.add_argument(
         "data",
         type=Path,
@@ -36,95 +51,79 @@ def add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     parser.add_argument("--system", choices=SYSTEMS, default="transformer", help="what to train")
     for field in dataclasses.fields(TrainConfig):
         option = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(option, type=type(field.default), help="default: the system's own")
-    parser.set_defaults(action=train)
-
-
-def add_zoo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "zoo",
-        help="train and score every system, one after another; run it again to resume",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("data", type=Path, help="folder of parallel text, with the test set test_2016_flickr")
-    parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="a folder for each run is made in it")
-    parser.add_argument("--systems", nargs="*", choices=PLAN, default=list(PLAN), metavar="NAME", help="only these")
-    parser.add_argument("--seeds", type=int, help="only the first so many of each (default: as many as are planned)")
-    parser.set_defaults(action=zoo)
-
-
-def zoo(arguments: argparse.Namespace) -> None:
-    """Seed 1 of every system comes before seed 2 of any."""
-    runs = [(seed, name) for name in arguments.systems for seed in range(1, 1 + (arguments.seeds or PLAN[name]))]
-    for seed, name in sorted(runs, key=lambda one: one[0]):
-        run, system = arguments.runs / f"{name}-{seed}", SYSTEMS[name]
-        print(run, flush=True)
-        Trainer(run, TrainConfig(**system.training, seed=seed), system.task, arguments.data, system.make_config).fit()
-        scores = run / "scores.json"
-        if not scores.exists():
-            write_scores(scores, run / "averaged", arguments.data)
-
-
-def write_scores(path: Path, checkpoint: Path, data: Path) -> None:
-    """Beam 5 on test_2016_flickr, English to German."""
-    split, num_beams, length_penalty = "test_2016_flickr", 5, 1.0
-    model, tokenizer = load_checkpoint(checkpoint)
-    test_set = read_test_set(data, split, "en", "de")
-    outputs = translate(model, tokenizer, test_set.sources, num_beams, length_penalty)
-    write_report(path, checkpoint, split, num_beams, length_penalty, score(outputs, test_set, "de"), outputs)
+        parser.add_argument(
+            option, type=type(field.default), default=argparse.SUPPRESS, help="default: the system's own"
+        )
 
 
 def train(arguments: argparse.Namespace) -> None:
     system = SYSTEMS[arguments.system]
-    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(TrainConfig)}
-    settings = {**system.training, **{name: value for name, value in given.items() if value is not None}}
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    settings = {**system.training, **{name: value for name, value in vars(arguments).items() if name in names}}
     Trainer(arguments.run, TrainConfig(**settings), system.task, arguments.data, system.make_config).fit()
 
 
-def add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "evaluate",
-        help="translate a test set by reference beam search and score it",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("checkpoint", type=Path, help="folder with config.json, weights.safetensors, tokenizer.json")
+def add_evaluate(commands: Commands) -> None:
+    parser = add_command(commands, "evaluate", evaluate, "translate a test set by reference beam search and score it")
+    add_checkpoint(parser)
     parser.add_argument("data", type=Path, help="folder with SPLIT.SOURCE, SPLIT.TARGET, SPLIT.lc.norm.tok.TARGET")
-    parser.add_argument("--split", default="test_2016_flickr", help="what the test set's files begin with")
+    parser.add_argument("--split", default=TEST_SPLIT, help="what the test set's files begin with")
     parser.add_argument("--source", default="en", help="file ending of the source side")
     parser.add_argument("--target", default="de", help="file ending of the target side")
     parser.add_argument("--num-beams", type=int, default=5, help="open hypotheses")
     parser.add_argument("--length-penalty", type=float, default=1.0, help="exponent of the length that divides a score")
     parser.add_argument("--limit", type=int, help="only the first so many sentences")
     parser.add_argument("--json", type=Path, help="also write the scores and outputs to this file")
-    parser.set_defaults(action=evaluate)
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    model, tokenizer = load_checkpoint(arguments.checkpoint)
-    split, source, target = arguments.split, arguments.source, arguments.target
-    test_set = read_test_set(arguments.data, split, source, target, arguments.limit)
-    outputs = translate(model, tokenizer, test_set.sources, arguments.num_beams, arguments.length_penalty)
-    scores = score(outputs, test_set, target)
+    checkpoint, data, split, target = arguments.checkpoint, arguments.data, arguments.split, arguments.target
+    settings = arguments.num_beams, arguments.length_penalty, arguments.limit
+    scores, report = evaluated(checkpoint, data, split, arguments.source, target, *settings)
     tokenised = f"BLEU {scores.tokenised_bleu}"
     if scores.tokenised_bleu is None:
-        tokenised = f"left out: there is no {tokenised_path(arguments.data, split, target)}"
+        tokenised = f"left out: there is no {tokenised_path(data, split, target)}"
     print(f"tok-lc: {tokenised}")
     print(f"detok, cased: BLEU {scores.bleu}; chrF {scores.chrf}")
     if arguments.json is not None:
-        settings = arguments.num_beams, arguments.length_penalty
-        write_report(arguments.json, arguments.checkpoint, split, *settings, scores, outputs)
+        write_json(arguments.json, report)
 
 
-def add_accuracy(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "accuracy",
-        help="how often a classifier is right, as JSON",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("checkpoint", type=Path, help="folder with config.json, weights.safetensors, tokenizer.json")
+def evaluated(
+    checkpoint: Path,
+    data: Path,
+    split: str,
+    source: str,
+    target: str,
+    num_beams: int = 5,
+    length_penalty: float = 1.0,
+    limit: int | None = None,
+) -> tuple[Scores, dict[str, Any]]:
+    """A checkpoint's scores on a test set, and what is written of them."""
+    model, tokenizer = load_checkpoint(checkpoint)
+    test_set = read_test_set(data, split, source, target, limit)
+    outputs = translate(model, tokenizer, test_set.sources, num_beams, length_penalty)
+    scores = score(outputs, test_set, target)
+    return scores, {
+        "split": split,
+        "sentences": len(outputs),
+        "num_beams": num_beams,
+        "length_penalty": length_penalty,
+        "checkpoint": load_facts(checkpoint / WEIGHTS),
+        **dataclasses.asdict(scores),
+        "outputs": outputs,
+    }
+
+
+def write_json(path: Path, report: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def add_accuracy(commands: Commands) -> None:
+    parser = add_command(commands, "accuracy", print_accuracy, "how often a classifier is right, as JSON")
+    add_checkpoint(parser)
     parser.add_argument("data", type=Path, help="folder with SPLIT.tsv")
     parser.add_argument("--split", default="dev", help="what is classified")
-    parser.set_defaults(action=print_accuracy)
 
 
 def print_accuracy(arguments: argparse.Namespace) -> None:
@@ -144,39 +143,13 @@ def print_accuracy(arguments: argparse.Namespace) -> None:
     print(json.dumps(report, indent=2))
 
 
-def write_report(
-    path: Path,
-    checkpoint: Path,
-    split: str,
-    num_beams: int,
-    length_penalty: float,
-    scores: Scores,
-    outputs: Sequence[str],
-) -> None:
-    report = {
-        "split": split,
-        "sentences": len(outputs),
-        "num_beams": num_beams,
-        "length_penalty": length_penalty,
-        "checkpoint": load_facts(checkpoint / WEIGHTS),
-        **dataclasses.asdict(scores),
-        "outputs": outputs,
-    }
-    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def add_recall(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "recall",
-        help="how long a model that chats keeps an instruction",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("checkpoint", type=Path, help="folder with config.json, weights.safetensors, tokenizer.json")
+def add_recall(commands: Commands) -> None:
+    parser = add_command(commands, "recall", measure_recall, "how long a model that chats keeps an instruction")
+    add_checkpoint(parser)
     parser.add_argument("--turns", type=int, nargs="+", default=list(TURNS), help="after so many it is checked")
     parser.add_argument("--dialogues", type=int, default=25, help="of each kind of instruction and each length")
     parser.add_argument("--seed", type=int, default=1_000_000, help="of the dialogues")
     parser.add_argument("--json", type=Path, help="also write the counts to this file")
-    parser.set_defaults(action=measure_recall)
 
 
 def measure_recall(arguments: argparse.Namespace) -> None:
@@ -191,7 +164,35 @@ def measure_recall(arguments: argparse.Namespace) -> None:
         print(f"turn {turn}: " + ", ".join(f"{name} {one['kept']} of {one['total']}" for name, one in kinds.items()))
     if arguments.json is not None:
         facts = {"seed": arguments.seed, "checkpoint": load_facts(arguments.checkpoint / WEIGHTS), "turns": counts}
-        arguments.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_json(arguments.json, facts)
+
+
+def add_zoo(commands: Commands) -> None:
+    text = "train and score every system that translates, one after another; run it again to resume"
+    parser = add_command(commands, "zoo", train_zoo, text)
+    parser.add_argument("data", type=Path, help="folder of parallel text, English and German, with the test set")
+    parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="a folder for each run is made in it")
+    parser.add_argument("--systems", nargs="*", choices=PLAN, default=list(PLAN), metavar="NAME", help="only these")
+    parser.add_argument("--seeds", type=int, help="so many of each instead of as many as are planned")
+
+
+def train_zoo(arguments: argparse.Namespace) -> None:
+    """Seed 1 of every system comes before seed 2 of any."""
+    runs = [(seed, name) for name in arguments.systems for seed in range(1, 1 + (arguments.seeds or PLAN[name].seeds))]
+    for seed, name in sorted(runs, key=lambda one: one[0]):
+        print(f"{name}, seed {seed}", flush=True)
+        system = SYSTEMS[name]
+        settings = {**system.training, "max_epochs": PLAN[name].max_epochs, "seed": seed}
+        train_and_score(system, TrainConfig(**settings), arguments.data, arguments.runs / f"{name}-{seed}")
+
+
+def train_and_score(system: System, config: TrainConfig, data: Path, run: Path, split: str = TEST_SPLIT) -> None:
+    """Finish a run, then write `scores.json` into it where there is none."""
+    Trainer(run, config, system.task, data, system.make_config).fit()
+    path = run / "scores.json"
+    if not path.exists():
+        _, report = evaluated(run / "averaged", data, split, "en", "de")
+        write_json(path, report)
 
 
 def main() -> int:

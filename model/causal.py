@@ -10,28 +10,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from model.attention import MultiHeadAttention, causal_mask
+from model.attention import causal_mask
 from model.config import CausalConfig
-from model.transformer import Dropout, Embedded, FeedForward
-
-
-class CausalLayer(nn.Module):
-    """x + SelfAttention(LayerNorm(x)), then x + FeedForward(LayerNorm(x))."""
-
-    def __init__(self, config: CausalConfig) -> None:
-        super().__init__()
-        self.self_attention_norm = nn.LayerNorm(config.d_model)
-        self.self_attention = MultiHeadAttention(config.d_model, config.num_heads)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff)
-        self.dropout = Dropout(config.dropout)
-
-    def forward(self, x: Tensor, mask: Tensor, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """(B, T, M) to (B, T, M) and the weights (B, H, T, T) or None."""
-        normed = self.self_attention_norm(x)
-        attended, weights = self.self_attention(normed, normed, mask, need_weights)
-        x = x + self.dropout(attended)
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), weights
+from model.transformer import Embedded, EncoderLayer
 
 
 class CausalModel(Embedded):
@@ -40,7 +21,8 @@ class CausalModel(Embedded):
     def __init__(self, config: CausalConfig) -> None:
         super().__init__(config)
         self.config = config
-        self.layers = nn.ModuleList(CausalLayer(config) for _ in range(config.layers))
+        # The encoder's layer: that it looks at no later token is the mask's doing.
+        self.layers = nn.ModuleList(EncoderLayer(config, pre_norm=True) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
         self.initialise()
 
@@ -55,7 +37,7 @@ class CausalModel(Embedded):
         mask = causal_mask(ids.size(1), ids.device)
         x = self.embed(ids)
         maps = []
-        for layer in cast(Iterable[CausalLayer], self.layers):
+        for layer in cast(Iterable[EncoderLayer], self.layers):
             x, weights = layer(x, mask, need_weights)
             if weights is not None:
                 maps.append(weights)

@@ -14,7 +14,8 @@ from model.config import RecurrentConfig
 class Score(nn.Module):
     """How well each position of a source fits a state of the decoder."""
 
-    key_size: int
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
 
     def keys(self, annotations: Tensor) -> Tensor:
         """(B, S, A) to (B, S, K)."""
@@ -25,22 +26,37 @@ class Score(nn.Module):
         raise NotImplementedError
 
 
-class AdditiveScore(Score):
+class ProjectedScore(Score):
+    """One whose keys are the annotations, projected."""
+
+    annotation: nn.Linear
+
+    @property
+    def key_size(self) -> int:
+        """K."""
+        return self.annotation.out_features
+
+    def keys(self, annotations: Tensor) -> Tensor:
+        projected: Tensor = self.annotation(annotations)
+        return projected
+
+
+def dot(state: Tensor, keys: Tensor) -> Tensor:
+    """(B, K) and (B, S, K) to (B, S)."""
+    return (keys @ state.unsqueeze(-1)).squeeze(-1)
+
+
+class AdditiveScore(ProjectedScore):
     """e_ij = v^T tanh(W s + U h_j) (Bahdanau et al. 2015, section A.1.2).
 
     Luong's concat, v^T tanh(W [h_t; h_s]) (Luong et al. 2015, equation 8), is the same: W is [W U] there.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
-        super().__init__()
-        self.key_size = config.attention_size
+        super().__init__(config)
         self.state = nn.Linear(config.decoder_size, config.attention_size)
         self.annotation = nn.Linear(config.annotation_size, config.attention_size, bias=False)
         self.weights = nn.Linear(config.attention_size, 1, bias=False)
-
-    def keys(self, annotations: Tensor) -> Tensor:
-        projected: Tensor = self.annotation(annotations)
-        return projected
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
         scores: Tensor = self.weights((self.state(state).unsqueeze(1) + keys).tanh()).squeeze(-1)
@@ -50,50 +66,38 @@ class AdditiveScore(Score):
 class DotScore(Score):
     """h_t^T h_s (Luong et al. 2015, equation 8)."""
 
-    def __init__(self, config: RecurrentConfig) -> None:
-        super().__init__()
-        self.key_size = config.annotation_size
-
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
-        return (keys @ state.unsqueeze(-1)).squeeze(-1)
+        return dot(state, keys)
 
 
-class GeneralScore(DotScore):
+class GeneralScore(ProjectedScore):
     """h_t^T W h_s (Luong et al. 2015, equation 8): multiplicative, or bilinear, attention."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
-        self.key_size = config.decoder_size
         self.annotation = nn.Linear(config.annotation_size, config.decoder_size, bias=False)
 
-    def keys(self, annotations: Tensor) -> Tensor:
-        projected: Tensor = self.annotation(annotations)
-        return projected
+    def forward(self, state: Tensor, keys: Tensor) -> Tensor:
+        return dot(state, keys)
 
 
-class ReducedRankScore(DotScore):
+class ReducedRankScore(ProjectedScore):
     """s^T (U^T V) h = (U s)^T (V h) with U (k, H) and V (k, A): multiplicative attention of rank k."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
-        self.key_size = config.attention_size
         self.state = nn.Linear(config.decoder_size, config.attention_size, bias=False)
         self.annotation = nn.Linear(config.annotation_size, config.attention_size, bias=False)
 
-    def keys(self, annotations: Tensor) -> Tensor:
-        projected: Tensor = self.annotation(annotations)
-        return projected
-
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
-        return super().forward(self.state(state), keys)
+        return dot(self.state(state), keys)
 
 
 class LocationScore(Score):
     """W h_t (Luong et al. 2015, equation 9): what stands at a position is not looked at."""
 
     def __init__(self, config: RecurrentConfig) -> None:
-        super().__init__()
-        self.key_size = 1
+        super().__init__(config)
         self.state = nn.Linear(config.decoder_size, config.max_positions)
 
     def keys(self, annotations: Tensor) -> Tensor:

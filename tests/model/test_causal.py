@@ -48,7 +48,7 @@ def test_a_layer_is_two_residual_sublayers_behind_their_norms(model: CausalModel
     ids = torch.tensor([[1, 5, 9, 11]])
     x = model.embedding(ids) * math.sqrt(16) + model.positions[:4]
     for layer in model.layers:
-        normed = layer.self_attention_norm(x)  # type: ignore[operator]
+        normed = layer.self_attention_norm.norm(x)  # type: ignore[operator]
         q, k, v = (getattr(layer.self_attention, name)(normed).view(1, 4, 2, 8) for name in ("query", "key", "value"))
         heads = []
         for head in range(2):
@@ -56,7 +56,7 @@ def test_a_layer_is_two_residual_sublayers_behind_their_norms(model: CausalModel
             scores = scores.masked_fill(torch.ones(4, 4).triu(1).bool(), -math.inf)
             heads.append(scores.softmax(-1) @ v[:, :, head])
         x = x + layer.self_attention.output(torch.cat(heads, dim=-1))  # type: ignore[union-attr, operator]
-        x = x + layer.feed_forward(layer.feed_forward_norm(x))  # type: ignore[operator]
+        x = x + layer.feed_forward(layer.feed_forward_norm.norm(x))  # type: ignore[operator]
     torch.testing.assert_close(model(ids), model.norm(x) @ model.embedding.weight.T)
 
 

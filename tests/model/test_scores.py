@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model.config import RecurrentConfig
-from model.scores import SCORES, PredictedPosition, Score, align
+from model.scores import SCORES, PredictedPosition, ProjectedScore, Score, align
 
 B, S = 3, 5
 SIZES = {"encoder_size": 3, "decoder_size": 6, "attention_size": 4, "max_positions": 7}
@@ -56,6 +56,7 @@ def test_a_score_is_its_equation(attention: str) -> None:
 def test_what_is_said_of_the_source_is_computed_once(attention: str) -> None:
     """Keys have no state in them, and their width is what the score says."""
     score, _, annotations = made(attention)
+    assert isinstance(score, ProjectedScore)
     assert score.keys(annotations).shape == (B, S, score.key_size)
 
 
