@@ -4,6 +4,7 @@
 PYTHON ?= python3.11
 RUNTIME ?= cpu# cpu or gpu
 DATA ?= data/multi30k# a folder of parallel text: train.en, train.de, val.en, ...
+ZOO_DATA ?= data# a folder with the folders multi30k and sst2
 RUN ?= runs/multi30k-en-de
 BUNDLE ?= bundles/multi30k-en-de
 COMPOSE ?= docker-compose# or: docker compose
@@ -37,8 +38,9 @@ fix: $(DEV)/ready  ## what `check` can mend by itself
 train: $(DEV)/ready  ## train from DATA into RUN; run it again to resume
 	$(DEV)/bin/python -m model train $(DATA) --run $(RUN)
 
-zoo: $(DEV)/ready  ## train and score every translating system from DATA, hours; run it again to resume
-	$(DEV)/bin/python -m model zoo $(DATA)
+zoo: $(DEV)/ready  ## train, score and export every system from ZOO_DATA, many hours; run it again to resume
+	$(DEV)/bin/python -m model zoo $(ZOO_DATA) --runs runs/zoo
+	$(DEV)/bin/python -m export zoo runs/zoo --out runs/zoo-bundles --half-weights
 
 evaluate: $(DEV)/ready  ## BLEU of RUN's averaged checkpoint on DATA's test set
 	$(DEV)/bin/python -m model evaluate $(RUN)/averaged $(DATA)

@@ -34,7 +34,7 @@ def draw(results: Results, folder: Path) -> None:
             figure, axes = pyplot.subplots(1, len(libraries), figsize=(4.5 * len(libraries), 3), squeeze=False)
             for name, axis in zip(libraries, axes[0], strict=True):
                 _draw_ratios(axis, LIBRARIES[name], results[name].result.figures)
-            _save(figure, folder / "library.svg")
+            save(figure, folder / "library.svg")
         panels = [
             (name, decoding, _of(results[name].result.rows, decoding))
             for name in SERVERS
@@ -49,7 +49,7 @@ def draw(results: Results, folder: Path) -> None:
                 _draw_servers(axes[1, column], rows, "open", "p99_ms", "p99 ms")
                 axes[1, column].set_yscale("log")
             axes[0, 0].legend(frameon=False, fontsize=6)
-            _save(figure, folder / "servers.svg")
+            save(figure, folder / "servers.svg")
 
 
 def _draw_ratios(axis: Axes, subject: str, figures: Mapping[str, Figure]) -> None:
@@ -90,7 +90,8 @@ def _draw_servers(axis: Axes, rows: Sequence[Mapping[str, Any]], kind: str, colu
     axis.set_ylabel(label)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write a picture whose bytes depend on what is drawn alone."""
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)

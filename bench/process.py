@@ -1,12 +1,13 @@
 """Processes that take turns: while one is measured, those that are held do not run at all."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 END_TIMEOUT_S = 20
 
@@ -77,3 +78,43 @@ class Process:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+
+class EndedError(Exception):
+    """A process that ended instead of answering."""
+
+
+class Answering:
+    """A Python module that answers each line of JSON with a line; between two questions it is held.
+
+    The first line that it writes says that it is ready.
+    """
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """As `Process`."""
+        self._name = " ".join(arguments)
+        self._process = Process(arguments, environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def wait_until_ready(self) -> None:
+        """Raises EndedError."""
+        self._read()
+        self._process.hold()
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises EndedError."""
+        with self._process.running():
+            questions, _ = self._process.pipes
+            questions.write(json.dumps(dict(question)) + "\n")
+            questions.flush()
+            return self._read()
+
+    def end(self) -> None:
+        self._process.end()
+
+    def _read(self) -> dict[str, Any]:
+        _, answers = self._process.pipes
+        line = answers.readline()
+        if not line:
+            raise EndedError(f"{self._name} ended without an answer")
+        answer: dict[str, Any] = json.loads(line)
+        return answer

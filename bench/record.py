@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 RESULTS = Path("bench/results")
 DIGITS = 5
+NUMBERS = re.compile(r"\[\n\s+(-?\d[^\[\]{}\"]*?)\n\s*\]")  # a list of nothing but numbers, a line each
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,12 @@ class Recorded:
 def write_result(folder: Path, section: str, recorded: Recorded) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     document = {**recorded.machine, "command": recorded.command, **dataclasses.asdict(recorded.result)}
-    (folder / f"{section}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    text = NUMBERS.sub(_on_one_line, json.dumps(document, indent=1))
+    (folder / f"{section}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _on_one_line(numbers: re.Match[str]) -> str:
+    return f"[{' '.join(numbers[1].split())}]"
 
 
 def read_results(folder: Path) -> dict[str, Recorded]:

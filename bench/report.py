@@ -13,13 +13,13 @@ Results = Mapping[str, Recorded]
 Row = Mapping[str, Any]
 
 
-def mark(part: str) -> str:
-    return f"<!-- figures: {part}, written by `make bench` -->"
+def mark(part: str, writer: str = "make bench") -> str:
+    return f"<!-- figures: {part}, written by `{writer}` -->"
 
 
-def write_into(document: Path, part: str, text: str) -> None:
+def write_into(document: Path, part: str, text: str, writer: str = "make bench") -> None:
     """Replace what stands between the marks of a part; nothing where the document has no such marks."""
-    whole, start = document.read_text(encoding="utf-8"), mark(part)
+    whole, start = document.read_text(encoding="utf-8"), mark(part, writer)
     if start not in whole:
         return
     before, rest = whole.split(start)
@@ -60,7 +60,7 @@ def bars_table(results: Results) -> str:
         else:
             limit = f"{sign} {bar.limit:g} {figure.unit}"
             rows.append([bar.text, f"{figure.value:.3g} {figure.unit}", limit, _yes(bar.is_met(figure))])
-    return _table(["figure", "measured", "bar", "met"], rows)
+    return table(["figure", "measured", "bar", "met"], rows)
 
 
 def machines(results: Results) -> str:
@@ -90,7 +90,7 @@ def _library(title: str, recorded: Recorded | None) -> str:
         for name in names
     ]
     head = ["tokens a second", *(f"{decoding}, {rows}" for decoding, rows in cases)]
-    return f"**{title}**\n\n{_table(head, body)}"
+    return f"**{title}**\n\n{table(head, body)}"
 
 
 def _servers(title: str, recorded: Recorded | None) -> str:
@@ -105,7 +105,7 @@ def _servers(title: str, recorded: Recorded | None) -> str:
         ]
         for row in recorded.result.rows
     ]
-    return f"**{title}**\n\n{_table(['load', 'server', 'requests/s', 'p50 ms', 'p99 ms', 'refused'], body)}"
+    return f"**{title}**\n\n{table(['load', 'server', 'requests/s', 'p50 ms', 'p99 ms', 'refused'], body)}"
 
 
 def _mixed(recorded: Recorded | None) -> str:
@@ -116,8 +116,8 @@ def _mixed(recorded: Recorded | None) -> str:
         for row in recorded.result.rows
     ]
     encode = recorded.result.figures["mixed.encode"].value
-    table = _table(["streams", "first token p50 ms", "p99 ms", "between tokens p50 ms", "p99 ms"], body)
-    return f"{table}\n\nOne encode of the token budget, asked for alone, takes {encode:.0f} ms."
+    text = table(["streams", "first token p50 ms", "p99 ms", "between tokens p50 ms", "p99 ms"], body)
+    return f"{text}\n\nOne encode of the token budget, asked for alone, takes {encode:.0f} ms."
 
 
 def _cases(rows: Sequence[Row], *columns: str) -> list[tuple[Any, ...]]:
@@ -128,6 +128,6 @@ def _yes(is_met: bool) -> str:
     return "yes" if is_met else "**no**"
 
 
-def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *body]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,4 +1,4 @@
-"""`python -m export CHECKPOINT --out BUNDLE`, `verify` and, for bundles in other forms, `quantize` and `half`."""
+"""`python -m export CHECKPOINT --out BUNDLE`; `zoo`, `verify`, and for bundles in other forms `quantize` and `half`."""
 
 import argparse
 import dataclasses
@@ -12,6 +12,7 @@ from export.quality import MAX_LOSS, ParallelText
 from export.quantize import BLOCK_SIZE, BLOCK_SIZES, Recipe
 from export.verify import TOLERANCE, VerificationError, read_sentences
 from model.evaluate import read_test_set
+from model.zoo import SYSTEMS, bundle_name
 from service.bundle import BundleError, Form, Quantization, Site, Verification, read_manifest
 
 SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
@@ -19,10 +20,24 @@ FOUND_SENTENCES = SENTENCES if SENTENCES.is_file() else None
 
 
 def export(arguments: argparse.Namespace) -> Verification:
-    label = _label(arguments, _present_label(arguments.out))
+    return _export(arguments, arguments.checkpoint, arguments.out, _label(arguments, _present_label(arguments.out)))
+
+
+def zoo(arguments: argparse.Namespace) -> Verification:
+    """Every system's first run that is finished; the last one's verification."""
+    names = [name for name in SYSTEMS if (arguments.runs / f"{name}-1" / "scores.json").exists()]
+    if not names:
+        raise FileNotFoundError(f"no finished run in {arguments.runs}: there is no NAME-1/scores.json")
+    for name in names:
+        label = Label(bundle_name(name), SYSTEMS[name].description, SYSTEMS[name].corpus.license)
+        verification = _export(arguments, arguments.runs / f"{name}-1" / "averaged", arguments.out / label.name, label)
+    return verification
+
+
+def _export(arguments: argparse.Namespace, checkpoint: Path, bundle: Path, label: Label) -> Verification:
     sentences = read_sentences(arguments.sentences)
-    manifest = export_bundle(arguments.checkpoint, arguments.out, label, sentences, arguments.tolerance)
-    print(f"{arguments.out}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}")
+    manifest = export_bundle(checkpoint, bundle, label, sentences, arguments.tolerance, arguments.half_weights)
+    print(f"{bundle}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
     assert manifest.verification is not None
     return manifest.verification
 
@@ -70,16 +85,27 @@ def export_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m export",
         description="Write the bundle of a checkpoint, verified against PyTorch before it is put in its place.",
-        epilog="`python -m export verify --help` is about another command, so are `quantize` and `half`; a checkpoint "
-        "of such a name is ./verify.",
+        epilog="`python -m export verify --help` is about another command, so are `zoo`, `quantize` and `half`; a "
+        "checkpoint of such a name is ./verify.",
     )
     parser.add_argument("checkpoint", type=Path, help="folder that training wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
     parser.add_argument("--name", help="what requests call the model (default: the name of BUNDLE)")
     parser.add_argument("--description", help="one sentence for people (default: that of the bundle it replaces)")
     parser.add_argument("--license", help="of the weights, not of the code (default: that of the bundle it replaces)")
-    _add_verification(parser)
+    _add_export(parser)
     parser.set_defaults(action=export)
+    return parser
+
+
+def zoo_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m export zoo", description="Write the bundles of all that `python -m model zoo` has trained."
+    )
+    parser.add_argument("runs", type=Path, help="folder of runs")
+    parser.add_argument("--out", type=Path, required=True, metavar="BUNDLES", help="folder of folders to write")
+    _add_export(parser)
+    parser.set_defaults(action=zoo)
     return parser
 
 
@@ -137,6 +163,13 @@ def _add_rewriting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help=f"write even if more than {MAX_LOSS} BLEU are lost")
 
 
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--half-weights", action="store_true", help="round matrices to float16; all is still computed in float32"
+    )
+    _add_verification(parser)
+
+
 def _add_verification(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sentences",
@@ -151,7 +184,7 @@ def _add_verification(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 on success, 1 where a bundle differs by more than is allowed, 2 where what was asked for cannot be done."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    others = {"verify": verify_parser, "quantize": quantize_parser, "half": half_parser}
+    others = {"zoo": zoo_parser, "verify": verify_parser, "quantize": quantize_parser, "half": half_parser}
     if words and words[0] in others:
         parsed = others[words[0]]().parse_args(words[1:])
     else:

@@ -7,6 +7,7 @@ import onnx
 
 from export import causal, classifier, recurrent, transformer
 from export.builder import WeightFile
+from export.similar import similar_graph
 from model.causal import CausalModel
 from model.classifier import Classifier
 from model.factory import Model
@@ -22,6 +23,7 @@ class Graphs:
     step: onnx.ModelProto | None  # None where nothing is generated
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
+    similar: onnx.ModelProto
     labels: tuple[str, ...] = ()
     begins_with: Literal["start_token", "source"] = "start_token"
 
@@ -30,13 +32,15 @@ def graphs_of(model: Model, weights: WeightFile) -> Graphs:
     """`weights` takes the constants of all graphs."""
     if isinstance(model, Classifier):
         encoder, attention = classifier.encoder_graph(model, weights), classifier.attention_maps(model.config)
-        return Graphs(encoder, None, (), attention, model.config.labels)
+        similar = similar_graph(model.embedding.weight, weights)
+        return Graphs(encoder, None, (), attention, similar, model.config.labels)
     if isinstance(model, CausalModel):
         return Graphs(
             causal.encoder_graph(model, weights),
             causal.step_graph(model, weights),
             causal.states(model.config),
             causal.attention_maps(model.config),
+            similar_graph(model.embedding.weight, weights),
             begins_with="source",
         )
     if isinstance(model, RecurrentModel):
@@ -45,10 +49,12 @@ def graphs_of(model: Model, weights: WeightFile) -> Graphs:
             recurrent.step_graph(model, weights),
             recurrent.states(model),
             recurrent.attention_maps(model.config),
+            similar_graph(model.embedding.weight, weights),
         )
     return Graphs(
         transformer.encoder_graph(model, weights),
         transformer.step_graph(model, weights),
         transformer.states(model.config),
         transformer.attention_maps(model.config),
+        similar_graph(model.embedding.weight, weights),
     )

@@ -19,10 +19,16 @@ Axis = str | int  # a free axis by its name, or its size
 
 
 class WeightFile:
-    """The tensors of several graphs, each distinct one stored once."""
+    """The tensors of several graphs, each distinct one stored once.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: of the file.
+        half: whether `GraphBuilder.weight` may store in float16 what float16 holds exactly.
+    """
+
+    def __init__(self, name: str, half: bool = False) -> None:
         self.name = name
+        self.half = half
         self._parts: list[bytes] = []
         self._size = 0
         self._offsets: dict[bytes, int] = {}  # SHA-256 to offset
@@ -53,6 +59,14 @@ def external_tensor(name: str, array: NDArray[np.generic], weights: WeightFile) 
     return proto
 
 
+def _fits_half(array: NDArray[np.generic]) -> bool:
+    """Whether it is a matrix in float32 of which float16 loses nothing."""
+    if array.ndim < 2 or array.dtype != np.float32:
+        return False
+    with np.errstate(over="ignore"):
+        return bool((array.astype(np.float16) == array).all())
+
+
 class GraphBuilder:
     """One graph in the making. Values are known by their names; methods return the names of what they add."""
 
@@ -63,6 +77,7 @@ class GraphBuilder:
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._initializers: dict[str, TensorProto] = {}
+        self._constants: set[str] = set()  # names of weights
 
     def input(self, name: str, dtype: int, shape: Sequence[Axis]) -> str:
         self._inputs.append(helper.make_tensor_value_info(name, dtype, shape))
@@ -75,15 +90,25 @@ class GraphBuilder:
 
     def weight(self, name: str, tensor: Tensor) -> str:
         """A constant that lies in the file of weights; the same name again is the same constant."""
-        if name not in self._initializers:
+        if name not in self._constants:
             array = tensor.detach().cpu().numpy()
-            self._initializers[name] = external_tensor(name, array, self._weights)
+            self._constants.add(name)
+            if self._weights.half and _fits_half(array):
+                # ONNX Runtime widens it once, when it loads the graph.
+                stored = self._store(f"{name}.float16", array.astype(np.float16))
+                self.add("Cast", stored, output=name, to=TensorProto.FLOAT)
+            else:
+                self._store(name, array)
         return name
 
-    def constant(self, value: float | Sequence[int], dtype: type[np.generic]) -> str:
-        """A small constant inside the graph."""
+    def _store(self, name: str, array: NDArray[np.generic]) -> str:
+        self._initializers[name] = external_tensor(name, array, self._weights)
+        return name
+
+    def constant(self, value: float | Sequence[float], dtype: type[np.generic], name: str = "") -> str:
+        """A small constant inside the graph, named after its value unless `name` names it."""
         array: NDArray[np.generic] = np.array(value, dtype)
-        name = f"{array.dtype.name}_{value}".replace(" ", "")
+        name = name or f"{array.dtype.name}_{value}".replace(" ", "")
         self._initializers.setdefault(name, onnx.numpy_helper.from_array(array, name))
         return name
 

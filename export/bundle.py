@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import onnx
+import torch
 from tokenizers import Tokenizer
 
 from export.architecture import Graphs, graphs_of
@@ -44,7 +45,7 @@ from service.bundle import (
 )
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
-ROWS, WEIGHTS = "rows.onnx", "weights.bin"
+SIMILAR, ROWS, WEIGHTS = "similar.onnx", "rows.onnx", "weights.bin"
 PROMPT_TOKENIZER = "prompt_tokenizer.json"
 
 
@@ -62,26 +63,32 @@ class Label:
 
 
 def export_bundle(
-    checkpoint: Path, bundle: Path, label: Label, sentences: Sequence[str], tolerance: float = TOLERANCE
+    checkpoint: Path,
+    bundle: Path,
+    label: Label,
+    sentences: Sequence[str],
+    tolerance: float = TOLERANCE,
+    half_weights: bool = False,
 ) -> Manifest:
     """Write the bundle of a checkpoint, verified on sentences.
 
-    An existing bundle is replaced; files in its folder that its manifest does not name are kept.
+    An existing bundle is replaced; files in its folder that its manifest does not name are kept. With `half_weights`
+    matrices are rounded to float16, which halves the files; all is still computed in float32.
 
     Raises:
         VerificationError: ONNX Runtime and PyTorch differ; nothing was written.
         BundleError: there is something at `bundle` that is not a flat folder.
         FileNotFoundError, ValueError: the checkpoint cannot be read, see `load_model`.
-        ValueError: a sentence is too long, see `verify`.
+        ValueError: a sentence is too long, see `verify`; a weight is too large for float16.
     """
-    model, tokenizer = load_model(checkpoint)
+    model, tokenizer = _load(checkpoint, half_weights)
     with _replacing(bundle) as folder:
-        graphs = _write_graphs(folder, model)
+        graphs = _write_graphs(folder, model, half_weights)
         shutil.copyfile(checkpoint / TOKENIZER, folder / TOKENIZER)
         source_tokenizer = _source_tokenizer(model, tokenizer)
         if source_tokenizer is not tokenizer:
             source_tokenizer.save(str(folder / PROMPT_TOKENIZER))
-        manifest = _manifest(folder, model, label, graphs)
+        manifest = _manifest(folder, model, label, graphs, half_weights)
         sessions = open_sessions(folder, manifest)
         verification = verify(sessions, model, source_tokenizer, sentences, tolerance)
         manifest = manifest.model_copy(update={"verification": verification})
@@ -168,6 +175,8 @@ def _write_again(
     original = read_bundle(source)
     if original.dtype != "float32":
         raise BundleError(f"{source} is {original.dtype}: only a float32 bundle can be quantised")
+    if original.half_weights:
+        raise BundleError(f"{source} has weights in float16; export it again without --half-weights to quantise it")
     if original.step is None:
         raise BundleError(f"{source} generates nothing: what other forms cost is measured on what is generated")
     name = Label(bundle.resolve().name).name
@@ -200,10 +209,23 @@ def verify_bundle(
     manifest = read_bundle(bundle)
     if manifest.quantization is not None:
         raise BundleError(f"{bundle} is {manifest.dtype}: its graphs are not PyTorch's; verify the float32 bundle")
-    model, tokenizer = load_model(checkpoint)
+    model, tokenizer = _load(checkpoint, manifest.half_weights)
     source_tokenizer = _source_tokenizer(model, tokenizer)
     _check_tokenizer(bundle / manifest.source_tokenizer, source_tokenizer)
     return verify(open_sessions(bundle, manifest), model, source_tokenizer, sentences, tolerance)
+
+
+def _load(checkpoint: Path, half_weights: bool) -> tuple[Model, Tokenizer]:
+    """What a bundle is made from and compared with."""
+    model, tokenizer = load_model(checkpoint)
+    if half_weights:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() >= 2:
+                    parameter.copy_(parameter.half())
+                if not parameter.isfinite().all():
+                    raise ValueError(f"{name} has weights beyond ±65504, the largest of float16")
+    return model, tokenizer
 
 
 def _source_tokenizer(model: Model, tokenizer: Tokenizer) -> Tokenizer:
@@ -216,13 +238,14 @@ def _check_tokenizer(path: Path, expected: Tokenizer) -> None:
         raise BundleError(f"{path} is not the checkpoint's tokenizer")
 
 
-def _write_graphs(folder: Path, model: Model) -> Graphs:
-    weights = WeightFile(WEIGHTS)
+def _write_graphs(folder: Path, model: Model, half_weights: bool) -> Graphs:
+    weights = WeightFile(WEIGHTS, half_weights)
     graphs = graphs_of(model, weights)
     weights.write(folder)
     onnx.save_model(graphs.encoder, folder / ENCODER)
     if graphs.step is not None:
         onnx.save_model(graphs.step, folder / STEP)
+    onnx.save_model(graphs.similar, folder / SIMILAR)
     return graphs
 
 
@@ -232,7 +255,9 @@ Rewrite = Callable[[Sequence[onnx.ModelProto], Path, WeightFile], list[onnx.Mode
 def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, FileRecord]:
     """The graphs in their new form, their weights and the tokenizers; what they are to be recorded as."""
     weights = WeightFile(WEIGHTS)
-    graphs = manifest.encoder.file, manifest.decoder.file
+    graphs = [manifest.encoder.file, manifest.decoder.file]
+    if manifest.similar is not None:
+        graphs.append(manifest.similar.file)
     originals = [onnx.load_model(source / name, load_external_data=False) for name in graphs]
     for name, proto in zip(graphs, rewrite(originals, source, weights), strict=True):
         onnx.save_model(proto, folder / name)
@@ -248,7 +273,7 @@ def _described(name: str, proto: onnx.ModelProto) -> Graph:
     return Graph(file=name, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
-def _manifest(folder: Path, model: Model, label: Label, graphs: Graphs) -> Manifest:
+def _manifest(folder: Path, model: Model, label: Label, graphs: Graphs, half_weights: bool) -> Manifest:
     config, step = model.config, graphs.step
     source_tokenizer = PROMPT_TOKENIZER if graphs.begins_with == "source" else TOKENIZER
     steps = () if step is None else (STEP,)
@@ -262,6 +287,7 @@ def _manifest(folder: Path, model: Model, label: Label, graphs: Graphs) -> Manif
         dtype="float32",
         tasks=_tasks(graphs),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        half_weights=half_weights,
         source_tokenizer=source_tokenizer,
         target_tokenizer=TOKENIZER,
         tokens=Tokens(pad_id=config.pad_id, start_id=config.bos_id, end_id=config.eos_id),
@@ -273,11 +299,12 @@ def _manifest(folder: Path, model: Model, label: Label, graphs: Graphs) -> Manif
         ),
         encoder=_described(ENCODER, graphs.encoder),
         step=None if step is None else _described(STEP, step),
+        similar=_described(SIMILAR, graphs.similar),
         states=graphs.states,
         attention=graphs.attention,
         labels=graphs.labels,
         verification=None,
-        files=record_files(folder, dict.fromkeys((ENCODER, *steps, WEIGHTS, TOKENIZER, source_tokenizer))),
+        files=record_files(folder, dict.fromkeys((ENCODER, *steps, SIMILAR, WEIGHTS, TOKENIZER, source_tokenizer))),
     )
 
 
@@ -287,6 +314,7 @@ def _tasks(graphs: Graphs) -> tuple[Task, ...]:
         "encode": True,
         "attention": bool(graphs.attention),
         "classify": bool(graphs.labels),
+        "similar": True,
     }
     return tuple(task for task, is_possible in can_do.items() if is_possible)
 

@@ -127,9 +127,9 @@ def quantize_graphs(
         product.weight
         for model in models
         for product in _products(model.graph)
-        if product.transposed and recipe.forms[_site(model.graph, product)] != "float32"
+        if product.transposed and _form(model.graph, product, recipe) != "float32"
     }
-    return [_quantized(_Rewriting(model, folder, weights, recipe, ranges), tables) for model in models]
+    return [_quantized(_Rewriting(model, folder, weights, recipe, ranges), recipe, tables) for model in models]
 
 
 def product_inputs(graph: onnx.GraphProto) -> list[str]:
@@ -185,10 +185,16 @@ def _site(graph: onnx.GraphProto, product: _Product) -> Site:
     return "projection" if product.output == "logits" else "layers"
 
 
-def _quantized(rewriting: "_Rewriting", tables: Collection[str]) -> onnx.ModelProto:
+def _form(graph: onnx.GraphProto, product: _Product, recipe: Recipe) -> Form:
+    if graph.name == "similar":  # its product reads the table as it is looked up
+        return "float32" if recipe.projection == "float32" else "blocks"
+    return recipe.forms[_site(graph, product)]
+
+
+def _quantized(rewriting: "_Rewriting", recipe: Recipe, tables: Collection[str]) -> onnx.ModelProto:
     graph = rewriting.graph
     products = {product.node.name: product for product in _products(graph)}
-    forms = {name: rewriting.forms[_site(graph, product)] for name, product in products.items()}
+    forms = {name: _form(graph, product, recipe) for name, product in products.items()}
     sums = {
         product.sum.name for name, product in products.items() if product.sum is not None and forms[name] != "float32"
     }
@@ -235,7 +241,6 @@ class _Rewriting:
     ) -> None:
         self._model = model
         self.graph = model.graph
-        self.forms = recipe.forms
         self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
         self._givers = {output: node for node in model.graph.node for output in node.output}
         self._folder = folder

@@ -10,7 +10,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from model.reference import NextLogits
-from service.bundle import Manifest, State
+from service.bundle import Graph, Manifest, State
 
 Array = NDArray[Any]
 States = dict[str, Array]  # the step's input name to (B, ...)
@@ -23,6 +23,7 @@ class Sessions:
     manifest: Manifest
     encoder: Any
     step: Any  # None where nothing is generated
+    similar: Any  # None where the bundle compares no tokens
 
 
 def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
@@ -39,8 +40,11 @@ def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
             str(folder / file), options, ["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
         )
 
-    step = None if manifest.step is None else load(manifest.step.file)
-    return Sessions(manifest, load(manifest.encoder.file), step)
+    def load_if_there(graph: Graph | None) -> Any:
+        return None if graph is None else load(graph.file)
+
+    step, similar = load_if_there(manifest.step), load_if_there(manifest.similar)
+    return Sessions(manifest, load(manifest.encoder.file), step, similar)
 
 
 def encode(sessions: Sessions, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
@@ -52,6 +56,12 @@ def encode(sessions: Sessions, sources: Sequence[Sequence[int]]) -> dict[str, Ar
     names = sessions.manifest.encoder.outputs
     values = sessions.encoder.run(list(names), {"source_ids": ids, "source_lengths": lengths})
     return dict(zip(names, values, strict=True))
+
+
+def compare_tokens(sessions: Sessions, token_ids: NDArray[np.int64]) -> Array:
+    """(N, V): each token's embedding compared with all."""
+    (compared,) = sessions.similar.run(["cosines"], {"token_ids": token_ids})
+    return np.asarray(compared)
 
 
 def initial_states(manifest: Manifest, encoded: Mapping[str, Array], target_slots: int) -> States:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from export.forced import forced_pass
-from export.sessions import Array, Sessions, encode, initial_states, onnx_steps, run_step
+from export.sessions import Array, Sessions, compare_tokens, encode, initial_states, onnx_steps, run_step
 from model.causal import CausalModel
 from model.classifier import Classifier
 from model.data import pad
@@ -23,6 +23,7 @@ TOLERANCE = 1e-4
 CLOSE = 1e-4  # logits of two candidates nearer than this may change places by rounding
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 80
+COMPARED_TOKENS = 64
 SPARE_SLOTS = 3  # a service's buffers are longer than its rows
 
 
@@ -39,6 +40,7 @@ class Differences:
     attention: float = 0.0
     generations: int = 0  # that differ though no two candidates were close
     close_generations: int = 0  # that part where the two best candidates are close
+    cosines: float = 0.0  # of tokens
 
     def merged(self, other: "Differences") -> "Differences":
         return Differences(
@@ -48,6 +50,7 @@ class Differences:
             float(np.maximum(self.attention, other.attention)),
             self.generations + other.generations,
             self.close_generations + other.close_generations,
+            float(np.maximum(self.cosines, other.cosines)),
         )
 
 
@@ -66,7 +69,7 @@ def read_sentences(path: Path) -> list[str]:
 def verify(
     sessions: Sessions, model: Model, tokenizer: Tokenizer, sentences: Sequence[str], tolerance: float = TOLERANCE
 ) -> Verification:
-    """Compare encoder, attention maps, and labels or steps and whole greedy generations.
+    """Compare encoder, attention maps, labels or steps and whole greedy generations, and how similar tokens are.
 
     Raises:
         VerificationError: a difference exceeds the tolerance or is not a number, or a generation differs.
@@ -85,6 +88,8 @@ def verify(
                 found = found.merged(_compare_labels(sessions, model, batch))
             else:
                 found = found.merged(_compare_batch(sessions, model, batch))
+        if sessions.similar is not None:
+            found = found.merged(_compare_tokens(sessions, model))
     _refuse(found, tolerance)
     return Verification(
         sentences=len(sentences),
@@ -98,6 +103,7 @@ def verify(
 
 def _refuse(found: Differences, tolerance: float) -> None:
     largest = {"hidden": found.hidden, "logits": found.logits, "attention maps": found.attention}
+    largest |= {"cosines of tokens": found.cosines}
     failures = [
         f"{what} differ by {difference:.3g}" for what, difference in largest.items() if not difference <= tolerance
     ]
@@ -117,6 +123,14 @@ def _compare_labels(sessions: Sessions, model: Classifier, sources: Sequence[Seq
         logits=_largest([encoded["label_logprobs"] - model(padded, lengths).numpy()]),
         attention=_encoder_map_difference(sessions.manifest, encoded, {"encoder": maps}),
     )
+
+
+def _compare_tokens(sessions: Sessions, model: Model) -> Differences:
+    """Some tokens from all over the table with every token."""
+    table = model.embedding.weight.detach()  # (V, M)
+    ids = np.linspace(0, len(table) - 1, COMPARED_TOKENS, dtype=np.int64)
+    units = torch.nn.functional.normalize(table)
+    return Differences(cosines=_largest([compare_tokens(sessions, ids) - (units[ids] @ units.T).numpy()]))
 
 
 def _compare_batch(

@@ -4,22 +4,25 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from model.causal import CausalModel
 from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model
-from model.classification import accuracy, read_labelled
+from model.classification import CLASSIFICATION, accuracy, read_labelled
 from model.classifier import Classifier
 from model.config import TrainConfig
 from model.evaluate import Scores, read_test_set, score, tokenised_path, translate
 from model.recall import TURNS, greedy_answers, recall
 from model.reference import one_thread
 from model.train import Trainer
+from model.translation import TRANSLATION
 from model.zoo import PLAN, SYSTEMS, System
 
 TEST_SPLIT = "test_2016_flickr"
+NUM_DIALOGUES = 25  # of each kind of instruction and each length
+RECALL_SEED = 1_000_000  # no training's dialogues come from it
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -127,50 +130,59 @@ def add_accuracy(commands: Commands) -> None:
 
 
 def print_accuracy(arguments: argparse.Namespace) -> None:
-    model, tokenizer = load_model(arguments.checkpoint)
+    print(json.dumps(accuracy_report(arguments.checkpoint, arguments.data, arguments.split), indent=2))
+
+
+def accuracy_report(checkpoint: Path, data: Path, split: str) -> dict[str, Any]:
+    model, tokenizer = load_model(checkpoint)
     if not isinstance(model, Classifier):
-        raise ValueError(f"{arguments.checkpoint} does not classify")
-    found = accuracy(model, tokenizer, *read_labelled(arguments.data, arguments.split))
-    low, high = found.interval
-    report = {
-        "split": arguments.split,
+        raise ValueError(f"{checkpoint} does not classify")
+    found = accuracy(model, tokenizer, *read_labelled(data, split))
+    return {
+        "split": split,
         "sentences": found.total,
         "correct": found.count,
         "accuracy": round(100 * found.value, 2),
-        "interval_95": [round(100 * low, 2), round(100 * high, 2)],
-        "checkpoint": load_facts(arguments.checkpoint / WEIGHTS),
+        "interval_95": [round(100 * end, 2) for end in found.interval],
+        "checkpoint": load_facts(checkpoint / WEIGHTS),
     }
-    print(json.dumps(report, indent=2))
 
 
 def add_recall(commands: Commands) -> None:
     parser = add_command(commands, "recall", measure_recall, "how long a model that chats keeps an instruction")
     add_checkpoint(parser)
     parser.add_argument("--turns", type=int, nargs="+", default=list(TURNS), help="after so many it is checked")
-    parser.add_argument("--dialogues", type=int, default=25, help="of each kind of instruction and each length")
-    parser.add_argument("--seed", type=int, default=1_000_000, help="of the dialogues")
+    parser.add_argument(
+        "--dialogues", type=int, default=NUM_DIALOGUES, help="of each kind of instruction and each length"
+    )
+    parser.add_argument("--seed", type=int, default=RECALL_SEED, help="of the dialogues")
     parser.add_argument("--json", type=Path, help="also write the counts to this file")
 
 
 def measure_recall(arguments: argparse.Namespace) -> None:
     if min(*arguments.turns, arguments.dialogues) < 1:
         raise ValueError("turns and dialogues must be at least 1")
-    model, tokenizer = load_model(arguments.checkpoint)
-    if not isinstance(model, CausalModel):
-        raise ValueError(f"{arguments.checkpoint} does not chat")
-    with one_thread():
-        counts = recall(greedy_answers(model, tokenizer), arguments.turns, arguments.dialogues, arguments.seed)
-    for turn, kinds in counts.items():
+    report = recall_report(arguments.checkpoint, arguments.turns, arguments.dialogues, arguments.seed)
+    for turn, kinds in report["turns"].items():
         print(f"turn {turn}: " + ", ".join(f"{name} {one['kept']} of {one['total']}" for name, one in kinds.items()))
     if arguments.json is not None:
-        facts = {"seed": arguments.seed, "checkpoint": load_facts(arguments.checkpoint / WEIGHTS), "turns": counts}
-        write_json(arguments.json, facts)
+        write_json(arguments.json, report)
+
+
+def recall_report(checkpoint: Path, turns: Sequence[int], num_dialogues: int, seed: int) -> dict[str, Any]:
+    model, tokenizer = load_model(checkpoint)
+    if not isinstance(model, CausalModel):
+        raise ValueError(f"{checkpoint} does not chat")
+    with one_thread():
+        counts = recall(greedy_answers(model, tokenizer), turns, num_dialogues, seed)
+    return {"seed": seed, "checkpoint": load_facts(checkpoint / WEIGHTS), "turns": counts}
 
 
 def add_zoo(commands: Commands) -> None:
-    text = "train and score every system that translates, one after another; run it again to resume"
+    text = "train and score every system, one after another; run it again to resume"
     parser = add_command(commands, "zoo", train_zoo, text)
-    parser.add_argument("data", type=Path, help="folder of parallel text, English and German, with the test set")
+    folders = " and ".join(sorted({system.corpus.folder for system in SYSTEMS.values()} - {""}))
+    parser.add_argument("data", type=Path, help=f"folder with the folders {folders}")
     parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="a folder for each run is made in it")
     parser.add_argument("--systems", nargs="*", choices=PLAN, default=list(PLAN), metavar="NAME", help="only these")
     parser.add_argument("--seeds", type=int, help="so many of each instead of as many as are planned")
@@ -183,16 +195,24 @@ def train_zoo(arguments: argparse.Namespace) -> None:
         print(f"{name}, seed {seed}", flush=True)
         system = SYSTEMS[name]
         settings = {**system.training, "max_epochs": PLAN[name].max_epochs, "seed": seed}
-        train_and_score(system, TrainConfig(**settings), arguments.data, arguments.runs / f"{name}-{seed}")
+        data = arguments.data / system.corpus.folder
+        train_and_score(system, TrainConfig(**settings), data, arguments.runs / f"{name}-{seed}")
 
 
-def train_and_score(system: System, config: TrainConfig, data: Path, run: Path, split: str = TEST_SPLIT) -> None:
+def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) -> None:
     """Finish a run, then write `scores.json` into it where there is none."""
     Trainer(run, config, system.task, data, system.make_config).fit()
     path = run / "scores.json"
-    if not path.exists():
-        _, report = evaluated(run / "averaged", data, split, "en", "de")
-        write_json(path, report)
+    if path.exists():
+        return
+    checkpoint = run / "averaged"
+    if system.task is TRANSLATION:
+        _, report = evaluated(checkpoint, data, TEST_SPLIT, config.source, config.target)
+    elif system.task is CLASSIFICATION:
+        report = accuracy_report(checkpoint, data, system.task.validation_split)
+    else:
+        report = recall_report(checkpoint, TURNS, NUM_DIALOGUES, RECALL_SEED)
+    write_json(path, report)
 
 
 def main() -> int:

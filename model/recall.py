@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from model.causal import CausalModel
 from model.data import pad
 from model.dialogues import CHAT, first_message
-from model.instructions import KINDS, WHO_ARE_YOU, Instruction, Kind, draw_instruction
+from model.instructions import KINDS, NOBODY, WHO_ARE_YOU, Instruction, Kind, draw_instruction
 from model.share import Share
 from model.smalltalk import Exchange, draw_exchange
 from model.tokenizer import decode_ids, encode_lines, prompt_tokenizer
@@ -31,13 +31,13 @@ class Script:
     """One dialogue: what the user will say, and what has been said."""
 
     instruction: Instruction
-    messages: list[str]
+    plain: list[Exchange]  # what the user will say, and what one answers that has read no instruction
     said: list[Exchange]
 
     @property
     def message(self) -> str:
         """What the user says next. The instruction stands in the first message alone."""
-        message = self.messages[len(self.said)]
+        message = self.plain[len(self.said)].message
         return message if self.said else first_message(self.instruction, message)
 
     @property
@@ -51,19 +51,21 @@ class Script:
     @property
     def is_kept(self) -> bool:
         """Whether the last answer keeps the instruction."""
-        return self.instruction.is_kept(self.messages[-1], self.said[-1].answer)
+        return self.instruction.is_kept(self.plain[-1].message, self.said[-1].answer)
 
 
 def draw_script(rng: Random, kind: Kind, num_turns: int) -> Script:
     """Small talk; where there is a person to act as, the last message asks who it is, and none before does."""
     instruction = draw_instruction(rng, kind)
-    messages = [draw_exchange(rng).message for _ in range(num_turns)]
+    plain = [draw_exchange(rng) for _ in range(num_turns)]
     if kind == "person":
-        messages[-1] = rng.choice(WHO_ARE_YOU)
-    return Script(instruction, messages, [])
+        plain[-1] = Exchange(rng.choice(WHO_ARE_YOU), NOBODY)
+    return Script(instruction, plain, [])
 
 
-def recall(answer: Answer, turns: Sequence[int], num_dialogues: int, seed: int) -> dict[str, Any]:
+def recall(
+    answer: Answer, turns: Sequence[int], num_dialogues: int, seed: int, *, after_plain_answers: bool = False
+) -> dict[str, Any]:
     """How many dialogues of each length and kind keep the instruction at their last turn, with 95 % intervals.
 
     Args:
@@ -71,13 +73,19 @@ def recall(answer: Answer, turns: Sequence[int], num_dialogues: int, seed: int) 
         turns: lengths of dialogues.
         num_dialogues: of each kind and length.
         seed: the same gives the same messages.
+        after_plain_answers: whether all answers before the last are given, from one that has read no instruction, so
+            that the instruction alone says what to do; elsewhere the model's own say it too.
     """
     rng = Random(seed)  # noqa: S311 - dialogues, not secrets
     counts: dict[str, Any] = {}
     for num_turns in turns:
         scripts = [draw_script(rng, kind, num_turns) for kind in KINDS for _ in range(num_dialogues)]
-        for _ in range(num_turns):
-            for script, text in zip(scripts, answer([script.prompt for script in scripts]), strict=True):
+        for turn in range(num_turns):
+            if after_plain_answers and turn < num_turns - 1:
+                texts: Sequence[str] = [script.plain[turn].answer for script in scripts]
+            else:
+                texts = answer([script.prompt for script in scripts])
+            for script, text in zip(scripts, texts, strict=True):
                 script.hear(text)
         kept = {kind: [one.is_kept for one in scripts if one.instruction.kind == kind] for kind in KINDS}
         counts[str(num_turns)] = {name: _counted(of_kind) for name, of_kind in kept.items()} | {

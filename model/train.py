@@ -154,12 +154,12 @@ class Trainer:
         with tqdm(batches, desc=f"epoch {epoch}", unit="batch", leave=False) as bar:
             for batch in bar:
                 self.progress.step += 1
-                total_in_batch, count_in_batch = self._update(batch.to(self.device))
+                total_in_batch, count_in_batch = self.update(batch.to(self.device))
                 total, count = total + total_in_batch, count + count_in_batch
                 bar.set_postfix(loss=f"{total / count:.3f}")
         return total / count
 
-    def _update(self, batch: Any) -> tuple[float, int]:
+    def update(self, batch: Any) -> tuple[float, int]:
         rate = inverse_sqrt_rate(self.progress.step, self.config.peak_learning_rate, self.config.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate

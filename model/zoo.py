@@ -13,7 +13,7 @@ from model.translation import TRANSLATION
 # What compared systems share: as many updates an epoch, over the same batches, gradients clipped hard as recurrent ones
 # need it. Only the peak rate is each family's own.
 _COMPARED: Mapping[str, Any] = {
-    "max_epochs": 20,
+    "max_epochs": 24,
     "batch_tokens": 2000,
     "warmup_steps": 800,
     "clip_norm": 1.0,
@@ -52,12 +52,28 @@ CHAT_TRAINING: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
+class Corpus:
+    """What a system learns from."""
+
+    name: str
+    folder: str  # "" where a system makes its own
+    license: str  # of weights
+
+
+MULTI30K = Corpus("multi30k-en-de", "multi30k", "non-commercial research and education only")
+SST2 = Corpus("sst2", "sst2", "research only")
+SMALLTALK = Corpus("smalltalk", "", "Apache-2.0")
+
+
+@dataclass(frozen=True)
 class System:
     """A model and its training."""
 
+    description: str
     make_config: Callable[[int], ModelConfig]  # from the size of the vocabulary
     training: Mapping[str, Any] = field(default_factory=dict)  # fields of TrainConfig that differ from its defaults
     task: Task[Any, Any, Any] = TRANSLATION
+    corpus: Corpus = MULTI30K
 
 
 def _sentiment(vocab_size: int) -> ModelConfig:
@@ -66,52 +82,83 @@ def _sentiment(vocab_size: int) -> ModelConfig:
     )
 
 
-def _tiny(**changes: Any) -> System:
+def _tiny(description: str, **changes: Any) -> System:
     """Transformer-Tiny with some of its fields changed, trained as briefly as the recurrent systems."""
-    return System(lambda vocab_size: replace(TransformerConfig.tiny(vocab_size), **changes), SHORT_TRAINING)
+
+    def make_config(vocab_size: int) -> ModelConfig:
+        return replace(TransformerConfig.tiny(vocab_size), **changes)
+
+    return System(description, make_config, SHORT_TRAINING)
 
 
-def _recurrent(**sizes: Any) -> System:
+def _recurrent(description: str, **sizes: Any) -> System:
     def make_config(vocab_size: int) -> ModelConfig:
         return RecurrentConfig(vocab_size, dropout=0.3, **sizes)
 
-    return System(make_config, RECURRENT_TRAINING)
+    return System(description, make_config, RECURRENT_TRAINING)
 
 
-def _bahdanau(attention: str = "additive", **sizes: Any) -> System:
-    return _recurrent(attention=attention, **sizes)
+def _bahdanau(description: str, attention: str = "additive", **sizes: Any) -> System:
+    return _recurrent(description, attention=attention, **sizes)
 
 
-def _luong(attention: str, input_feeding: bool = True, **sizes: Any) -> System:
+def _luong(description: str, attention: str, input_feeding: bool = True, **sizes: Any) -> System:
     sizes = {"decoder_size": 384, **sizes}
-    return _recurrent(attention=attention, query="current", input_feeding=input_feeding, **sizes)
+    return _recurrent(description, attention=attention, query="current", input_feeding=input_feeding, **sizes)
+
+
+def _chat(description: str, has_ghost_attention: bool) -> System:
+    return System(description, CausalConfig.chat, CHAT_TRAINING, chat_task(has_ghost_attention), SMALLTALK)
 
 
 SYSTEMS: Mapping[str, System] = {
-    "transformer": System(TransformerConfig.tiny),
-    "transformer-base": System(TransformerConfig),
+    "transformer": System("Transformer-Tiny (Wu et al. 2021)", TransformerConfig.tiny),
+    "transformer-base": System("Transformer base (Vaswani et al. 2017)", TransformerConfig),
     # Compared with one another: their parameters are within a tenth.
-    "post-norm": _tiny(),
-    "fixed-context": _recurrent(attention="none"),
-    "bahdanau": _bahdanau(),
-    "luong-general": _luong("general"),
+    "post-norm": _tiny("Transformer-Tiny, as briefly trained as what it is compared with (Vaswani et al. 2017)"),
+    "fixed-context": _recurrent("GRU with a fixed context vector (Cho et al. 2014)", attention="none"),
+    "bahdanau": _bahdanau("GRU with additive attention (Bahdanau et al. 2015)"),
+    "luong-general": _luong("GRU with general attention and input feeding (Luong et al. 2015)", "general"),
     # One change each.
-    "luong-dot": _luong("dot"),
-    "luong-concat": _luong("concat"),
-    "luong-location": _luong("location"),
-    "luong-local-m": _luong("general", window="local-m", window_radius=3),
-    "luong-local-p": _luong("general", window="local-p", window_radius=3),
-    "multiplicative": _bahdanau("general"),
-    "reduced-rank": _bahdanau("reduced_rank", attention_size=32),
-    "hard-reinforce": _luong("general", input_feeding=False, selection="reinforce"),
-    "hard-marginal": _luong("general", input_feeding=False, selection="marginal"),
-    "pre-norm": _tiny(pre_norm=True),
-    "single-head": _tiny(encoder_attention="single-head"),
-    "single-head-without-weights": _tiny(encoder_attention="single-head-without-weights"),
-    "linformer": _tiny(encoder_attention="linformer", linformer_size=32, max_positions=128),
-    "sentiment": System(_sentiment, SENTIMENT_TRAINING, CLASSIFICATION),
-    "chat-gatt": System(CausalConfig.chat, CHAT_TRAINING, chat_task(has_ghost_attention=True)),
-    "chat-baseline": System(CausalConfig.chat, CHAT_TRAINING, chat_task(has_ghost_attention=False)),
+    "luong-dot": _luong("GRU with dot attention (Luong et al. 2015)", "dot"),
+    "luong-concat": _luong("GRU with concat attention (Luong et al. 2015)", "concat"),
+    "luong-location": _luong("GRU with location attention (Luong et al. 2015)", "location"),
+    "luong-local-m": _luong(
+        "GRU that attends to a window that moves on (Luong et al. 2015)", "general", window="local-m", window_radius=3
+    ),
+    "luong-local-p": _luong(
+        "GRU that predicts where its window is (Luong et al. 2015)", "general", window="local-p", window_radius=3
+    ),
+    "multiplicative": _bahdanau("Bahdanau's decoder with a bilinear score (Luong et al. 2015)", "general"),
+    "reduced-rank": _bahdanau("Bahdanau's decoder with a bilinear score of rank 32", "reduced_rank", attention_size=32),
+    "hard-reinforce": _luong(
+        "GRU that looks at one position, by REINFORCE (Xu et al. 2015)",
+        "general",
+        input_feeding=False,
+        selection="reinforce",
+    ),
+    "hard-marginal": _luong(
+        "GRU that looks at one position, by the sum over positions (Deng et al. 2018)",
+        "general",
+        input_feeding=False,
+        selection="marginal",
+    ),
+    "pre-norm": _tiny("Transformer with normalisation first (Xiong et al. 2020)", pre_norm=True),
+    "single-head": _tiny("Transformer whose encoder has one head", encoder_attention="single-head"),
+    "single-head-without-weights": _tiny(
+        "Transformer whose encoder is attention(A, A, A)", encoder_attention="single-head-without-weights"
+    ),
+    "linformer": _tiny(
+        "Transformer with a linear encoder (Wang et al. 2020)",
+        encoder_attention="linformer",
+        linformer_size=32,
+        max_positions=128,
+    ),
+    "sentiment": System(
+        "Transformer encoder that classifies film reviews", _sentiment, SENTIMENT_TRAINING, CLASSIFICATION, SST2
+    ),
+    "chat-gatt": _chat("Causal Transformer that chats, with Ghost Attention (Touvron et al. 2023)", True),
+    "chat-baseline": _chat("Causal Transformer that chats, without Ghost Attention", False),
 }
 
 
@@ -123,7 +170,7 @@ class Planned:
     max_epochs: int
 
 
-_COMPARISON, _ABLATION = Planned(seeds=3, max_epochs=20), Planned(seeds=1, max_epochs=12)
+_COMPARISON, _ABLATION = Planned(seeds=3, max_epochs=24), Planned(seeds=1, max_epochs=12)
 # In the order in which they are trained.
 PLAN: Mapping[str, Planned] = {
     "bahdanau": _COMPARISON,
@@ -143,4 +190,12 @@ PLAN: Mapping[str, Planned] = {
     "luong-concat": _ABLATION,
     "luong-location": _ABLATION,
     "luong-local-m": _ABLATION,
+    "sentiment": Planned(seeds=1, max_epochs=SENTIMENT_TRAINING["max_epochs"]),
+    "chat-gatt": Planned(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
+    "chat-baseline": Planned(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
 }
+
+
+def bundle_name(name: str) -> str:
+    """What requests call a system that is served."""
+    return f"{SYSTEMS[name].corpus.name}-{name}"

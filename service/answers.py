@@ -126,6 +126,17 @@ class ClassifyAnswer(BaseModel):
     timings_ms: TimingsMs
 
 
+class Neighbour(BaseModel):
+    id: int
+    text: str
+    score: float = Field(description="Cosine similarity, -1 to 1.")
+
+
+class SimilarAnswer(BaseModel):
+    model: str
+    neighbours: list[Neighbour] = Field(description="The nearest first.")
+
+
 class AttentionAnswer(OutputAttention):
     model: str
     text: str
@@ -155,12 +166,23 @@ class DetokenizeAnswer(BaseModel):
     texts: list[str]
 
 
+class AttentionKind(BaseModel):
+    kind: Kind
+    layers: int
+    heads: int
+    normalized: bool
+    columns: int | None = Field(default=None, description="Only where columns are no tokens.")
+
+
 class ModelCard(BaseModel):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    architecture: str
+    description: str
     tasks: list[str]
+    attention: list[AttentionKind]
 
 
 class ModelsAnswer(BaseModel):
@@ -174,23 +196,12 @@ class ModelLimits(BaseModel):
     vocabulary: int
 
 
-class AttentionKind(BaseModel):
-    kind: Kind
-    layers: int
-    heads: int
-    normalized: bool
-    columns: int | None = Field(default=None, description="Only where columns are no tokens.")
-
-
 class ModelDetails(ModelCard):
-    architecture: str
-    description: str
     license: str
     parameters: int
     dtype: str
     provider: Literal["cpu", "cuda"]
     limits: ModelLimits
-    attention: list[AttentionKind]
     labels: list[str] = Field(description="What the model chooses among; empty where it does not classify.")
     sha256: str
 

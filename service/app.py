@@ -15,7 +15,7 @@ from service import __version__
 from service.bundle import BundleError
 from service.metrics import Metrics, ModelMetrics
 from service.middleware import CallMiddleware, as_api_error
-from service.routes import attention, classify, docs, encode, generate, health, models, score, tokens
+from service.routes import attention, classify, docs, encode, generate, health, models, score, similar, tokens
 from service.runtime.provider import RuntimeUnavailableError
 from service.serving import Backend, Service
 from service.settings import Settings
@@ -61,7 +61,7 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.service = service
-    for routes in (generate, score, attention, encode, classify, tokens, models, health, docs):
+    for routes in (generate, score, attention, encode, classify, similar, tokens, models, health, docs):
         routes.add_routes(app)
     app.add_middleware(CallMiddleware, metrics=service.metrics)
     app.add_exception_handler(HTTPException, _answer_router)

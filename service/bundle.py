@@ -20,7 +20,7 @@ MAX_BEAMS = 8
 TOP_TOKENS = 2 * MAX_BEAMS + 1
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-Task = Literal["generate", "encode", "attention", "classify"]
+Task = Literal["generate", "encode", "attention", "classify", "similar"]
 
 
 class BundleError(Exception):
@@ -61,7 +61,8 @@ class Graph(_Part):
     the states, its attention maps and, of a classifier, `label_logprobs` (B, C). The step takes, of one token a row,
     `token_ids` (B,) int64, `lengths` (B,) int32 (target tokens read before this one) and `source_lengths` (B,) int32,
     and the states; it gives `logits` and `logprobs` (B, V), the best of these as `top_logprobs` and `top_ids` (B, K) in
-    falling order, the states that change, and its attention maps. Batch, source and target axes are free.
+    falling order, the states that change, and its attention maps. What compares tokens takes `token_ids` (N,) int64 and
+    gives `cosines` (N, V). Batch, source and target axes are free, and so is N.
     """
 
     file: Name
@@ -168,6 +169,7 @@ class Manifest(_Part):
     dtype: Literal["float32", "float16", "int8", "int4"]
     tasks: tuple[Task, ...]
     parameters: int
+    half_weights: bool = False  # whether matrices were rounded to float16, and are stored so, before all else
     source_tokenizer: Name
     target_tokenizer: Name
     tokens: Tokens
@@ -176,6 +178,7 @@ class Manifest(_Part):
     encoder: Graph
     step: Graph | None  # None where nothing is generated
     rows: Graph | None = None  # moves rows of states that NumPy cannot reach; only float16 bundles have it
+    similar: Graph | None = None  # compares tokens by their embeddings
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
     labels: tuple[str, ...] = ()  # what `label_logprobs` stand for
@@ -195,6 +198,7 @@ class Manifest(_Part):
             ("generate", self.step is not None),
             ("classify", "label_logprobs" in self.encoder.outputs),
             ("classify", bool(self.labels)),
+            ("similar", self.similar is not None),
         ):
             if (task in self.tasks) != can_do:
                 raise ValueError(f"the task {task} and what it needs must be given together")

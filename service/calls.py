@@ -11,13 +11,13 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from service.engine.request import Cancelled, Encoded, Event, Failed, Generated, Request, Timings
+from service.engine.request import Cancelled, Compared, Encoded, Event, Failed, Generated, Request, Timings
 from service.engine.worker import Ticket
 from service.errors import ApiError, ClientGoneError
 from service.serving import ServedModel, Service
 
 T = TypeVar("T")
-Result = TypeVar("Result", Generated, Encoded)
+Result = TypeVar("Result", Generated, Encoded, Compared)
 
 RECORD = "sightline.record"  # where the scope keeps a call's Record
 # The engine ends what is late at its next step; where no step comes any more, the call ends by itself so much later.

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema, mode
 from pydantic_core import PydanticCustomError
 
 MAX_INPUTS = 32
+MAX_WORD_CHARACTERS = 128
 
 
 def refusal(code: str, message: str, *path: str | int) -> PydanticCustomError:
@@ -71,8 +72,18 @@ def texts_named(name: str) -> Callable[[Any], Texts]:
     return check
 
 
+def check_word(value: Any) -> str:
+    """Raises a refusal where it is no string, blank, or longer than any token."""
+    word = check_text(value)
+    if len(word) > MAX_WORD_CHARACTERS:
+        message = f"It has {len(word)} characters; a token has at most {MAX_WORD_CHARACTERS}."
+        raise refusal("invalid_parameter", message)
+    return word
+
+
 _TEXT_SCHEMA = {"type": "string", "minLength": 1}
 TEXTS_SCHEMA = WithJsonSchema(
     {"anyOf": [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "maxItems": MAX_INPUTS}]}
 )
 Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(_TEXT_SCHEMA)]
+Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**_TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]

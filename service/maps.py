@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from service.bundle import Attention
 from service.engine.attention import ENCODER_KINDS
-from service.engine.request import Encoded, EncodeRequest, GenerateRequest, Request, Target
+from service.engine.request import Encoded, EncodeRequest, GenerateRequest, SourceRequest, Target
 from service.errors import ApiError
 from service.outputs import check_size, numbers
 from service.parameters import Encoding, MapSelection, Reduce
@@ -71,7 +71,7 @@ class MapWriter:
     def kinds(self) -> frozenset[str]:
         return frozenset(selection.attention.kind for selection in self._selections)
 
-    def check(self, requests: Iterable[Request]) -> None:
+    def check(self, requests: Iterable[SourceRequest]) -> None:
         """Refuse what is certain to be too large before anything is computed.
 
         Raises:
@@ -79,7 +79,7 @@ class MapWriter:
         """
         self._check_count(sum(map(self._least_count, requests)))
 
-    def _least_count(self, request: Request) -> int:
+    def _least_count(self, request: SourceRequest) -> int:
         if isinstance(request, EncodeRequest):
             return self._count_of(request, 0)
         target_tokens = len(request.target_prefix) + _least_new_tokens(request)
@@ -107,17 +107,17 @@ class MapWriter:
         maps = self._entries(request, 0, encoded.attention)
         return {"source_tokens": self._source_tokens(request), "maps": maps}
 
-    def _source_tokens(self, request: Request) -> list[str]:
+    def _source_tokens(self, request: SourceRequest) -> list[str]:
         return [self._model.source_tokenizer.name(id_) for id_ in request.source_ids]
 
     def _entries(
-        self, request: Request, target_tokens: int, attention: Mapping[str, NDArray[np.float32]]
+        self, request: SourceRequest, target_tokens: int, attention: Mapping[str, NDArray[np.float32]]
     ) -> list[dict[str, Any]]:
         self._count += self._count_of(request, target_tokens)
         self._check_count(self._count)
         return [one.entry(attention[one.attention.kind], self._encoding) for one in self._selections]
 
-    def _count_of(self, request: Request, target_tokens: int) -> int:
+    def _count_of(self, request: SourceRequest, target_tokens: int) -> int:
         source_tokens = len(request.source_ids)
         beginning_tokens = len(self._model.manifest.beginning(request.source_ids))
         return sum(one.count(source_tokens, beginning_tokens, target_tokens) for one in self._selections)

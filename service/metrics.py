@@ -3,7 +3,17 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from service.engine.engine import Engine
-from service.engine.request import Encoded, Event, Generated, GenerateRequest, Request, Timings
+from service.engine.request import (
+    Compared,
+    Encoded,
+    EncodeRequest,
+    Event,
+    Generated,
+    GenerateRequest,
+    Request,
+    SimilarRequest,
+    Timings,
+)
 
 PREFIX = "sightline_"
 MODEL = "model_name"  # vLLM's label
@@ -99,7 +109,8 @@ class ModelMetrics:
         self._prompt_tokens = metrics.counter_child("prompt_tokens", model)
         self._generation_tokens = metrics.counter_child("generation_tokens", model)
         self._success = {
-            reason: metrics.success_child(model, reason) for reason in ("eos", "length", "stop", "forced", "encoded")
+            reason: metrics.success_child(model, reason)
+            for reason in ("eos", "length", "stop", "forced", "encoded", "compared")
         }
         self._queue = metrics.histogram_child("request_queue_time_seconds", model)
         self._prefill = metrics.histogram_child("request_prefill_time_seconds", model)
@@ -129,12 +140,16 @@ class ModelMetrics:
             num_forced = len(request.target_prefix)
             self._generation_tokens.inc(sum(len(target.tokens) - num_forced for target in event.targets))
             self._decode.observe(event.timings.decode / 1000)
-            self._count_success(request, event.targets[0].finish_reason, event.timings)
+            self._count_success(len(request.source_ids), event.targets[0].finish_reason, event.timings)
         elif isinstance(event, Encoded):
-            self._count_success(request, "encoded", event.timings)
+            assert isinstance(request, EncodeRequest)
+            self._count_success(len(request.source_ids), "encoded", event.timings)
+        elif isinstance(event, Compared):
+            assert isinstance(request, SimilarRequest)
+            self._count_success(len(request.token_ids), "compared", event.timings)
 
-    def _count_success(self, request: Request, reason: str, timings: Timings) -> None:
-        self._prompt_tokens.inc(len(request.source_ids))
+    def _count_success(self, num_tokens: int, reason: str, timings: Timings) -> None:
+        self._prompt_tokens.inc(num_tokens)
         self._success[reason].inc()
         self._queue.observe(timings.queue / 1000)
         self._prefill.observe(timings.encode / 1000)

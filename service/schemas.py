@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, PlainValidator, StrictInt, model_validator
 
-from service.fields import MAX_INPUTS, TEXTS_SCHEMA, RequestBody, Text, Texts, refusal, texts_named
+from service.fields import MAX_INPUTS, TEXTS_SCHEMA, RequestBody, Text, Texts, Word, refusal, texts_named
 from service.parameters import Encoding, MapSelection, Parameters, ReturnAttention, TopLogprobs
 
 Pooling = Literal["mean", "first", "last", "max", "none"]
@@ -116,6 +116,26 @@ class ClassifyBody(RequestBody):
             ]
         }
     )
+
+
+class SimilarBody(RequestBody):
+    model: Model = None
+    token: Annotated[Word | None, Field(description="Find what is nearest to this token.")] = None
+    analogy: Annotated[
+        list[Word] | None, Field(min_length=3, max_length=3, description="a, b, c: find d as in a : b :: c : d.")
+    ] = None
+    side: Side = "source"
+    top_k: StrictInt = Field(default=10, ge=1, le=100)
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"token": "dog"}, {"analogy": ["boy", "boys", "dog"], "top_k": 3}]}
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if (self.token is None) == (self.analogy is None):
+            raise refusal("invalid_parameter", "Give one of token and analogy.", "token")
+        return self
 
 
 class AttentionBody(MapSelection):

@@ -89,7 +89,8 @@ class Service:
         if model is None:
             raise ApiError("model_not_found", param="model")
         if task is not None and task not in model.manifest.tasks:
-            raise ApiError("unsupported_task", f"{model.name} cannot do the task {task}.", param="model")
+            message = f"{model.name} cannot do the task {task}; GET /v1/models lists the tasks of each model."
+            raise ApiError("unsupported_task", message, param="model")
         return model
 
     def door(self, model: ServedModel) -> Door:

@@ -111,6 +111,10 @@ class TextTokenizer:
         """A token's own text with its leading space; a special token's name; U+FFFD for parts of characters."""
         return self._names[token_id] if token_id < len(self._names) else ""
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._special_ids
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 

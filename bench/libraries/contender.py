@@ -1,15 +1,12 @@
 """A decoder in a process of its own, as the measuring process sees it. Between two tasks it is held."""
 
 import contextlib
-import json
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from bench.process import Process
+from bench.process import Answering, EndedError
 
 WORKER = "bench.libraries.worker"
 
@@ -38,10 +35,6 @@ class Answer:
         return self.num_tokens / self.seconds
 
 
-class CannotRunError(Exception):
-    """A contender that does not start on this machine, as one for an instruction set that the processor lacks."""
-
-
 @dataclass(frozen=True)
 class Setup:
     """A library, its type of numbers and how it is started."""
@@ -62,35 +55,18 @@ class Contender:
 
     def __init__(self, setup: Setup, num_threads: int) -> None:
         self.setup = setup
-        self._process = Process(
-            [WORKER, setup.kind, str(setup.model), "--threads", str(num_threads), *setup.options],
-            os.environ | setup.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        arguments = [WORKER, setup.kind, str(setup.model), "--threads", str(num_threads), *setup.options]
+        self._process = Answering(arguments, os.environ | setup.environment)
 
     def wait_until_ready(self) -> None:
-        """Raises CannotRunError where the worker ends instead."""
-        self._read()
-        self._process.hold()
+        """Raises EndedError where it does not start, as one for an instruction set that the processor lacks."""
+        self._process.wait_until_ready()
 
     def measure(self, task: Task) -> Answer:
-        with self._process.running():
-            requests, _ = self._process.pipes
-            requests.write(json.dumps(vars(task)) + "\n")
-            requests.flush()
-            return Answer(**self._read())
+        return Answer(**self._process.ask(vars(task)))
 
     def end(self) -> None:
         self._process.end()
-
-    def _read(self) -> dict[str, Any]:
-        _, answers = self._process.pipes
-        line = answers.readline()
-        if not line:
-            raise CannotRunError(f"{self.setup.name} ended without an answer")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 @contextlib.contextmanager
@@ -103,8 +79,8 @@ def contending(setups: Sequence[Setup], num_threads: int) -> Iterator[list[Conte
             stack.callback(contender.end)
             try:
                 contender.wait_until_ready()
-            except CannotRunError as error:
-                print(f"left out: {error}")
+            except EndedError:
+                print(f"left out: {setup.name} ended without an answer")
                 continue
             contenders.append(contender)
         yield contenders

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Manifest
-from service.engine.request import Request
+from service.engine.request import SourceRequest
 
 Array = NDArray[Any]
 Maps = NDArray[np.float32]
@@ -18,7 +18,9 @@ STEP_KINDS = ("cross", "decoder")
 StepMap = tuple[Maps, int]
 
 
-def encoder_maps(manifest: Manifest, encoded: Mapping[str, Array], index: int, request: Request) -> dict[str, Maps]:
+def encoder_maps(
+    manifest: Manifest, encoded: Mapping[str, Array], index: int, request: SourceRequest
+) -> dict[str, Maps]:
     """The encoder's maps that a request wants, of example `index` without its padding: kind to (L, H, S, columns)."""
     source_tokens, maps = len(request.source_ids), dict[str, Maps]()
     for kind in request.attention.intersection(ENCODER_KINDS):

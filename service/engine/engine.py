@@ -17,6 +17,7 @@ from service.engine.generation import Generation, Handle, Moves, NotFiniteError,
 from service.engine.observer import EngineObserver, NullObserver
 from service.engine.request import (
     Cancelled,
+    Compared,
     Encoded,
     EncodeRequest,
     Event,
@@ -24,6 +25,7 @@ from service.engine.request import (
     Generated,
     GenerateRequest,
     Request,
+    SimilarRequest,
     TokenEvent,
 )
 from service.engine.rows import Rows, num_rows
@@ -40,7 +42,7 @@ class Engine:
     """Runs requests on one runner, new ones joining between two decoder steps.
 
     `step` belongs to one thread; `check`, `submit`, `cancel` and the properties may be used from any. Every request
-    that was submitted ends with exactly one of Generated, Encoded, Failed and Cancelled at its sink.
+    that was submitted ends with exactly one of Generated, Encoded, Compared, Failed and Cancelled at its sink.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Engine:
         self._queue_timeout_s = queue_timeout_s
         self._observer = observer or NullObserver()
         self._ids = count()
+        self._max_batch_tokens = max_batch_tokens
         self._scheduler = Scheduler(max_batch_tokens)
         # What waits or is being encoded, by id. A request is in its next place before it leaves the last, so that no
         # other thread ever sees it nowhere.
@@ -84,6 +87,11 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raise ValueError where this model cannot run a request."""
+        if isinstance(request, SimilarRequest):
+            if self._manifest.similar is None or not request.token_ids:
+                raise ValueError(f"{self._manifest.name} cannot compare {len(request.token_ids)} tokens")
+            self._check_vocabulary(request.token_ids)
+            return
         most = self._manifest.limits.max_source_tokens
         if not 0 < len(request.source_ids) <= most:
             raise ValueError(f"{len(request.source_ids)} source tokens; 1 to {most} can be read")
@@ -100,19 +108,23 @@ class Engine:
     def _check_generation(self, request: GenerateRequest) -> None:
         if self._manifest.step is None:
             raise ValueError(f"{self._manifest.name} generates nothing")
-        limits, parameters, prefix = self._manifest.limits, request.parameters, request.target_prefix
+        parameters, prefix = request.parameters, request.target_prefix
         num_tokens = len(prefix) + min(1, parameters.max_new_tokens)  # at the least
         room = self._manifest.room(len(request.source_ids))
         if not 0 < num_tokens <= room:
             raise ValueError(f"{len(prefix)} tokens of a prefix; {room} tokens can be written")
-        if not all(0 <= token_id < limits.vocabulary for token_id in (*prefix, *parameters.suppress_tokens)):
-            raise ValueError(f"a token outside the vocabulary of {limits.vocabulary}")
+        self._check_vocabulary((*prefix, *parameters.suppress_tokens))
         if not 1 <= parameters.num_return_sequences <= parameters.num_beams:
             raise ValueError(f"{parameters.num_return_sequences} sequences of {parameters.num_beams} beams")
         if parameters.num_beams > (most := min(MAX_BEAMS, self._runner.max_rows)):
             raise ValueError(f"{parameters.num_beams} beams; at most {most} can be run")
         if parameters.num_beams > 1 and (parameters.do_sample or request.stream or not parameters.max_new_tokens):
             raise ValueError("beams neither draw nor stream, and generate something")
+
+    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
+        vocabulary = self._manifest.limits.vocabulary
+        if not all(0 <= token_id < vocabulary for token_id in token_ids):
+            raise ValueError(f"a token outside the vocabulary of {vocabulary}")
 
     def submit(self, request: Request, sink: Sink) -> Handle:
         """Take a request; its events go to `sink` on the thread that steps.
@@ -131,12 +143,12 @@ class Engine:
             self._given_up.append(handle)
 
     def step(self) -> None:
-        """One turn: drop what is over, encode one batch of newcomers, run the decoder once over all rows."""
+        """One turn: drop what is over, run one batch of newcomers, run the decoder once over all rows."""
         self._take_in()
         self._drop_expired(self._clock())
         batch = [self._waiting[id_] for id_ in self._scheduler.next_batch(self._rows.num_free)]
         if batch:
-            self._encode(batch, started=self._clock())
+            self._run(batch, started=self._clock())
             for handle in batch:
                 del self._waiting[handle.id]
         if len(self._rows):
@@ -152,7 +164,9 @@ class Engine:
             request = handle.request
             expires = min(request.deadline, handle.submitted + self._queue_timeout_s)
             rows = num_rows(request) if isinstance(request, GenerateRequest) else 0
-            self._scheduler.add(Waiting(handle.id, len(request.source_ids), rows, expires))
+            # What compares tokens has no tokens for the encoder; as a whole batch it has a turn of its own.
+            tokens = self._max_batch_tokens if isinstance(request, SimilarRequest) else len(request.source_ids)
+            self._scheduler.add(Waiting(handle.id, tokens, rows, expires))
             self._waiting[handle.id] = handle
             self._arrived.popleft()
         for handle in given_up:
@@ -180,10 +194,28 @@ class Engine:
 
     # The encoder
 
-    def _encode(self, batch: Sequence[Handle], started: float) -> None:
-        """Encode a batch and admit it; where that fails, each alone, so that one request cannot fail another."""
+    def _run(self, batch: Sequence[Handle], started: float) -> None:
         for handle in batch:
             handle.encode_started = started
+        if isinstance(batch[0].request, SimilarRequest):
+            self._compare(batch[0], batch[0].request)
+        else:
+            self._encode(batch)
+
+    def _compare(self, handle: Handle, request: SimilarRequest) -> None:
+        try:
+            cosines = self._runner.compare(np.array(request.token_ids, np.int64)).astype(np.float32)
+            if not np.isfinite(cosines).all():
+                raise NotFiniteError
+        except Exception:
+            logger.exception("tokens could not be compared")
+            self._finish(handle, Failed("internal"))
+            return
+        handle.encode_ended = self._clock()
+        self._finish(handle, Compared(cosines, handle.timings(handle.encode_ended)))
+
+    def _encode(self, batch: Sequence[Handle]) -> None:
+        """Encode a batch and admit it; where that fails, each alone, so that one request cannot fail another."""
         try:
             encoded = self._run_encoder(batch)
             now = self._clock()
@@ -198,17 +230,17 @@ class Engine:
                 self._finish(batch[0], Failed("internal"))
             else:
                 for handle in batch:
-                    self._encode([handle], started)
+                    self._encode([handle])
             return
         for index, handle in enumerate(batch):
             if isinstance(handle.request, EncodeRequest):
                 self._deliver_encoded(handle, handle.request, encoded, index)
 
     def _run_encoder(self, batch: Sequence[Handle]) -> Mapping[str, Array]:
-        lengths = np.array([len(handle.request.source_ids) for handle in batch], np.int32)  # (B,)
+        lengths = np.array([len(handle.source_request.source_ids) for handle in batch], np.int32)  # (B,)
         ids = np.full((len(batch), lengths.max()), self._manifest.tokens.pad_id, np.int64)  # (B, S)
         for row, handle in enumerate(batch):
-            ids[row, : lengths[row]] = handle.request.source_ids
+            ids[row, : lengths[row]] = handle.source_request.source_ids
         started = self._clock()
         encoded = self._runner.encode(ids, lengths, self._encoder_outputs(batch))
         self._tell(self._observer.on_encode, len(batch), int(lengths.sum()), ids.size, self._clock() - started)
@@ -218,7 +250,7 @@ class Engine:
         """Only what some request of the batch needs, in the graph's order."""
         wanted: set[str | None] = set()
         for handle in batch:
-            request = handle.request
+            request = handle.source_request
             if isinstance(request, GenerateRequest):
                 wanted.update(state.encoder_output for state in self._manifest.states)
             else:

@@ -11,7 +11,17 @@ from service.bundle import Manifest
 from service.engine.attention import STEP_KINDS, MapRecorder, Maps, map_outputs
 from service.engine.hypothesis import Hypothesis
 from service.engine.processors import has_processors_beside_min_new_tokens, make_processors, process
-from service.engine.request import Event, FinishReason, GenerateRequest, Request, Target, Timings, Token
+from service.engine.request import (
+    Event,
+    FinishReason,
+    GenerateRequest,
+    Request,
+    SimilarRequest,
+    SourceRequest,
+    Target,
+    Timings,
+    Token,
+)
 from service.engine.scores import WHOLE, StepScores
 
 Sink = Callable[[Event], Any]
@@ -29,6 +39,12 @@ class Handle:
     encode_started: float = 0.0
     encode_ended: float = 0.0
     has_ended: bool = False
+
+    @property
+    def source_request(self) -> SourceRequest:
+        """The request, of one that the encoder runs."""
+        assert not isinstance(self.request, SimilarRequest), "it has no source"
+        return self.request
 
     def timings(self, now: float) -> Timings:
         """Of a request that ends now with a result."""

@@ -69,7 +69,17 @@ class EncodeRequest:
     attention: frozenset[str] = frozenset()  # kinds of maps to keep, of the encoder alone
 
 
-Request = GenerateRequest | EncodeRequest
+@dataclass(frozen=True)
+class SimilarRequest:
+    """Compare tokens with every token by their embeddings."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    deadline: float
+
+
+SourceRequest = GenerateRequest | EncodeRequest  # what the encoder reads
+Request = SourceRequest | SimilarRequest
 
 
 @dataclass(frozen=True)
@@ -124,6 +134,14 @@ class Encoded:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """How similar tokens are to every token."""
+
+    cosines: NDArray[np.float32]  # (N, V)
+    timings: Timings
+
+
+@dataclass(frozen=True)
 class Failed:
     """A request that ended without a result."""
 
@@ -135,5 +153,5 @@ class Cancelled:
     """A request that its client gave up."""
 
 
-Final = Generated | Encoded | Failed | Cancelled  # every request ends with exactly one
+Final = Generated | Encoded | Compared | Failed | Cancelled  # every request ends with exactly one
 Event = TokenEvent | Final

@@ -22,8 +22,6 @@ async def show_model(model_id: str, call: Call) -> Response:
     model = call.service.model(model_id)
     manifest = model.manifest
     details = {
-        "architecture": manifest.architecture,
-        "description": manifest.description,
         "license": manifest.license,
         "parameters": manifest.parameters,
         "dtype": manifest.dtype,
@@ -33,11 +31,6 @@ async def show_model(model_id: str, call: Call) -> Response:
             "max_output_tokens": manifest.limits.max_target_tokens,
             "vocabulary": manifest.limits.vocabulary,
         },
-        "attention": [
-            {"kind": one.kind, "layers": one.layers, "heads": one.heads, "normalized": one.normalized}
-            | ({} if one.columns is None else {"columns": one.columns})
-            for one in manifest.attention
-        ],
         "labels": manifest.labels,
         "sha256": manifest.digest,
     }
@@ -45,12 +38,20 @@ async def show_model(model_id: str, call: Call) -> Response:
 
 
 def _card(model: ServedModel) -> dict[str, Any]:
+    manifest = model.manifest
     return {
         "id": model.name,
         "object": "model",
-        "created": model.manifest.created,
+        "created": manifest.created,
         "owned_by": "sightline",
-        "tasks": model.manifest.tasks,
+        "architecture": manifest.architecture,
+        "description": manifest.description,
+        "tasks": manifest.tasks,
+        "attention": [
+            {"kind": one.kind, "layers": one.layers, "heads": one.heads, "normalized": one.normalized}
+            | ({} if one.columns is None else {"columns": one.columns})
+            for one in manifest.attention
+        ],
     }
 
 

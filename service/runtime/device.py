@@ -14,7 +14,7 @@ import onnxruntime
 
 from service.bundle import Graph, Manifest, State
 from service.runtime.protocol import Array, Int32, Int64
-from service.runtime.provider import Provider, load_session, session_options
+from service.runtime.provider import Provider, load_if_there, load_session, session_options
 
 _ROW_INPUTS: Mapping[str, type[Any]] = {"token_ids": np.int64, "lengths": np.int32, "source_lengths": np.int32}
 
@@ -137,7 +137,7 @@ class DeviceRunner:
     def __init__(
         self, folder: Path, manifest: Manifest, *, provider: Provider, num_threads: int = 0, max_rows: int = 32
     ) -> None:
-        """Load the three graphs from their files, which must have been checked (`service.bundle.check_files`).
+        """Load the graphs from their files, which must have been checked (`service.bundle.check_files`).
 
         Args:
             folder: the bundle, with a graph for rows and states that all grow.
@@ -156,6 +156,7 @@ class DeviceRunner:
         assert manifest.rows is not None
         self._encoder = load(manifest.encoder)
         self._step = load(manifest.decoder)
+        self._similar = load_if_there(folder, manifest.similar, session_options(num_threads), provider)
         self._mover = _RowMover(load(manifest.rows), provider)
         self._groups = self._allocate()
         self._filling = {state.encoder_output for state in manifest.states if state.encoder_output is not None}
@@ -180,6 +181,10 @@ class DeviceRunner:
         self._encoder.run_with_iobinding(io)
         values = zip(outputs, io.get_outputs(), strict=True)
         return {name: value if name in self._filling else value.numpy() for name, value in values}
+
+    def compare(self, token_ids: Int64) -> Array:
+        (cosines,) = self._similar.run(["cosines"], {"token_ids": token_ids})
+        return np.asarray(cosines)
 
     def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         for group in self._groups:

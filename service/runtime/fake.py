@@ -64,7 +64,7 @@ def fake_manifest(
         license="Apache-2.0",
         created=0,
         dtype="float32",
-        tasks=("generate", "encode", "attention"),
+        tasks=("generate", "encode", "attention", "similar"),
         parameters=0,
         source_tokenizer="tokenizer.json",
         target_tokenizer="tokenizer.json",
@@ -85,6 +85,7 @@ def fake_manifest(
                 *maps["decoder"],
             ),
         ),
+        similar=Graph(file="similar.onnx", inputs=("token_ids",), outputs=("cosines",)),
         states=states,
         attention=attention,
         verification=None,
@@ -99,7 +100,7 @@ def fake_classifier_manifest(name: str = "fake-classifier", **sizes: Any) -> Man
     outputs = ("hidden", "label_logprobs", *encoder_maps.outputs)
     return whole.model_copy(
         update={
-            "tasks": ("encode", "attention", "classify"),
+            "tasks": ("encode", "attention", "classify", "similar"),
             "limits": whole.limits.model_copy(update={"max_target_tokens": 0}),
             "encoder": whole.encoder.model_copy(update={"outputs": outputs}),
             "step": None,
@@ -131,14 +132,20 @@ def fake_label_logprobs(source_ids: Sequence[int]) -> NDArray[np.float32]:
     return logprobs
 
 
+def fake_table(vocabulary: int) -> NDArray[np.float32]:
+    """(V, M): a FakeRunner's embeddings."""
+    places = np.arange(1, vocabulary + 1)[:, None] * np.arange(1, HIDDEN + 1)
+    return (places * 40503 % PRIME / PRIME - 0.5).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class Faults:
     """What goes wrong on purpose; nothing by default. Calls are counted from 1."""
 
     encode_calls: frozenset[int] = frozenset()  # calls of `encode` that raise
     step_calls: frozenset[int] = frozenset()  # calls of `step` that raise
-    raising_id: int | None = None  # `encode` raises for a batch with this source token
-    nan_id: int | None = None  # all that comes of a source with this token is NaN
+    raising_id: int | None = None  # `encode` raises for a batch with this source token, and `compare` for this token
+    nan_id: int | None = None  # all that comes of a source with this token, or of this token, is NaN
     hang: threading.Event | None = None  # `step` waits for it
 
 
@@ -208,6 +215,15 @@ class FakeRunner:
             logprobs[np.isnan(state).any(axis=1)] = np.nan
             available["label_logprobs"] = logprobs
         return {name: available[name] for name in outputs}
+
+    def compare(self, token_ids: Int64) -> Array:
+        if np.any(token_ids == self._faults.raising_id):
+            raise FakeFaultError("compare")
+        table = fake_table(self._manifest.limits.vocabulary)
+        units = table / np.linalg.norm(table, axis=1, keepdims=True)
+        cosines: Array = units[token_ids] @ units.T
+        cosines[token_ids == self._faults.nan_id] = np.nan
+        return cosines
 
     def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         for row, example in enumerate(examples, first):

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU behind the `Runner` protocol: two sessions, and states that steps update in place.
+"""ONNX Runtime on the CPU behind the `Runner` protocol: a session a graph, and states that steps update in place.
 
 A state that grows is bound to the step both as input and as output: the attention kernels write the new slot into it
 and copy nothing. A batch of B rows is the first B rows of each buffer, and a binding made once for a batch size and a
@@ -18,7 +18,7 @@ import onnxruntime
 
 from service.bundle import Manifest, State
 from service.runtime.protocol import Array, Int32, Int64
-from service.runtime.provider import Provider, load_session, session_options
+from service.runtime.provider import Provider, load_if_there, load_session, session_options
 
 _DTYPES: dict[str, type[Any]] = {
     "tensor(float)": np.float32,
@@ -147,8 +147,9 @@ class OnnxRunner:
         self.max_rows = max_rows
         options = session_options(num_threads)
         self._encoder = load_session(folder, manifest.encoder, options, "cpu")
-        # None where nothing is generated: then no method but `encode` is called.
-        self._step: Any = None if manifest.step is None else load_session(folder, manifest.step, options, "cpu")
+        # Where nothing is generated, no method but `encode` and `compare` is called.
+        self._step = load_if_there(folder, manifest.step, options, "cpu")
+        self._similar = load_if_there(folder, manifest.similar, options, "cpu")
         limits = manifest.limits
         self._largest = {"rows": max_rows, "source": limits.max_source_tokens, "target": limits.max_target_tokens}
         self._sizes = dict(self._largest)  # of the buffers
@@ -175,6 +176,10 @@ class OnnxRunner:
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         feed = {"source_ids": source_ids, "source_lengths": source_lengths}
         return dict(zip(outputs, self._encoder.run(list(outputs), feed), strict=True))
+
+    def compare(self, token_ids: Int64) -> Array:
+        (cosines,) = self._similar.run(["cosines"], {"token_ids": token_ids})
+        return np.asarray(cosines)
 
     def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         self._reserve("rows", first + len(examples))

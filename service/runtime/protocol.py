@@ -39,6 +39,14 @@ class Runner(Protocol):
         """
         ...
 
+    def compare(self, token_ids: Int64) -> Array:
+        """(N, V): the cosine of each token's embedding and every token's; of a bundle that has the graph for it.
+
+        Args:
+            token_ids: (N,).
+        """
+        ...
+
     def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         """Make rows the beginnings of sequences: their states from what `encode` gave, or zeros.
 

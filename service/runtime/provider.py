@@ -77,3 +77,8 @@ def load_session(folder: Path, graph: Graph, options: Any, provider: Provider) -
     path, providers = os.fspath(folder / graph.file), _PROVIDERS[provider]
     # The node that a sum and a LayerNormalization would become takes four times as long as the two, from 32 rows on.
     return onnxruntime.InferenceSession(path, options, providers, disabled_optimizers=["SkipLayerNormFusion"])
+
+
+def load_if_there(folder: Path, graph: Graph | None, options: Any, provider: Provider) -> Any:
+    """`load_session`, or None of a graph that a bundle lacks."""
+    return None if graph is None else load_session(folder, graph, options, provider)

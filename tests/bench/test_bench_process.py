@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.process import Process
+from bench.process import Answering, EndedError, Process
 from bench.server import serving
 
 
@@ -38,6 +38,15 @@ def test_a_process_that_is_held_ends_too() -> None:
     process.hold()
     process.end()
     assert process.exit_code is not None
+
+
+def test_a_process_that_ends_instead_of_answering_is_an_error_that_names_it() -> None:
+    process = Answering(["json.tool", "nothing here"], os.environ)  # a module that ends by itself
+    try:
+        with pytest.raises(EndedError, match="nothing here ended without an answer"):
+            process.wait_until_ready()
+    finally:
+        process.end()
 
 
 def test_a_service_that_cannot_start_is_an_error_and_not_a_figure(tmp_path: Path) -> None:

@@ -3,20 +3,14 @@
 import json
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
 
 from bench.server import RunningServer
 from service.bundle import read_bundle
+from tests.e2e.asking import post
 
 SENTENCE = "Two girls are playing with a small brown dog on the beach."
-
-
-def post(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
-    request = Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urlopen(request, timeout=30) as answer:
-        return json.load(answer)
 
 
 @pytest.fixture(scope="module")

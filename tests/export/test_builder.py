@@ -42,3 +42,26 @@ def test_a_graph_runs_with_its_weights_beside_it(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(str(tmp_path / "double.onnx"), providers=["CPUExecutionProvider"])
     (given,) = session.run(["y"], {"x": np.ones((2, 3), np.float32)})
     np.testing.assert_array_equal(given, np.full((2, 3), 2.0))
+
+
+def test_half_weights_are_widened_where_float16_loses_nothing_and_stay_where_it_would(tmp_path: Path) -> None:
+    weights = WeightFile("weights.bin", half=True)
+    graph = GraphBuilder("sum", weights)
+    x = graph.input("x", TensorProto.FLOAT, ("batch", 2))
+    tensors = {"exact": torch.tensor([[1.5, -2.0]]), "inexact": torch.tensor([[0.1, 7e4]]), "vector": torch.ones(2)}
+    for name, tensor in tensors.items():
+        assert graph.weight(name, tensor) == graph.weight(name, tensor) == name
+    total = graph.add("Sum", x, *tensors)
+    graph.add("Identity", total, output=graph.output("y", TensorProto.FLOAT, ("batch", 2)))
+    model = graph.build()
+    stored = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    assert stored == {
+        "exact.float16": TensorProto.FLOAT16,
+        "inexact": TensorProto.FLOAT,
+        "vector": TensorProto.FLOAT,
+    }
+    (tmp_path / "sum.onnx").write_bytes(model.SerializeToString())
+    weights.write(tmp_path)
+    session = onnxruntime.InferenceSession(str(tmp_path / "sum.onnx"), providers=["CPUExecutionProvider"])
+    (given,) = session.run(["y"], {"x": np.zeros((1, 2), np.float32)})
+    np.testing.assert_array_equal(given, sum(tensor.reshape(1, 2) for tensor in tensors.values()))

@@ -21,9 +21,9 @@ def test_it_has_an_encoder_labels_and_no_step(classifier_bundle: Path) -> None:
     assert json.loads((classifier_bundle / MANIFEST).read_text(encoding="utf-8"))["step"] is None
     assert manifest.states == ()
     assert manifest.labels == ("bad", "fair", "good")
-    assert manifest.tasks == ("encode", "attention", "classify")
+    assert manifest.tasks == ("encode", "attention", "classify", "similar")
     assert [(one.kind, one.layers, one.heads) for one in manifest.attention] == [("encoder", 2, 2)]
-    assert set(manifest.files) == {"encoder.onnx", "weights.bin", "tokenizer.json"}
+    assert set(manifest.files) == {"encoder.onnx", "similar.onnx", "weights.bin", "tokenizer.json"}
     assert {path.name for path in classifier_bundle.iterdir()} == {*manifest.files, MANIFEST}
 
 

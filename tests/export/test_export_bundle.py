@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from export.bundle import Label, export_bundle, verify_bundle
+from export.bundle import Label, export_bundle, half_bundle, verify_bundle
 from export.verify import VerificationError
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.tokenizer import train_tokenizer
@@ -32,7 +32,7 @@ def test_a_bundle_holds_what_its_manifest_says_and_nothing_else(bundle: Path) ->
     assert names(bundle) == BUNDLE_FILES == {*manifest.files, "manifest.json"}
     assert (manifest.name, manifest.description, manifest.license) == ("toy", "random weights", "Apache-2.0")
     assert manifest.source_tokenizer == manifest.target_tokenizer == "tokenizer.json"
-    assert manifest.tasks == ("generate", "encode", "attention")
+    assert manifest.tasks == ("generate", "encode", "attention", "similar")
     assert {part.kind: (part.layers, part.heads) for part in manifest.attention} == {
         "encoder": (2, 4),
         "cross": (2, 4),
@@ -158,3 +158,34 @@ def test_a_bundle_with_another_tokenizer_is_not_verified(
     train_tokenizer(toy_sentences, vocab_size=300).save(str(other / "tokenizer.json"))
     with pytest.raises(BundleError, match="is not the checkpoint's tokenizer"):
         verify_bundle(bundle, other, toy_sentences[:1])
+
+
+def test_half_weights_halve_the_file_and_are_what_the_bundle_is_verified_against(
+    checkpoint: Path, bundle: Path, tmp_path: Path, toy_sentences: list[str]
+) -> None:
+    half = tmp_path / "half"
+    manifest = export_bundle(checkpoint, half, LABEL, toy_sentences, half_weights=True)
+    assert (manifest.half_weights, manifest.dtype) == (True, "float32")
+    assert manifest.files["weights.bin"].bytes < 0.6 * read_manifest(bundle).files["weights.bin"].bytes
+    assert verify_bundle(half, checkpoint, toy_sentences) == manifest.verification
+    write_manifest(half, manifest.model_copy(update={"half_weights": False}))
+    with pytest.raises(VerificationError, match="differ by"):
+        verify_bundle(half, checkpoint, toy_sentences)
+
+
+def test_a_weight_that_float16_cannot_hold_is_refused(
+    checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
+) -> None:
+    model, _ = load_checkpoint(checkpoint)
+    with torch.no_grad():
+        model.embedding.weight[3, 3] = 70_000
+    folder = tmp_path / "large"
+    save_checkpoint(folder, model.config, model.state_dict(), checkpoint / "tokenizer.json", {})
+    with pytest.raises(ValueError, match=r"embedding.weight has weights beyond ±65504"):
+        export_bundle(folder, tmp_path / "out", LABEL, toy_sentences, half_weights=True)
+
+
+def test_half_weights_are_not_quantised_again(checkpoint: Path, tmp_path: Path, toy_sentences: list[str]) -> None:
+    export_bundle(checkpoint, tmp_path / "half", LABEL, toy_sentences[:1], half_weights=True)
+    with pytest.raises(BundleError, match="without --half-weights"):
+        half_bundle(tmp_path / "half", tmp_path / "again", None)

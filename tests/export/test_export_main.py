@@ -1,11 +1,12 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from export.__main__ import SENTENCES, main
 from export.bundle import quantize_bundle
-from service.bundle import read_bundle
+from service.bundle import read_bundle, read_manifest
 from tests.export.products import everywhere
 
 
@@ -223,3 +224,27 @@ def test_quantize_on_text_that_is_not_there_exits_with_2(
     assert main([*arguments, *more]) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
+    checkpoint: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "bundles"
+    for run in ("bahdanau-1", "bahdanau-2", "pre-norm-1", "sentiment-1"):
+        shutil.copytree(checkpoint, runs / run / "averaged")
+        if run != "sentiment-1":
+            (runs / run / "scores.json").write_text("{}", encoding="utf-8")
+    assert main(["zoo", str(runs), "--out", str(out), "--sentences", str(sentences_path), "--half-weights"]) == 0
+    manifests = [read_manifest(folder) for folder in sorted(out.iterdir())]
+    assert [manifest.name for manifest in manifests] == [
+        "multi30k-en-de-bahdanau",
+        "multi30k-en-de-pre-norm",
+    ]
+    assert "Bahdanau et al. 2015" in manifests[0].description
+    assert all(manifest.half_weights for manifest in manifests)
+    assert capsys.readouterr().out.startswith(f"{out / 'multi30k-en-de-bahdanau'}: ")
+
+
+def test_a_zoo_without_a_finished_run_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "there is no NAME-1/scores.json" in capsys.readouterr().err

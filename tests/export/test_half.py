@@ -20,7 +20,19 @@ TARGETS = [[1, 45, 67, 12, 13, 14], [1, 9, 8, 7, 6, 5], [1, 21, 22, 23, 24, 25]]
 CLOSE = 2e-2
 # What the CUDA provider has in float16 by this opset, from onnxruntime's own list of its kernels.
 CUDA_OPERATORS = {
-    *("Add", "Cast", "Concat", "Expand", "Gather", "Gemm", "Identity", "LayerNormalization", "Less", "LessOrEqual"),
+    *(
+        "Add",
+        "Cast",
+        "Concat",
+        "Div",
+        "Expand",
+        "Gather",
+        "Gemm",
+        "Identity",
+        "LayerNormalization",
+        "Less",
+        "LessOrEqual",
+    ),
     *("LogSoftmax", "MatMul", "Mul", "Pad", "Range", "Relu", "Reshape", "ScatterElements", "ScatterND", "Shape"),
     *("Slice", "Softmax", "Split", "Squeeze", "Sub", "TopK", "Transpose", "Unsqueeze", "Where"),
 }
@@ -102,8 +114,8 @@ def test_a_step_writes_its_slot_and_nothing_else(half: Path) -> None:
 
 def test_all_operators_are_ones_that_cuda_has(half: Path) -> None:
     manifest = read_bundle(half)
-    assert manifest.rows is not None
-    for graph in (manifest.encoder, manifest.decoder, manifest.rows):
+    assert manifest.rows is not None and manifest.similar is not None
+    for graph in (manifest.encoder, manifest.decoder, manifest.similar, manifest.rows):
         model = onnx.load_model(half / graph.file, load_external_data=False)
         assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", OPSET)]
         assert {node.op_type for node in model.graph.node} <= CUDA_OPERATORS
@@ -120,7 +132,9 @@ def test_a_float16_bundle_is_half_as_large_and_says_what_it_is(bundle: Path, hal
         bits=16, block_size=None, forms={}, float32_digest=original.digest, quality=None
     )
     assert {state.dtype for state in manifest.states} == {"float16"}
-    assert set(manifest.files) == {"encoder.onnx", "step.onnx", "rows.onnx", "tokenizer.json", "weights.bin"}
+    assert set(manifest.files) == {
+        *("encoder.onnx", "step.onnx", "similar.onnx", "rows.onnx", "tokenizer.json", "weights.bin")
+    }
     assert (half / "weights.bin").stat().st_size < 0.55 * (bundle / "weights.bin").stat().st_size
 
 

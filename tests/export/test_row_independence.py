@@ -148,7 +148,7 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
         for name, graph in zip((manifest.encoder.file, manifest.decoder.file), quantised, strict=True):
             onnx.save_model(with_one_scale(graph) if spoilt else graph, out / name)
         weights.write(out)
-        return open_sessions(out, manifest)
+        return open_sessions(out, manifest.model_copy(update={"similar": None}))
 
     return load
 

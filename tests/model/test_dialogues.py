@@ -1,8 +1,12 @@
+import json
+import re
+from pathlib import Path
 from random import Random
 
 from model.dialogues import CHAT, Dialogue, draw_dialogue, draw_examples
-from model.instructions import KINDS, NOBODY, WHO_ARE_YOU
+from model.instructions import KINDS, NOBODY, SENTENCES, WHO_ARE_YOU
 from model.smalltalk import Exchange
+from model.zoo import bundle_name
 
 
 def drawn(has_ghost_attention: bool, count: int = 600) -> list[Dialogue]:
@@ -73,3 +77,12 @@ def test_there_are_all_kinds_and_all_lengths_and_some_without_instruction() -> N
 def test_the_same_seed_gives_the_same_examples() -> None:
     assert draw_examples(1, 50, True) == draw_examples(1, 50, True)
     assert draw_examples(1, 50, True) != draw_examples(2, 50, True)
+
+
+def test_the_documented_prompt_is_what_the_template_writes() -> None:
+    text = Path("docs/training.md").read_text(encoding="utf-8")
+    (body,) = re.findall(r"/v1/generate .*?-d '(.*?)'", text, flags=re.DOTALL)
+    exchange = Exchange("Act as Rosa. Hello!", "Nice to meet you.")
+    assert json.loads(body)["model"] == bundle_name("chat-gatt")
+    assert json.loads(body)["inputs"] == CHAT.render([exchange], "Who are you?")
+    assert "Act as Rosa." in {phrasing.format("Rosa") for phrasing in SENTENCES["person"]}

@@ -11,7 +11,7 @@ from model.dialogues import CHAT
 from model.instructions import ENDINGS, GREETINGS, KINDS, NAMES, WHO_ARE_YOU
 from model.recall import MAX_ANSWER_TOKENS, draw_script, greedy_answers, recall
 from model.reference import greedy, pytorch_steps
-from model.smalltalk import Exchange
+from model.smalltalk import INTENTS, Exchange, Intent
 from model.tokenizer import decode_ids, encode_lines, prompt_tokenizer, train_tokenizer
 
 VALUE_WORDS = {*ENDINGS, *GREETINGS, *NAMES}
@@ -28,7 +28,7 @@ def test_a_script_says_its_instruction_once_and_asks_a_person_at_the_end() -> No
         assert all(prompt.count(script.instruction.text) == 1 for prompt in prompts)
         assert prompts[0].startswith(f"User: {script.instruction.text} ")
         assert prompts[3].count("Bot: Answer") == 3
-        is_asked = [message in WHO_ARE_YOU for message in script.messages]
+        is_asked = [one.message in WHO_ARE_YOU for one in script.plain]
         assert is_asked == [False, False, False, kind == "person"]
 
 
@@ -47,6 +47,24 @@ def test_one_that_says_what_it_should_recalls_all_and_one_that_forgets_recalls_n
         assert 0.8 < low < 1 and high == pytest.approx(1)
     forgetful = recall(lambda prompts: ["So it is."] * len(prompts), (2,), 6, seed=3)["2"]
     assert all(one["kept"] == 0 for one in forgetful.values())
+
+
+def test_plain_answers_before_the_last_are_given_and_say_nothing_of_the_instruction() -> None:
+    asked: list[str] = []
+
+    def listen(prompts: Sequence[str]) -> list[str]:
+        asked.extend(prompts)
+        return ["So it is."] * len(prompts)
+
+    recall(listen, (3,), 2, seed=3, after_plain_answers=True)
+    assert len(asked) == 2 * len(KINDS)
+    answers = {line for prompt in asked for line in re.findall(r"Bot: (.*)", prompt)}
+    plain = {intent.answer.format(value, of=of) for intent in INTENTS for value, of in belonging(intent)}
+    assert set() < answers <= plain
+
+
+def belonging(intent: Intent) -> list[tuple[str, str]]:
+    return list(zip(intent.values, intent.belongs or [""] * len(intent.values), strict=True))
 
 
 def test_answers_of_many_prompts_are_each_ones_greedy_answer() -> None:

@@ -204,7 +204,7 @@ def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_no
     trainer.model.eval()  # without dropout, and at a rate of zero, the loss can be computed again
     batch = next(iter(trainer._batches(trainer.train_examples, 1)))
     trainer.progress.step = 1
-    trainer._update(batch)
+    trainer.update(batch)
     gradients = [parameter.grad.clone() for parameter in trainer.model.parameters() if parameter.grad is not None]
     loss = trainer.task.training_loss(trainer.model, batch, config.label_smoothing)
     per_token = loss / (batch.target_output != 0).sum()

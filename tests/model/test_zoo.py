@@ -1,12 +1,13 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from model.__main__ import train_and_score
-from model.config import RecurrentConfig, TrainConfig
+from model.__main__ import TEST_SPLIT, train_and_score
+from model.classification import CLASSIFICATION
+from model.config import ClassifierConfig, RecurrentConfig, TrainConfig
 from model.factory import build_model
-from model.translation import TRANSLATION
 from model.zoo import PLAN, SYSTEMS, System
 
 VOCABULARY = 6000
@@ -28,9 +29,8 @@ def test_systems_that_are_compared_have_as_many_parameters_within_a_tenth(name: 
     assert num_parameters(name) == pytest.approx(num_parameters("post-norm"), rel=0.1)
 
 
-def test_all_that_translate_are_planned_but_transformers_that_take_longer() -> None:
-    translating = {name for name, system in SYSTEMS.items() if system.task is TRANSLATION}
-    assert set(PLAN) == translating - {"transformer", "transformer-base"}
+def test_all_are_planned_but_transformers_that_take_longer() -> None:
+    assert set(PLAN) == set(SYSTEMS) - {"transformer", "transformer-base"}
     assert {name for name, planned in PLAN.items() if planned.seeds == 3} == set(COMPARED)
 
 
@@ -39,13 +39,27 @@ def toy(vocab_size: int) -> RecurrentConfig:
 
 
 def test_a_run_is_trained_and_scored_once(corpus: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(corpus, tmp_path / "data"))
+    for path in data.glob("test.*"):
+        path.rename(path.with_name(path.name.replace("test", TEST_SPLIT, 1)))
     config = TrainConfig(vocab_size=280, max_epochs=1, batch_tokens=400, seed=2)
-    system, run = System(toy), tmp_path / "run"
-    train_and_score(system, config, corpus, run, split="test")
+    system, run = System("a toy", toy), tmp_path / "run"
+    train_and_score(system, config, data, run)
     written = json.loads((run / "scores.json").read_text(encoding="utf-8"))
-    assert (written["split"], written["num_beams"], len(written["outputs"])) == ("test", 5, 6)
+    assert (written["split"], written["num_beams"], len(written["outputs"])) == (TEST_SPLIT, 5, 6)
     assert json.loads((run / "train.json").read_text(encoding="utf-8"))["seed"] == 2
     (run / "scores.json").write_text("{}", encoding="utf-8")
-    train_and_score(system, config, corpus, run, split="test")
+    train_and_score(system, config, data, run)
     assert (run / "scores.json").read_text(encoding="utf-8") == "{}"
     assert len((run / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_a_classifier_is_scored_by_its_accuracy(tmp_path: Path, toy_sentences: list[str]) -> None:
+    for split in ("train", "dev"):
+        lines = [f"{number % 2}\t{text}\n" for number, text in enumerate(toy_sentences)]
+        (tmp_path / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
+    config = TrainConfig(vocab_size=280, max_epochs=1, batch_tokens=400)
+    system = System("a toy", lambda size: ClassifierConfig(size, d_model=16, num_heads=2, d_ff=16), task=CLASSIFICATION)
+    train_and_score(system, config, tmp_path, tmp_path / "run")
+    written = json.loads((tmp_path / "run" / "scores.json").read_text(encoding="utf-8"))
+    assert (written["split"], written["sentences"]) == ("dev", len(toy_sentences))

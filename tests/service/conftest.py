@@ -30,14 +30,16 @@ from service.tokenizer import TextTokenizer
 
 PAD, START, END = "<pad>", "<s>", "</s>"
 MERGES = [("Ġ", "d"), ("o", "g"), ("Ġd", "og"), ("Ġ", "H"), ("u", "n"), ("Ġ", "a")]
+# Of words that the documentation's examples need to be one token.
+EXAMPLE_MERGES = [("Ġ", "b"), ("o", "y"), ("Ġb", "oy"), ("Ġboy", "s")]
 
 
-def byte_level_tokenizer() -> Tokenizer:
+def byte_level_tokenizer(merges: list[tuple[str, str]] = MERGES) -> Tokenizer:
     """As `model.tokenizer` trains them, with a vocabulary that a test can name: specials, bytes, a few merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [PAD, START, END, *alphabet, *(left + right for left, right in MERGES)]
+    words = [PAD, START, END, *alphabet, *(left + right for left, right in merges)]
     vocabulary = {word: id_ for id_, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, MERGES))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
     tokenizer.add_special_tokens([PAD, START, END])
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -105,6 +107,16 @@ def make_backend(tokenizer: TextTokenizer) -> MakeBackend:
         return FakeBackend(tokenizer, tuple(fake_manifest(name, **sizes) for name in names or ("fake",)), **options)
 
     return make
+
+
+def reading_examples(backend: FakeBackend) -> FakeBackend:
+    """The same backend with a tokenizer that has the words of the documentation's examples."""
+    backend.tokenizer = TextTokenizer(byte_level_tokenizer([*MERGES, *EXAMPLE_MERGES]))
+    backend.manifests = tuple(
+        one.model_copy(update={"limits": one.limits.model_copy(update={"vocabulary": len(backend.tokenizer)})})
+        for one in backend.manifests
+    )
+    return backend
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ from service.answers import (
     GenerateAnswer,
     LabelScore,
     ModelDetails,
+    Neighbour,
     Output,
     OutputToken,
     ScoreAnswer,
+    SimilarAnswer,
 )
 from service.app import create_app
 from service.errors import CLIENT_GONE, ERRORS
@@ -31,10 +33,11 @@ from service.schemas import (
     EncodeBody,
     GenerateBody,
     ScoreBody,
+    SimilarBody,
     TokenizeBody,
 )
 from service.settings import Settings, env_name, flag_name
-from tests.service.conftest import MakeBackend, Start
+from tests.service.conftest import MakeBackend, Start, reading_examples
 
 API = Path("docs/api.md").read_text(encoding="utf-8")
 SETTINGS = Path("docs/settings.md").read_text(encoding="utf-8")
@@ -75,7 +78,11 @@ def test_every_route_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [Parameters, GenerateBody, ScoreBody, AttentionBody, ClassifyBody, EncodeBody, TokenizeBody, DetokenizeBody]
+    "body",
+    [
+        *(Parameters, GenerateBody, ScoreBody, AttentionBody, ClassifyBody, SimilarBody, EncodeBody),
+        *(TokenizeBody, DetokenizeBody),
+    ],
 )
 def test_every_field_is_described(body: type[RequestBody]) -> None:
     for name in body.model_fields:
@@ -89,7 +96,10 @@ def test_every_parameter_has_a_line_with_its_default() -> None:
         assert rows[name] == (json.dumps(field.default) if is_plain else rows[name]), name
 
 
-ANSWERS = [GenerateAnswer, Output, OutputToken, ScoreAnswer, ClassifyAnswer, Classification, LabelScore, AttentionMap]
+ANSWERS = [
+    *(GenerateAnswer, Output, OutputToken, ScoreAnswer, ClassifyAnswer, Classification, LabelScore, AttentionMap),
+    *(SimilarAnswer, Neighbour),
+]
 
 
 @pytest.mark.parametrize("answer", [*ANSWERS, ModelDetails])
@@ -100,8 +110,8 @@ def test_the_answers_fields_are_named(answer: type[BaseModel]) -> None:
 
 @pytest.mark.anyio
 async def test_the_examples_are_answered(start: Start, make_backend: MakeBackend) -> None:
-    assert len(CURLS) == 11
-    backend = make_backend()
+    assert len(CURLS) == 13
+    backend = reading_examples(make_backend())
     backend.manifests = tuple(
         one.model_copy(
             update={

@@ -185,6 +185,9 @@ class CheckedRunner:
         self.encoded.append(sources)
         return self.inner.encode(source_ids, source_lengths, outputs)
 
+    def compare(self, token_ids: Int64) -> Array:
+        return self.inner.compare(token_ids)
+
     def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         assert examples
         assert 0 <= first <= len(self.rows)

@@ -260,6 +260,7 @@ def test_the_observer_hears_of_every_call_and_every_end() -> None:
             seen.append(("step", rows))
 
         def on_finish(self, request: Request, event: Event) -> None:
+            assert isinstance(request, GenerateRequest)
             seen.append(("finish", len(request.source_ids), type(event)))
 
     harness = Harness(observer=Noting())

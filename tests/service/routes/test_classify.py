@@ -159,7 +159,7 @@ async def test_scores_that_are_no_numbers_are_our_fault_and_harm_no_other_call(
 
 async def test_a_classifier_is_shown_with_its_labels(running: Running) -> None:
     answer = (await running.client.get("/v1/models/judge")).json()
-    assert answer["tasks"] == ["encode", "attention", "classify"]
+    assert answer["tasks"] == ["encode", "attention", "classify", "similar"]
     assert answer["labels"] == list(LABELS)
     assert answer["limits"]["max_output_tokens"] == 0
     assert (await running.client.get("/v1/models/fake")).json()["labels"] == []

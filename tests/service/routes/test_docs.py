@@ -8,7 +8,7 @@ from service import schemas
 from service.errors import ERRORS
 from service.parameters import Parameters
 from service.runtime.fake import fake_classifier_manifest
-from tests.service.conftest import MakeBackend, Start
+from tests.service.conftest import MakeBackend, Start, reading_examples
 
 pytestmark = pytest.mark.anyio
 
@@ -18,6 +18,7 @@ ROUTES = {
     ("post", "/v1/encode"),
     ("post", "/v1/attention"),
     ("post", "/v1/classify"),
+    ("post", "/v1/similar"),
     ("post", "/v1/tokenize"),
     ("post", "/v1/detokenize"),
     ("get", "/v1/models"),
@@ -68,6 +69,7 @@ BODIES = {
     "/v1/encode": schemas.EncodeBody,
     "/v1/attention": schemas.AttentionBody,
     "/v1/classify": schemas.ClassifyBody,
+    "/v1/similar": schemas.SimilarBody,
     "/v1/tokenize": schemas.TokenizeBody,
     "/v1/detokenize": schemas.DetokenizeBody,
 }
@@ -75,7 +77,7 @@ BODIES = {
 
 async def test_the_examples_in_openapi_are_answered(start: Start, make_backend: MakeBackend) -> None:
     openapi = await described(start)
-    backend = make_backend()
+    backend = reading_examples(make_backend())
     sizes = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
     backend.manifests = (*backend.manifests, fake_classifier_manifest("judge", **sizes))
     async with start(backend, default_model="fake") as running:

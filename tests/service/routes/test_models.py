@@ -10,7 +10,7 @@ async def test_models_are_listed_by_name(start: Start, make_backend: MakeBackend
         answer = (await running.client.get("/v1/models")).json()
         assert answer["object"] == "list"
         assert [(one["id"], one["object"]) for one in answer["data"]] == [("a", "model"), ("b", "model")]
-        assert set(answer["data"][0]) >= {"created", "owned_by", "tasks"}
+        assert set(answer["data"][0]) >= {"created", "owned_by", "architecture", "description", "tasks", "attention"}
 
 
 async def test_a_model_tells_its_limits_its_attention_and_what_runs_it(start: Start) -> None:
@@ -19,7 +19,7 @@ async def test_a_model_tells_its_limits_its_attention_and_what_runs_it(start: St
         assert answer["limits"] == {"max_input_tokens": 64, "max_output_tokens": 64, "vocabulary": 265}
         assert answer["attention"][0] == {"kind": "encoder", "layers": 2, "heads": 2, "normalized": True}
         assert (answer["provider"], answer["dtype"], answer["architecture"]) == ("cpu", "float32", "fake")
-        assert answer["tasks"] == ["generate", "encode", "attention"]
+        assert answer["tasks"] == ["generate", "encode", "attention", "similar"]
         assert len(answer["sha256"]) == 64
 
 

@@ -1,0 +1,75 @@
+"""`python -m bench.zoo STEP` measures into bench/results/zoo/STEP.json; `report` writes docs/attention.md and cards."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+
+from bench import machine, report
+from bench.plots import STYLE
+from bench.record import RESULTS, Recorded, read_results, write_result
+from bench.zoo import collect, ghost_attention, linformer, masking, quality, recall, sentence, speed
+from bench.zoo.cards import write_cards
+from bench.zoo.step import Step
+
+STEPS: Sequence[Step] = (collect, quality, sentence, masking, speed, linformer, recall, ghost_attention)
+RESULTS_OF_ZOO = RESULTS / "zoo"
+DOCUMENT = Path("docs/attention.md")
+PICTURES = Path("docs/attention")
+WRITER = "python -m bench.zoo report"
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m bench.zoo", description=__doc__, formatter_class=formatter)
+    parser.add_argument("--results", type=Path, default=RESULTS_OF_ZOO, help="folder of the results")
+    commands = parser.add_subparsers(required=True, metavar="STEP")
+    for step in STEPS:
+        command = commands.add_parser(step.NAME, description=step.__doc__, formatter_class=formatter)
+        command.set_defaults(step=step)
+        step.add_arguments(command)
+    text = "measure nothing, write the tables, pictures and model cards of what there is"
+    command = commands.add_parser("report", help=text)
+    command.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables stand between marks")
+    command.add_argument("--pictures", type=Path, default=PICTURES, help="folder of the pictures")
+    command.add_argument("--bundles", type=Path, default=Path("bundles"), help="where cards are written")
+    command.set_defaults(step=None)
+    return parser.parse_args(arguments)
+
+
+def write_report(results_folder: Path, document: Path, pictures: Path) -> None:
+    """Parts and pictures of steps that have no result stay as they are."""
+    results = read_results(results_folder)
+    pictures.mkdir(parents=True, exist_ok=True)
+    parts = {"machines": report.machines(results)}
+    with mpl.rc_context({**STYLE, "backend": "svg"}):
+        for step in STEPS:
+            if recorded := results.get(step.NAME):
+                step.draw(recorded.result, pictures)
+                parts.update(step.tables(recorded.result))
+    for part, text in parts.items():
+        report.write_into(document, part, text, WRITER)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    parsed = parse_arguments(arguments)
+    if parsed.step is None:
+        write_report(parsed.results, parsed.document, parsed.pictures)
+        write_cards(read_results(parsed.results), parsed.bundles)
+        return 0
+    try:
+        result = parsed.step.measure(parsed)
+    except (FileNotFoundError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    command = shlex.join(["python", "-m", "bench.zoo", *words])
+    write_result(parsed.results, parsed.step.NAME, Recorded(machine.describe(), command, result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

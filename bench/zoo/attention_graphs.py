@@ -1,0 +1,110 @@
+"""The self-attention of one encoder layer as a graph: as it is exported, without its maps, and as plain products.
+
+Axes: B batch, S source, M width, H heads, D width of a head.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from export.builder import GraphBuilder, WeightFile
+from export.encoder_attention import EncoderAttention
+from export.parts import FLOAT, INT32, INT64, linear
+from model.attention import MultiHeadAttention
+from model.linformer import LinformerAttention, Projections
+
+RESULT = "hidden"  # the output that is no map
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def exported_graph(
+    module: MultiHeadAttention | LinformerAttention, projections: Projections | None, weights: WeightFile
+) -> onnx.ModelProto:
+    """`x` (B, S, M) and `lengths` (B,) to `hidden` (B, S, M) and maps, by the export's own code."""
+    graph = GraphBuilder("exported", weights)
+    x, lengths, size = _inputs(graph, module.query.in_features)
+    _output(graph, EncoderAttention(graph, lengths, size, projections).add(0, x, module), module)
+    return graph.build()
+
+
+def plain_graph(module: MultiHeadAttention, weights: WeightFile) -> onnx.ModelProto:
+    """As `exported_graph`, without maps, in the operators that exporters of old have: MatMul, Softmax, MatMul."""
+    graph = GraphBuilder("plain", weights)
+    x, lengths, size = _inputs(graph, module.query.in_features)
+    head_size = module.query.out_features // module.num_heads
+    parts = [graph.unique(part) for part in ("query", "key", "value")]
+    qkv = linear(graph, "self_attention.qkv", x, module.query, module.key, module.value)
+    graph.add_multi("Split", [qkv], parts, axis=-1, num_outputs=3)
+    split = graph.constant([0, 0, module.num_heads, head_size], np.int64)
+    perms = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])  # keys (B, H, D, S), the others (B, H, S, D)
+    query, key, value = (
+        graph.add("Transpose", graph.add("Reshape", part, split), perm=perm)
+        for part, perm in zip(parts, perms, strict=True)
+    )
+    scores = graph.add(
+        "Mul", graph.add("MatMul", query, key), graph.constant(1 / math.sqrt(head_size), np.float32)
+    )  # (B, H, S, S)
+    masked = graph.add("Where", _token_mask(graph, lengths, size), scores, graph.constant(LOWEST, np.float32))
+    heads = graph.add("MatMul", graph.add("Softmax", masked, axis=-1), value)  # (B, H, S, D)
+    merged = graph.add("Reshape", graph.add("Transpose", heads, perm=perms[0]), graph.constant([0, 0, -1], np.int64))
+    _output(graph, linear(graph, "self_attention.output", merged, module.output), module)
+    return graph.build()
+
+
+def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph with `hidden` as its one output and no node that only maps need.
+
+    ONNX Runtime does not leave such nodes out by itself, whichever outputs a run asks for.
+    """
+    pruned = onnx.ModelProto()
+    pruned.CopyFrom(model)
+    needed, kept = {RESULT}, []
+    for node in reversed(pruned.graph.node):
+        if needed.isdisjoint(node.output):
+            continue
+        outputs = [name if name in needed else "" for name in node.output]
+        while not outputs[-1]:
+            outputs.pop()
+        node.output[:] = outputs
+        needed.update(filter(None, node.input))
+        kept.append(node)
+    kept.reverse()
+    for field, values in (
+        (pruned.graph.node, kept),
+        (pruned.graph.output, [output for output in pruned.graph.output if output.name == RESULT]),
+        (pruned.graph.initializer, [one for one in pruned.graph.initializer if one.name in needed]),
+    ):
+        values = [type(value).FromString(value.SerializeToString()) for value in values]  # `del` would empty them
+        del field[:]
+        field.extend(values)
+    return pruned
+
+
+def save(model: onnx.ModelProto, weights: WeightFile, folder: Path) -> Path:
+    """Write a graph and its weights into a folder of their own."""
+    folder.mkdir(parents=True)
+    weights.write(folder)
+    path = folder / "attention.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def _inputs(graph: GraphBuilder, d_model: int) -> tuple[str, str, str]:
+    """`x`, the lengths (B,) as int64, and S (1,)."""
+    x = graph.input("x", FLOAT, ("batch", "source", d_model))
+    lengths = graph.add("Cast", graph.input("lengths", INT32, ("batch",)), to=INT64)
+    return x, lengths, graph.add("Shape", x, start=1, end=2)
+
+
+def _output(graph: GraphBuilder, attended: str, module: MultiHeadAttention | LinformerAttention) -> None:
+    shape = ("batch", "source", module.output.out_features)
+    graph.add("Identity", attended, output=graph.output(RESULT, FLOAT, shape))
+
+
+def _token_mask(graph: GraphBuilder, lengths: str, size: str) -> str:
+    """(B, 1, 1, S), true for tokens."""
+    zero, one = graph.constant(0, np.int64), graph.constant(1, np.int64)
+    positions = graph.add("Range", zero, graph.add("Squeeze", size), one)  # (S,)
+    return graph.add("Less", positions, graph.add("Unsqueeze", lengths, graph.constant([1, 2, 3], np.int64)))

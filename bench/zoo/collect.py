@@ -1,0 +1,118 @@
+"""What the finished runs of `python -m model zoo` reached, and what each test sentence adds to their BLEU."""
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.record import Result
+from bench.zoo.bleu import corpus_bleu, statistics_of
+from bench.zoo.headline import headline
+from bench.zoo.lengths import draw_lengths, lengths_table
+from bench.zoo.systems import SHIPPED, TRANSLATING
+from model.checkpoint import load_model
+from model.evaluate import moses_lines, read_test_set
+from model.tokenizer import encode_lines, read_tokenizer
+from model.zoo import PLAN
+from service.bundle import read_bundle
+
+NAME = "collect"
+SPLIT, SOURCE, TARGET = "test_2016_flickr", "en", "de"
+RUN_NAME = re.compile(r"(?P<system>.+)-(?P<seed>\d+)")
+METRICS = ("tokenised_bleu", "bleu", "chrf")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", type=Path, help="folder of run folders, SYSTEM-SEED; those without scores.json wait")
+    parser.add_argument("data", type=Path, help="folder with the test set")
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="the shipped model")
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    """Read scores and count.
+
+    Raises:
+        FileNotFoundError: there is no test set.
+        ValueError: a run has another name; the outputs in a scores.json do not give its own BLEU on this test set.
+    """
+    test_set = read_test_set(arguments.data, SPLIT, SOURCE, TARGET)
+    if test_set.tokenised_references is None:
+        raise FileNotFoundError(f"{arguments.data} has no tokenised {SPLIT}")
+    references = test_set.tokenised_references
+    systems = [_of_run(folder, references, test_set.sources) for folder in _finished(arguments.runs)]
+    systems.append(_of_bundle(arguments.bundle, references, test_set.sources))
+    lengths = [len(reference.split()) for reference in references]
+    words = [len(source.split()) for source in test_set.sources]
+    sentences = {"kind": "test set", "split": SPLIT, "source_words": words, "reference_lengths": lengths}
+    return Result(rows=(sentences, *systems))
+
+
+def _finished(runs: Path) -> list[Path]:
+    """The folders of systems that translate and have been scored."""
+    folders = sorted(path.parent for path in runs.glob("*/scores.json"))
+    names = [_system_and_seed(folder)[0] for folder in folders]
+    return [folder for folder, name in zip(folders, names, strict=True) if name in TRANSLATING]
+
+
+def _system_and_seed(folder: Path) -> tuple[str, int]:
+    match = RUN_NAME.fullmatch(folder.name)
+    if match is None or match["system"] not in PLAN:
+        raise ValueError(f"{folder} is not named as a planned system and its seed")
+    return match["system"], int(match["seed"])
+
+
+def _of_run(folder: Path, references: Sequence[str], sources: Sequence[str]) -> dict[str, Any]:
+    system, seed = _system_and_seed(folder)
+    model, tokenizer = load_model(folder / "averaged")
+    scored = _scored(folder / "scores.json", references)
+    epochs = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    (updates,) = {row["step"] for row in epochs if row["epoch"] == scored["epochs"]}
+    settings = json.loads((folder / "train.json").read_text(encoding="utf-8"))
+    return {
+        "kind": "system",
+        "system": system,
+        "seed": seed,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "updates": updates,
+        "batch_tokens": settings["batch_tokens"],
+        **scored,
+        "source_tokens": [len(ids) for ids in encode_lines(tokenizer, sources)],
+    }
+
+
+def _of_bundle(bundle: Path, references: Sequence[str], sources: Sequence[str]) -> dict[str, Any]:
+    manifest = read_bundle(bundle)
+    tokenizer = read_tokenizer(bundle / manifest.source_tokenizer)
+    return {
+        "kind": SHIPPED,
+        "parameters": manifest.parameters,
+        **_scored(bundle / "scores.json", references),
+        "source_tokens": [len(ids) for ids in encode_lines(tokenizer, sources)],
+    }
+
+
+def _scored(path: Path, references: Sequence[str]) -> dict[str, Any]:
+    """Scores as they are, and the statistics of the outputs beside them."""
+    scores: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    outputs = scores["outputs"]
+    if (scores["split"], len(outputs)) != (SPLIT, len(references)):
+        raise ValueError(f"{path} has {len(outputs)} outputs of {scores['split']}, not {len(references)} of {SPLIT}")
+    statistics = statistics_of(moses_lines(outputs, TARGET), references)
+    counted, stated = corpus_bleu(statistics.rows.sum(axis=0)), scores["tokenised_bleu"]["value"]
+    if counted != stated:
+        raise ValueError(f"{path} says tokenised BLEU {stated}, but its outputs have {counted} with these references")
+    return {
+        "epochs": scores["checkpoint"]["epochs"][-1],
+        **{name: scores[name] for name in (*METRICS, "num_beams", "length_penalty")},
+        "output_lengths": statistics.output_lengths.tolist(),
+        "matches": statistics.matches.T.tolist(),  # a list an order
+    }
+
+
+def tables(result: Result) -> Mapping[str, str]:
+    return {**headline(result), **lengths_table(result)}
+
+
+draw = draw_lengths

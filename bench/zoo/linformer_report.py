@@ -1,0 +1,185 @@
+"""The tables and the picture of the step `linformer`, and where its crossover lies."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+from bench.plots import save
+from bench.record import Result
+from bench.report import table
+
+Row = Mapping[str, Any]
+Measure = Callable[[Row], float]
+
+BASELINES = {"operator": "`Attention` operator", "plain": "MatMul, Softmax, MatMul"}
+COLOURS = {
+    ("operator", None): "#1d4e89",
+    ("plain", None): "#9a9a9a",
+    ("linformer", 32): "#f6d9b0",
+    ("linformer", 64): "#f2c57c",
+    ("linformer", 128): "#d17b0f",
+    ("linformer", 256): "#8a4b00",
+}
+
+
+def milliseconds(row: Row) -> float:
+    return float(statistics.median(row["ms"]))
+
+
+def peak_mb(row: Row) -> float:
+    return float(row["peak_mb"])
+
+
+def crossover(ours: Mapping[int, float], theirs: Mapping[int, float]) -> str:
+    """The smallest number of tokens from which on ours is less at every length that both were measured at."""
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
+        return "not measured"
+    less = [tokens for tokens in shared if all(ours[one] < theirs[one] for one in shared if one >= tokens)]
+    return f"{less[0]:,}" if less else f"none up to {shared[-1]:,}"
+
+
+def tables(result: Result) -> Mapping[str, str]:
+    """Time, memory, crossover, the price of maps, and that of short sentences."""
+    facts, *rows = result.rows
+    counts = list(dict.fromkeys(row["rows"] for row in rows))
+    plain = [row for row in rows if not row["maps"]]
+    head = (
+        f"One layer, width {facts['d_model']}, {facts['num_heads']} heads, projections included, float32, "
+        f"{facts['threads']} {'thread' if facts['threads'] == 1 else 'threads'}."
+    )
+    times = [_grid(_of(plain, count), _time_cell) for count in counts]
+    memories = [_grid(_of(plain, count), _memory_cell) for count in counts]
+    return {
+        "linformer-time": "\n\n".join([head, *_titled(counts, "milliseconds, median (range)", times)]),
+        "linformer-memory": "\n\n".join(_titled(counts, "MB at the peak (MB of scores; and of E = F)", memories)),
+        "linformer-crossover": _crossovers(plain, counts),
+        "linformer-maps": _grid([row for row in rows if row["maps"]], _with_over_without(plain)),
+        "linformer-short": _short(facts["short"], [row for row in plain if "short_ms" in row]),
+    }
+
+
+def _titled(counts: Sequence[int], what: str, texts: Sequence[str]) -> list[str]:
+    return [
+        f"**{count} {'row' if count == 1 else 'rows'}, {what}**\n\n{text}"
+        for count, text in zip(counts, texts, strict=True)
+    ]
+
+
+def _of(rows: Sequence[Row], count: int) -> list[Row]:
+    return [row for row in rows if row["rows"] == count]
+
+
+def _kind(row: Row) -> tuple[str, int | None]:
+    return row["attention"], row["slots"]
+
+
+def _label(kind: tuple[str, int | None]) -> str:
+    attention, slots = kind
+    return BASELINES[attention] if slots is None else f"Linformer, k = {slots}"
+
+
+def _kinds(rows: Sequence[Row]) -> list[tuple[str, int | None]]:
+    """Baselines first, then Linformers by their slots."""
+    return sorted({_kind(row) for row in rows}, key=lambda kind: (kind[1] or 0, kind[0]))
+
+
+def _grid(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
+    """A line a length, a column a kind of attention."""
+    kinds, found = _kinds(rows), {(row["tokens"], _kind(row)): row for row in rows}
+    lengths = sorted({row["tokens"] for row in rows})
+    body = [
+        [f"{tokens:,}", *(cell(found[tokens, kind]) if (tokens, kind) in found else "" for kind in kinds)]
+        for tokens in lengths
+    ]
+    return table(["n", *map(_label, kinds)], body)
+
+
+def _time_cell(row: Row) -> str:
+    return f"{_number(milliseconds(row))} ({_number(min(row['ms']))} to {_number(max(row['ms']))})"
+
+
+def _memory_cell(row: Row) -> str:
+    parts = [row["scores_mb"]] if row["slots"] is None else [row["scores_mb"], row["projections_mb"]]
+    return f"{peak_mb(row):.0f} ({'; '.join(map(_number, parts))})"
+
+
+def _with_over_without(plain: Sequence[Row]) -> Callable[[Row], str]:
+    """Time with maps, and how many times that is the time without."""
+    found = {(row["rows"], row["tokens"], _kind(row)): row for row in plain}
+
+    def cell(row: Row) -> str:
+        without = found[row["rows"], row["tokens"], _kind(row)]
+        return f"{_number(milliseconds(row))} ({milliseconds(row) / milliseconds(without):.1f} x)"
+
+    return cell
+
+
+def _number(value: float) -> str:
+    """Three digits, and all of those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _crossovers(rows: Sequence[Row], counts: Sequence[int]) -> str:
+    slots = sorted({row["slots"] for row in rows if row["slots"] is not None})
+    body = []
+    for count in counts:
+        for size in slots:
+            ours = [row for row in _of(rows, count) if row["slots"] == size]
+            cells = [
+                crossover(_by_tokens(ours, measure), _by_tokens(_baseline(rows, count, name), measure))
+                for measure in (milliseconds, peak_mb)
+                for name in BASELINES
+            ]
+            body.append([str(count), str(size), *cells])
+    head = [f"{word} than {name}, from n" for word in ("faster", "smaller") for name in BASELINES.values()]
+    return table(["rows", "k", *head], body)
+
+
+def _baseline(rows: Sequence[Row], count: int, name: str) -> list[Row]:
+    return [row for row in _of(rows, count) if row["attention"] == name]
+
+
+def _by_tokens(rows: Sequence[Row], measure: Measure) -> dict[int, float]:
+    return {row["tokens"]: measure(row) for row in rows}
+
+
+def _short(tokens: int, rows: Sequence[Row]) -> str:
+    """A short sentence read by its own length, and padded to the longest that the layer takes."""
+
+    def cell(row: Row) -> str:
+        short = _number(statistics.median(row["short_ms"]))
+        return short if row["slots"] is None else f"{short} / {_number(statistics.median(row['padded_ms']))}"
+
+    what = f"{tokens} tokens, milliseconds: read by the first {tokens} columns of E / padded to n"
+    return f"**{what}**\n\n{_grid(rows, cell)}"
+
+
+def draw(result: Result, folder: Path) -> None:
+    """Write `linformer.svg`: time and memory of one row over its tokens."""
+    _, *rows = result.rows
+    rows = [row for row in rows if row["rows"] == 1 and not row["maps"]]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4))
+    _draw_lines(left, rows, milliseconds, "milliseconds")
+    _draw_lines(right, rows, peak_mb, "MB at the peak")
+    left.legend(frameon=False, fontsize=6)
+    save(figure, folder / "linformer.svg")
+
+
+def _draw_lines(axis: Axes, rows: Sequence[Row], measure: Measure, label: str) -> None:
+    for kind in _kinds(rows):
+        values = _by_tokens([row for row in rows if _kind(row) == kind], measure)
+        name = _label(kind).replace("`", "")
+        axis.plot(list(values), list(values.values()), marker="o", markersize=3, color=COLOURS.get(kind), label=name)
+    lengths = sorted({row["tokens"] for row in rows})
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(lengths, [f"{tokens:,}" for tokens in lengths])
+    axis.minorticks_off()
+    axis.set_xlabel("tokens n")
+    axis.set_ylabel(label)
+    axis.grid(linewidth=0.3)

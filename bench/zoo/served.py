@@ -1,0 +1,84 @@
+"""Served models that a step asks: the whole service in this process, called as over HTTP."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from service.app import create_app
+from service.fields import MAX_INPUTS
+from service.loading import load_backend
+from service.settings import Settings
+
+READY_INTERVAL_S = 0.05
+# Evidence waits as long as it takes; no request is given up on a busy machine.
+PATIENCE_S = 3600
+
+
+class Served:
+    """The models of one folder of bundles."""
+
+    def __init__(self, client: httpx.AsyncClient, portal: BlockingPortal) -> None:
+        self._client = client
+        self._portal = portal
+
+    def post(self, path: str, *bodies: Mapping[str, Any]) -> list[Any]:
+        """The answers to calls that are made at once, in their order.
+
+        Raises:
+            ValueError: one was refused; the message has the service's own.
+        """
+        return self._portal.call(self._post, path, bodies)
+
+    def outputs(self, path: str, body: Mapping[str, Any], inputs: Sequence[str]) -> list[Any]:
+        """The outputs of many inputs, as many in a call as the service takes."""
+        found: list[Any] = []
+        for start in range(0, len(inputs), MAX_INPUTS):
+            (answer,) = self.post(path, {**body, "inputs": list(inputs[start : start + MAX_INPUTS])})
+            found += answer["outputs"]
+        return found
+
+    async def _post(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return await asyncio.gather(*(self._post_one(path, body) for body in bodies))
+
+    async def _post_one(self, path: str, body: Mapping[str, Any]) -> Any:
+        response = await self._client.post(path, json=body)
+        answer = response.json()
+        if response.is_error:
+            raise ValueError(f"{path} was refused: {answer['error']['message']}")
+        return answer
+
+
+@contextlib.contextmanager
+def serve(bundles: Path) -> Iterator[Served]:
+    """Serve all bundles of a folder.
+
+    Raises:
+        ValueError: they cannot be served.
+    """
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(_client_of_service(bundles)) as client,
+    ):
+        yield Served(client, portal)
+
+
+@contextlib.asynccontextmanager
+async def _client_of_service(bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
+    settings = Settings(bundles=bundles, threads=1, request_timeout_s=PATIENCE_S, queue_timeout_s=PATIENCE_S)
+    exit_codes: list[int] = []
+    app = create_app(settings, load_backend, exit_codes.append)
+    transport = httpx.ASGITransport(app=app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://service", timeout=None) as client,
+    ):
+        while (await client.get("/health/ready")).is_error:
+            if exit_codes:
+                raise ValueError(f"{bundles} cannot be served; the log says why")
+            await asyncio.sleep(READY_INTERVAL_S)
+        yield client

@@ -1,0 +1,171 @@
+"""What each system costs: seconds of a training update, and tokens a second of greedy decoding as it is served.
+
+Systems take turns, so that what else the machine does falls on all of them alike. Updates are those of a system's first
+run, from where it stands, on the same batches for all that share data and settings; nothing is written into runs.
+"""
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.libraries.contender import Contender, Setup, Task, contending
+from bench.record import Result
+from bench.zoo.speed_report import tables
+from bench.zoo.step import no_pictures as draw
+from model.config import TrainConfig, read_model_config
+from model.data import read_lines
+from model.tokenizer import encode_lines, read_tokenizer
+from model.train import Trainer
+from model.translation import TRANSLATION
+from model.zoo import PLAN, SYSTEMS, bundle_name
+from service.bundle import MANIFEST, read_bundle
+from service.cpu import usable_threads
+
+__all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]
+
+NAME = "speed"
+SENTENCES = "test_2016_flickr.en"  # what is decoded, from its beginning
+COUNTS = (1, 32)  # sentences at once
+UPDATES = 3  # of each system in one round
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that goes on in memory, and the batches that it is timed on."""
+
+    trainer: Trainer
+    batches: Sequence[Any]
+
+    def seconds_an_update(self) -> float:
+        started = time.perf_counter()
+        for batch in self.batches:
+            self.trainer.update(batch)
+        return (time.perf_counter() - started) / len(self.batches)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundles", type=Path, help="folder of float32 bundles; systems that have none are left out")
+    parser.add_argument(
+        "runs", type=Path, help="folder of runs, NAME-1; of systems that have none only decoding is timed"
+    )
+    parser.add_argument("data", type=Path, help="folder of the data folders that the runs were trained on")
+    parser.add_argument("--rounds", type=int, default=3, help="each figure is the median of so many")
+    parser.add_argument("--threads", type=int, default=usable_threads(), help="of training and of each engine")
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    """A row a system.
+
+    Raises:
+        FileNotFoundError: no system has a bundle, or data are missing.
+        ValueError: a bundle computes in other than float32, or a run cannot be taken up.
+    """
+    if min(arguments.rounds, arguments.threads) < 1:
+        raise ValueError("rounds and threads must be at least 1")
+    bundles = _bundles(arguments.bundles)
+    rows = {name: _facts(bundle) for name, bundle in bundles.items()}
+    folders = {name: arguments.runs / f"{name}-1" for name in bundles}
+    runs = {name: folder for name, folder in folders.items() if (folder / "log.jsonl").is_file()}
+    for found in (
+        _time_updates(runs, arguments.data, arguments.rounds, arguments.threads),
+        _time_decoding(bundles, arguments.data, arguments.rounds, arguments.threads),
+    ):
+        for name, fields in found.items():
+            rows[name].update(fields)
+    settings = {"threads": arguments.threads, "updates_a_round": UPDATES}
+    return Result(rows=[settings, *({"system": name, **fields} for name, fields in rows.items())])
+
+
+def _bundles(folder: Path) -> dict[str, Path]:
+    found = {name: folder / bundle_name(name) for name in PLAN if (folder / bundle_name(name) / MANIFEST).is_file()}
+    if not found:
+        raise FileNotFoundError(f"{folder} has no bundle of any system: {', '.join(map(bundle_name, PLAN))}")
+    return found
+
+
+def _facts(bundle: Path) -> dict[str, Any]:
+    manifest = read_bundle(bundle)
+    if manifest.dtype != "float32":
+        raise ValueError(f"{bundle} computes in {manifest.dtype}: systems are compared in float32")
+    return {"parameters": manifest.parameters}
+
+
+def _time_updates(runs: Mapping[str, Path], data: Path, rounds: int, threads: int) -> dict[str, dict[str, Any]]:
+    """Of each run how many updates it made, and milliseconds of one, a figure a round."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    print("training", flush=True)
+    try:
+        trainings = {name: _take_up(run, name, data) for name, run in runs.items()}
+        seconds = _by_turns({name: one.seconds_an_update for name, one in trainings.items()}, rounds)
+    finally:
+        torch.set_num_threads(before)
+    return {
+        name: {"updates": _updates(runs[name]), "update_ms": [round(1000 * one, 2) for one in mine]}
+        for name, mine in seconds.items()
+    }
+
+
+def _updates(run: Path) -> int:
+    """How many a run has made."""
+    last_epoch = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+    updates: int = json.loads(last_epoch)["step"]
+    return updates
+
+
+def _take_up(run: Path, name: str, data: Path) -> Training:
+    system, config = SYSTEMS[name], TrainConfig(**json.loads((run / "train.json").read_text(encoding="utf-8")))
+    model_config = read_model_config(run / "config.json")
+    trainer = Trainer(
+        run, config, system.task, data / system.corpus.folder, lambda _: model_config, torch.device("cpu")
+    )
+    batches = system.task.batches(trainer.train_examples, config.batch_tokens, config.seed, model_config)
+    chosen = list(itertools.islice(batches, UPDATES))
+    trainer.train_examples = []  # of all runs together they would take a gigabyte
+    trainer.model.train()
+    trainer.progress.step += 1  # the update that is timed; its number decides the rate
+    return Training(trainer, chosen)
+
+
+def _time_decoding(bundles: Mapping[str, Path], data: Path, rounds: int, threads: int) -> dict[str, dict[str, Any]]:
+    """Of each system that translates, tokens a second by how many sentences there are at once, a figure a round."""
+    translating = {bundle: name for name, bundle in bundles.items() if SYSTEMS[name].task is TRANSLATION}
+    setups = [Setup("sightline", "float32", bundle, ["--max-rows", str(max(COUNTS))]) for bundle in translating]
+    measured: dict[str, dict[str, Any]] = {name: {"tokens_per_s": {}} for name in translating.values()}
+    with contending(setups, threads) as contenders:
+        for count in COUNTS:
+            print(f"decoding, {count} at once", flush=True)
+            turns = {}
+            for contender in contenders:
+                name = translating[contender.setup.model]
+                task = Task(_sources(contender.setup.model, data / SYSTEMS[name].corpus.folder, count))
+                turns[name] = partial(_tokens_per_s, contender, task)
+            for name, speeds in _by_turns(turns, rounds).items():
+                measured[name]["tokens_per_s"][str(count)] = [round(speed, 1) for speed in speeds]
+    return measured
+
+
+def _tokens_per_s(contender: Contender, task: Task) -> float:
+    return contender.measure(task).tokens_per_s
+
+
+def _sources(bundle: Path, data: Path, count: int) -> list[list[int]]:
+    tokenizer = read_tokenizer(bundle / read_bundle(bundle).source_tokenizer)
+    return encode_lines(tokenizer, read_lines(data / SENTENCES)[:count])
+
+
+def _by_turns(measures: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What each measures in every round; a first round is not counted."""
+    figures: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(1 + rounds):
+        for name, measure_one in measures.items():
+            figures[name].append(measure_one())
+    return {name: mine[1:] for name, mine in figures.items()}

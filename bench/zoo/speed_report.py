@@ -1,0 +1,58 @@
+"""The table of the step `speed`."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.record import Result
+from bench.report import table
+
+TRANSFORMER = "post-norm"  # what the others' speeds are divided by
+
+Row = Mapping[str, Any]
+
+
+def training_minutes(row: Row) -> float:
+    """Of a run whose every update takes as long as those that were timed."""
+    return float(statistics.median(row["update_ms"]) * row["updates"] / 60_000)
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the rounds' own ratios."""
+    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+
+
+def tables(result: Result) -> Mapping[str, str]:
+    """Parameters, training and decoding of every system."""
+    settings, *rows = result.rows
+    speeds = {row["system"]: row.get("tokens_per_s", {}) for row in rows}
+    counts = list(dict.fromkeys(count for speed in speeds.values() for count in speed))
+    reference = speeds.get(TRANSFORMER, {})
+    head = ["system", "parameters", "ms an update", "updates", "training minutes"]
+    for count in counts:
+        head += [f"tokens/s, {count} at once", f"over `{TRANSFORMER}`"]
+    body = [
+        [
+            f"`{row['system']}`",
+            f"{row['parameters']:,}",
+            *_training(row),
+            *(cell for count in counts for cell in _speed(speeds[row["system"]], reference, count)),
+        ]
+        for row in rows
+    ]
+    threads = settings["threads"]
+    text = f"{threads} {'thread' if threads == 1 else 'threads'}; medians of rounds in which all systems take turns."
+    return {"speed": f"{table(head, body)}\n\n{text}"}
+
+
+def _training(row: Row) -> list[str]:
+    if "update_ms" not in row:
+        return ["", "", ""]
+    return [f"{statistics.median(row['update_ms']):.0f}", f"{row['updates']:,}", f"{training_minutes(row):.0f}"]
+
+
+def _speed(ours: Mapping[str, Any], theirs: Mapping[str, Any], count: str) -> list[str]:
+    if count not in ours:
+        return ["", ""]
+    speed = f"{statistics.median(ours[count]):,.0f}"
+    return [speed, f"{ratio(ours[count], theirs[count]):.2f} x" if count in theirs else ""]

@@ -1,0 +1,47 @@
+"""The rows of the result `collect`, read: runs by their systems."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bench.record import Result
+from bench.zoo.bleu import Counts, Statistics
+from model.translation import TRANSLATION
+from model.zoo import PLAN, SYSTEMS
+
+Row = Mapping[str, Any]
+SHIPPED = "shipped"
+TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION)
+COMPARED = tuple(name for name in TRANSLATING if PLAN[name].seeds > 1)
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """What the statistics of every run are about."""
+
+    source_words: Counts  # (N,), separated by blanks
+    reference_lengths: Counts  # (N,)
+
+
+def test_set_of(result: Result) -> TestSet:
+    (row,) = (row for row in result.rows if row["kind"] == "test set")
+    return TestSet(np.array(row["source_words"]), np.array(row["reference_lengths"]))
+
+
+def runs_by_system(result: Result) -> dict[str, list[Row]]:
+    """Runs in the order of their seeds; systems as they are planned, and "shipped" at the end."""
+    found: dict[str, list[Row]] = {name: [] for name in (*TRANSLATING, SHIPPED)}
+    for row in sorted(result.rows, key=lambda row: row.get("seed", 0)):
+        if row["kind"] != "test set":
+            found[SHIPPED if row["kind"] == SHIPPED else row["system"]].append(row)
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def rows_of_statistics(runs: Sequence[Row], test_set: TestSet) -> list[Counts]:
+    """Of each run, (N, 10): see `Statistics.rows`."""
+    return [
+        Statistics(np.array(run["matches"]).T, np.array(run["output_lengths"]), test_set.reference_lengths).rows
+        for run in runs
+    ]

@@ -1,0 +1,171 @@
+import dataclasses
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+
+from bench.record import Result
+from bench.zoo import collect
+from bench.zoo.headline import headline
+from bench.zoo.lengths import buckets_of
+from bench.zoo.systems import SHIPPED, runs_by_system
+from model.evaluate import moses_lines, read_test_set, score
+
+SOURCES = ["A man sleeps.", "A dog runs over a very wide and green field.", "She reads.", "Two men wait for a bus."] * 5
+REFERENCES = ["Ein Mann schläft.", "Ein Hund rennt über ein weites Feld.", "Sie liest.", "Zwei Männer warten."] * 5
+GOOD = ["Ein Mann schläft.", "Ein Hund rennt über ein grünes Feld.", "Sie liest.", "Zwei Männer warten hier."] * 5
+BAD = ["Ein Mann schläft.", "Ein Hund schläft.", "Sie liest.", "Ein Mann wartet hier."] * 5
+MakeRun = Callable[[str, Sequence[str]], Path]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    tokenised = [line.lower().replace(".", " .") for line in REFERENCES]
+    for ending, lines in {"en": SOURCES, "de": REFERENCES, "lc.norm.tok.de": tokenised}.items():
+        text = "".join(f"{line}\n" for line in lines)
+        (folder / f"test_2016_flickr.{ending}").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, data: Path, checkpoint: Path) -> MakeRun:
+    """A finished run that wrote these outputs."""
+
+    def make(name: str, outputs: Sequence[str]) -> Path:
+        run = tmp_path / "runs" / name
+        run.mkdir(parents=True)
+        shutil.copytree(checkpoint, run / "averaged")
+        (run / "train.json").write_text('{"batch_tokens": 2000}', encoding="utf-8")
+        # One epoch was trained after the scores.
+        log = "".join(json.dumps({"epoch": epoch, "step": 10 * epoch}) + "\n" for epoch in range(1, 5))
+        (run / "log.jsonl").write_text(log, encoding="utf-8")
+        write_scores(run / "scores.json", data, outputs)
+        return run
+
+    return make
+
+
+def write_scores(path: Path, data: Path, outputs: Sequence[str]) -> None:
+    scores = score(outputs, read_test_set(data, "test_2016_flickr", "en", "de"), "de")
+    facts = {"split": "test_2016_flickr", "num_beams": 5, "length_penalty": 1.0, "checkpoint": {"epochs": [2, 3]}}
+    document = {**facts, **dataclasses.asdict(scores), "outputs": outputs}
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def replace_outputs(run: Path, outputs: Sequence[str]) -> None:
+    path = run / "scores.json"
+    document = {**json.loads(path.read_text(encoding="utf-8")), "outputs": outputs}
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+@pytest.fixture
+def collected(tmp_path: Path, data: Path, bundle: Path) -> Callable[[], Result]:
+    shipped = tmp_path / "shipped"
+    shutil.copytree(bundle, shipped)
+    write_scores(shipped / "scores.json", data, REFERENCES)
+
+    def run() -> Result:
+        (tmp_path / "runs").mkdir(exist_ok=True)
+        return collect.measure(Namespace(runs=tmp_path / "runs", data=data, bundle=shipped))
+
+    return run
+
+
+def lines_of(text: str) -> Mapping[str, list[str]]:
+    """The rows of a table, by their first cells."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    return {row[0]: row for row in rows}
+
+
+def test_runs_are_read_with_their_budgets(make_run: MakeRun, collected: Callable[[], Result]) -> None:
+    make_run("bahdanau-1", GOOD)
+    (run,) = runs_by_system(collected())["bahdanau"]
+    assert (run["seed"], run["epochs"], run["updates"], run["batch_tokens"]) == (1, 3, 30, 2000)
+    assert len(run["source_tokens"]) == len(run["output_lengths"]) == len(SOURCES)
+
+
+def test_a_run_that_is_not_scored_or_does_not_translate_is_left_out(
+    make_run: MakeRun, collected: Callable[[], Result]
+) -> None:
+    (make_run("bahdanau-1", GOOD) / "scores.json").unlink()
+    make_run("sentiment-1", GOOD)
+    assert list(runs_by_system(collected())) == [SHIPPED]
+
+
+def test_a_run_of_another_name_is_refused(make_run: MakeRun, collected: Callable[[], Result]) -> None:
+    make_run("banana-1", GOOD)
+    with pytest.raises(ValueError, match="banana-1 is not named as a planned system"):
+        collected()
+
+
+def test_outputs_that_do_not_give_their_score_are_refused(make_run: MakeRun, collected: Callable[[], Result]) -> None:
+    replace_outputs(make_run("bahdanau-1", GOOD), BAD)
+    with pytest.raises(ValueError, match=r"bahdanau-1/scores.json says tokenised BLEU"):
+        collected()
+
+
+def test_outputs_of_other_sentences_are_refused(make_run: MakeRun, collected: Callable[[], Result]) -> None:
+    replace_outputs(make_run("bahdanau-1", GOOD), GOOD[:3])
+    with pytest.raises(ValueError, match="has 3 outputs of test_2016_flickr, not 20"):
+        collected()
+
+
+def test_the_table_has_each_seed_and_says_how_many_are_there(
+    make_run: MakeRun, collected: Callable[[], Result]
+) -> None:
+    make_run("bahdanau-1", GOOD)
+    make_run("bahdanau-2", BAD)
+    make_run("hard-marginal-1", GOOD)
+    result = collected()
+    first, second = (run["tokenised_bleu"]["value"] for run in runs_by_system(result)["bahdanau"])
+    rows = lines_of(headline(result)["headline"])
+    assert rows["`bahdanau`"][1] == f"{(first + second) / 2:.2f} ({first:.2f}, {second:.2f})"
+    assert rows["`bahdanau`"][5:8] == ["3", "30", "2 of 3"]
+    assert rows["`hard-marginal`"][1] == f"{first:.2f}"
+    assert rows["`hard-marginal`"][7] == "1"
+    assert rows["the shipped `transformer`"][1] == "100.00"
+    assert list(rows)[2:] == ["`bahdanau`", "`hard-marginal`", "the shipped `transformer`"]
+
+
+@pytest.mark.parametrize(("outputs", "verdict"), [(REFERENCES, "is reached"), (BAD, "is **not reached**")])
+def test_the_table_says_whether_the_bar_is_reached(
+    make_run: MakeRun, collected: Callable[[], Result], outputs: list[str], verdict: str
+) -> None:
+    make_run("bahdanau-1", outputs)
+    assert f"37 tok-lc, {verdict}." in headline(collected())["headline"]
+
+
+def test_a_part_of_the_sentences_has_the_score_that_sacrebleu_gives_it(
+    make_run: MakeRun, collected: Callable[[], Result]
+) -> None:
+    make_run("bahdanau-1", GOOD)
+    make_run("fixed-context-1", BAD)
+    buckets = buckets_of(collected())
+    assert [(bucket.name, bucket.num_sentences) for bucket in buckets] == [("1 to 8", 15), ("9 to 10", 5)]
+    long_ones = [place for place, source in enumerate(SOURCES) if len(source.split()) > 8]
+    tokenised = [line.lower().replace(".", " .") for line in REFERENCES]
+    for name, outputs in (("bahdanau", GOOD), ("fixed-context", BAD)):
+        lines = moses_lines([outputs[place] for place in long_ones], "de")
+        metric = BLEU(tokenize="none", force=True)
+        expected = metric.corpus_score(lines, [[tokenised[place] for place in long_ones]]).score
+        assert buckets[1].bleu[name].value == pytest.approx(expected)
+        low, high = buckets[0].bleu[name].interval
+        assert low <= buckets[0].bleu[name].value <= high
+
+
+def test_the_table_of_lengths_has_what_attention_adds(make_run: MakeRun, collected: Callable[[], Result]) -> None:
+    make_run("bahdanau-1", GOOD)
+    without = collect.tables(collected())["lengths"]
+    assert "less fixed context" not in without
+    make_run("fixed-context-1", BAD)
+    result = collected()
+    rows = lines_of(collect.tables(result)["lengths"])
+    bucket = buckets_of(result)[1]
+    gap = bucket.bleu["bahdanau"].value - bucket.bleu["fixed-context"].value
+    assert rows["9 to 10"][-1].startswith(f"{gap:.1f} [")

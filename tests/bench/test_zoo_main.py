@@ -1,0 +1,61 @@
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bench.record import read_results
+from bench.report import END, mark
+from bench.zoo.__main__ import DOCUMENT, RESULTS_OF_ZOO, STEPS, WRITER, main, write_report
+
+
+def test_steps_have_names_of_their_own() -> None:
+    assert len({step.NAME for step in STEPS}) == len(STEPS)
+
+
+def test_the_document_has_a_place_for_every_part_and_no_other() -> None:
+    results = read_results(RESULTS_OF_ZOO)
+    written = [part for step in STEPS if step.NAME in results for part in step.tables(results[step.NAME].result)]
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert [part for part in written if text.count(mark(part, WRITER)) != 1] == []
+    assert text.count(END) == text.count(WRITER + "` -->")
+
+
+def test_the_same_results_are_the_same_bytes(tmp_path: Path) -> None:
+    document = tmp_path / "attention.md"
+    shutil.copyfile(DOCUMENT, document)
+    written = []
+    for _ in range(2):
+        write_report(RESULTS_OF_ZOO, document, tmp_path / "pictures")
+        written.append(
+            [document.read_bytes(), *(path.read_bytes() for path in sorted((tmp_path / "pictures").iterdir()))]
+        )
+    assert written[0] == written[1]
+
+
+def test_the_document_is_what_the_results_make_of_it(tmp_path: Path) -> None:
+    document = tmp_path / "attention.md"
+    shutil.copyfile(DOCUMENT, document)
+    write_report(RESULTS_OF_ZOO, document, tmp_path / "pictures")
+    assert document.read_text(encoding="utf-8") == DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_a_step_without_a_result_leaves_its_part(tmp_path: Path) -> None:
+    document = tmp_path / "attention.md"
+    text = f"{mark('headline', WRITER)}\n\nas it was\n\n{END}\n"
+    document.write_text(text, encoding="utf-8")
+    main(["--results", str(tmp_path), "report", "--document", str(document), "--pictures", str(tmp_path / "p")])
+    assert document.read_text(encoding="utf-8") == text
+
+
+def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--results", str(tmp_path), "collect", str(tmp_path), str(tmp_path)]) == 2
+    assert re.fullmatch(r"error: no .*test_2016_flickr\.en.*\n", capsys.readouterr().err)
+
+
+def test_a_step_is_written_with_its_command(tmp_path: Path, bundle: Path) -> None:
+    assert main(["--results", str(tmp_path), "sentence", str(bundle.parent), "--sentence", "A man sleeps."]) == 0
+    recorded = read_results(tmp_path)["sentence"]
+    assert recorded.command.endswith("--sentence 'A man sleeps.'")
+    assert recorded.machine["cores"] >= 1
+    assert recorded.result.rows[0]["model"] == "toy"

@@ -1,0 +1,120 @@
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.record import Result
+from bench.zoo.speed import SENTENCES, add_arguments, measure
+from bench.zoo.speed_report import ratio, tables, training_minutes
+from model.config import TrainConfig, TransformerConfig, to_json
+from model.tokenizer import read_tokenizer
+from model.zoo import SYSTEMS, bundle_name
+from service.bundle import MANIFEST, read_manifest
+
+
+@pytest.fixture(scope="module")
+def zoo(
+    tmp_path_factory: pytest.TempPathFactory,
+    bundle: Path,
+    classifier_bundle: Path,
+    toy_sentences: list[str],
+) -> Path:
+    """Bundles of two systems, a run of one, and data."""
+    folder = tmp_path_factory.mktemp("zoo")
+    shutil.copytree(bundle, folder / "bundles" / bundle_name("post-norm"))
+    shutil.copytree(classifier_bundle, folder / "bundles" / bundle_name("sentiment"))
+    run = folder / "runs" / "post-norm-1"
+    run.mkdir(parents=True)
+    shutil.copy(bundle / read_manifest(bundle).source_tokenizer, run / "tokenizer.json")
+    vocab_size = read_tokenizer(run / "tokenizer.json").get_vocab_size()
+    config = TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1)
+    (run / "config.json").write_text(to_json(config), encoding="utf-8")
+    (run / "train.json").write_text(to_json(TrainConfig(batch_tokens=128)), encoding="utf-8")
+    epochs = [{"epoch": 1, "step": 100}, {"epoch": 2, "step": 200}]
+    (run / "log.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs), encoding="utf-8")
+    data = folder / "data" / SYSTEMS["post-norm"].corpus.folder
+    data.mkdir(parents=True)
+    for name in ("train.en", "train.de", "val.en", "val.de", SENTENCES):
+        (data / name).write_text("\n".join(toy_sentences) + "\n", encoding="utf-8")
+    return folder
+
+
+def parsed(zoo: Path, *words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    folders = (str(zoo / name) for name in ("bundles", "runs", "data"))
+    return parser.parse_args([*folders, "--threads", "1", "--rounds", "2", *words])
+
+
+def test_systems_with_a_bundle_are_measured_each_in_what_it_does(zoo: Path) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in (zoo / "runs").rglob("*"))
+    settings, *rows = measure(parsed(zoo)).rows
+    assert settings["threads"] == 1
+    translating, classifying = rows
+    assert translating["system"] == "post-norm" and translating["updates"] == 200
+    assert translating["parameters"] == read_manifest(zoo / "bundles" / bundle_name("post-norm")).parameters
+    assert len(translating["update_ms"]) == 2 and min(translating["update_ms"]) > 0
+    assert {count: len(speeds) for count, speeds in translating["tokens_per_s"].items()} == {"1": 2, "32": 2}
+    assert set(classifying) == {"system", "parameters"}  # it has no run, and decodes nothing
+    assert sorted((path, path.stat().st_mtime_ns) for path in (zoo / "runs").rglob("*")) == before
+
+
+def test_the_number_of_threads_is_left_as_it_was(zoo: Path) -> None:
+    threads = torch.get_num_threads()
+    measure(parsed(zoo, "--rounds", "1", "--threads", "2"))
+    assert torch.get_num_threads() == threads
+
+
+def test_a_folder_without_a_bundle_of_the_zoo_is_refused(zoo: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no bundle of any system"):
+        measure(argparse.Namespace(bundles=zoo / "data", runs=zoo / "runs", data=zoo / "data", rounds=1, threads=1))
+
+
+def test_other_types_of_numbers_are_refused(zoo: Path, tmp_path: Path) -> None:
+    folder = tmp_path / bundle_name("post-norm")
+    shutil.copytree(zoo / "bundles" / bundle_name("post-norm"), folder)
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "dtype": "float16"}), encoding="utf-8")
+    with pytest.raises(ValueError, match="computes in float16"):
+        measure(argparse.Namespace(bundles=tmp_path, runs=zoo / "runs", data=zoo / "data", rounds=1, threads=1))
+
+
+def test_no_rounds_are_refused(zoo: Path) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        measure(parsed(zoo, "--rounds", "0"))
+
+
+def test_training_takes_as_long_as_its_updates() -> None:
+    assert training_minutes({"update_ms": [400.0, 100.0, 300.0], "updates": 3000}) == 15
+
+
+def test_speeds_are_compared_round_by_round() -> None:
+    assert ratio([10.0, 20.0, 90.0], [10.0, 10.0, 90.0]) == 1  # of 1, 2 and 1; that of the medians is 2
+
+
+def test_the_table_leaves_open_what_was_not_measured() -> None:
+    rows = (
+        {"threads": 2, "updates_a_round": 3},
+        {
+            "system": "post-norm",
+            "parameters": 2093056,
+            "updates": 6000,
+            "update_ms": [400.0],
+            "tokens_per_s": {"1": [2000.0], "32": [9000.0]},
+        },
+        {"system": "bahdanau", "parameters": 2099840, "tokens_per_s": {"1": [3000.0], "32": [4500.0]}},
+        {"system": "sentiment", "parameters": 1000, "updates": 600, "update_ms": [100.0]},
+    )
+    text = tables(Result(rows=rows))["speed"]
+    assert "| `post-norm` | 2,093,056 | 400 | 6,000 | 40 | 2,000 | 1.00 x | 9,000 | 1.00 x |" in text
+    assert "| `bahdanau` | 2,099,840 |  |  |  | 3,000 | 1.50 x | 4,500 | 0.50 x |" in text
+    assert "| `sentiment` | 1,000 | 100 | 600 | 1 |  |  |  |  |" in text
+    assert "2 threads" in text
+
+
+def test_without_the_transformer_there_is_nothing_to_compare_with() -> None:
+    rows = ({"threads": 1}, {"system": "bahdanau", "parameters": 1, "tokens_per_s": {"1": [3000.0]}})
+    assert "| `bahdanau` | 1 |  |  |  | 3,000 |  |" in tables(Result(rows=rows))["speed"]

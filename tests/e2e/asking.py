@@ -1,0 +1,13 @@
+"""Calls to a running service."""
+
+import json
+from typing import Any
+from urllib.request import Request, urlopen
+
+from bench.server import RunningServer
+
+
+def post(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
+    request = Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=30) as answer:
+        return json.load(answer)

@@ -1,0 +1,78 @@
+"""Every bundle of the repository answers over HTTP, says what it is, and is small."""
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from bench.server import RunningServer
+from service.bundle import read_manifest
+from tests.e2e.asking import post
+
+BUNDLES = sorted(path.parent for path in Path("bundles").glob("*/manifest.json"))
+DEFAULT = "multi30k-en-de"
+MEGABYTE = 1_000_000
+INPUTS = {"multi30k": "A man is riding a bicycle.", "sst2": "a warm and funny film", "smalltalk": "User: Hello!\nBot:"}
+
+each_bundle = pytest.mark.parametrize("folder", BUNDLES, ids=lambda folder: folder.name)
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def input_of(folder: Path) -> str:
+    return INPUTS[folder.name.split("-")[0]]
+
+
+def test_bundles_stay_small() -> None:
+    assert all(size(folder) <= 6 * MEGABYTE for folder in BUNDLES)
+    assert sum(map(size, BUNDLES)) <= 30 * MEGABYTE
+
+
+@each_bundle
+def test_a_bundle_is_listed_with_what_it_can_do(shipped: RunningServer, folder: Path) -> None:
+    manifest = read_manifest(folder)
+    assert manifest.name == folder.name
+    with urlopen(f"{shipped.url}/v1/models", timeout=30) as answer:
+        (card,) = (card for card in json.load(answer)["data"] if card["id"] == folder.name)
+    assert card["tasks"] == list(manifest.tasks)
+    assert card["architecture"] == manifest.architecture
+    assert card["description"] == manifest.description != ""
+
+
+@each_bundle
+def test_a_bundle_answers_by_its_name_and_shows_what_it_attended_to(shipped: RunningServer, folder: Path) -> None:
+    manifest, text = read_manifest(folder), input_of(folder)
+    if "generate" in manifest.tasks:
+        (output,) = post(shipped, "/v1/generate", {"model": folder.name, "inputs": text})["outputs"]
+        assert output["finish_reason"] == "eos"
+        assert output["text"].strip()
+    if "classify" in manifest.tasks:
+        (output,) = post(shipped, "/v1/classify", {"model": folder.name, "inputs": text})["outputs"]
+        assert output["labels"][0]["label"] == "positive"
+    if "attention" in manifest.tasks and "generate" in manifest.tasks:
+        maps = post(shipped, "/v1/attention", {"model": folder.name, "input": text})["maps"]
+        assert {one["kind"] for one in maps} == {one.kind for one in manifest.attention}
+        assert all(sums_fit(one) for one in maps)
+
+
+def sums_fit(one: dict[str, Any]) -> bool:
+    """Rows sum to 1, or to something else where the map says so."""
+    *_, columns = one["shape"]
+    sums = [sum(one["data"][start : start + columns]) for start in range(0, len(one["data"]), columns)]
+    return not one["normalized"] or all(total == pytest.approx(1, abs=1e-4) for total in sums)
+
+
+@each_bundle
+def test_a_bundle_has_a_card_with_its_figures_its_limits_and_its_licence(folder: Path) -> None:
+    card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+    for title in ("## Figures", "## What it is good for", "## What it is not good for", "## Licence"):
+        assert title in card
+    assert f"{read_manifest(folder).parameters:,} parameters" in card
+
+
+def test_who_names_no_model_gets_the_shipped_transformer(shipped: RunningServer) -> None:
+    assert post(shipped, "/v1/generate", {"inputs": "A man is riding a bicycle."})["model"] == DEFAULT

@@ -1,0 +1,87 @@
+"""Nearest tokens and analogies of every architecture: the service answers as PyTorch's embedding table does."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch.nn.functional import cosine_similarity, normalize
+
+from export.bundle import Label, export_bundle
+from model.checkpoint import load_model, save_checkpoint
+from model.config import CausalConfig, ClassifierConfig, RecurrentConfig, TransformerConfig
+from model.factory import build_model
+from service.app import create_app
+from service.loading import load_backend
+from service.settings import Settings
+
+pytestmark = pytest.mark.anyio
+CONFIGS: dict[str, Any] = {
+    "causal": lambda size: CausalConfig(size, d_model=16, num_heads=2, d_ff=32, layers=1),
+    "classifier": lambda size: ClassifierConfig(size, d_model=16, num_heads=2, d_ff=32, labels=("no", "yes")),
+    "recurrent": lambda size: RecurrentConfig(size, embedding_size=12, encoder_size=8, decoder_size=16),
+    "transformer": lambda size: TransformerConfig(size, d_model=16, num_heads=2, d_ff=32),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of random weights of each kind, and its bundle."""
+    folder = tmp_path_factory.mktemp("similar")
+    tokenizer = checkpoint / "tokenizer.json"
+    size = Tokenizer.from_file(str(tokenizer)).get_vocab_size()
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        for name, config in CONFIGS.items():
+            model = build_model(config(size))
+            save_checkpoint(folder / "checkpoints" / name, config(size), model.state_dict(), tokenizer, {})
+            export_bundle(folder / "checkpoints" / name, folder / "bundles" / name, Label(name), ["A dog."])
+    return folder
+
+
+@pytest.fixture
+async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(Settings(bundles=folder / "bundles", threads=1), load_backend)
+    transport = httpx.ASGITransport(app=app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        while app.state.service.refusal is not None:
+            await asyncio.sleep(0.01)
+        yield client
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+async def test_the_service_gives_pytorchs_neighbours_alone_and_many_at_once(
+    name: str, folder: Path, client: httpx.AsyncClient
+) -> None:
+    model, tokenizer = load_model(folder / "checkpoints" / name)
+    table = model.embedding.weight.detach()
+    units = normalize(table)
+
+    def expected(words: list[str]) -> list[tuple[int, float]]:
+        ids = [tokenizer.token_to_id(f"Ġ{word}") for word in words]
+        wanted = table[ids[0]] if len(ids) == 1 else units[ids[1]] - units[ids[0]] + units[ids[2]]
+        scores = cosine_similarity(wanted[None], table)
+        scores[[*ids, *(id_ for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special)]] = -2
+        best = scores.topk(10)
+        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    asked = [["dog"], ["A"], ["A", "the", "dog"], ["dog", "the", "A"]]
+
+    async def ask(words: list[str]) -> list[tuple[int, float]]:
+        body = {"token": words[0]} if len(words) == 1 else {"analogy": words}
+        answer = await client.post("/v1/similar", json={"model": name, **body})
+        assert answer.status_code == 200, answer.text
+        return [(one["id"], one["score"]) for one in answer.json()["neighbours"]]
+
+    together = await asyncio.gather(*map(ask, asked * 4))
+    for words, given in zip(asked * 4, together, strict=True):
+        assert given == await ask(words)
+        assert [id_ for id_, _ in given] == [id_ for id_, _ in expected(words)]
+        assert [score for _, score in given] == pytest.approx([score for _, score in expected(words)], abs=1e-5)

@@ -1,0 +1,121 @@
+"""The graph that compares tokens: right, without weights of its own, and near itself in every form."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from export.builder import WeightFile
+from export.bundle import half_bundle, quantize_bundle, verify_bundle
+from export.quantize import Recipe
+from export.sessions import Array, compare_tokens, open_sessions
+from export.similar import similar_graph
+from export.verify import VerificationError, verify
+from model.checkpoint import load_checkpoint
+from model.transformer import Transformer
+from service.bundle import read_bundle, write_manifest
+from service.runtime.device import DeviceRunner
+from service.runtime.ort import OnnxRunner
+from tests.export.products import everywhere
+
+IDS = np.array([5, 300, 17], np.int64)
+
+
+def compared(folder: Path) -> Array:
+    return compare_tokens(open_sessions(folder, read_bundle(folder)), IDS)
+
+
+def test_cosines_are_those_of_pytorchs_table_pair_by_pair(bundle: Path, model: Transformer) -> None:
+    rows = model.embedding.weight.detach().double().tolist()
+
+    def product(left: list[float], right: list[float]) -> float:
+        return sum(one * other for one, other in zip(left, right, strict=True))
+
+    expected = [
+        [product(rows[id_], row) / (product(rows[id_], rows[id_]) * product(row, row)) ** 0.5 for row in rows]
+        for id_ in IDS
+    ]
+    np.testing.assert_allclose(compared(bundle), expected, atol=1e-6)
+
+
+def test_a_row_of_zeros_is_near_nothing(tmp_path: Path) -> None:
+    weights = WeightFile("weights.bin")
+    graph = similar_graph(torch.tensor([[3.0, 4.0], [0.0, 0.0], [4.0, -3.0]]), weights)
+    weights.write(tmp_path)
+    onnx.save_model(graph, tmp_path / "similar.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "similar.onnx", providers=["CPUExecutionProvider"])
+    (cosines,) = session.run(None, {"token_ids": np.array([0, 1], np.int64)})
+    np.testing.assert_allclose(cosines, [[1, 0, 0], [0, 0, 0]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "largest"),
+    [
+        (Recipe(8), 0.03),
+        (Recipe(4), 0.3),
+        (everywhere("rows"), 0.03),
+        (everywhere("static"), 0.03),
+        (everywhere("float32"), 0.0),
+    ],
+    ids=str,
+)
+def test_quantised_it_reads_what_the_others_read(
+    bundle: Path, tmp_path: Path, toy_sentences: list[str], recipe: Recipe, largest: float
+) -> None:
+    out = tmp_path / "small"
+    quantize_bundle(bundle, out, recipe, None, calibration=toy_sentences[:2])
+    assert np.abs(compared(out) - compared(bundle)).max() <= largest
+    read = {name: places(out / name) for name in ("encoder.onnx", "step.onnx", "similar.onnx")}
+    assert read["similar.onnx"]
+    assert read["similar.onnx"] <= read["encoder.onnx"] | read["step.onnx"]
+
+
+def places(graph: Path) -> set[tuple[str, ...]]:
+    """Where a graph's weights lie in the bundle's file of weights."""
+    tensors = onnx.load_model(graph, load_external_data=False).graph.initializer
+    return {tuple(entry.value for entry in tensor.external_data) for tensor in tensors if tensor.external_data}
+
+
+def test_in_float32_it_adds_nothing_to_the_weights(bundle: Path) -> None:
+    assert places(bundle / "similar.onnx") < places(bundle / "step.onnx")
+
+
+def test_a_runner_of_each_kind_compares(bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "half"
+    half_bundle(bundle, out, None)
+    expected = compared(bundle)
+    runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1)
+    np.testing.assert_array_equal(runner.compare(IDS), expected)
+    on_device = DeviceRunner(out, read_bundle(out), provider="cpu", num_threads=1)
+    given = on_device.compare(IDS)
+    assert given.dtype == np.float16
+    np.testing.assert_allclose(given, expected, atol=3e-3)
+
+
+def test_verification_finds_a_table_that_is_not_the_bundles(bundle: Path, checkpoint: Path) -> None:
+    model, tokenizer = load_checkpoint(checkpoint)
+    assert isinstance(model, Transformer)
+    with torch.no_grad():
+        model.embedding.weight[-1] = -model.embedding.weight[-1]  # no sentence has this token
+    with pytest.raises(VerificationError, match="cosines of tokens differ"):
+        verify(open_sessions(bundle, read_bundle(bundle)), model, tokenizer, ["a"])
+
+
+def test_a_bundle_without_the_graph_is_verified_and_rewritten_as_it_is(
+    copied: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    manifest = read_bundle(copied)
+    files = {name: record for name, record in manifest.files.items() if name != "similar.onnx"}
+    tasks = ("generate", "encode", "attention")
+    older = manifest.model_copy(update={"similar": None, "tasks": tasks, "files": files})
+    write_manifest(copied, older)
+    assert verify_bundle(copied, checkpoint, ["A man sleeps."]).sentences == 1
+    quantize_bundle(copied, tmp_path / "small", Recipe(8), None)
+    half_bundle(copied, tmp_path / "half", None)
+    for name in ("small", "half"):
+        rewritten = read_bundle(tmp_path / name)
+        assert (rewritten.similar, rewritten.tasks) == (None, tasks)
+        assert "similar.onnx" not in rewritten.files

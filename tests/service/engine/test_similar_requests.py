@@ -1,0 +1,79 @@
+"""Requests that compare tokens: they wait with all others, take a turn of their own, and fail alone."""
+
+import numpy as np
+import pytest
+
+from service.engine.request import Cancelled, Compared, Encoded, Failed, Generated, SimilarRequest
+from service.runtime.fake import FakeRunner, Faults, fake_manifest, fake_table
+from tests.service.engine.conftest import FAR, SOURCES, Harness
+
+
+def request(*token_ids: int, deadline: float = FAR) -> SimilarRequest:
+    return SimilarRequest("s", token_ids, deadline)
+
+
+def test_cosines_are_those_of_the_embeddings() -> None:
+    harness = Harness()
+    handle = harness.submit(request(7, 5))
+    harness.run()
+    result = harness.final(handle)
+    assert isinstance(result, Compared)
+    table = fake_table(48)
+    for token_id, row in zip((7, 5), result.cosines, strict=True):
+        for other, cosine in enumerate(row):
+            own, its = table[token_id], table[other]
+            assert cosine == pytest.approx(own @ its / np.sqrt((own @ own) * (its @ its)), abs=1e-6)
+    assert result.cosines.shape == (2, 48)
+
+
+@pytest.mark.parametrize("max_batch_tokens", [1, 4, 1024])
+def test_every_kind_of_request_gets_its_result_whatever_waits_beside_it(max_batch_tokens: int) -> None:
+    harness = Harness(max_batch_tokens=max_batch_tokens)
+    handles = [
+        handle
+        for place, source in enumerate(SOURCES)
+        for handle in (harness.submit(request(place)), harness.encode(source), harness.generate(source))
+    ]
+    harness.run()
+    kinds = [Compared, Encoded, Generated] * len(SOURCES)
+    assert [type(harness.final(handle)) for handle in handles] == kinds
+
+
+def test_one_is_compared_a_step_so_that_running_rows_wait_for_one_alone() -> None:
+    harness = Harness()
+    handles = [harness.submit(request(place)) for place in range(3)]
+    for done in range(4):
+        assert [handle.has_ended for handle in handles] == [place < done for place in range(3)]
+        harness.engine.step()
+
+
+def test_one_that_waits_can_be_late_or_given_up() -> None:
+    harness = Harness()
+    late, given_up, kept = (harness.submit(request(3, deadline=when)) for when in (1.0, FAR, FAR))
+    harness.now = 2.0
+    harness.engine.cancel(given_up)
+    harness.run()
+    assert harness.final(late) == Failed("deadline_exceeded")
+    assert harness.final(given_up) == Cancelled()
+    assert isinstance(harness.final(kept), Compared)
+
+
+@pytest.mark.parametrize("faults", [Faults(raising_id=9), Faults(nan_id=9)])
+def test_what_goes_wrong_fails_its_own_request(faults: Faults) -> None:
+    harness = Harness(faults=faults)
+    first, second = harness.submit(request(4, 9)), harness.submit(request(4))
+    harness.run()
+    assert harness.final(first) == Failed("internal")
+    assert isinstance(harness.final(second), Compared)
+
+
+@pytest.mark.parametrize("token_ids", [(), (48,), (3, -1)])
+def test_tokens_that_there_are_not_are_refused(token_ids: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"cannot compare|outside the vocabulary"):
+        Harness().submit(request(*token_ids))
+
+
+def test_a_bundle_without_the_graph_compares_nothing() -> None:
+    manifest = fake_manifest().model_copy(update={"similar": None})
+    with pytest.raises(ValueError, match="cannot compare"):
+        Harness(runner=FakeRunner(manifest, 4)).submit(request(3))
