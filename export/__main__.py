@@ -24,8 +24,8 @@ def export(arguments: argparse.Namespace) -> Verification:
 
 
 def zoo(arguments: argparse.Namespace) -> Verification:
-    """Every system's first run that is finished; the last one's verification."""
-    names = [name for name in SYSTEMS if (arguments.runs / f"{name}-1" / "scores.json").exists()]
+    """Systems' first runs that are finished; the last one's verification."""
+    names = [name for name in arguments.systems if (arguments.runs / f"{name}-1" / "scores.json").exists()]
     if not names:
         raise FileNotFoundError(f"no finished run in {arguments.runs}: there is no NAME-1/scores.json")
     for name in names:
@@ -104,6 +104,7 @@ def zoo_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("runs", type=Path, help="folder of runs")
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLES", help="folder of folders to write")
+    parser.add_argument("--systems", nargs="*", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help="of these")
     _add_export(parser)
     parser.set_defaults(action=zoo)
     return parser

@@ -243,6 +243,9 @@ def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
     assert "Bahdanau et al. 2015" in manifests[0].description
     assert all(manifest.half_weights for manifest in manifests)
     assert capsys.readouterr().out.startswith(f"{out / 'multi30k-en-de-bahdanau'}: ")
+    arguments = ["zoo", str(runs), "--out", str(tmp_path / "one"), "--sentences", str(sentences_path)]
+    assert main([*arguments, "--systems", "pre-norm"]) == 0
+    assert [folder.name for folder in (tmp_path / "one").iterdir()] == ["multi30k-en-de-pre-norm"]
 
 
 def test_a_zoo_without_a_finished_run_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
