@@ -25,7 +25,7 @@ CURLS = [block for block in blocks("sh") if block.startswith("curl")]
 
 
 def test_the_readme_shows_generation_attention_and_streaming() -> None:
-    assert len(CURLS) == 3
+    assert len(CURLS) == 4
     assert len(blocks("python")) == 1
 
 
