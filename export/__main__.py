@@ -30,7 +30,11 @@ def zoo(arguments: argparse.Namespace) -> Verification:
         raise FileNotFoundError(f"no finished run in {arguments.runs}: there is no NAME-1/scores.json")
     for name in names:
         label = Label(bundle_name(name), SYSTEMS[name].description, SYSTEMS[name].corpus.license)
-        verification = _export(arguments, arguments.runs / f"{name}-1" / "averaged", arguments.out / label.name, label)
+        checkpoint = arguments.runs / f"{name}-1" / "averaged"
+        try:
+            verification = _export(arguments, checkpoint, arguments.out / label.name, label)
+        except VerificationError as error:
+            raise VerificationError(f"{name}: {error}") from None
     return verification
 
 

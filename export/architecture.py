@@ -30,9 +30,9 @@ class Graphs:
 
 def graphs_of(model: Model, weights: WeightFile) -> Graphs:
     """`weights` takes the constants of all graphs."""
+    similar = similar_graph(model.embedding.weight, weights)
     if isinstance(model, Classifier):
         encoder, attention = classifier.encoder_graph(model, weights), classifier.attention_maps(model.config)
-        similar = similar_graph(model.embedding.weight, weights)
         return Graphs(encoder, None, (), attention, similar, model.config.labels)
     if isinstance(model, CausalModel):
         return Graphs(
@@ -40,7 +40,7 @@ def graphs_of(model: Model, weights: WeightFile) -> Graphs:
             causal.step_graph(model, weights),
             causal.states(model.config),
             causal.attention_maps(model.config),
-            similar_graph(model.embedding.weight, weights),
+            similar,
             begins_with="source",
         )
     if isinstance(model, RecurrentModel):
@@ -49,12 +49,12 @@ def graphs_of(model: Model, weights: WeightFile) -> Graphs:
             recurrent.step_graph(model, weights),
             recurrent.states(model),
             recurrent.attention_maps(model.config),
-            similar_graph(model.embedding.weight, weights),
+            similar,
         )
     return Graphs(
         transformer.encoder_graph(model, weights),
         transformer.step_graph(model, weights),
         transformer.states(model.config),
         transformer.attention_maps(model.config),
-        similar_graph(model.embedding.weight, weights),
+        similar,
     )

@@ -14,7 +14,7 @@ from model.classification import CLASSIFICATION, accuracy, read_labelled
 from model.classifier import Classifier
 from model.config import TrainConfig
 from model.evaluate import Scores, read_test_set, score, tokenised_path, translate
-from model.recall import TURNS, greedy_answers, recall
+from model.recall import SEED, TURNS, greedy_answers, recall
 from model.reference import one_thread
 from model.train import Trainer
 from model.translation import TRANSLATION
@@ -22,8 +22,6 @@ from model.zoo import PLAN, SYSTEMS, System
 
 TEST_SPLIT = "test_2016_flickr"
 NUM_DIALOGUES = 25  # of each kind of instruction and each length
-RECALL_SEED = 1_000_000  # no training's dialogues come from it
-
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -155,7 +153,7 @@ def add_recall(commands: Commands) -> None:
     parser.add_argument(
         "--dialogues", type=int, default=NUM_DIALOGUES, help="of each kind of instruction and each length"
     )
-    parser.add_argument("--seed", type=int, default=RECALL_SEED, help="of the dialogues")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the dialogues")
     parser.add_argument("--json", type=Path, help="also write the counts to this file")
 
 
@@ -190,6 +188,8 @@ def add_zoo(commands: Commands) -> None:
 
 def train_zoo(arguments: argparse.Namespace) -> None:
     """Seed 1 of every system comes before seed 2 of any."""
+    if arguments.seeds is not None and arguments.seeds < 1:
+        raise ValueError(f"seeds is {arguments.seeds}, it must be at least 1")
     runs = [(seed, name) for name in arguments.systems for seed in range(1, 1 + (arguments.seeds or PLAN[name].seeds))]
     for seed, name in sorted(runs, key=lambda one: one[0]):
         print(f"{name}, seed {seed}", flush=True)
@@ -211,7 +211,7 @@ def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) 
     elif system.task is CLASSIFICATION:
         report = accuracy_report(checkpoint, data, system.task.validation_split)
     else:
-        report = recall_report(checkpoint, TURNS, NUM_DIALOGUES, RECALL_SEED)
+        report = recall_report(checkpoint, TURNS, NUM_DIALOGUES, SEED)
     write_json(path, report)
 
 

@@ -21,6 +21,7 @@ from model.smalltalk import Exchange, draw_exchange
 from model.tokenizer import decode_ids, encode_lines, prompt_tokenizer
 
 TURNS = (2, 4, 6, 20)  # Llama 2's
+SEED = 1_000_000  # no training's dialogues come from it
 MAX_ANSWER_TOKENS = 32
 
 Answer = Callable[[Sequence[str]], Sequence[str]]  # an answer to each prompt

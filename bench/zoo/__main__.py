@@ -28,7 +28,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=RESULTS_OF_ZOO, help="folder of the results")
     commands = parser.add_subparsers(required=True, metavar="STEP")
     for step in STEPS:
-        command = commands.add_parser(step.NAME, description=step.__doc__, formatter_class=formatter)
+        text = step.__doc__ or ""
+        command = commands.add_parser(
+            step.NAME, help=text.partition("\n")[0], description=text, formatter_class=formatter
+        )
         command.set_defaults(step=step)
         step.add_arguments(command)
     text = "measure nothing, write the tables, pictures and model cards of what there is"

@@ -26,7 +26,7 @@ from bench.zoo.chats import COLOURS, MODELS
 from bench.zoo.served import Served, serve
 from model.dialogues import CHAT
 from model.instructions import KINDS
-from model.recall import MAX_ANSWER_TOKENS, Script, draw_script
+from model.recall import MAX_ANSWER_TOKENS, SEED, Script, draw_script
 from model.share import Z_95
 from model.zoo import bundle_name
 
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundles", type=Path, help=f"folder with {' and '.join(map(bundle_name, MODELS))}")
     parser.add_argument("--dialogues", type=int, default=25, help="of each kind of instruction")
     parser.add_argument("--turns", type=int, default=20, help="of each dialogue")
-    parser.add_argument("--seed", type=int, default=1_000_000, help="of the dialogues")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the dialogues")
 
 
 def measure(arguments: argparse.Namespace) -> Result:

@@ -14,7 +14,7 @@ from bench.report import table
 from bench.zoo.chats import COLOURS, MODELS
 from bench.zoo.served import Served, serve
 from model.instructions import KINDS
-from model.recall import MAX_ANSWER_TOKENS, TURNS, Answer, recall
+from model.recall import MAX_ANSWER_TOKENS, SEED, TURNS, Answer, recall
 from model.zoo import bundle_name
 
 NAME = "recall"
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundles", type=Path, help=f"folder with {' and '.join(map(bundle_name, MODELS))}")
     parser.add_argument("--turns", type=int, nargs="+", default=ASKED_AT, help="lengths of dialogues")
     parser.add_argument("--dialogues", type=int, default=40, help="of each kind of instruction and each length")
-    parser.add_argument("--seed", type=int, default=1_000_000, help="of the dialogues")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the dialogues")
 
 
 def measure(arguments: argparse.Namespace) -> Result:

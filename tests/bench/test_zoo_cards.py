@@ -1,12 +1,16 @@
 from pathlib import Path
 from typing import Any
 
-from bench.record import Recorded, Result
+import pytest
+
+from bench.record import Recorded, Result, read_results
+from bench.zoo.__main__ import RESULTS_OF_ZOO
 from bench.zoo.cards import CARD, card, write_cards
 from export.bundle import Label, export_bundle
 from model.zoo import SYSTEMS, bundle_name
 from service.bundle import read_manifest
 
+BUNDLES = Path("bundles")
 SCORED: dict[str, Any] = {
     "kind": "system",
     "system": "bahdanau",
@@ -43,6 +47,14 @@ def test_every_system_of_a_folder_gets_a_card_with_its_first_seed_and_what_it_sc
     assert "| weights | float16, computed in float32 |" in text
     assert "non-commercial" in text
     assert not (tmp_path / "other" / CARD).exists()
+
+
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if (BUNDLES / bundle_name(name)).is_dir()])
+def test_the_repositorys_cards_are_what_the_results_make_of_them(name: str) -> None:
+    folder = BUNDLES / bundle_name(name)
+    assert (folder / CARD).read_text(encoding="utf-8") == card(
+        name, read_manifest(folder), read_results(RESULTS_OF_ZOO)
+    )
 
 
 def test_a_card_of_what_nobody_measured_has_no_figures(bundle: Path) -> None:

@@ -13,6 +13,13 @@ def test_steps_have_names_of_their_own() -> None:
     assert len({step.NAME for step in STEPS}) == len(STEPS)
 
 
+def test_help_lists_every_step_with_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert [step.NAME for step in STEPS if not re.search(rf"^    {step.NAME} +\w", text, re.MULTILINE)] == []
+
+
 def test_the_document_has_a_place_for_every_part_and_no_other() -> None:
     results = read_results(RESULTS_OF_ZOO)
     written = [part for step in STEPS if step.NAME in results for part in step.tables(results[step.NAME].result)]
@@ -44,7 +51,8 @@ def test_a_step_without_a_result_leaves_its_part(tmp_path: Path) -> None:
     document = tmp_path / "attention.md"
     text = f"{mark('headline', WRITER)}\n\nas it was\n\n{END}\n"
     document.write_text(text, encoding="utf-8")
-    main(["--results", str(tmp_path), "report", "--document", str(document), "--pictures", str(tmp_path / "p")])
+    folders = ["--pictures", str(tmp_path / "pictures"), "--bundles", str(tmp_path / "bundles")]
+    assert main(["--results", str(tmp_path), "report", "--document", str(document), *folders]) == 0
     assert document.read_text(encoding="utf-8") == text
 
 

@@ -51,8 +51,11 @@ def test_a_bundle_answers_by_its_name_and_shows_what_it_attended_to(shipped: Run
         assert output["finish_reason"] == "eos"
         assert output["text"].strip()
     if "classify" in manifest.tasks:
-        (output,) = post(shipped, "/v1/classify", {"model": folder.name, "inputs": text})["outputs"]
+        body = {"model": folder.name, "inputs": text, "return_attention": True}
+        (output,) = post(shipped, "/v1/classify", body)["outputs"]
         assert output["labels"][0]["label"] == "positive"
+        assert {one["kind"] for one in output["maps"]} == {one.kind for one in manifest.attention}
+        assert all(sums_fit(one) for one in output["maps"])
     if "attention" in manifest.tasks and "generate" in manifest.tasks:
         maps = post(shipped, "/v1/attention", {"model": folder.name, "input": text})["maps"]
         assert {one["kind"] for one in maps} == {one.kind for one in manifest.attention}

@@ -246,6 +246,8 @@ def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
     arguments = ["zoo", str(runs), "--out", str(tmp_path / "one"), "--sentences", str(sentences_path)]
     assert main([*arguments, "--systems", "pre-norm"]) == 0
     assert [folder.name for folder in (tmp_path / "one").iterdir()] == ["multi30k-en-de-pre-norm"]
+    assert main([*arguments, "--systems", "pre-norm", "--tolerance", "0"]) == 1
+    assert "error: pre-norm: ONNX Runtime is not PyTorch" in capsys.readouterr().err
 
 
 def test_a_zoo_without_a_finished_run_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,13 @@ def test_train_without_its_data_is_an_error_of_one_line(run: Runner, tmp_path: P
     assert_one_line_and_code_2(run("train", tmp_path / "none", "--run", tmp_path / "run"), "train.en")
 
 
+@pytest.mark.parametrize("seeds", [0, -1])
+def test_a_zoo_of_no_seeds_is_an_error_of_one_line(run: Runner, tmp_path: Path, seeds: int) -> None:
+    result = run("zoo", tmp_path, "--runs", tmp_path / "runs", "--seeds", seeds)
+    assert_one_line_and_code_2(result, f"seeds is {seeds}")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_impossible_training_setting_is_an_error_of_one_line(run: Runner, corpus: Path, tmp_path: Path) -> None:
     result = run("train", corpus, "--run", tmp_path / "run", "--max-epochs", 0)
     assert_one_line_and_code_2(result, "max_epochs is 0")
