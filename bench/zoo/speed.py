@@ -25,7 +25,7 @@ from model.data import read_lines
 from model.tokenizer import encode_lines, read_tokenizer
 from model.train import Trainer
 from model.translation import TRANSLATION
-from model.zoo import PLAN, SYSTEMS, bundle_name
+from model.zoo import SYSTEMS, bundle_name
 from service.bundle import MANIFEST, read_bundle
 from service.cpu import usable_threads
 
@@ -87,9 +87,10 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 
 def _bundles(folder: Path) -> dict[str, Path]:
-    found = {name: folder / bundle_name(name) for name in PLAN if (folder / bundle_name(name) / MANIFEST).is_file()}
+    folders = {name: folder / bundle_name(name) for name in SYSTEMS}
+    found = {name: bundle for name, bundle in folders.items() if (bundle / MANIFEST).is_file()}
     if not found:
-        raise FileNotFoundError(f"{folder} has no bundle of any system: {', '.join(map(bundle_name, PLAN))}")
+        raise FileNotFoundError(f"{folder} has no bundle of any system: {', '.join(map(bundle_name, SYSTEMS))}")
     return found
 
 

@@ -24,9 +24,9 @@ def zoo(
 ) -> Path:
     """Bundles of two systems, a run of one, and data."""
     folder = tmp_path_factory.mktemp("zoo")
-    shutil.copytree(bundle, folder / "bundles" / bundle_name("post-norm"))
+    shutil.copytree(bundle, folder / "bundles" / bundle_name("transformer"))
     shutil.copytree(classifier_bundle, folder / "bundles" / bundle_name("sentiment"))
-    run = folder / "runs" / "post-norm-1"
+    run = folder / "runs" / "transformer-1"
     run.mkdir(parents=True)
     shutil.copy(bundle / read_manifest(bundle).source_tokenizer, run / "tokenizer.json")
     vocab_size = read_tokenizer(run / "tokenizer.json").get_vocab_size()
@@ -35,7 +35,7 @@ def zoo(
     (run / "train.json").write_text(to_json(TrainConfig(batch_tokens=128)), encoding="utf-8")
     epochs = [{"epoch": 1, "step": 100}, {"epoch": 2, "step": 200}]
     (run / "log.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs), encoding="utf-8")
-    data = folder / "data" / SYSTEMS["post-norm"].corpus.folder
+    data = folder / "data" / SYSTEMS["transformer"].corpus.folder
     data.mkdir(parents=True)
     for name in ("train.en", "train.de", "val.en", "val.de", SENTENCES):
         (data / name).write_text("\n".join(toy_sentences) + "\n", encoding="utf-8")
@@ -54,8 +54,8 @@ def test_systems_with_a_bundle_are_measured_each_in_what_it_does(zoo: Path) -> N
     settings, *rows = measure(parsed(zoo)).rows
     assert settings["threads"] == 1
     translating, classifying = rows
-    assert translating["system"] == "post-norm" and translating["updates"] == 200
-    assert translating["parameters"] == read_manifest(zoo / "bundles" / bundle_name("post-norm")).parameters
+    assert translating["system"] == "transformer" and translating["updates"] == 200
+    assert translating["parameters"] == read_manifest(zoo / "bundles" / bundle_name("transformer")).parameters
     assert len(translating["update_ms"]) == 2 and min(translating["update_ms"]) > 0
     assert {count: len(speeds) for count, speeds in translating["tokens_per_s"].items()} == {"1": 2, "32": 2}
     assert set(classifying) == {"system", "parameters"}  # it has no run, and decodes nothing
@@ -74,8 +74,8 @@ def test_a_folder_without_a_bundle_of_the_zoo_is_refused(zoo: Path) -> None:
 
 
 def test_other_types_of_numbers_are_refused(zoo: Path, tmp_path: Path) -> None:
-    folder = tmp_path / bundle_name("post-norm")
-    shutil.copytree(zoo / "bundles" / bundle_name("post-norm"), folder)
+    folder = tmp_path / bundle_name("transformer")
+    shutil.copytree(zoo / "bundles" / bundle_name("transformer"), folder)
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     (folder / MANIFEST).write_text(json.dumps({**manifest, "dtype": "float16"}), encoding="utf-8")
     with pytest.raises(ValueError, match="computes in float16"):
@@ -99,7 +99,7 @@ def test_the_table_leaves_open_what_was_not_measured() -> None:
     rows = (
         {"threads": 2, "updates_a_round": 3},
         {
-            "system": "post-norm",
+            "system": "transformer",
             "parameters": 2093056,
             "updates": 6000,
             "update_ms": [400.0],
@@ -109,7 +109,7 @@ def test_the_table_leaves_open_what_was_not_measured() -> None:
         {"system": "sentiment", "parameters": 1000, "updates": 600, "update_ms": [100.0]},
     )
     text = tables(Result(rows=rows))["speed"]
-    assert "| `post-norm` | 2,093,056 | 400 | 6,000 | 40 | 2,000 | 1.00 x | 9,000 | 1.00 x |" in text
+    assert "| `transformer` | 2,093,056 | 400 | 6,000 | 40 | 2,000 | 1.00 x | 9,000 | 1.00 x |" in text
     assert "| `bahdanau` | 2,099,840 |  |  |  | 3,000 | 1.50 x | 4,500 | 0.50 x |" in text
     assert "| `sentiment` | 1,000 | 100 | 600 | 1 |  |  |  |  |" in text
     assert "2 threads" in text
