@@ -1,4 +1,4 @@
-"""`python -m bench.zoo STEP` measures into bench/results/zoo/STEP.json; `report` writes docs/attention.md and cards."""
+"""`python -m bench.zoo STEP` measures into bench/results/zoo/STEP.json; `report` writes documents and cards."""
 
 import argparse
 import shlex
@@ -11,13 +11,13 @@ import matplotlib as mpl
 from bench import machine, report
 from bench.plots import STYLE
 from bench.record import RESULTS, Recorded, read_results, write_result
-from bench.zoo import collect, ghost_attention, linformer, masking, quality, recall, sentence, speed
+from bench.zoo import collect, ghost_attention, linformer, masking, quality, recall, sentence, similar, speed
 from bench.zoo.cards import write_cards
 from bench.zoo.step import Step
 
-STEPS: Sequence[Step] = (collect, quality, sentence, masking, speed, linformer, recall, ghost_attention)
+STEPS: Sequence[Step] = (collect, quality, sentence, masking, speed, linformer, recall, ghost_attention, similar)
 RESULTS_OF_ZOO = RESULTS / "zoo"
-DOCUMENT = Path("docs/attention.md")
+DOCUMENTS = tuple(Path("docs", name) for name in ("attention.md", "api.md", "quantization.md"))
 PICTURES = Path("docs/attention")
 WRITER = "python -m bench.zoo report"
 
@@ -36,14 +36,16 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         step.add_arguments(command)
     text = "measure nothing, write the tables, pictures and model cards of what there is"
     command = commands.add_parser("report", help=text)
-    command.add_argument("--document", type=Path, default=DOCUMENT, help="where the tables stand between marks")
+    command.add_argument(
+        "--documents", type=Path, nargs="+", default=DOCUMENTS, help="where tables stand between marks"
+    )
     command.add_argument("--pictures", type=Path, default=PICTURES, help="folder of the pictures")
     command.add_argument("--bundles", type=Path, default=Path("bundles"), help="where cards are written")
     command.set_defaults(step=None)
     return parser.parse_args(arguments)
 
 
-def write_report(results_folder: Path, document: Path, pictures: Path) -> None:
+def write_report(results_folder: Path, documents: Sequence[Path], pictures: Path) -> None:
     """Parts and pictures of steps that have no result stay as they are."""
     results = read_results(results_folder)
     pictures.mkdir(parents=True, exist_ok=True)
@@ -53,15 +55,16 @@ def write_report(results_folder: Path, document: Path, pictures: Path) -> None:
             if recorded := results.get(step.NAME):
                 step.draw(recorded.result, pictures)
                 parts.update(step.tables(recorded.result))
-    for part, text in parts.items():
-        report.write_into(document, part, text, WRITER)
+    for document in documents:
+        for part, text in parts.items():
+            report.write_into(document, part, text, WRITER)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     parsed = parse_arguments(arguments)
     if parsed.step is None:
-        write_report(parsed.results, parsed.document, parsed.pictures)
+        write_report(parsed.results, parsed.documents, parsed.pictures)
         write_cards(read_results(parsed.results), parsed.bundles)
         return 0
     try:

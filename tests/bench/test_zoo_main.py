@@ -6,7 +6,7 @@ import pytest
 
 from bench.record import read_results
 from bench.report import END, mark
-from bench.zoo.__main__ import DOCUMENT, RESULTS_OF_ZOO, STEPS, WRITER, main, write_report
+from bench.zoo.__main__ import DOCUMENTS, RESULTS_OF_ZOO, STEPS, WRITER, main, write_report
 
 
 def test_steps_have_names_of_their_own() -> None:
@@ -20,31 +20,32 @@ def test_help_lists_every_step_with_what_it_measures(capsys: pytest.CaptureFixtu
     assert [step.NAME for step in STEPS if not re.search(rf"^    {step.NAME} +\w", text, re.MULTILINE)] == []
 
 
-def test_the_document_has_a_place_for_every_part_and_no_other() -> None:
+def copied_documents(folder: Path) -> list[Path]:
+    return [Path(shutil.copy(document, folder)) for document in DOCUMENTS]
+
+
+def test_the_documents_have_one_place_for_every_part_and_no_other() -> None:
     results = read_results(RESULTS_OF_ZOO)
     written = [part for step in STEPS if step.NAME in results for part in step.tables(results[step.NAME].result)]
-    text = DOCUMENT.read_text(encoding="utf-8")
+    text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
     assert [part for part in written if text.count(mark(part, WRITER)) != 1] == []
     assert text.count(END) == text.count(WRITER + "` -->")
 
 
 def test_the_same_results_are_the_same_bytes(tmp_path: Path) -> None:
-    document = tmp_path / "attention.md"
-    shutil.copyfile(DOCUMENT, document)
+    documents = copied_documents(tmp_path)
     written = []
     for _ in range(2):
-        write_report(RESULTS_OF_ZOO, document, tmp_path / "pictures")
-        written.append(
-            [document.read_bytes(), *(path.read_bytes() for path in sorted((tmp_path / "pictures").iterdir()))]
-        )
+        write_report(RESULTS_OF_ZOO, documents, tmp_path / "pictures")
+        written.append([path.read_bytes() for path in [*documents, *sorted((tmp_path / "pictures").iterdir())]])
     assert written[0] == written[1]
 
 
-def test_the_document_is_what_the_results_make_of_it(tmp_path: Path) -> None:
-    document = tmp_path / "attention.md"
-    shutil.copyfile(DOCUMENT, document)
-    write_report(RESULTS_OF_ZOO, document, tmp_path / "pictures")
-    assert document.read_text(encoding="utf-8") == DOCUMENT.read_text(encoding="utf-8")
+def test_the_documents_are_what_the_results_make_of_them(tmp_path: Path) -> None:
+    documents = copied_documents(tmp_path)
+    write_report(RESULTS_OF_ZOO, documents, tmp_path / "pictures")
+    for written, document in zip(documents, DOCUMENTS, strict=True):
+        assert written.read_text(encoding="utf-8") == document.read_text(encoding="utf-8")
 
 
 def test_a_step_without_a_result_leaves_its_part(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_a_step_without_a_result_leaves_its_part(tmp_path: Path) -> None:
     text = f"{mark('headline', WRITER)}\n\nas it was\n\n{END}\n"
     document.write_text(text, encoding="utf-8")
     folders = ["--pictures", str(tmp_path / "pictures"), "--bundles", str(tmp_path / "bundles")]
-    assert main(["--results", str(tmp_path), "report", "--document", str(document), *folders]) == 0
+    assert main(["--results", str(tmp_path), "report", "--documents", str(document), *folders]) == 0
     assert document.read_text(encoding="utf-8") == text
 
 
