@@ -13,6 +13,8 @@ from starlette.responses import Response
 
 from service import __version__
 from service.bundle import BundleError
+from service.calls import RECORD, Record
+from service.families import FAMILIES
 from service.metrics import Metrics, ModelMetrics
 from service.middleware import CallMiddleware, as_api_error
 from service.routes import attention, classify, docs, encode, generate, health, models, score, similar, tokens
@@ -63,6 +65,8 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
     app.state.service = service
     for routes in (generate, score, attention, encode, classify, similar, tokens, models, health, docs):
         routes.add_routes(app)
+    for name in settings.family_names:
+        FAMILIES[name].add_routes(app)
     app.add_middleware(CallMiddleware, metrics=service.metrics)
     app.add_exception_handler(HTTPException, _answer_router)
     return app
@@ -111,7 +115,7 @@ def _log_ready(models: Mapping[str, Any], settings: Settings) -> None:
 async def _answer_router(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     refusal = as_api_error(error)
-    request.scope["sightline.record"].code = refusal.code
+    record: Record = request.scope[RECORD]
+    record.code = refusal.code
     headers = {name.decode(): value.decode() for name, value in refusal.headers()} | dict(error.headers or {})
-    request_id = request.scope["sightline.record"].request_id
-    return Response(refusal.body(request_id), status_code=refusal.kind.status, headers=headers)
+    return Response(record.error_body(refusal), status_code=refusal.kind.status, headers=headers)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from service.engine.request import Cancelled, Compared, Encoded, Event, Failed, Generated, Request, Timings
 from service.engine.worker import Ticket
-from service.errors import ApiError, ClientGoneError
+from service.errors import ApiError, ClientGoneError, ErrorWriter
 from service.serving import ServedModel, Service
 
 T = TypeVar("T")
@@ -34,6 +34,11 @@ class Record:
     model: str | None = None
     code: str | None = None
     details: dict[str, Any] = field(default_factory=dict)  # tokens, times and reasons, by their names in the log
+    write_error: ErrorWriter = ApiError.body  # the route's
+
+    def error_body(self, error: ApiError) -> bytes:
+        """An error as the clients of the route read it."""
+        return self.write_error(error, self.request_id)
 
     def ms_since_start(self) -> float:
         return 1000 * (time.monotonic() - self.started)

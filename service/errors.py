@@ -1,6 +1,6 @@
 """Every way to say no: the closed list of codes, the status of each, and the one body that carries them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -114,6 +114,10 @@ class ApiError(Exception):
         if self.code == "client_too_slow":  # the rest of its body may still come
             headers.append((b"connection", b"close"))
         return headers
+
+
+# The body of an error answer, from the error and the request id. `ApiError.body` is one; a family may have its own.
+ErrorWriter = Callable[[ApiError, str], bytes]
 
 
 class ClientGoneError(Exception):

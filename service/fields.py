@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 MAX_INPUTS = 32
 MAX_WORD_CHARACTERS = 128
+JSON_TYPES = {bool: "boolean", int: "number", str: "string", dict: "object"}
 
 
 def refusal(code: str, message: str, *path: str | int) -> PydanticCustomError:
@@ -70,6 +71,19 @@ def texts_named(name: str) -> Callable[[Any], Texts]:
         return Texts(tuple(check_text(text, place) for place, text in enumerate(value)), name)
 
     return check
+
+
+def only(default: Any) -> PlainValidator:
+    """The check of a field that a client may send where it asks for nothing: null, or its default."""
+
+    def check(value: Any) -> None:
+        if value is not None and (value != default or isinstance(value, bool) != isinstance(default, bool)):
+            raise refusal("unsupported_parameter", "This service cannot do that: leave it out.")
+
+    # With the type, since Annotated remembers what is equal, as False and 0 are.
+    wanted = {"type": JSON_TYPES[type(default)], "const": default}
+    schema = WithJsonSchema({"anyOf": [wanted, {"type": "null"}]})
+    return PlainValidator(check, json_schema_input_type=Annotated[Any, schema])
 
 
 def check_word(value: Any) -> str:

@@ -108,7 +108,7 @@ class _Sender:
         self._record.code = error.code
         if self._has_started:
             raise error
-        body = error.body(self._record.request_id)
+        body = self._record.error_body(error)
         headers = [*error.headers(), (b"content-length", str(len(body)).encode())]
         await self({"type": "http.response.start", "status": error.kind.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})

@@ -71,6 +71,16 @@ Indices = Annotated[
 ]
 
 
+NumNewTokens = Annotated[int, Field(ge=1, le=65536)]
+MinNewTokens = Annotated[int, Field(ge=0, le=65536)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+NumBeams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]
+LengthPenalty = Annotated[float, Field(ge=-10, le=10)]
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]
+NgramSize = Annotated[int, Field(ge=0, le=65536)]
+
+
 class MapSelection(RequestBody):
     """Which attention maps are wanted, and how they are written."""
 
@@ -97,28 +107,24 @@ ReturnAttention = Annotated[
 class Parameters(RequestBody):
     """How to generate; the names are Hugging Face's."""
 
-    max_new_tokens: int = Field(default=128, ge=1, le=65536, description="The end token counts, a prefix does not.")
-    min_new_tokens: int = Field(default=0, ge=0, le=65536)
+    max_new_tokens: NumNewTokens = Field(default=128, description="The end token counts, a prefix does not.")
+    min_new_tokens: MinNewTokens = 0
     do_sample: bool = False
     temperature: float = Field(default=1.0, gt=0, le=10)
     top_k: int = Field(default=0, ge=0, le=1_000_000, description="0 is off.")
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    seed: int | None = Field(
-        default=None, ge=0, le=MAX_SEED, description="Input i is sampled with seed + i. Drawn where it is absent."
-    )
+    top_p: TopP = 1.0
+    seed: Seed | None = Field(default=None, description="Input i is sampled with seed + i. Drawn where it is absent.")
     stop: Stop = Field(default=(), description="Up to 4 strings that end the text and are cut from it.")
-    num_beams: int = Field(default=1, ge=1, le=MAX_BEAMS, description="Above 1 is beam search.")
-    num_return_sequences: int = Field(default=1, ge=1, le=MAX_BEAMS, description="At most num_beams.")
-    length_penalty: float = Field(
-        default=1.0, ge=-10, le=10, description="A beam's score is over its number of tokens to this power."
+    num_beams: NumBeams = Field(default=1, description="Above 1 is beam search.")
+    num_return_sequences: NumBeams = Field(default=1, description="At most num_beams.")
+    length_penalty: LengthPenalty = Field(
+        default=1.0, description="A beam's score is over its number of tokens to this power."
     )
     early_stopping: EarlyStopping = Field(default=False, description="When a beam search ends.")
-    repetition_penalty: float = Field(
-        default=1.0, ge=0.01, le=10, description="Above 1 holds back tokens that were there before."
+    repetition_penalty: RepetitionPenalty = Field(
+        default=1.0, description="Above 1 holds back tokens that were there before."
     )
-    no_repeat_ngram_size: int = Field(
-        default=0, ge=0, le=65536, description="No run of so many tokens comes twice; 0 is off."
-    )
+    no_repeat_ngram_size: NgramSize = Field(default=0, description="No run of so many tokens comes twice; 0 is off.")
     suppress_tokens: TokenIds = Field(default_factory=list, description="Tokens that are never generated.")
     target_prefix: Prefix = Field(
         default=None, description="How the text begins: one string for all inputs, or one for each."

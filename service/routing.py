@@ -8,18 +8,19 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from service.answers import ErrorAnswer
-from service.calls import Call
-from service.errors import ERRORS, ApiError, ClientGoneError, ErrorCode
+from service.calls import RECORD, Call
+from service.errors import ERRORS, ApiError, ClientGoneError, ErrorCode, ErrorWriter
 from service.fields import RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
@@ -51,14 +52,31 @@ TIMEOUT_HEADER = {
 }
 
 
+@dataclass(frozen=True)
+class ErrorShape:
+    """How a family of routes writes its errors; status and code are the same at every door."""
+
+    write: ErrorWriter
+    answer: type[BaseModel]  # what is written, for OpenAPI
+
+
+OWN_ERRORS = ErrorShape(ApiError.body, ErrorAnswer)
+
+
 class JsonRoute(APIRoute):
     """A route whose endpoint takes `call`, path parameters, and `body` where it declares one."""
+
+    write_error: ErrorWriter
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         body = inspect.signature(endpoint).parameters.get("body")
         self._body_type: type[RequestBody] | None = body.annotation if body else None
         self.app = self._serve
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[RECORD].write_error = self.write_error  # before the method is looked at, which may be the first error
+        await super().handle(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.ExitStack() as resources:
@@ -83,6 +101,7 @@ def add_route(
     errors: Sequence[ErrorCode] = (),
     response_class: type[Response] = JSONResponse,
     also_answers: Sequence[str] = (),
+    error_shape: ErrorShape = OWN_ERRORS,
 ) -> None:
     """Add one route.
 
@@ -95,6 +114,7 @@ def add_route(
         errors: what else it can answer, besides what every route of its kind can.
         response_class: tells the media type of a 200.
         also_answers: other media types of a 200.
+        error_shape: how it writes its errors.
     """
     reads_body = method == "POST"
     codes = (*errors, *COMMON_ERRORS, *(BODY_ERRORS if reads_body else ()))
@@ -104,23 +124,29 @@ def add_route(
         methods=[method],
         response_model=answer,
         response_class=response_class,
-        responses={200: {"content": {media_type: {} for media_type in also_answers}}, **_declared(codes)},
+        responses={
+            200: {"content": {media_type: {} for media_type in also_answers}},
+            **_declared(codes, error_shape.answer),
+        },
         summary=(endpoint.__doc__ or "").split("\n")[0].rstrip("."),
         openapi_extra={"parameters": [REQUEST_ID_HEADER, *([TIMEOUT_HEADER] if reads_body else ())]},
         route_class_override=JsonRoute,
     )
+    route = app.router.routes[-1]
+    assert isinstance(route, JsonRoute)
+    route.write_error = error_shape.write
 
 
-def _declared(codes: Sequence[ErrorCode]) -> dict[int | str, dict[str, Any]]:
+def _declared(codes: Sequence[ErrorCode], answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     by_status: dict[int, list[str]] = {}
     for code in codes:
         by_status.setdefault(ERRORS[code].status, []).append(code)
     declared: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorAnswer, "description": ", ".join(dict.fromkeys(names))}
+        status: {"model": answer, "description": ", ".join(dict.fromkeys(names))}
         for status, names in sorted(by_status.items())
     }
     # Without it FastAPI declares an answer of its own for whatever it thinks that it will check.
-    declared["default"] = {"model": ErrorAnswer, "description": "Every error has this body."}
+    declared["default"] = {"model": answer, "description": "Every error has this body."}
     return declared
 
 
@@ -177,6 +203,15 @@ def parse_body(data: bytes, body_type: type[Body]) -> Body:
         raise ApiError("malformed_json") from None
     if not isinstance(document, dict):
         raise ApiError("invalid_parameter", "The body must be a JSON object.")
+    return check_body(document, body_type)
+
+
+def check_body(document: dict[str, Any], body_type: type[Body]) -> Body:
+    """Check a JSON object.
+
+    Raises:
+        ApiError: the first thing that is not allowed.
+    """
     try:
         return body_type.model_validate(document)
     except ValidationError as error:

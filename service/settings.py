@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "SIGHTLINE_"
+FAMILIES = ("openai",)  # of routes beside the service's own; service/families/ has a file for each
 
 
 class SettingsError(Exception):
@@ -30,6 +31,10 @@ class Settings(BaseSettings):
     provider: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
         description="What runs the graphs; auto takes CUDA for float16 bundles where it works, the CPU otherwise.",
+    )
+    families: str = Field(
+        default=",".join(FAMILIES),
+        description="Families of routes for clients of other services, commas between them; the rest is off.",
     )
     threads: int = Field(
         default=0,
@@ -86,6 +91,10 @@ class Settings(BaseSettings):
         default="info", description="Least severe level that is logged; requests are info, health checks debug."
     )
 
+    @property
+    def family_names(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.families.split(",") if name.strip())
+
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if self.queue_timeout_s > self.request_timeout_s:
@@ -98,6 +107,9 @@ class Settings(BaseSettings):
                 f"max_body_bytes ({self.max_body_bytes}) exceeds max_waiting_bytes ({self.max_waiting_bytes}): "
                 "the largest body could never wait; lower the first or raise the second"
             )
+        for name in self.family_names:
+            if name not in FAMILIES:
+                raise ValueError(f"families: there is no family {name!r}; there are {', '.join(FAMILIES)}")
         return self
 
 

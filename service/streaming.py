@@ -1,9 +1,9 @@
-"""Server-sent events of a generation: one a token, one at the end of each input, then `[DONE]`."""
+"""Server-sent events of a generation: one a token, one at the end of each input, then what the door ends with."""
 
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -42,6 +42,7 @@ async def answer_stream(
     tickets: Sequence[Ticket],
     stop: Sequence[str],
     maps: MapWriter | None,
+    frames: "Frames",
 ) -> Response:
     """Wait for the first event, so that a failure before any token still has its own status; then stream.
 
@@ -59,7 +60,7 @@ async def answer_stream(
         )
         for index, request in enumerate(requests)
     ]
-    return StreamAnswer(call, arrivals, [first], outputs)
+    return StreamAnswer(call, arrivals, [first], outputs, frames)
 
 
 def _merge(call: Call, tickets: Sequence[Ticket]) -> Arrivals:
@@ -161,17 +162,56 @@ class StreamedOutput:
         self._last_arrival = now
 
 
+class Frames(Protocol):
+    """How a door writes the events of a stream."""
+
+    def event(self, output: StreamedOutput, event: dict[str, Any]) -> bytes:
+        """Write what `StreamedOutput.take` gave."""
+        ...
+
+    def end(self, outputs: Sequence[StreamedOutput]) -> bytes:
+        """Write what comes after the last event."""
+        ...
+
+    def error(self, body: bytes) -> bytes:
+        """Write an error, with which the stream ends."""
+        ...
+
+
+class OwnFrames:
+    """The events as they are, then `[DONE]`."""
+
+    def event(self, output: StreamedOutput, event: dict[str, Any]) -> bytes:
+        return frame(event)
+
+    def end(self, outputs: Sequence[StreamedOutput]) -> bytes:
+        return DONE
+
+    def error(self, body: bytes) -> bytes:
+        return b"event: error\ndata: " + body + b"\n\n"
+
+
+def frame(content: Any) -> bytes:
+    return b"data: " + to_json(content) + b"\n\n"
+
+
 class StreamAnswer(Response):
     """Sends the events as they come; many that come at once are sent at once."""
 
     def __init__(
-        self, call: Call, arrivals: Arrivals, arrived: list[tuple[int, Event]], outputs: Sequence[StreamedOutput]
+        self,
+        call: Call,
+        arrivals: Arrivals,
+        arrived: list[tuple[int, Event]],
+        outputs: Sequence[StreamedOutput],
+        frames: Frames,
     ) -> None:
         """`arrived` are the events that were taken from the queue already."""
         self._call = call
         self._arrivals = arrivals
         self._arrived = arrived
         self._outputs = outputs
+        self._frames = frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -184,10 +224,10 @@ class StreamAnswer(Response):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 chunk = b""
                 self._arrived = [] if self._is_whole else await self._next_arrivals()
-            last = DONE
+            last = self._frames.end(self._outputs)
         except ApiError as error:
             record.code = error.code
-            last = chunk + b"event: error\ndata: " + error.body(record.request_id) + b"\n\n"
+            last = chunk + self._frames.error(record.error_body(error))
         except ClientGoneError:
             record.code = CLIENT_GONE
             return
@@ -209,7 +249,8 @@ class StreamAnswer(Response):
     def _frame(self, index: int, event: Event) -> bytes:
         if not isinstance(event, TokenEvent):
             event = success(event, Generated)
-        return b"data: " + to_json(self._outputs[index].take(event)) + b"\n\n"
+        output = self._outputs[index]
+        return self._frames.event(output, output.take(event))
 
     def _tell(self) -> None:
         outputs = self._outputs

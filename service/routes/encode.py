@@ -21,6 +21,11 @@ async def encode(body: EncodeBody, call: Call) -> Response:
 
     With pooling `none` an embedding is a row a token, row-major, and `shapes` says how many rows and columns.
     """
+    return json_answer(await encoded(body, call))
+
+
+async def encoded(body: EncodeBody, call: Call) -> dict[str, Any]:
+    """The answer, for any door."""
     model = call.service.model(body.model, "encode")
     sources = await read_sources(call, model, body.inputs, truncate=body.truncate)
     requests = [EncodeRequest(call.record.request_id, source, call.deadline) for source in sources]
@@ -40,7 +45,7 @@ async def encode(body: EncodeBody, call: Call) -> Response:
     }
     if body.pooling == "none":
         answer["shapes"] = [one.shape for one in vectors]
-    return json_answer(answer)
+    return answer
 
 
 def pool(hidden: NDArray[np.float32], pooling: Pooling, normalize: bool) -> NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """POST /v1/generate: text to text, whole or as it comes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,15 +12,26 @@ from service.calls import Call, json_answer, result_of, timings_of
 from service.engine.request import Generated, GenerateRequest, Timings
 from service.engine.worker import Ticket
 from service.inputs import decoding_parameters, generate_requests, read_prefixes, read_sources
-from service.maps import map_writer
+from service.maps import MapWriter, map_writer
 from service.outputs import output_of
 from service.routing import add_route
 from service.schemas import GenerateBody
 from service.serving import ServedModel
-from service.streaming import answer_stream
+from service.streaming import Frames, OwnFrames, answer_stream
 
 # The outputs of one input as they stand in the answer, and where its time went.
 Written = tuple[list[dict[str, Any]], Timings]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A generation that the engine has taken."""
+
+    model: ServedModel
+    requests: Sequence[GenerateRequest]
+    tickets: Sequence[Ticket]
+    stop: tuple[str, ...]
+    maps: MapWriter | None
 
 
 async def generate(body: GenerateBody, call: Call) -> Response:
@@ -27,6 +39,26 @@ async def generate(body: GenerateBody, call: Call) -> Response:
 
     With `stream: true` the answer is `text/event-stream`: one event a token, one at each input's end, then `[DONE]`.
     """
+    if body.stream:
+        return await stream_generated(body, call, OwnFrames())
+    return json_answer(await generated(body, call))
+
+
+async def generated(body: GenerateBody, call: Call) -> dict[str, Any]:
+    """The whole answer, for any door."""
+    begun = await _begin(body, call)
+    pairs = zip(begun.requests, begun.tickets, strict=True)
+    parts = [_write(begun, index, *pair) for index, pair in enumerate(pairs)]
+    return _answer(call, begun, await call.together(parts))
+
+
+async def stream_generated(body: GenerateBody, call: Call, frames: Frames) -> Response:
+    """The answer as it comes, for any door; the body says `stream: true`."""
+    begun = await _begin(body, call)
+    return await answer_stream(call, begun.model, begun.requests, begun.tickets, begun.stop, begun.maps, frames)
+
+
+async def _begin(body: GenerateBody, call: Call) -> Begun:
     model = call.service.model(body.model, "generate")
     wanted = body.parameters
     parameters = decoding_parameters(call, model, wanted)
@@ -39,28 +71,24 @@ async def generate(body: GenerateBody, call: Call) -> Response:
     )
     if maps:
         maps.check(requests)
-    tickets = call.submit(model, requests)
-    if body.stream:
-        return await answer_stream(call, model, requests, tickets, wanted.stop, maps)
-
-    async def write(index: int, request: GenerateRequest, ticket: Ticket) -> Written:
-        # As each result comes: its maps are cut to what is wanted while the others still run.
-        result = await result_of(ticket, Generated)
-        outputs = []
-        for rank, target in enumerate(result.targets):
-            output = {"index": index, "rank": rank, **output_of(model.target_tokenizer, request, target, wanted.stop)}
-            outputs.append(output | {"attention": maps.write(request, target)} if maps else output)
-        return outputs, result.timings
-
-    parts = [write(*part) for part in zip(range(len(requests)), requests, tickets, strict=True)]
-    return json_answer(_answer(call, model, sources, await call.together(parts)))
+    return Begun(model, requests, call.submit(model, requests), wanted.stop, maps)
 
 
-def _answer(
-    call: Call, model: ServedModel, sources: Sequence[Sequence[int]], written: Sequence[Written]
-) -> dict[str, Any]:
+async def _write(begun: Begun, index: int, request: GenerateRequest, ticket: Ticket) -> Written:
+    # As each result comes: its maps are cut to what is wanted while the others still run.
+    result = await result_of(ticket, Generated)
+    tokenizer, maps = begun.model.target_tokenizer, begun.maps
+    outputs = []
+    for rank, target in enumerate(result.targets):
+        output = {"index": index, "rank": rank, **output_of(tokenizer, request, target, begun.stop)}
+        outputs.append(output | {"attention": maps.write(request, target)} if maps else output)
+    return outputs, result.timings
+
+
+def _answer(call: Call, begun: Begun, written: Sequence[Written]) -> dict[str, Any]:
+    model = begun.model
     outputs = [output for of_input, _ in written for output in of_input]
-    input_tokens = sum(map(len, sources))
+    input_tokens = sum(len(request.source_ids) for request in begun.requests)
     output_tokens = sum(len(output["tokens"]) for output in outputs)
     timings_ms = timings_of(call, [timings for _, timings in written])
     call.tell_result(input_tokens, output_tokens, timings_ms, *(output["finish_reason"] for output in outputs))

@@ -22,6 +22,7 @@ from service.answers import (
 )
 from service.app import create_app
 from service.errors import CLIENT_GONE, ERRORS
+from service.families.openai_schemas import CompletionBody, EmbeddingBody, StreamOptions
 from service.fields import RequestBody
 from service.metrics import Metrics
 from service.parameters import Parameters
@@ -40,6 +41,7 @@ from service.settings import Settings, env_name, flag_name
 from tests.service.conftest import MakeBackend, Start, reading_examples
 
 API = Path("docs/api.md").read_text(encoding="utf-8")
+CLIENTS = Path("docs/clients.md").read_text(encoding="utf-8")
 SETTINGS = Path("docs/settings.md").read_text(encoding="utf-8")
 OPERATIONS = Path("docs/operations.md").read_text(encoding="utf-8")
 CURLS = re.findall(r"curl .*?127\.0\.0\.1:8000(\S+) .*?-d '(.*?)'", API, flags=re.DOTALL)
@@ -54,7 +56,7 @@ def test_every_setting_is_described_with_its_default_and_no_other_is() -> None:
 
 
 def test_every_setting_that_other_documents_name_exists() -> None:
-    for text in (API, OPERATIONS):
+    for text in (API, CLIENTS, OPERATIONS):
         assert set(re.findall(r"SIGHTLINE_[A-Z_]+", text)) <= {env_name(name) for name in Settings.model_fields}
 
 
@@ -74,7 +76,7 @@ def test_every_route_is_described() -> None:
     app = create_app(Settings(), lambda *_: pytest.fail("nothing is loaded"))
     for path, operations in app.openapi()["paths"].items():
         for method in operations:
-            assert f"{method.upper()} {path}`" in API
+            assert f"{method.upper()} {path}`" in API + CLIENTS
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,12 @@ def test_every_route_is_described() -> None:
 def test_every_field_is_described(body: type[RequestBody]) -> None:
     for name in body.model_fields:
         assert re.search(rf"[`\"]{name}[`\"]", API), name
+
+
+@pytest.mark.parametrize("body", [CompletionBody, StreamOptions, EmbeddingBody])
+def test_every_field_of_a_family_is_described(body: type[RequestBody]) -> None:
+    for name in body.model_fields:
+        assert re.search(rf"`{name}`", CLIENTS), name
 
 
 def test_every_parameter_has_a_line_with_its_default() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from service import schemas
 from service.errors import ERRORS
+from service.families.openai_schemas import CompletionBody, EmbeddingBody
 from service.parameters import Parameters
 from service.runtime.fake import fake_classifier_manifest
 from tests.service.conftest import MakeBackend, Start, reading_examples
@@ -21,6 +22,8 @@ ROUTES = {
     ("post", "/v1/similar"),
     ("post", "/v1/tokenize"),
     ("post", "/v1/detokenize"),
+    ("post", "/v1/completions"),
+    ("post", "/v1/embeddings"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{model_id}"),
     ("get", "/health/live"),
@@ -72,6 +75,8 @@ BODIES = {
     "/v1/similar": schemas.SimilarBody,
     "/v1/tokenize": schemas.TokenizeBody,
     "/v1/detokenize": schemas.DetokenizeBody,
+    "/v1/completions": CompletionBody,
+    "/v1/embeddings": EmbeddingBody,
 }
 
 

@@ -1,0 +1,185 @@
+"""What OpenAI's clients send and read. Null means what absence means."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+
+from service.fields import MAX_INPUTS, TEXTS_SCHEMA, RequestBody, Texts, only, refusal, texts_named
+from service.parameters import (
+    EarlyStopping,
+    Encoding,
+    LengthPenalty,
+    MinNewTokens,
+    NgramSize,
+    NumBeams,
+    NumNewTokens,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    TopLogprobs,
+    TopP,
+)
+from service.schemas import Model
+
+
+def _texts(name: str) -> PlainValidator:
+    """The check of texts that OpenAI lets be token ids as well."""
+    check_texts = texts_named(name)
+
+    def check(value: Any) -> Texts:
+        if isinstance(value, list) and value and isinstance(value[0], int | list):
+            raise refusal("unsupported_parameter", "Token ids are not taken: send text.")
+        return check_texts(value)
+
+    return PlainValidator(check)
+
+
+class StreamOptions(RequestBody):
+    include_usage: bool | None = Field(default=None, description="Send one more event, with the usage of all.")
+    continuous_usage_stats: bool | None = Field(default=None, description="Have the usage so far in each event.")
+    include_obfuscation: Annotated[Any, only(False)] = None
+
+
+class CompletionBody(RequestBody):
+    model: Model = None
+    prompt: Annotated[Texts, _texts("prompt"), TEXTS_SCHEMA]
+    max_tokens: NumNewTokens | None = Field(default=None, description="128, or the model's limit if that is less.")
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(
+        default=None, description="Above 0 each token is drawn; 0, the default, takes the likeliest."
+    )
+    top_p: TopP | None = None
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = Field(default=None, description="-1 and 0 are off.")
+    seed: Seed | None = Field(default=None, description="Choice i is drawn with seed + i.")
+    n: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
+        default=None, description="Texts for each prompt: so many draws, or the best of a beam search."
+    )
+    best_of: int | None = Field(default=None, description="n and nothing else.")
+    stop: Stop | None = None
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = Field(default=None, description="Only of a model that goes on with its prompt.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(default=None, description="Means nothing here.")
+    suffix: Annotated[Any, only("")] = None
+    logit_bias: Annotated[Any, only({})] = None
+    presence_penalty: Annotated[Any, only(0)] = None
+    frequency_penalty: Annotated[Any, only(0)] = None
+    # What OpenAI does not have.
+    min_tokens: MinNewTokens | None = None
+    ignore_eos: bool | None = Field(default=None, description="Never end before max_tokens.")
+    num_beams: NumBeams | None = None
+    length_penalty: LengthPenalty | None = None
+    early_stopping: EarlyStopping | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    no_repeat_ngram_size: NgramSize | None = None
+    target_prefix: Annotated[Texts, PlainValidator(texts_named("target_prefix")), TEXTS_SCHEMA] | None = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"prompt": "A man is riding a bicycle."},
+                {"prompt": ["A dog runs.", "A man sleeps."], "max_tokens": 16, "temperature": 0.8, "seed": 7, "n": 2},
+                {"prompt": "A dog runs.", "num_beams": 4, "n": 2, "length_penalty": 0.6, "logprobs": 2},
+                {"prompt": "A dog runs.", "stream": True, "stream_options": {"include_usage": True}},
+                {"prompt": "A dog runs.", "max_tokens": 8, "ignore_eos": True, "stop": None, "user": "somebody"},
+            ]
+        }
+    )
+
+    @property
+    def is_drawn(self) -> bool:
+        return bool(self.temperature)
+
+    @property
+    def num_choices(self) -> int:
+        """For each prompt."""
+        return self.n or 1
+
+    @property
+    def num_draws(self) -> int:
+        """How often each prompt is sent to the engine."""
+        return self.num_choices if self.is_drawn else 1
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        has_beams = (self.num_beams or 1) > 1
+        if self.is_drawn and has_beams:
+            raise refusal("invalid_parameter", "num_beams above 1 needs a temperature of 0.", "num_beams")
+        for name, is_wanted in (("top_p", (self.top_p or 1) < 1), ("top_k", (self.top_k or 0) > 0)):
+            if is_wanted and self.temperature is None:
+                raise refusal("invalid_parameter", f"{name} needs a temperature, whose default is 0.", name)
+        if self.num_choices > 1 and not (self.is_drawn or has_beams):
+            raise refusal("invalid_parameter", "n above 1 needs a temperature above 0, or num_beams.", "n")
+        if self.best_of not in (None, self.num_choices):
+            raise refusal("unsupported_parameter", "best_of can only be n; num_beams searches for more.", "best_of")
+        num_texts = self.num_draws * len(self.prompt.texts)
+        if num_texts > MAX_INPUTS:
+            message = f"These are {num_texts} texts; a call makes at most {MAX_INPUTS}."
+            raise refusal("invalid_parameter", message, "n")
+        if self.echo and self.logprobs is not None:
+            message = "What is echoed has no log-probabilities: leave out echo, or logprobs."
+            raise refusal("unsupported_parameter", message, "logprobs")
+        if self.stream_options is not None and not self.stream:
+            raise refusal("invalid_parameter", "stream_options needs stream: true.", "stream_options")
+        return self
+
+
+class EmbeddingBody(RequestBody):
+    model: Model = None
+    input: Annotated[Texts, _texts("input"), TEXTS_SCHEMA]
+    encoding_format: Encoding | None = None
+    dimensions: int | None = Field(default=None, ge=1, description="Those of the model and no others.")
+    user: str | None = Field(default=None, description="Means nothing here.")
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"input": ["A dog runs.", "A cat sleeps."], "encoding_format": "base64"}]}
+    )
+
+
+class Logprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class Choice(BaseModel):
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length"] | None = Field(description="Null while a stream goes on.")
+
+
+class CompletionUsage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionAnswer(BaseModel):
+    """Of a stream, each event is one of these with the text that is new."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: CompletionUsage | None = None
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingAnswer(BaseModel):
+    object: Literal["list"]
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage

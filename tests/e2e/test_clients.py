@@ -1,0 +1,26 @@
+"""The blocks of docs/clients.md run as they stand there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.server import RunningServer
+
+CLIENTS = Path("docs/clients.md").read_text(encoding="utf-8")
+BLOCKS = dict(re.findall(r"^## (.+)\n\n```python\n(.*?)```", CLIENTS, flags=re.DOTALL | re.MULTILINE))
+
+
+def printed(server: RunningServer, family: str) -> list[str]:
+    code = BLOCKS[family].replace("http://127.0.0.1:8000", server.url)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_openai(shipped: RunningServer) -> None:
+    text, second, rest = printed(shipped, "OpenAI")
+    assert "Mann" in text and "Mann" in second and second != text
+    *pieces, total, others = rest.split("|")
+    assert "".join(pieces) == text
+    assert int(total) > 10
+    assert others.startswith("2 [") and "multi30k-en-de" in others

@@ -1,0 +1,158 @@
+"""What holds for every family: it can be switched off, and its errors have its own shape wherever they arise."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from service.calls import Call, json_answer
+from service.errors import ApiError
+from service.families import FAMILIES
+from service.families.naming import naming
+from service.routes.generate import generated, stream_generated
+from service.routing import ErrorShape, add_route
+from service.runtime.fake import Faults
+from service.schemas import GenerateBody
+from service.settings import FAMILIES as NAMES
+from service.settings import SettingsError, read_settings
+from service.streaming import OwnFrames
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, until
+
+pytestmark = pytest.mark.anyio
+
+
+class PlainError(BaseModel):
+    error: str
+    told: str
+
+
+SHAPE = ErrorShape(lambda error, request_id: orjson.dumps({"error": error.message, "told": error.code}), PlainError)
+
+
+async def plain(body: GenerateBody, call: Call) -> Response:
+    """Generate, with errors of another shape."""
+    if body.stream:
+        return await stream_generated(body, call, OwnFrames())
+    return json_answer(await generated(body, call))
+
+
+def with_plain_route(running: Running) -> Running:
+    add_route(running.app, "POST", "/plain", plain, errors=("empty_input",), error_shape=SHAPE)
+    return running
+
+
+async def test_the_settings_know_every_family() -> None:
+    assert tuple(FAMILIES) == NAMES
+    assert read_settings([], {}).family_names == NAMES
+    assert {path.stem for path in Path("service/families").glob("*.py")} >= set(NAMES)
+
+
+@pytest.mark.parametrize("value", ["opneai", "openai,x", "openai;x"])
+async def test_a_family_that_is_not_there_is_refused_by_name(value: str) -> None:
+    with pytest.raises(SettingsError, match="there is no family"):
+        read_settings(["--families", value], {})
+
+
+@pytest.mark.parametrize(("value", "names"), [("", ()), ("openai", ("openai",)), (" openai , ", ("openai",))])
+async def test_families_stand_with_commas_between_them(value: str, names: tuple[str, ...]) -> None:
+    assert read_settings([], {"SIGHTLINE_FAMILIES": value}).family_names == names
+
+
+async def test_a_family_that_is_off_is_404_and_not_described(start: Start) -> None:
+    async with start(families="") as running:
+        for path in ("/v1/completions", "/v1/embeddings"):
+            answer = await running.post(path, {"prompt": "x"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        openapi = (await running.client.get("/openapi.json")).json()
+        assert not {"/v1/completions", "/v1/embeddings"} & set(openapi["paths"])
+        assert "CompletionBody" not in openapi["components"]["schemas"]
+        assert (await running.post("/v1/generate", {"inputs": "a dog"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"inputs": ""}, 422, "empty_input"),
+        ({"inputs": "x" * 70}, 422, "input_too_long"),
+        ({"inputs": "x", "model": "y"}, 404, "model_not_found"),
+        ({"inputs": "x" * 5000}, 413, "body_too_large"),
+    ],
+)
+async def test_an_error_has_the_shape_of_its_route(start: Start, body: dict[str, Any], status: int, code: str) -> None:
+    async with start(max_body_bytes=4000) as running:
+        answer = await with_plain_route(running).post("/plain", body)
+        assert (answer.status_code, answer.json()["told"]) == (status, code)
+        own = await running.post("/v1/generate", body)
+        assert (own.status_code, own.json()["error"]["code"]) == (status, code)
+
+
+async def test_so_have_those_of_the_router_and_of_the_engine(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(faults=Faults(step_calls=frozenset({1})))) as running:
+        answer = await with_plain_route(running).client.get("/plain")
+        assert (answer.status_code, answer.json()["told"]) == (405, "method_not_allowed")
+        answer = await running.post("/plain", {"inputs": "x"})
+        assert (answer.status_code, answer.json()["told"]) == (500, "internal")
+        answer = await running.post("/plain", {"inputs": "x"}, **{"content-type": "text/plain"})
+        assert (answer.status_code, answer.json()["told"]) == (415, "unsupported_media_type")
+
+
+async def test_so_have_those_of_load_and_time(start: Start, make_backend: MakeBackend) -> None:
+    loading = threading.Event()
+    async with start(make_backend(wait_for=loading)) as running:
+        answer = await with_plain_route(running).post("/plain", {"inputs": "x"})
+        assert (answer.status_code, answer.json()["told"], answer.headers["retry-after"]) == (503, "loading", "1")
+        loading.set()
+    hang = threading.Event()
+    async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
+        body = {"inputs": ["x", "x"]}
+        late = asyncio.ensure_future(with_plain_route(running).post("/plain", body, **{"x-request-timeout-ms": "500"}))
+        await until(lambda: running.backend.num_busy == 2)
+        answer = await running.post("/plain", {"inputs": "x"})
+        assert (answer.status_code, answer.json()["told"], answer.headers["retry-after"]) == (503, "overloaded", "1")
+        answer = await late
+        assert (answer.status_code, answer.json()["told"]) == (504, "deadline_exceeded")
+        hang.set()
+
+
+async def test_an_error_in_a_stream_has_it_too(start: Start, make_backend: MakeBackend) -> None:
+    backend: FakeBackend = make_backend(faults=Faults(step_calls=frozenset({4})))
+    async with start(backend) as running:
+        body = {"inputs": "x", "stream": True, "parameters": {"min_new_tokens": 20}}
+        answer = await with_plain_route(running).post("/plain", body)
+        assert answer.status_code == 200
+        kind, data = answer.text.rstrip().splitlines()[-2:]
+        assert kind == "event: error"
+        assert json.loads(data.removeprefix("data: "))["told"] == "internal"
+
+
+async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running) -> None:
+    responses = with_plain_route(running).app.openapi()["paths"]["/plain"]["post"]["responses"]
+    for status in ("422", "500", "default"):
+        assert responses[status]["content"]["application/json"]["schema"]["$ref"].endswith("/PlainError")
+
+
+@pytest.mark.parametrize(
+    ("param", "expected"),
+    [
+        ("parameters.max_new_tokens", "max_tokens"),
+        ("parameters.stop[1]", "stop[1]"),
+        ("inputs", "prompt"),
+        ("inputs[3]", "prompt[1]"),
+        ("inputs[7]", "prompt[7]"),
+        ("X-Request-Timeout-Ms", "X-Request-Timeout-Ms"),
+        (None, None),
+    ],
+)
+async def test_a_native_name_becomes_the_familys(param: str | None, expected: str | None) -> None:
+    names = {"max_new_tokens": "max_tokens", "inputs": "prompt", "inputs[3]": "prompt[1]"}
+    message = "max_new_tokens (3) and inputs."
+    with pytest.raises(ApiError) as caught, naming(names):
+        raise ApiError("invalid_parameter", message, param=param)
+    assert (caught.value.param, caught.value.message) == (expected, "max_tokens (3) and inputs.")
+    assert caught.value.code == "invalid_parameter"
