@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from model.causal import CausalModel
 from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model
-from model.classification import CLASSIFICATION, accuracy, read_labelled
+from model.classification import CLASSIFICATION, accuracy, accuracy_facts, read_labelled
 from model.classifier import Classifier
 from model.config import TrainConfig
 from model.evaluate import Scores, read_test_set, score, tokenised_path, translate
@@ -136,14 +136,7 @@ def accuracy_report(checkpoint: Path, data: Path, split: str) -> dict[str, Any]:
     if not isinstance(model, Classifier):
         raise ValueError(f"{checkpoint} does not classify")
     found = accuracy(model, tokenizer, *read_labelled(data, split))
-    return {
-        "split": split,
-        "sentences": found.total,
-        "correct": found.count,
-        "accuracy": round(100 * found.value, 2),
-        "interval_95": [round(100 * end, 2) for end in found.interval],
-        "checkpoint": load_facts(checkpoint / WEIGHTS),
-    }
+    return {"split": split, **accuracy_facts(found), "checkpoint": load_facts(checkpoint / WEIGHTS)}
 
 
 def add_recall(commands: Commands) -> None:

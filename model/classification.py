@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -115,3 +116,13 @@ def accuracy(model: Classifier, tokenizer: Tokenizer, texts: Sequence[str], labe
         chosen = model(batch.source, batch.source_lengths).argmax(dim=-1)
         correct += int((chosen == batch.labels).sum())
     return Share(correct, len(examples))
+
+
+def accuracy_facts(found: Share) -> dict[str, Any]:
+    """What is written of an accuracy; percent, with the 95 % interval."""
+    return {
+        "sentences": found.total,
+        "correct": found.count,
+        "accuracy": round(100 * found.value, 2),
+        "interval_95": [round(100 * end, 2) for end in found.interval],
+    }

@@ -9,7 +9,7 @@ from bench.record import Result
 from bench.report import table
 from bench.zoo.served import Served, serve
 from bench.zoo.step import no_pictures
-from model.classification import read_labelled
+from model.classification import accuracy_facts, read_labelled
 from model.evaluate import read_test_set, score
 from model.share import Share
 from model.zoo import MULTI30K, SST2
@@ -68,14 +68,7 @@ def _accuracy(served: Served, manifest: Manifest, data: Path) -> Mapping[str, An
     outputs = served.outputs("/v1/classify", {"model": manifest.name}, texts)
     chosen = [output["labels"][0]["label"] for output in outputs]
     right = [manifest.labels[label] == one for label, one in zip(labels, chosen, strict=True)]
-    found = Share(sum(right), len(right))
-    return {
-        "split": DEV_SPLIT,
-        "sentences": found.total,
-        "correct": found.count,
-        "accuracy": round(100 * found.value, 2),
-        "interval_95": [round(100 * end, 1) for end in found.interval],
-    }
+    return {"split": DEV_SPLIT, **accuracy_facts(Share(sum(right), len(right)))}
 
 
 def tables(result: Result) -> Mapping[str, str]:
