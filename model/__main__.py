@@ -13,14 +13,13 @@ from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model
 from model.classification import CLASSIFICATION, accuracy, accuracy_facts, read_labelled
 from model.classifier import Classifier
 from model.config import TrainConfig
-from model.evaluate import Scores, read_test_set, score, tokenised_path, translate
+from model.evaluate import TEST_SPLIT, Scores, read_test_set, score, tokenised_path, translate
 from model.recall import SEED, TURNS, greedy_answers, recall
 from model.reference import one_thread
 from model.train import Trainer
 from model.translation import TRANSLATION
 from model.zoo import PLAN, SYSTEMS, System
 
-TEST_SPLIT = "test_2016_flickr"
 NUM_DIALOGUES = 25  # of each kind of instruction and each length
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

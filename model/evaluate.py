@@ -21,6 +21,7 @@ from model.reference import beam, one_thread, pytorch_steps
 from model.tokenizer import decode_ids, encode_lines
 
 MAX_NEW_TOKENS = 128
+TEST_SPLIT = "test_2016_flickr"  # of Multi30k, as the literature reports it
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from bench.record import Recorded
 from bench.report import table
 from bench.zoo import collect, quality, recall
+from model.evaluate import TEST_SPLIT
 from model.zoo import MULTI30K, SMALLTALK, SST2, SYSTEMS, Corpus, bundle_name
 from service.bundle import MANIFEST, Manifest, read_manifest
 
@@ -114,7 +115,7 @@ def _rows(results: Results, step: str) -> list[Mapping[str, Any]]:
 
 def _trained(row: Mapping[str, Any]) -> str:
     return (
-        f"PyTorch, float32, {collect.SPLIT}, beam {row['num_beams']}: {row['tokenised_bleu']['value']:.2f} BLEU "
+        f"PyTorch, float32, {TEST_SPLIT}, beam {row['num_beams']}: {row['tokenised_bleu']['value']:.2f} BLEU "
         f"(lowercased, normalised, Moses-tokenised), {row['bleu']['value']:.2f} (13a, cased), chrF "
         f"{row['chrf']['value']:.2f}; {row['epochs']} epochs, {row['updates']:,} updates, seed {row['seed']}"
     )

@@ -11,15 +11,13 @@ from bench.record import Result
 from bench.zoo.bleu import corpus_bleu, statistics_of
 from bench.zoo.headline import headline
 from bench.zoo.lengths import draw_lengths, lengths_table
-from bench.zoo.systems import SHIPPED, TRANSLATING
+from bench.zoo.systems import SHIPPED, SOURCE, TARGET, TRANSLATING
 from model.checkpoint import load_model
-from model.evaluate import moses_lines, read_test_set
-from model.tokenizer import encode_lines, read_tokenizer
+from model.evaluate import TEST_SPLIT, moses_lines, read_test_set
 from model.zoo import PLAN
 from service.bundle import read_bundle
 
 NAME = "collect"
-SPLIT, SOURCE, TARGET = "test_2016_flickr", "en", "de"
 RUN_NAME = re.compile(r"(?P<system>.+)-(?P<seed>\d+)")
 METRICS = ("tokenised_bleu", "bleu", "chrf")
 
@@ -37,15 +35,15 @@ def measure(arguments: argparse.Namespace) -> Result:
         FileNotFoundError: there is no test set.
         ValueError: a run has another name; the outputs in a scores.json do not give its own BLEU on this test set.
     """
-    test_set = read_test_set(arguments.data, SPLIT, SOURCE, TARGET)
+    test_set = read_test_set(arguments.data, TEST_SPLIT, SOURCE, TARGET)
     if test_set.tokenised_references is None:
-        raise FileNotFoundError(f"{arguments.data} has no tokenised {SPLIT}")
+        raise FileNotFoundError(f"{arguments.data} has no tokenised {TEST_SPLIT}")
     references = test_set.tokenised_references
-    systems = [_of_run(folder, references, test_set.sources) for folder in _finished(arguments.runs)]
-    systems.append(_of_bundle(arguments.bundle, references, test_set.sources))
+    systems = [_of_run(folder, references) for folder in _finished(arguments.runs)]
+    systems.append(_of_bundle(arguments.bundle, references))
     lengths = [len(reference.split()) for reference in references]
     words = [len(source.split()) for source in test_set.sources]
-    sentences = {"kind": "test set", "split": SPLIT, "source_words": words, "reference_lengths": lengths}
+    sentences = {"kind": "test set", "split": TEST_SPLIT, "source_words": words, "reference_lengths": lengths}
     return Result(rows=(sentences, *systems))
 
 
@@ -63,9 +61,9 @@ def _system_and_seed(folder: Path) -> tuple[str, int]:
     return match["system"], int(match["seed"])
 
 
-def _of_run(folder: Path, references: Sequence[str], sources: Sequence[str]) -> dict[str, Any]:
+def _of_run(folder: Path, references: Sequence[str]) -> dict[str, Any]:
     system, seed = _system_and_seed(folder)
-    model, tokenizer = load_model(folder / "averaged")
+    model, _ = load_model(folder / "averaged")
     scored = _scored(folder / "scores.json", references)
     epochs = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     (updates,) = {row["step"] for row in epochs if row["epoch"] == scored["epochs"]}
@@ -78,27 +76,22 @@ def _of_run(folder: Path, references: Sequence[str], sources: Sequence[str]) -> 
         "updates": updates,
         "batch_tokens": settings["batch_tokens"],
         **scored,
-        "source_tokens": [len(ids) for ids in encode_lines(tokenizer, sources)],
     }
 
 
-def _of_bundle(bundle: Path, references: Sequence[str], sources: Sequence[str]) -> dict[str, Any]:
-    manifest = read_bundle(bundle)
-    tokenizer = read_tokenizer(bundle / manifest.source_tokenizer)
-    return {
-        "kind": SHIPPED,
-        "parameters": manifest.parameters,
-        **_scored(bundle / "scores.json", references),
-        "source_tokens": [len(ids) for ids in encode_lines(tokenizer, sources)],
-    }
+def _of_bundle(bundle: Path, references: Sequence[str]) -> dict[str, Any]:
+    scored = _scored(bundle / "scores.json", references)
+    return {"kind": SHIPPED, "parameters": read_bundle(bundle).parameters, **scored}
 
 
 def _scored(path: Path, references: Sequence[str]) -> dict[str, Any]:
     """Scores as they are, and the statistics of the outputs beside them."""
     scores: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     outputs = scores["outputs"]
-    if (scores["split"], len(outputs)) != (SPLIT, len(references)):
-        raise ValueError(f"{path} has {len(outputs)} outputs of {scores['split']}, not {len(references)} of {SPLIT}")
+    if (scores["split"], len(outputs)) != (TEST_SPLIT, len(references)):
+        raise ValueError(
+            f"{path} has {len(outputs)} outputs of {scores['split']}, not {len(references)} of {TEST_SPLIT}"
+        )
     statistics = statistics_of(moses_lines(outputs, TARGET), references)
     counted, stated = corpus_bleu(statistics.rows.sum(axis=0)), scores["tokenised_bleu"]["value"]
     if counted != stated:

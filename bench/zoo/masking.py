@@ -16,14 +16,15 @@ from bench.zoo.masking_report import masking_tables
 from bench.zoo.sentence import SENTENCE
 from bench.zoo.sentence_picture import shown
 from bench.zoo.step import no_pictures
+from bench.zoo.systems import SOURCE
 from model.checkpoint import load_checkpoint
 from model.data import read_lines
+from model.evaluate import TEST_SPLIT
 from model.factory import TranslationModel
 from model.reference import one_thread
 from model.tokenizer import decode_ids, encode_lines
 
 NAME = "masking"
-SPLIT, SOURCE = "test_2016_flickr", "en"
 # Of each target token: how many there are, and what is summed over them.
 Sums = Mapping[str, tuple[float, float]]
 
@@ -41,7 +42,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     Raises:
         FileNotFoundError, ValueError: a run cannot be read, or has no attention that a token could be hidden from.
     """
-    sentences = read_lines(arguments.data / f"{SPLIT}.{SOURCE}")[: arguments.sentences]
+    sentences = read_lines(arguments.data / f"{TEST_SPLIT}.{SOURCE}")[: arguments.sentences]
     rows: list[Mapping[str, Any]] = []
     for run in arguments.runs:
         model, tokenizer = load_checkpoint(run / "averaged")

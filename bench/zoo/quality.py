@@ -9,14 +9,14 @@ from bench.record import Result
 from bench.report import table
 from bench.zoo.served import Served, serve
 from bench.zoo.step import no_pictures
+from bench.zoo.systems import SOURCE, TARGET
 from model.classification import accuracy_facts, read_labelled
-from model.evaluate import read_test_set, score
+from model.evaluate import TEST_SPLIT, read_test_set, score
 from model.share import Share
 from model.zoo import MULTI30K, SST2
 from service.bundle import Manifest, read_manifest
 
 NAME = "quality"
-TEST_SPLIT, SOURCE, TARGET = "test_2016_flickr", "en", "de"
 DEV_SPLIT = "dev"
 NUM_BEAMS = 5
 

@@ -20,8 +20,10 @@ from bench.libraries.contender import Contender, Setup, Task, contending
 from bench.record import Result
 from bench.zoo.speed_report import tables
 from bench.zoo.step import no_pictures as draw
+from bench.zoo.systems import SOURCE
 from model.config import TrainConfig, read_model_config
 from model.data import read_lines
+from model.evaluate import TEST_SPLIT
 from model.tokenizer import encode_lines, read_tokenizer
 from model.train import Trainer
 from model.translation import TRANSLATION
@@ -32,7 +34,7 @@ from service.cpu import usable_threads
 __all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]
 
 NAME = "speed"
-SENTENCES = "test_2016_flickr.en"  # what is decoded, from its beginning
+SENTENCES = f"{TEST_SPLIT}.{SOURCE}"  # what is decoded, from its beginning
 COUNTS = (1, 32)  # sentences at once
 # Of each system in one round. Time follows length, and batches differ in it: the first 3 of Multi30k are 14 % shorter
 # than all in the mean, the first 12 are 3 %.

@@ -13,6 +13,7 @@ from model.zoo import PLAN, SYSTEMS
 
 Row = Mapping[str, Any]
 SHIPPED = "shipped"
+SOURCE, TARGET = "en", "de"  # languages of all that translate
 TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION)
 COMPARED = tuple(name for name in TRANSLATING if PLAN[name].seeds > 1)
 

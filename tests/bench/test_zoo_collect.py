@@ -87,7 +87,7 @@ def test_runs_are_read_with_their_budgets(make_run: MakeRun, collected: Callable
     make_run("bahdanau-1", GOOD)
     (run,) = runs_by_system(collected())["bahdanau"]
     assert (run["seed"], run["epochs"], run["updates"], run["batch_tokens"]) == (1, 3, 30, 2000)
-    assert len(run["source_tokens"]) == len(run["output_lengths"]) == len(SOURCES)
+    assert len(run["output_lengths"]) == len(SOURCES)
 
 
 def test_a_run_that_is_not_scored_or_does_not_translate_is_left_out(

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from model.__main__ import TEST_SPLIT, train_and_score
+from model.__main__ import train_and_score
 from model.classification import CLASSIFICATION
 from model.config import ClassifierConfig, RecurrentConfig, TrainConfig
+from model.evaluate import TEST_SPLIT
 from model.factory import build_model
 from model.zoo import PLAN, SYSTEMS, System
 
