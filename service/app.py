@@ -14,7 +14,7 @@ from starlette.responses import Response
 from service import __version__
 from service.bundle import BundleError
 from service.calls import RECORD, Record
-from service.families import FAMILIES
+from service.families import add_families
 from service.metrics import Metrics, ModelMetrics
 from service.middleware import CallMiddleware, as_api_error
 from service.routes import attention, classify, docs, encode, generate, health, models, score, similar, tokens
@@ -65,8 +65,7 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
     app.state.service = service
     for routes in (generate, score, attention, encode, classify, similar, tokens, models, health, docs):
         routes.add_routes(app)
-    for name in settings.family_names:
-        FAMILIES[name].add_routes(app)
+    add_families(app, settings.family_names)
     app.add_middleware(CallMiddleware, metrics=service.metrics)
     app.add_exception_handler(HTTPException, _answer_router)
     return app

@@ -115,6 +115,21 @@ class Attention(_Part):
         return self
 
 
+class Languages(_Part):
+    """What a translation is from and to, as ISO 639-1 codes."""
+
+    source: Annotated[str, Field(pattern=r"^[a-z]{2}$")]
+    target: Annotated[str, Field(pattern=r"^[a-z]{2}$")]
+
+
+class ChatTemplate(_Part):
+    """How a dialogue is written as one text: `user` and `assistant` around each message, `reply` at the end."""
+
+    user: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]  # {} stands for the message
+    assistant: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]
+    reply: str  # what the model goes on from
+
+
 class Verification(_Part):
     """What the export measured between ONNX Runtime and PyTorch on the project's sentences."""
 
@@ -182,6 +197,8 @@ class Manifest(_Part):
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
     labels: tuple[str, ...] = ()  # what `label_logprobs` stand for
+    languages: Languages | None = None  # of a model that translates
+    chat: ChatTemplate | None = None  # of a model that converses
     verification: Verification | None  # of a float32 bundle; quantised graphs are meant to differ
     quantization: Quantization | None = None
     files: dict[Name, FileRecord]

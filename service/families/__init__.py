@@ -3,9 +3,18 @@
 A family turns its body into the service's own, which is checked as ever, and the service's own answer into its own.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType, ModuleType
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from fastapi import FastAPI
 
 from service.families import openai
 
-FAMILIES: Mapping[str, ModuleType] = MappingProxyType({"openai": openai})
+FAMILIES: Mapping[str, Sequence[Callable[[FastAPI], None]]] = MappingProxyType({"openai": [openai.add_routes]})
+"""What adds the routes of each family; what two families share stands in both."""
+
+
+def add_families(app: FastAPI, names: Sequence[str]) -> None:
+    """Add the routes of these families, each route once."""
+    for add_routes in dict.fromkeys(adder for name in names for adder in FAMILIES[name]):
+        add_routes(app)
