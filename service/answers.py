@@ -182,6 +182,7 @@ class ModelCard(BaseModel):
     architecture: str
     description: str
     tasks: list[str]
+    chat: bool = Field(description="Whether it has a chat template, as chat completions need it.")
     attention: list[AttentionKind]
 
 

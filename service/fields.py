@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 MAX_INPUTS = 32
 MAX_WORD_CHARACTERS = 128
-JSON_TYPES = {bool: "boolean", int: "number", str: "string", dict: "object"}
+JSON_TYPES = {bool: "boolean", int: "number", str: "string", dict: "object", list: "array"}
 
 
 def refusal(code: str, message: str, *path: str | int) -> PydanticCustomError:
@@ -45,6 +45,12 @@ class Texts:
 
     def param(self, index: int) -> str:
         return f"{self.name}[{index}]" if self.is_list else self.name
+
+    def copies(self, count: int) -> str | list[str]:
+        """Each text so many times, one behind the other, as a request has it: each draw has a seed of its own."""
+        if not self.is_list and count == 1:
+            return self.texts[0]
+        return [text for text in self.texts for _ in range(count)]
 
 
 def check_text(value: Any, *path: int) -> str:

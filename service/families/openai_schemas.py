@@ -1,4 +1,4 @@
-"""What OpenAI's clients send and read. Null means what absence means."""
+"""What OpenAI's clients of completions and embeddings send and read. Null means what absence means."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -40,9 +40,10 @@ class StreamOptions(RequestBody):
     include_obfuscation: Annotated[Any, only(False)] = None
 
 
-class CompletionBody(RequestBody):
+class DecodingBody(RequestBody):
+    """What completions and chat completions have in common: how the text is chosen, and how it is sent."""
+
     model: Model = None
-    prompt: Annotated[Texts, _texts("prompt"), TEXTS_SCHEMA]
     max_tokens: NumNewTokens | None = Field(default=None, description="128, or the model's limit if that is less.")
     temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(
         default=None, description="Above 0 each token is drawn; 0, the default, takes the likeliest."
@@ -53,14 +54,10 @@ class CompletionBody(RequestBody):
     n: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
         default=None, description="Texts for each prompt: so many draws, or the best of a beam search."
     )
-    best_of: int | None = Field(default=None, description="n and nothing else.")
     stop: Stop | None = None
-    logprobs: TopLogprobs | None = None
-    echo: bool | None = Field(default=None, description="Only of a model that goes on with its prompt.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, description="Means nothing here.")
-    suffix: Annotated[Any, only("")] = None
     logit_bias: Annotated[Any, only({})] = None
     presence_penalty: Annotated[Any, only(0)] = None
     frequency_penalty: Annotated[Any, only(0)] = None
@@ -72,19 +69,10 @@ class CompletionBody(RequestBody):
     early_stopping: EarlyStopping | None = None
     repetition_penalty: RepetitionPenalty | None = None
     no_repeat_ngram_size: NgramSize | None = None
-    target_prefix: Annotated[Texts, PlainValidator(texts_named("target_prefix")), TEXTS_SCHEMA] | None = None
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"prompt": "A man is riding a bicycle."},
-                {"prompt": ["A dog runs.", "A man sleeps."], "max_tokens": 16, "temperature": 0.8, "seed": 7, "n": 2},
-                {"prompt": "A dog runs.", "num_beams": 4, "n": 2, "length_penalty": 0.6, "logprobs": 2},
-                {"prompt": "A dog runs.", "stream": True, "stream_options": {"include_usage": True}},
-                {"prompt": "A dog runs.", "max_tokens": 8, "ignore_eos": True, "stop": None, "user": "somebody"},
-            ]
-        }
-    )
+    @property
+    def num_prompts(self) -> int:
+        return 1
 
     @property
     def is_drawn(self) -> bool:
@@ -100,6 +88,11 @@ class CompletionBody(RequestBody):
         """How often each prompt is sent to the engine."""
         return self.num_choices if self.is_drawn else 1
 
+    @property
+    def length(self) -> int | None:
+        """The most tokens that are wanted."""
+        return self.max_tokens
+
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         has_beams = (self.num_beams or 1) > 1
@@ -110,17 +103,46 @@ class CompletionBody(RequestBody):
                 raise refusal("invalid_parameter", f"{name} needs a temperature, whose default is 0.", name)
         if self.num_choices > 1 and not (self.is_drawn or has_beams):
             raise refusal("invalid_parameter", "n above 1 needs a temperature above 0, or num_beams.", "n")
-        if self.best_of not in (None, self.num_choices):
-            raise refusal("unsupported_parameter", "best_of can only be n; num_beams searches for more.", "best_of")
-        num_texts = self.num_draws * len(self.prompt.texts)
+        num_texts = self.num_draws * self.num_prompts
         if num_texts > MAX_INPUTS:
             message = f"These are {num_texts} texts; a call makes at most {MAX_INPUTS}."
             raise refusal("invalid_parameter", message, "n")
+        if self.stream_options is not None and not self.stream:
+            raise refusal("invalid_parameter", "stream_options needs stream: true.", "stream_options")
+        return self
+
+
+class CompletionBody(DecodingBody):
+    prompt: Annotated[Texts, _texts("prompt"), TEXTS_SCHEMA]
+    best_of: int | None = Field(default=None, description="n and nothing else.")
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = Field(default=None, description="Only of a model that goes on with its prompt.")
+    suffix: Annotated[Any, only("")] = None
+    target_prefix: Annotated[Texts, PlainValidator(texts_named("target_prefix")), TEXTS_SCHEMA] | None = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"prompt": "A man is riding a bicycle."},
+                {"prompt": ["A dog runs.", "A man sleeps."], "max_tokens": 16, "temperature": 0.8, "seed": 7, "n": 2},
+                {"prompt": "A dog runs.", "num_beams": 4, "n": 2, "length_penalty": 0.6, "logprobs": 2},
+                {"prompt": "A dog runs.", "stream": True, "stream_options": {"include_usage": True}},
+                {"prompt": "A dog runs.", "max_tokens": 8, "ignore_eos": True, "stop": None, "user": "somebody"},
+            ]
+        }
+    )
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompt.texts)
+
+    @model_validator(mode="after")
+    def _fits_its_prompt(self) -> Self:
+        if self.best_of not in (None, self.num_choices):
+            raise refusal("unsupported_parameter", "best_of can only be n; num_beams searches for more.", "best_of")
         if self.echo and self.logprobs is not None:
             message = "What is echoed has no log-probabilities: leave out echo, or logprobs."
             raise refusal("unsupported_parameter", message, "logprobs")
-        if self.stream_options is not None and not self.stream:
-            raise refusal("invalid_parameter", "stream_options needs stream: true.", "stream_options")
         return self
 
 
@@ -136,17 +158,17 @@ class EmbeddingBody(RequestBody):
     )
 
 
-class Logprobs(BaseModel):
+class CompletionLogprobs(BaseModel):
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
     text_offset: list[int]
 
 
-class Choice(BaseModel):
+class CompletionChoice(BaseModel):
     index: int
     text: str
-    logprobs: Logprobs | None
+    logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None = Field(description="Null while a stream goes on.")
 
 
@@ -163,7 +185,7 @@ class CompletionAnswer(BaseModel):
     object: Literal["text_completion"]
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: CompletionUsage | None = None
 
 

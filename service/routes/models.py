@@ -47,6 +47,7 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "architecture": manifest.architecture,
         "description": manifest.description,
         "tasks": manifest.tasks,
+        "chat": manifest.chat is not None,
         "attention": [
             {"kind": one.kind, "layers": one.layers, "heads": one.heads, "normalized": one.normalized}
             | ({} if one.columns is None else {"columns": one.columns})

@@ -18,9 +18,10 @@ def printed(server: RunningServer, family: str) -> list[str]:
 
 
 def test_openai(shipped: RunningServer) -> None:
-    text, second, rest = printed(shipped, "OpenAI")
+    text, second, streamed, others = printed(shipped, "OpenAI")
     assert "Mann" in text and "Mann" in second and second != text
-    *pieces, total, others = rest.split("|")
+    *pieces, total, answer = streamed.split("|")
     assert "".join(pieces) == text
     assert int(total) > 10
+    assert answer and answer == answer.upper()
     assert others.startswith("2 [") and "multi30k-en-de" in others

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, OpenAI, UnprocessableEntityError
+from openai.types.chat import ChatCompletionMessageParam
 
 from bench.server import RunningServer, serving
 from tests.e2e.asking import post
@@ -110,3 +111,37 @@ def test_a_causal_model_goes_on_with_what_echo_shows(shipped: RunningServer) -> 
         plain = client.completions.create(model="smalltalk-chat-gatt", prompt=prompt).choices[0].text
         echoed = client.completions.create(model="smalltalk-chat-gatt", prompt=prompt, echo=True).choices[0].text
         assert plain.startswith(" ") and echoed == prompt + plain
+
+
+def test_a_chat_model_answers_and_keeps_what_the_system_says(shipped: RunningServer) -> None:
+    with OpenAI(base_url=f"{shipped.url}/v1", api_key="none") as client:
+        said: list[ChatCompletionMessageParam] = [
+            {"role": "system", "content": "Always answer in capitals."},
+            {"role": "user", "content": "Hello!"},
+        ]
+        first = client.chat.completions.create(model="smalltalk-chat-gatt", messages=said)
+        content = first.choices[0].message.content
+        assert content and content == content.upper() != content.lower()
+        own = post(
+            shipped,
+            "/v1/generate",
+            {"model": "smalltalk-chat-gatt", "inputs": "User: Always answer in capitals. Hello!\nBot:"},
+        )
+        assert content == own["outputs"][0]["text"]
+        said += [
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": [{"type": "text", "text": "How are you?"}]},
+        ]
+        second = client.chat.completions.create(model="smalltalk-chat-gatt", messages=said, logprobs=True)
+        content = second.choices[0].message.content
+        assert content and content == content.upper()
+        assert second.choices[0].logprobs is not None and second.choices[0].logprobs.content
+        chunks = list(client.chat.completions.create(model="smalltalk-chat-gatt", messages=said, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == content
+        with client.chat.completions.stream(model="smalltalk-chat-gatt", messages=said) as events:
+            assert events.get_final_completion().choices[0].message.content == content
+
+
+def test_a_model_that_translates_does_not_chat(client: OpenAI) -> None:
+    with pytest.raises(UnprocessableEntityError, match="has no chat template"):
+        client.chat.completions.create(model="toy", messages=[{"role": "user", "content": PROMPT}])

@@ -23,6 +23,7 @@ ROUTES = {
     ("post", "/v1/tokenize"),
     ("post", "/v1/detokenize"),
     ("post", "/v1/completions"),
+    ("post", "/v1/chat/completions"),
     ("post", "/v1/embeddings"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{model_id}"),
