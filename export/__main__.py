@@ -5,7 +5,9 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
+from pydantic import ValidationError
 
 from export.bundle import Label, export_bundle, half_bundle, quantize_bundle, verify_bundle
 from export.quality import MAX_LOSS, ParallelText
@@ -13,7 +15,16 @@ from export.quantize import BLOCK_SIZE, BLOCK_SIZES, Recipe
 from export.verify import TOLERANCE, VerificationError, read_sentences
 from model.evaluate import read_test_set
 from model.zoo import SYSTEMS, bundle_name
-from service.bundle import BundleError, Form, Quantization, Site, Verification, read_manifest
+from service.bundle import (
+    BundleError,
+    ChatTemplate,
+    Form,
+    Languages,
+    Quantization,
+    Site,
+    Verification,
+    read_manifest,
+)
 
 SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
 FOUND_SENTENCES = SENTENCES if SENTENCES.is_file() else None
@@ -29,13 +40,33 @@ def zoo(arguments: argparse.Namespace) -> Verification:
     if not names:
         raise FileNotFoundError(f"no finished run in {arguments.runs}: there is no NAME-1/scores.json")
     for name in names:
-        label = Label(bundle_name(name), SYSTEMS[name].description, SYSTEMS[name].corpus.license)
+        label = _zoo_label(name)
         checkpoint = arguments.runs / f"{name}-1" / "averaged"
         try:
             verification = _export(arguments, checkpoint, arguments.out / label.name, label)
         except VerificationError as error:
             raise VerificationError(f"{name}: {error}") from None
     return verification
+
+
+def _zoo_label(name: str) -> Label:
+    system = SYSTEMS[name]
+    corpus, chat = system.corpus, system.corpus.chat
+    return Label(
+        bundle_name(name),
+        system.description,
+        corpus.license,
+        languages=_languages(corpus.languages) if corpus.languages else None,
+        chat=ChatTemplate(user=chat.user, assistant=chat.bot, reply=chat.reply) if chat else None,
+    )
+
+
+def _languages(codes: Sequence[str]) -> Languages:
+    source, target = codes
+    try:
+        return Languages(source=source, target=target)
+    except ValidationError:
+        raise ValueError(f"languages {source} and {target}: each is an ISO 639-1 code, such as en") from None
 
 
 def _export(arguments: argparse.Namespace, checkpoint: Path, bundle: Path, label: Label) -> Verification:
@@ -52,12 +83,14 @@ def _present_label(bundle: Path) -> Label:
         manifest = read_manifest(bundle)
     except BundleError:
         return Label(bundle.resolve().name)
-    return Label(bundle.resolve().name, manifest.description, manifest.license)
+    name = bundle.resolve().name
+    return Label(name, manifest.description, manifest.license, manifest.languages, manifest.chat)
 
 
 def _label(arguments: argparse.Namespace, present: Label) -> Label:
-    given = {name: getattr(arguments, name) for name in ("name", "description", "license")}
-    return dataclasses.replace(present, **{name: text for name, text in given.items() if text is not None})
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in ("name", "description", "license")}
+    given["languages"] = _languages(arguments.languages) if arguments.languages else None
+    return dataclasses.replace(present, **{name: value for name, value in given.items() if value is not None})
 
 
 def verify(arguments: argparse.Namespace) -> Verification:
@@ -97,6 +130,12 @@ def export_parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", help="what requests call the model (default: the name of BUNDLE)")
     parser.add_argument("--description", help="one sentence for people (default: that of the bundle it replaces)")
     parser.add_argument("--license", help="of the weights, not of the code (default: that of the bundle it replaces)")
+    parser.add_argument(
+        "--languages",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+        help="ISO 639-1 codes of what is translated, and into what (default: those of the bundle it replaces)",
+    )
     _add_export(parser)
     parser.set_defaults(action=export)
     return parser

@@ -30,8 +30,10 @@ from service.bundle import (
     MANIFEST,
     SCHEMA_VERSION,
     BundleError,
+    ChatTemplate,
     FileRecord,
     Graph,
+    Languages,
     Limits,
     Manifest,
     Quantization,
@@ -56,6 +58,8 @@ class Label:
     name: str  # what requests call the model
     description: str = ""
     license: str = ""  # of the weights, not of the code
+    languages: Languages | None = None
+    chat: ChatTemplate | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.name):
@@ -303,6 +307,8 @@ def _manifest(folder: Path, model: Model, label: Label, graphs: Graphs, half_wei
         states=graphs.states,
         attention=graphs.attention,
         labels=graphs.labels,
+        languages=label.languages,
+        chat=label.chat,
         verification=None,
         files=record_files(folder, dict.fromkeys((ENCODER, *steps, SIMILAR, WEIGHTS, TOKENIZER, source_tokenizer))),
     )

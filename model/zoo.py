@@ -7,6 +7,7 @@ from typing import Any
 from model.chat import chat_task
 from model.classification import CLASSIFICATION
 from model.config import CausalConfig, ClassifierConfig, ModelConfig, RecurrentConfig, TransformerConfig
+from model.dialogues import CHAT, ChatTemplate
 from model.task import Task
 from model.translation import TRANSLATION
 
@@ -58,11 +59,13 @@ class Corpus:
     name: str
     folder: str  # "" where a system makes its own
     license: str  # of weights
+    languages: tuple[str, str] | None = None  # ISO 639-1 codes of what is translated, and into what
+    chat: ChatTemplate | None = None
 
 
-MULTI30K = Corpus("multi30k-en-de", "multi30k", "non-commercial research and education only")
+MULTI30K = Corpus("multi30k-en-de", "multi30k", "non-commercial research and education only", languages=("en", "de"))
 SST2 = Corpus("sst2", "sst2", "research only")
-SMALLTALK = Corpus("smalltalk", "", "Apache-2.0")
+SMALLTALK = Corpus("smalltalk", "", "Apache-2.0", chat=CHAT)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from service.bundle import Languages
 from service.parameters import Kind
 
 
@@ -184,6 +185,7 @@ class ModelCard(BaseModel):
     tasks: list[str]
     chat: bool = Field(description="Whether it has a chat template, as chat completions need it.")
     attention: list[AttentionKind]
+    languages: Languages | None = Field(default=None, description="Only of a model that translates.")
 
 
 class ModelsAnswer(BaseModel):

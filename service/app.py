@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +17,7 @@ from service.bundle import BundleError
 from service.calls import RECORD, Record
 from service.families import add_families
 from service.metrics import Metrics, ModelMetrics
-from service.middleware import CallMiddleware, as_api_error
+from service.middleware import CallMiddleware, ErrorMiddleware, as_api_error
 from service.routes import attention, classify, docs, encode, generate, health, models, score, similar, tokens
 from service.runtime.provider import RuntimeUnavailableError
 from service.serving import Backend, Service
@@ -66,9 +67,23 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
     for routes in (generate, score, attention, encode, classify, similar, tokens, models, health, docs):
         routes.add_routes(app)
     add_families(app, settings.family_names)
-    app.add_middleware(CallMiddleware, metrics=service.metrics)
+    _add_middleware(app, service)
     app.add_exception_handler(HTTPException, _answer_router)
     return app
+
+
+def _add_middleware(app: FastAPI, service: Service) -> None:
+    """What surrounds the routes, from the inside out: errors must be answered where CORS sees them."""
+    app.add_middleware(ErrorMiddleware)
+    if service.settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],  # clients in a page send headers of their own, such as x-stainless-lang
+            expose_headers=["Retry-After", "X-Request-Id"],
+        )
+    app.add_middleware(CallMiddleware, metrics=service.metrics)
 
 
 async def _load_and_watch(service: Service, load: Load, end_process: Callable[[int], None]) -> None:

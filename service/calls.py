@@ -33,6 +33,7 @@ class Record:
     route: str = "none"
     model: str | None = None
     code: str | None = None
+    status: int | None = None  # of the answer, once it has begun
     details: dict[str, Any] = field(default_factory=dict)  # tokens, times and reasons, by their names in the log
     write_error: ErrorWriter = ApiError.body  # the route's
 

@@ -57,9 +57,7 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
         "method_not_allowed": ErrorKind(405, _INVALID, "The route exists, but not with this method."),
         "client_too_slow": ErrorKind(408, _INVALID, "The request did not arrive in time."),
         "body_too_large": ErrorKind(413, _INVALID, "The body is too large."),
-        "unsupported_media_type": ErrorKind(
-            415, _INVALID, "Send Content-Type: application/json, in UTF-8 and without Content-Encoding."
-        ),
+        "unsupported_media_type": ErrorKind(415, _INVALID, "The route does not read bodies of this kind."),
         "invalid_parameter": ErrorKind(422, _INVALID, "A value is not allowed."),
         "empty_input": ErrorKind(422, _INVALID, "There is nothing but blanks in it."),
         "input_too_long": ErrorKind(422, _INVALID, "The model cannot read so many tokens."),

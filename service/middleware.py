@@ -33,8 +33,9 @@ def request_id_of(scope: Scope) -> str:
 Refuse = Callable[[ApiError, str], None]  # takes the request id, too
 
 
-def tell_end(metrics: Metrics, record: Record, method: str | None, status: int) -> None:
+def tell_end(metrics: Metrics, record: Record, method: str | None) -> None:
     """Count a call that has ended, and log its one line."""
+    status = CLIENT_GONE_STATUS if record.status is None else record.status
     metrics.count_call(record.route, status, record.code)
     fields: dict[str, Any] = {
         "request_id": record.request_id,
@@ -53,13 +54,13 @@ def refusal_teller(metrics: Metrics) -> Refuse:
     """Tells of requests that ended before they reached the app."""
 
     def tell(error: ApiError, request_id: str) -> None:
-        tell_end(metrics, Record(request_id, code=error.code), None, error.kind.status)
+        tell_end(metrics, Record(request_id, code=error.code, status=error.kind.status), None)
 
     return tell
 
 
 class CallMiddleware:
-    """Plain ASGI, around the routes of one app."""
+    """Plain ASGI, around all that answers: it gives each call its record and request id, and tells its end."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -71,47 +72,52 @@ class CallMiddleware:
             return
         record = Record(request_id_of(scope))
         scope[RECORD] = record
-        sender = _Sender(send, record)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
+            await send(message)
+
         try:
-            await self._app(scope, receive, sender)
+            await self._app(scope, receive, send_with_id)
+        finally:
+            tell_end(self._metrics, record, scope["method"])
+
+
+class ErrorMiddleware:
+    """Plain ASGI, around the routes: it answers every exception. What is put around it sees that answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record: Record = scope[RECORD]
+        try:
+            await self._app(scope, receive, send)
         except ClientGoneError:
-            sender.status, record.code = CLIENT_GONE_STATUS, CLIENT_GONE
+            record.code = CLIENT_GONE
         except ApiError as error:
-            await sender.send_error(error)
+            await _send_error(send, record, error)
         except asyncio.CancelledError:  # uvicorn's, where the shutdown timeout is over
-            await sender.send_error(ApiError("draining"))
+            await _send_error(send, record, ApiError("draining"))
         except Exception:
             logger.exception("a call failed", extra={"fields": {"request_id": record.request_id}})
-            await sender.send_error(ApiError("internal"))
-        finally:
-            tell_end(self._metrics, record, scope["method"], sender.status)
+            await _send_error(send, record, ApiError("internal"))
 
 
-class _Sender:
-    """Sends with the request id in the headers, and remembers the status: 499 where no answer was begun."""
-
-    def __init__(self, send: Send, record: Record) -> None:
-        self._send = send
-        self._record = record
-        self._has_started = False
-        self.status = CLIENT_GONE_STATUS
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._has_started = True
-            self.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", self._record.request_id.encode())]
-        await self._send(message)
-
-    async def send_error(self, error: ApiError) -> None:
-        """Answer with an error; where an answer has begun, all that is left is to break it off."""
-        self._record.code = error.code
-        if self._has_started:
-            raise error
-        body = self._record.error_body(error)
-        headers = [*error.headers(), (b"content-length", str(len(body)).encode())]
-        await self({"type": "http.response.start", "status": error.kind.status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+async def _send_error(send: Send, record: Record, error: ApiError) -> None:
+    """Answer with an error; where an answer has begun, all that is left is to break it off."""
+    record.code = error.code
+    if record.status is not None:
+        raise error
+    body = record.error_body(error)
+    headers = [*error.headers(), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": error.kind.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def as_api_error(error: HTTPException) -> ApiError:

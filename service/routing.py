@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 import orjson
 from fastapi import FastAPI
@@ -24,6 +25,9 @@ from service.errors import ERRORS, ApiError, ClientGoneError, ErrorCode, ErrorWr
 from service.fields import RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
+
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+MAX_FORM_FIELDS = 64
 
 # Every route can answer with these.
 COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal",)
@@ -67,6 +71,7 @@ class JsonRoute(APIRoute):
     """A route whose endpoint takes `call`, path parameters, and `body` where it declares one."""
 
     write_error: ErrorWriter
+    media_types: Sequence[str]  # of its body
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
@@ -87,7 +92,11 @@ class JsonRoute(APIRoute):
                 if call.service.refusal is not None:
                     raise call.service.refusal
                 call.limit_time()
-                arguments["body"] = parse_body(await read_body(call), self._body_type)
+                data = await read_body(call, self.media_types)
+                if _media_type(call) == FORM:  # away from the event loop: a megabyte of percent signs takes a while
+                    arguments["body"] = await asyncio.to_thread(parse_form, data, self._body_type)
+                else:
+                    arguments["body"] = parse_body(data, self._body_type)
             response = await self.endpoint(call=call, **arguments)
             await response(scope, receive, send)
 
@@ -102,6 +111,7 @@ def add_route(
     response_class: type[Response] = JSONResponse,
     also_answers: Sequence[str] = (),
     error_shape: ErrorShape = OWN_ERRORS,
+    takes_forms: bool = False,
 ) -> None:
     """Add one route.
 
@@ -115,8 +125,12 @@ def add_route(
         response_class: tells the media type of a 200.
         also_answers: other media types of a 200.
         error_shape: how it writes its errors.
+        takes_forms: whether the body may be an HTML form's instead of JSON.
     """
     reads_body = method == "POST"
+    extra: dict[str, Any] = {"parameters": [REQUEST_ID_HEADER, *([TIMEOUT_HEADER] if reads_body else ())]}
+    if takes_forms:
+        extra["requestBody"] = {"content": {FORM: {"schema": {"$ref": _reference(endpoint)}}}}
     codes = (*errors, *COMMON_ERRORS, *(BODY_ERRORS if reads_body else ()))
     app.router.add_api_route(
         path,
@@ -129,12 +143,18 @@ def add_route(
             **_declared(codes, error_shape.answer),
         },
         summary=(endpoint.__doc__ or "").split("\n")[0].rstrip("."),
-        openapi_extra={"parameters": [REQUEST_ID_HEADER, *([TIMEOUT_HEADER] if reads_body else ())]},
+        openapi_extra=extra,
         route_class_override=JsonRoute,
     )
     route = app.router.routes[-1]
     assert isinstance(route, JsonRoute)
     route.write_error = error_shape.write
+    route.media_types = (JSON, FORM) if takes_forms else (JSON,)
+
+
+def _reference(endpoint: Callable[..., Any]) -> str:
+    """Where OpenAPI has the schema of an endpoint's body."""
+    return f"#/components/schemas/{inspect.signature(endpoint).parameters['body'].annotation.__name__}"
 
 
 def _declared(codes: Sequence[ErrorCode], answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
@@ -150,14 +170,14 @@ def _declared(codes: Sequence[ErrorCode], answer: type[BaseModel]) -> dict[int |
     return declared
 
 
-async def read_body(call: Call) -> bytes:
-    """The whole body of a call, which must say that it is JSON.
+async def read_body(call: Call, media_types: Sequence[str]) -> bytes:
+    """The whole body of a call, which must say that it is of one of these types.
 
     Raises:
         ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`.
         ClientGoneError: the client left before it had sent everything.
     """
-    _check_media_type(call)
+    _check_media_type(call, media_types)
     limit = call.service.settings.max_body_bytes
     too_large = ApiError("body_too_large", f"The body is larger than {limit} bytes.")
     announced = call.headers.get("content-length")
@@ -181,12 +201,17 @@ async def read_body(call: Call) -> bytes:
     return bytes(body)
 
 
-def _check_media_type(call: Call) -> None:
-    kind, *parameters = (part.strip().lower() for part in call.headers.get("content-type", "").split(";"))
+def _media_type(call: Call) -> str:
+    return call.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _check_media_type(call: Call, media_types: Sequence[str]) -> None:
+    parameters = [part.strip().lower() for part in call.headers.get("content-type", "").split(";")[1:]]
     charsets = [part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")]
     encoding = call.headers.get("content-encoding", "identity").lower()
-    if kind != "application/json" or any(one != "utf-8" for one in charsets) or encoding != "identity":
-        raise ApiError("unsupported_media_type")
+    if _media_type(call) not in media_types or any(one != "utf-8" for one in charsets) or encoding != "identity":
+        message = f"Send Content-Type: {' or '.join(media_types)}, in UTF-8 and without Content-Encoding."
+        raise ApiError("unsupported_media_type", message)
 
 
 def parse_body(data: bytes, body_type: type[Body]) -> Body:
@@ -206,14 +231,33 @@ def parse_body(data: bytes, body_type: type[Body]) -> Body:
     return check_body(document, body_type)
 
 
+def parse_form(data: bytes, body_type: type[Body]) -> Body:
+    """Parse and check a form; a number is its digits. Of a field that stands twice the last counts.
+
+    Raises:
+        ApiError: `malformed_json`, or the first thing that is not allowed.
+    """
+    try:
+        pairs = parse_qsl(
+            data.decode(), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=MAX_FORM_FIELDS
+        )
+    except ValueError:
+        raise ApiError("malformed_json", "The body is not a form in UTF-8.") from None
+    return _checked(lambda: body_type.model_validate_strings(dict(pairs), strict=False))
+
+
 def check_body(document: dict[str, Any], body_type: type[Body]) -> Body:
     """Check a JSON object.
 
     Raises:
         ApiError: the first thing that is not allowed.
     """
+    return _checked(lambda: body_type.model_validate(document))
+
+
+def _checked(validate: Callable[[], Body]) -> Body:
     try:
-        return body_type.model_validate(document)
+        return validate()
     except ValidationError as error:
         raise _refusal(error) from None
 

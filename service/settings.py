@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
@@ -10,7 +11,12 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "SIGHTLINE_"
-FAMILIES = ("openai",)  # of routes beside the service's own; service/families/ has a file for each
+FAMILIES = ("openai", "libretranslate")  # of routes beside the service's own; service/families/ has a file for each
+
+# As browsers write one: of any scheme, since extensions have their own, and never with the port that it implies.
+ORIGIN = re.compile(
+    r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.ASCII
+)
 
 
 class SettingsError(Exception):
@@ -35,6 +41,10 @@ class Settings(BaseSettings):
     families: str = Field(
         default=",".join(FAMILIES),
         description="Families of routes for clients of other services, commas between them; the rest is off.",
+    )
+    cors_origins: str | None = Field(
+        default=None,
+        description="Origins whose pages may call, commas between them, such as https://example.org; `*` is any.",
     )
     threads: int = Field(
         default=0,
@@ -93,7 +103,11 @@ class Settings(BaseSettings):
 
     @property
     def family_names(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.families.split(",") if name.strip())
+        return _split(self.families)
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        return _split(self.cors_origins or "")
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -110,7 +124,17 @@ class Settings(BaseSettings):
         for name in self.family_names:
             if name not in FAMILIES:
                 raise ValueError(f"families: there is no family {name!r}; there are {', '.join(FAMILIES)}")
+        for origin in self.allowed_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"cors_origins: {origin!r} is no origin as browsers send it, such as https://example.org or "
+                    "http://localhost:8080: no path, no capital letters, no port that the scheme implies"
+                )
         return self
+
+
+def _split(names: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in names.split(",") if name.strip())
 
 
 def env_name(field: str) -> str:

@@ -99,9 +99,11 @@ def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The toy checkpoint, exported and verified. Shared: copy it before changing a file."""
     from export.bundle import Label, export_bundle
+    from service.bundle import Languages
 
     folder = tmp_path_factory.mktemp("bundles") / "toy"
-    export_bundle(checkpoint, folder, Label("toy", "random weights", "Apache-2.0"), TOY_SENTENCES[:3])
+    label = Label("toy", "random weights", "Apache-2.0", Languages(source="en", target="de"))
+    export_bundle(checkpoint, folder, label, TOY_SENTENCES[:3])
     return folder
 
 

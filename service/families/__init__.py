@@ -8,9 +8,11 @@ from types import MappingProxyType
 
 from fastapi import FastAPI
 
-from service.families import openai
+from service.families import libretranslate, openai
 
-FAMILIES: Mapping[str, Sequence[Callable[[FastAPI], None]]] = MappingProxyType({"openai": [openai.add_routes]})
+FAMILIES: Mapping[str, Sequence[Callable[[FastAPI], None]]] = MappingProxyType(
+    {"openai": [openai.add_routes], "libretranslate": [libretranslate.add_routes]}
+)
 """What adds the routes of each family; what two families share stands in both."""
 
 

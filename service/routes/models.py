@@ -53,7 +53,7 @@ def _card(model: ServedModel) -> dict[str, Any]:
             | ({} if one.columns is None else {"columns": one.columns})
             for one in manifest.attention
         ],
-    }
+    } | ({"languages": manifest.languages.model_dump()} if manifest.languages else {})
 
 
 def add_routes(app: FastAPI) -> None:

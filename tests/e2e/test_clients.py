@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.server import RunningServer
 
 CLIENTS = Path("docs/clients.md").read_text(encoding="utf-8")
-BLOCKS = dict(re.findall(r"^## (.+)\n\n```python\n(.*?)```", CLIENTS, flags=re.DOTALL | re.MULTILINE))
+BLOCKS = dict(re.findall(r"^## ([^\n]+)\n\n```python\n(.*?)```", CLIENTS, flags=re.DOTALL | re.MULTILINE))
 
 
 def printed(server: RunningServer, family: str) -> list[str]:
@@ -25,3 +25,11 @@ def test_openai(shipped: RunningServer) -> None:
     assert int(total) > 10
     assert answer and answer == answer.upper()
     assert others.startswith("2 [") and "multi30k-en-de" in others
+
+
+def test_libretranslate(shipped: RunningServer) -> None:
+    text, languages, translated, alternatives = printed(shipped, "LibreTranslate")
+    assert "Mann" in text
+    assert languages == "[('de', []), ('en', ['de'])]"
+    assert "Hund" in translated and "Katze" in translated
+    assert "Hund" in alternatives and alternatives.startswith("[['")

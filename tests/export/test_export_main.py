@@ -6,7 +6,7 @@ import pytest
 
 from export.__main__ import SENTENCES, main
 from export.bundle import quantize_bundle
-from service.bundle import read_bundle, read_manifest
+from service.bundle import ChatTemplate, Languages, read_bundle, read_manifest, write_manifest
 from tests.export.products import everywhere
 
 
@@ -93,6 +93,38 @@ def test_a_bundle_that_is_replaced_keeps_what_it_says_of_itself(
         manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
         said.append((manifest["name"], manifest["description"], manifest["license"]))
     assert said == [("toy", "a toy", "for research"), ("toy", "a toy", "for research"), ("toy", "a toy", "Apache-2.0")]
+
+
+def test_it_keeps_its_languages_and_its_chat_template_too(
+    checkpoint: Path, tmp_path: Path, sentences_path: Path
+) -> None:
+    out = tmp_path / "toy"
+    arguments = [str(checkpoint), "--out", str(out), "--sentences", str(sentences_path)]
+    assert main(arguments) == 0
+    manifest = read_manifest(out)
+    assert (manifest.languages, manifest.chat) == (None, None)
+    chat = ChatTemplate(user="U: {}\n", assistant="A: {}\n", reply="A:")
+    write_manifest(out, manifest.model_copy(update={"chat": chat}))
+    said = []
+    for more in (["--languages", "en", "de"], [], ["--languages", "de", "fr"]):
+        assert main([*arguments, *more]) == 0
+        said.append(read_manifest(out))
+    assert [one.languages for one in said] == [
+        Languages(source="en", target="de"),
+        Languages(source="en", target="de"),
+        Languages(source="de", target="fr"),
+    ]
+    assert [one.chat for one in said] == [chat] * 3
+
+
+@pytest.mark.parametrize("languages", [("english", "de"), ("en", "DE"), ("en", "d")])
+def test_languages_that_are_no_codes_exit_with_2_and_one_line(
+    checkpoint: Path, tmp_path: Path, languages: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(checkpoint), "--out", str(tmp_path / "toy"), "--languages", *languages]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: languages {' and '.join(languages)}: ") and error.count("\n") == 1
+    assert not (tmp_path / "toy").exists()
 
 
 @pytest.fixture
@@ -195,6 +227,7 @@ def test_half_writes_a_bundle_with_what_it_measured(
     assert printed["quality"]["sentences"] == 1
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
     assert (manifest["dtype"], manifest["quantization"]) == ("float16", printed)
+    assert manifest["languages"] == {"source": "en", "target": "de"}
 
 
 def test_quantize_without_text_asks_for_it(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +263,7 @@ def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
     checkpoint: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs, out = tmp_path / "runs", tmp_path / "bundles"
-    for run in ("bahdanau-1", "bahdanau-2", "pre-norm-1", "sentiment-1"):
+    for run in ("bahdanau-1", "bahdanau-2", "chat-gatt-1", "pre-norm-1", "sentiment-1"):
         shutil.copytree(checkpoint, runs / run / "averaged")
         if run != "sentiment-1":
             (runs / run / "scores.json").write_text("{}", encoding="utf-8")
@@ -239,7 +272,11 @@ def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
     assert [manifest.name for manifest in manifests] == [
         "multi30k-en-de-bahdanau",
         "multi30k-en-de-pre-norm",
+        "smalltalk-chat-gatt",
     ]
+    languages = Languages(source="en", target="de")
+    chat = ChatTemplate(user="User: {}\n", assistant="Bot: {}\n", reply="Bot:")
+    assert [(one.languages, one.chat) for one in manifests] == [(languages, None), (languages, None), (None, chat)]
     assert "Bahdanau et al. 2015" in manifests[0].description
     assert all(manifest.half_weights for manifest in manifests)
     assert capsys.readouterr().out.startswith(f"{out / 'multi30k-en-de-bahdanau'}: ")

@@ -15,7 +15,7 @@ from export.verify import VerificationError
 from model.evaluate import EvaluationSet
 from model.reference import greedy
 from model.tokenizer import decode_ids, encode_lines, read_tokenizer
-from service.bundle import BundleError, read_bundle
+from service.bundle import BundleError, Languages, read_bundle
 from tests.export.folders import BUNDLE_FILES, names
 from tests.export.products import everywhere
 
@@ -36,6 +36,7 @@ def test_a_quantised_bundle_is_whole_and_says_what_it_is(bundle: Path, tmp_path:
     }
     changed = {"name", "created", "dtype", "verification", "quantization", "files"}
     assert manifest.model_dump(exclude=changed) == original.model_dump(exclude=changed)
+    assert manifest.languages == Languages(source="en", target="de")
     assert (manifest.name, manifest.dtype, manifest.verification) == ("small", "int8", None)
     assert (out / "weights.bin").stat().st_size < (bundle / "weights.bin").stat().st_size / 2
     for graph, file in ((manifest.encoder, "encoder.onnx"), (manifest.decoder, "step.onnx")):

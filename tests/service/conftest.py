@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from service.app import create_app
-from service.bundle import Manifest
+from service.bundle import Languages, Manifest
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
@@ -110,10 +110,16 @@ def make_backend(tokenizer: TextTokenizer) -> MakeBackend:
 
 
 def reading_examples(backend: FakeBackend) -> FakeBackend:
-    """The same backend with a tokenizer that has the words of the documentation's examples."""
+    """The same backend with a tokenizer that has the words of the documentation's examples, and their languages."""
     backend.tokenizer = TextTokenizer(byte_level_tokenizer([*MERGES, *EXAMPLE_MERGES]))
+    languages = Languages(source="en", target="de")
     backend.manifests = tuple(
-        one.model_copy(update={"limits": one.limits.model_copy(update={"vocabulary": len(backend.tokenizer)})})
+        one.model_copy(
+            update={
+                "limits": one.limits.model_copy(update={"vocabulary": len(backend.tokenizer)}),
+                "languages": languages,
+            }
+        )
         for one in backend.manifests
     )
     return backend

@@ -6,6 +6,7 @@ import pytest
 
 from service import schemas
 from service.errors import ERRORS
+from service.families.libretranslate import TranslateBody
 from service.families.openai_schemas import CompletionBody, EmbeddingBody
 from service.parameters import Parameters
 from service.runtime.fake import fake_classifier_manifest
@@ -25,6 +26,8 @@ ROUTES = {
     ("post", "/v1/completions"),
     ("post", "/v1/chat/completions"),
     ("post", "/v1/embeddings"),
+    ("post", "/translate"),
+    ("get", "/languages"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{model_id}"),
     ("get", "/health/live"),
@@ -78,6 +81,7 @@ BODIES = {
     "/v1/detokenize": schemas.DetokenizeBody,
     "/v1/completions": CompletionBody,
     "/v1/embeddings": EmbeddingBody,
+    "/translate": TranslateBody,
 }
 
 

@@ -1,5 +1,6 @@
 import pytest
 
+from service.bundle import Languages
 from tests.service.conftest import MakeBackend, Start
 
 pytestmark = pytest.mark.anyio
@@ -21,6 +22,20 @@ async def test_a_model_tells_its_limits_its_attention_and_what_runs_it(start: St
         assert (answer["provider"], answer["dtype"], answer["architecture"]) == ("cpu", "float32", "fake")
         assert answer["tasks"] == ["generate", "encode", "attention", "similar"]
         assert len(answer["sha256"]) == 64
+
+
+async def test_a_model_that_translates_tells_its_languages_and_no_other_does(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    backend = make_backend("plain", "translator")
+    plain, translator = backend.manifests
+    languages = Languages(source="en", target="de")
+    backend.manifests = (plain, translator.model_copy(update={"languages": languages}))
+    async with start(backend) as running:
+        cards = (await running.client.get("/v1/models")).json()["data"]
+        cards.append((await running.client.get("/v1/models/translator")).json())
+        assert [card.get("languages") for card in cards] == [None, *[{"source": "en", "target": "de"}] * 2]
+        assert "languages" not in cards[0]
 
 
 @pytest.mark.parametrize("name", ["other", "%2e%2e", "fake%00", "F" * 300])

@@ -1,0 +1,137 @@
+"""LibreTranslate's POST /translate and GET /languages; the languages choose the model."""
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from starlette.responses import Response
+
+from service.bundle import MAX_BEAMS, Languages
+from service.calls import Call, json_answer
+from service.errors import ApiError, ErrorCode
+from service.families.naming import naming
+from service.fields import TEXTS_SCHEMA, RequestBody, Texts, only, texts_named
+from service.routes.generate import generated
+from service.routing import ErrorShape, add_route, check_body
+from service.schemas import GenerateBody
+from service.serving import ServedModel, Service
+
+NAMES = {"inputs": "q", "num_beams": "1 + alternatives"}
+LANGUAGE_NAMES = {"de": "German", "en": "English"}  # of those that the shipped bundles have
+AUTO = "auto"
+
+
+class TranslateBody(RequestBody):
+    q: Annotated[Texts, PlainValidator(texts_named("q")), TEXTS_SCHEMA]
+    source: str = Field(description='The code of a language, or "auto" where only one is translated into the target.')
+    target: str = Field(description="The code of a language.")
+    format: Annotated[Any, only("text")] = None
+    alternatives: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] | None = Field(
+        default=None, description="So many other translations of each text, from a beam search."
+    )
+    api_key: str | None = Field(default=None, description="Means nothing here.")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"q": "A dog runs.", "source": "en", "target": "de", "format": "text", "api_key": ""},
+                {"q": ["A dog runs.", "A man sleeps."], "source": "auto", "target": "de", "alternatives": 3},
+            ]
+        }
+    )
+
+
+class TranslateAnswer(BaseModel):
+    """Of a list of texts, lists."""
+
+    translatedText: str | list[str]  # noqa: N815 - its name in the protocol
+    alternatives: list[str] | list[list[str]] | None = Field(default=None, description="Only where they are wanted.")
+
+
+class Language(BaseModel):
+    code: str
+    name: str = Field(description="In English where it is known here, else the code.")
+    targets: list[str] = Field(description="Codes of the languages that it is translated into.")
+
+
+class TranslateError(BaseModel):
+    error: str
+
+
+def _write_error(error: ApiError, request_id: str) -> bytes:
+    return orjson.dumps({"error": f"{error.param}: {error.message}" if error.param else error.message})
+
+
+ERROR_SHAPE = ErrorShape(_write_error, TranslateError)
+
+
+async def translate(body: TranslateBody, call: Call) -> Response:
+    """Translate a text, or each of a list."""
+    num_beams = 1 + (body.alternatives or 0)
+    wanted = {
+        "model": _model_for(body, call.service).name,
+        "inputs": body.q.copies(1),
+        "parameters": {"num_beams": num_beams, "num_return_sequences": num_beams},
+    }
+    with naming(NAMES):
+        answer = await generated(check_body(wanted, GenerateBody), call)
+    found: list[dict[str, None]] = [{} for _ in body.q.texts]  # beams may differ in tokens alone: each text once
+    for output in answer["outputs"]:
+        found[output["index"]][output["text"]] = None
+    translated, others = zip(*((best, others) for best, *others in found), strict=True)
+    content = {"translatedText": translated if body.q.is_list else translated[0]}
+    if body.alternatives:
+        content["alternatives"] = others if body.q.is_list else others[0]
+    return json_answer(content)
+
+
+async def languages(call: Call) -> Response:
+    """List the languages that are translated."""
+    pairs = {(pair.source, pair.target) for pair, _ in _translators(call.service)}
+    content = [
+        {
+            "code": code,
+            "name": LANGUAGE_NAMES.get(code, code),
+            "targets": sorted(target for source, target in pairs if source == code),
+        }
+        for code in sorted({code for pair in pairs for code in pair})
+    ]
+    return json_answer(content)
+
+
+def _translators(service: Service) -> list[tuple[Languages, ServedModel]]:
+    models = service.backend.models.values()
+    return [(pair, model) for model in models if (pair := model.manifest.languages)]
+
+
+def _model_for(body: TranslateBody, service: Service) -> ServedModel:
+    """The default model if it translates so, else the first by name.
+
+    Raises:
+        ApiError: there is none, or `auto` leaves more than one source language.
+    """
+    fitting = [
+        (pair, model)
+        for pair, model in _translators(service)
+        if pair.target == body.target and body.source in (AUTO, pair.source)
+    ]
+    if not fitting:
+        message = "No model translates between these languages; GET /languages lists those that there are."
+        raise ApiError("invalid_parameter", message)
+    if len({pair.source for pair, _ in fitting}) > 1:
+        message = "Languages are not detected, and several are translated into this target: name one."
+        raise ApiError("unsupported_parameter", message, param="source")
+    default = service.model(None)
+    return min((model for _, model in fitting), key=lambda model: (model is not default, model.name))
+
+
+def add_routes(app: FastAPI) -> None:
+    errors: tuple[ErrorCode, ...] = (
+        *("empty_input", "input_too_long", "unsupported_parameter", "unsupported_task"),
+        *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
+    )
+    add_route(
+        app, "POST", "/translate", translate, TranslateAnswer, errors=errors, error_shape=ERROR_SHAPE, takes_forms=True
+    )
+    add_route(app, "GET", "/languages", languages, list[Language], errors=("loading",), error_shape=ERROR_SHAPE)

@@ -1,0 +1,151 @@
+"""A page in a real browser calls the service from its script. Needs Chromium."""
+
+import contextlib
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from bench.server import RunningServer, serving
+
+pytestmark = pytest.mark.browser
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+TEXT = "A man sleeps."
+PAGE = """<!doctype html><title>A page</title><script>
+async function ask(url, body, headers) {
+  try {
+    const answer = await fetch(url, {
+      method: "POST", headers: {"Content-Type": "application/json", ...headers}, body: JSON.stringify(body)
+    });
+    const pieces = [], decoder = new TextDecoder(), reader = answer.body.getReader();
+    for (let read = await reader.read(); !read.done; read = await reader.read())
+      pieces.push(decoder.decode(read.value, {stream: true}));
+    return {status: answer.status, id: answer.headers.get("X-Request-Id"), pieces};
+  } catch (error) {
+    return {error: error.name};
+  }
+}
+</script>"""
+
+
+class PageHandler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.end_headers()
+        self.wfile.write(PAGE.encode())
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's name
+        pass
+
+
+@pytest.fixture(scope="module")
+def origin() -> Iterator[str]:
+    """Where the page is."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), PageHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def page(origin: str) -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    assert executable, f"there is none of {', '.join(BROWSERS)} on this machine"
+    with (
+        sync_playwright() as playwright,
+        contextlib.closing(playwright.chromium.launch(executable_path=executable)) as browser,
+    ):
+        page = browser.new_page()
+        page.goto(origin)
+        yield page
+
+
+@pytest.fixture(scope="module")
+def allowing(bundle: Path, origin: str) -> Iterator[RunningServer]:
+    with serving(bundle.parent, cors_origins=f"https://page.example,{origin}", max_body_bytes=2000) as server:
+        yield server
+
+
+def ask(page: Any, server: RunningServer, body: Any, path: str = "/v1/generate", **headers: str) -> Any:
+    """What the page's script gets."""
+    return page.evaluate("([url, body, headers]) => ask(url, body, headers)", [server.url + path, body, headers])
+
+
+def asked_directly(server: RunningServer, body: Any) -> str:
+    request = Request(f"{server.url}/v1/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def num_calls(server: RunningServer, route: str) -> int:
+    with urlopen(f"{server.url}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(
+        int(float(line.rsplit(" ", 1)[1]))
+        for line in lines
+        if line.startswith(f'sightline_http_requests_total{{route="{route}"')
+    )
+
+
+def test_a_page_that_is_allowed_gets_the_answer(page: Any, allowing: RunningServer) -> None:
+    headers = {"Authorization": "Bearer none", "X-Request-Id": "from-a-page", "X-Request-Timeout-Ms": "20000"}
+    got = ask(page, allowing, {"inputs": TEXT}, **headers)
+    assert (got["status"], got["id"]) == (200, "from-a-page")
+    expected = json.loads(asked_directly(allowing, {"inputs": TEXT}))
+    assert json.loads("".join(got["pieces"]))["outputs"] == expected["outputs"]
+
+
+def test_it_reads_a_stream_as_it_comes(page: Any, allowing: RunningServer) -> None:
+    body = {"inputs": [TEXT] * 32, "stream": True, "parameters": {"min_new_tokens": 60}}
+    got = ask(page, allowing, body)
+    assert len(got["pieces"]) > 1
+    *events, done, rest = "".join(got["pieces"]).split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    written = [json.loads(event.removeprefix("data: ")) for event in events]
+    for index in range(32):
+        *new, last = [event["text"] for event in written if event["index"] == index]
+        assert "".join(new) == last != ""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/v1/nothing", {}, 404, "not_found"),
+        ("/v1/generate", {"inputs": "x" * 3000}, 413, "body_too_large"),
+        ("/v1/generate", {"inputs": ""}, 422, "empty_input"),
+    ],
+)
+def test_it_reads_errors(
+    page: Any, allowing: RunningServer, path: str, body: dict[str, Any], status: int, code: str
+) -> None:
+    got = ask(page, allowing, body, path)
+    error = json.loads("".join(got["pieces"]))["error"]
+    assert (got["status"], error["code"], error["request_id"]) == (status, code, got["id"])
+
+
+def test_any_page_is_allowed_where_any_origin_is(page: Any, bundle: Path) -> None:
+    with serving(bundle.parent, cors_origins="*") as server:
+        assert ask(page, server, {"inputs": TEXT})["status"] == 200
+
+
+@pytest.mark.parametrize("settings", [{}, {"cors_origins": "https://page.example"}], ids=["default", "other"])
+def test_a_page_that_is_not_allowed_gets_nothing_and_costs_nothing(
+    page: Any, bundle: Path, settings: dict[str, Any]
+) -> None:
+    with serving(bundle.parent, **settings) as server:
+        assert ask(page, server, {"inputs": TEXT}) == {"error": "TypeError"}
+        assert num_calls(server, "/v1/generate") == 0
+        asked_directly(server, {"inputs": TEXT})
+        assert num_calls(server, "/v1/generate") == 1

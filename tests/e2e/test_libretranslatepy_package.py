@@ -1,0 +1,54 @@
+"""The `libretranslatepy` package, unmodified, and its documented bodies from a plain client, against a real service."""
+
+import json
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+import pytest
+from libretranslatepy import LibreTranslateAPI
+
+from bench.server import RunningServer
+from tests.e2e.asking import post
+
+TEXT = "A man is riding a bicycle. & “1 + 1”"
+PAIR = {"source": "en", "target": "de"}
+
+
+def own_text(server: RunningServer, text: str) -> str:
+    (output,) = post(server, "/v1/generate", {"model": "multi30k-en-de", "inputs": text})["outputs"]
+    return str(output["text"])
+
+
+@pytest.mark.parametrize("api_key", [None, "secret"])
+def test_the_package_translates_and_lists_languages(shipped: RunningServer, api_key: str | None) -> None:
+    api = LibreTranslateAPI(shipped.url, api_key=api_key)
+    for source in ("en", "auto"):
+        assert api.translate(TEXT, source, "de") == own_text(shipped, TEXT)
+    assert api.languages() == [
+        {"code": "de", "name": "German", "targets": []},
+        {"code": "en", "name": "English", "targets": ["de"]},
+    ]
+
+
+def test_the_package_gets_a_refusal_as_an_http_error_that_says_why(shipped: RunningServer) -> None:
+    api = LibreTranslateAPI(shipped.url)
+    with pytest.raises(HTTPError) as caught:
+        api.translate(TEXT, "de", "en")
+    with caught.value as answer:
+        assert answer.status == 422
+        assert json.load(answer)["error"].startswith("No model translates between these languages")
+
+
+def test_json_gives_what_a_form_gives_and_lists_as_well(shipped: RunningServer) -> None:
+    body = {**PAIR, "q": TEXT, "format": "text", "alternatives": 2, "api_key": ""}
+    whole = post(shipped, "/translate", body)
+    with urlopen(Request(f"{shipped.url}/translate", urlencode(body).encode()), timeout=30) as answer:
+        assert json.load(answer) == whole
+    listed = post(shipped, "/translate", {**body, "q": [TEXT, "A dog runs."]})
+    assert (listed["translatedText"][0], listed["alternatives"][0]) == (whole["translatedText"], whole["alternatives"])
+    parameters = {"num_beams": 3, "num_return_sequences": 3}
+    own = post(shipped, "/v1/generate", {"inputs": TEXT, "parameters": parameters})["outputs"]
+    texts = list(dict.fromkeys(output["text"] for output in own))
+    assert [whole["translatedText"], *whole["alternatives"]] == texts
+    assert len(texts) > 1

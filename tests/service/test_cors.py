@@ -1,0 +1,187 @@
+"""Pages of other origins: none by default, and where some are allowed, every answer that they get says so."""
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from service.runtime.fake import Faults
+from service.settings import SettingsError, read_settings
+from tests.service.conftest import MakeBackend, Running, Serve, Start, until
+
+pytestmark = pytest.mark.anyio
+
+PAGE = "https://page.example"
+ALLOWED = "access-control-allow-origin"
+
+
+async def preflight(running: Running, path: str = "/v1/generate", **changes: str) -> httpx.Response:
+    """As a browser asks before it sends a request that a page makes."""
+    headers = {"origin": PAGE, "access-control-request-method": "POST", **changes}
+    return await running.client.options(path, headers=headers)
+
+
+async def test_no_page_of_another_origin_may_call_by_default(start: Start) -> None:
+    async with start() as running:
+        answer = await running.post("/v1/generate", {"inputs": "x"}, origin=PAGE)
+        assert answer.status_code == 200
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
+        answer = await preflight(running)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+@pytest.mark.parametrize(("origins", "allowed"), [(PAGE, PAGE), (f"http://localhost:3000, {PAGE}", PAGE), ("*", "*")])
+async def test_a_page_that_is_allowed_may_read_answers_and_what_they_say_of_themselves(
+    start: Start, origins: str, allowed: str
+) -> None:
+    async with start(cors_origins=origins) as running:
+        for answer in (
+            await running.post("/v1/generate", {"inputs": "x"}, origin=PAGE),
+            await running.post("/v1/generate", {"inputs": "x", "stream": True}, origin=PAGE),
+            await running.client.get("/v1/models", headers={"origin": PAGE}),
+        ):
+            assert (answer.status_code, answer.headers[ALLOWED]) == (200, allowed)
+            assert answer.headers["access-control-expose-headers"] == "Retry-After, X-Request-Id"
+            assert "Origin" in answer.headers["vary"]
+            assert "access-control-allow-credentials" not in answer.headers
+            assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("origin", ["https://other.example", "http://page.example", f"{PAGE}:8443", "null", ""])
+async def test_a_page_that_is_not_is_not_told_that_it_may(start: Start, origin: str) -> None:
+    async with start(cors_origins=PAGE) as running:
+        answer = await running.post("/v1/generate", {"inputs": "x"}, origin=origin)
+        assert ALLOWED not in answer.headers
+        answer = await preflight(running, origin=origin)
+        assert answer.status_code == 400
+        assert ALLOWED not in answer.headers
+
+
+async def test_a_browser_may_send_json_and_whatever_headers_clients_have(start: Start) -> None:
+    headers = "authorization,content-type,x-request-id,x-request-timeout-ms,x-stainless-lang"
+    async with start(cors_origins=PAGE) as running:
+        for path in ("/v1/generate", "/v1/completions", "/translate"):
+            answer = await preflight(running, path, **{"access-control-request-headers": headers})
+            assert (answer.status_code, answer.headers[ALLOWED]) == (200, PAGE)
+            assert answer.headers["access-control-allow-headers"] == headers
+            assert answer.headers["access-control-allow-methods"] == "GET, POST"
+            assert int(answer.headers["access-control-max-age"]) >= 600
+            assert "access-control-allow-credentials" not in answer.headers
+        assert (await preflight(running, **{"access-control-request-method": "DELETE"})).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/generate", b"{", 400),
+        ("POST", "/v1/nothing", b"{}", 404),
+        ("POST", "/v1/generate", b'{"inputs": "x", "model": "y"}', 404),
+        ("GET", "/v1/generate", None, 405),
+        ("POST", "/v1/generate", b'{"inputs": "' + b"x" * 5000 + b'"}', 413),
+        ("POST", "/v1/generate", b'{"inputs": ""}', 422),
+    ],
+)
+async def test_errors_can_be_read_too(start: Start, method: str, path: str, body: bytes | None, status: int) -> None:
+    async with start(cors_origins=PAGE, max_body_bytes=4000) as running:
+        headers = {"origin": PAGE, "content-type": "application/json"}
+        answer = await running.client.request(method, path, content=body, headers=headers)
+        assert (answer.status_code, answer.headers[ALLOWED]) == (status, PAGE)
+        assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_so_can_those_of_load_time_and_mistakes(start: Start, make_backend: MakeBackend) -> None:
+    async def statuses(*answers: httpx.Response) -> list[tuple[int, str]]:
+        return [(answer.status_code, answer.headers[ALLOWED]) for answer in answers]
+
+    def call(running: Running) -> Any:
+        return running.post("/v1/generate", {"inputs": "x"}, origin=PAGE)
+
+    loading = threading.Event()
+    async with start(make_backend(wait_for=loading), cors_origins=PAGE) as running:
+        answer = await call(running)
+        assert (answer.status_code, answer.headers[ALLOWED], answer.headers["retry-after"]) == (503, PAGE, "1")
+        loading.set()
+    async with start(make_backend(faults=Faults(step_calls=frozenset({1}))), cors_origins=PAGE) as running:
+        assert await statuses(await call(running)) == [(500, PAGE)]
+    hang = threading.Event()
+    async with start(
+        make_backend(faults=Faults(hang=hang)),
+        cors_origins=PAGE,
+        max_rows=1,
+        max_waiting_sequences=1,
+        request_timeout_s=0.5,
+        queue_timeout_s=0.5,
+    ) as running:
+        try:
+            held = [asyncio.create_task(call(running)) for _ in range(2)]
+            await until(lambda: running.backend.num_busy == 2)
+            assert await statuses(await call(running)) == [(503, PAGE)]
+            assert {status for status, _ in await statuses(*await asyncio.gather(*held))} <= {503, 504}
+        finally:
+            hang.set()
+
+
+async def test_an_error_in_a_stream_breaks_it_off_as_ever(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(faults=Faults(step_calls=frozenset({4}))), cors_origins=PAGE) as running:
+        body = {"inputs": "x", "stream": True, "parameters": {"min_new_tokens": 20}}
+        answer = await running.post("/v1/generate", body, origin=PAGE)
+        assert (answer.status_code, answer.headers[ALLOWED]) == (200, PAGE)
+        assert "event: error" in answer.text and "[DONE]" not in answer.text
+
+
+async def test_preflights_are_counted_and_logged_like_any_call(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="sightline.access")
+    async with start(cors_origins=PAGE) as running:
+        answer = await preflight(running)
+        await preflight(running, origin="https://other.example")
+        logged = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+        assert [(one["method"], one["route"], one["status"]) for one in logged] == [
+            ("OPTIONS", "none", 200),
+            ("OPTIONS", "none", 400),
+        ]
+        assert logged[0]["request_id"] == answer.headers["x-request-id"]
+        assert await running.metric('sightline_http_requests_total{route="none",status="200"}') == 1
+        assert await running.metric('sightline_http_requests_total{route="none",status="400"}') == 1
+
+
+def test_on_the_wire_a_stream_says_so_in_its_head(serve: Serve) -> None:
+    with serve(cors_origins=PAGE) as wire:
+        connection = wire.http()
+        headers = {"Content-Type": "application/json", "Origin": PAGE}
+        connection.request("POST", "/v1/generate", b'{"inputs": "a dog", "stream": true}', headers)
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers.get_all(ALLOWED)) == (200, [PAGE])
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("page.example", "https://page.example/", "https://page.example/path", "https://", "//page.example", "null"),
+        *("https://page.example?x", "https://user@page.example", "HTTPS://page.example", "https://Page.example"),
+        *("https://page.example:443", "http://localhost:80", "https://page.example:", "https://page.example:x"),
+        *("https://*.example", f"{PAGE};https://other.example", f"{PAGE},other", f"{PAGE} https://other.example", "**"),
+    ],
+)
+def test_what_is_no_origin_is_refused_at_the_start(value: str) -> None:
+    with pytest.raises(SettingsError, match=r"cors_origins: .* is no origin as browsers send it"):
+        read_settings([], {"SIGHTLINE_CORS_ORIGINS": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "origins"),
+    [
+        ("", ()),
+        (" * ", ("*",)),
+        (f" {PAGE} ,http://localhost:8080,", (PAGE, "http://localhost:8080")),
+        ("http://127.0.0.1:443,http://[::1]:3000", ("http://127.0.0.1:443", "http://[::1]:3000")),
+        ("moz-extension://0a1b-2c", ("moz-extension://0a1b-2c",)),
+        ("http://my_host.internal", ("http://my_host.internal",)),
+    ],
+)
+def test_origins_stand_with_commas_between_them(value: str, origins: tuple[str, ...]) -> None:
+    assert read_settings(["--cors-origins", value], {}).allowed_origins == origins
