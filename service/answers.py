@@ -210,4 +210,4 @@ class ModelDetails(ModelCard):
 
 
 class Health(BaseModel):
-    status: Literal["live", "ready"]
+    status: Literal["live", "ready", "ok"]

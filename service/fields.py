@@ -79,7 +79,19 @@ def texts_named(name: str) -> Callable[[Any], Texts]:
     return check
 
 
-def only(default: Any) -> PlainValidator:
+def texts_without_ids(name: str) -> Callable[[Any], Texts]:
+    """The check of texts that other services let be token ids as well."""
+    check_texts = texts_named(name)
+
+    def check(value: Any) -> Texts:
+        if isinstance(value, list) and value and isinstance(value[0], int | list):
+            raise refusal("unsupported_parameter", "Token ids are not taken: send text.")
+        return check_texts(value)
+
+    return check
+
+
+def only(default: Any = None) -> PlainValidator:
     """The check of a field that a client may send where it asks for nothing: null, or its default."""
 
     def check(value: Any) -> None:
@@ -87,8 +99,8 @@ def only(default: Any) -> PlainValidator:
             raise refusal("unsupported_parameter", "This service cannot do that: leave it out.")
 
     # With the type, since Annotated remembers what is equal, as False and 0 are.
-    wanted = {"type": JSON_TYPES[type(default)], "const": default}
-    schema = WithJsonSchema({"anyOf": [wanted, {"type": "null"}]})
+    wanted = [] if default is None else [{"type": JSON_TYPES[type(default)], "const": default}]
+    schema = WithJsonSchema({"anyOf": [*wanted, {"type": "null"}]})
     return PlainValidator(check, json_schema_input_type=Annotated[Any, schema])
 
 

@@ -16,7 +16,8 @@ from service.logs import log_call
 from service.metrics import Metrics
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-QUIET_ROUTES = frozenset({"/health/live", "/health/ready", "/metrics"})  # asked every few seconds: logged as debug
+# Asked every few seconds: logged as debug.
+QUIET_ROUTES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 logger = logging.getLogger(__name__)
 
 

@@ -73,6 +73,8 @@ Indices = Annotated[
 
 NumNewTokens = Annotated[int, Field(ge=1, le=65536)]
 MinNewTokens = Annotated[int, Field(ge=0, le=65536)]
+Temperature = Annotated[float, Field(gt=0, le=10)]
+TopK = Annotated[int, Field(ge=0, le=1_000_000, description="0 is off.")]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 NumBeams = Annotated[int, Field(ge=1, le=MAX_BEAMS)]
@@ -110,8 +112,8 @@ class Parameters(RequestBody):
     max_new_tokens: NumNewTokens = Field(default=128, description="The end token counts, a prefix does not.")
     min_new_tokens: MinNewTokens = 0
     do_sample: bool = False
-    temperature: float = Field(default=1.0, gt=0, le=10)
-    top_k: int = Field(default=0, ge=0, le=1_000_000, description="0 is off.")
+    temperature: Temperature = 1.0
+    top_k: TopK = 0
     top_p: TopP = 1.0
     seed: Seed | None = Field(default=None, description="Input i is sampled with seed + i. Drawn where it is absent.")
     stop: Stop = Field(default=(), description="Up to 4 strings that end the text and are cut from it.")

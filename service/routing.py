@@ -22,9 +22,8 @@ from starlette.types import Receive, Scope, Send
 from service.answers import ErrorAnswer
 from service.calls import RECORD, Call
 from service.errors import ERRORS, ApiError, ClientGoneError, ErrorCode, ErrorWriter
-from service.fields import RequestBody
 
-Body = TypeVar("Body", bound=RequestBody)
+Body = TypeVar("Body", bound=BaseModel)
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MAX_FORM_FIELDS = 64
@@ -54,6 +53,12 @@ TIMEOUT_HEADER = {
     "description": "Milliseconds that the call may take; the server's own limit can only be shortened.",
     "schema": {"type": "integer", "minimum": 1},
 }
+MODEL_PARAMETER = {
+    "name": "model",
+    "in": "query",
+    "description": "Which model; the default model where it is absent.",
+    "schema": {"type": "string"},
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class JsonRoute(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         body = inspect.signature(endpoint).parameters.get("body")
-        self._body_type: type[RequestBody] | None = body.annotation if body else None
+        self._body_type: type[BaseModel] | None = body.annotation if body else None
         self.app = self._serve
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,12 +111,13 @@ def add_route(
     method: str,
     path: str,
     endpoint: Callable[..., Any],
-    answer: type[Any] | None = None,
+    answer: Any = None,
     errors: Sequence[ErrorCode] = (),
     response_class: type[Response] = JSONResponse,
     also_answers: Sequence[str] = (),
     error_shape: ErrorShape = OWN_ERRORS,
     takes_forms: bool = False,
+    model_in_query: bool = False,
 ) -> None:
     """Add one route.
 
@@ -126,9 +132,15 @@ def add_route(
         also_answers: other media types of a 200.
         error_shape: how it writes its errors.
         takes_forms: whether the body may be an HTML form's instead of JSON.
+        model_in_query: `?model=` names the model.
     """
     reads_body = method == "POST"
-    extra: dict[str, Any] = {"parameters": [REQUEST_ID_HEADER, *([TIMEOUT_HEADER] if reads_body else ())]}
+    parameters = [REQUEST_ID_HEADER]
+    if reads_body:
+        parameters.append(TIMEOUT_HEADER)
+    if model_in_query:
+        parameters.append(MODEL_PARAMETER)
+    extra: dict[str, Any] = {"parameters": parameters}
     if takes_forms:
         extra["requestBody"] = {"content": {FORM: {"schema": {"$ref": _reference(endpoint)}}}}
     codes = (*errors, *COMMON_ERRORS, *(BODY_ERRORS if reads_body else ()))

@@ -12,6 +12,7 @@ Side = Literal["source", "target"]
 
 Inputs = Annotated[Texts, PlainValidator(texts_named("inputs")), TEXTS_SCHEMA]
 Targets = Annotated[Texts, PlainValidator(texts_named("targets")), TEXTS_SCHEMA]
+Truncate = Annotated[bool, Field(description="Cut what is too long instead of refusing it; the end token stays.")]
 Model = Annotated[str | None, Field(max_length=128, description="Which model; the default model where it is absent.")]
 
 
@@ -92,9 +93,7 @@ class EncodeBody(RequestBody):
     pooling: Pooling = "mean"
     normalize: bool = Field(default=False, description="Give each vector length 1.")
     encoding: Encoding = "float"
-    truncate: bool = Field(
-        default=False, description="Cut what is too long instead of refusing it; the end token stays."
-    )
+    truncate: Truncate = False
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"inputs": ["A dog runs."], "pooling": "mean", "normalize": True}]}
@@ -107,6 +106,7 @@ class ClassifyBody(RequestBody):
     return_attention: ReturnAttention = Field(
         default=None, description="The encoder's attention maps of each input; true is all of them."
     )
+    truncate: Truncate = False
 
     model_config = ConfigDict(
         json_schema_extra={

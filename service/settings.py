@@ -11,7 +11,12 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "SIGHTLINE_"
-FAMILIES = ("openai", "libretranslate")  # of routes beside the service's own; service/families/ has a file for each
+FAMILIES = (
+    "openai",
+    "tgi",
+    "tei",
+    "libretranslate",
+)  # of routes beside the service's own; service/families/ has a file for each
 
 # As browsers write one: of any scheme, since extensions have their own, and never with the port that it implies.
 ORIGIN = re.compile(

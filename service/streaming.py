@@ -106,6 +106,7 @@ class StreamedOutput:
         self._pieces: list[str] = []
         self._last_arrival = 0.0
         self.num_tokens = 0
+        self.has_last_token = False  # and is about to end
         self.finish_reason: FinishReason | None = None
         self.timings_ms: dict[str, float] = {}
 
@@ -121,12 +122,12 @@ class StreamedOutput:
         self._observe_arrival()
         self.num_tokens += 1
         piece = self._text.push(token.id)
-        is_last = (
+        self.has_last_token = (
             token.id == self._model.manifest.tokens.end_id
             or self._text.has_stopped
             or self.num_tokens == self._request.parameters.max_new_tokens
         )
-        if is_last:  # no other token will bring what is still held back
+        if self.has_last_token:  # no other token will bring what is still held back
             piece += self._text.finish()
         self._pieces.append(piece)
         return {"index": self._index, "token": token_of(self._model.target_tokenizer, token), "text": piece}

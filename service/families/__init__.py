@@ -8,10 +8,15 @@ from types import MappingProxyType
 
 from fastapi import FastAPI
 
-from service.families import libretranslate, openai
+from service.families import huggingface, libretranslate, openai, tei, tgi
 
 FAMILIES: Mapping[str, Sequence[Callable[[FastAPI], None]]] = MappingProxyType(
-    {"openai": [openai.add_routes], "libretranslate": [libretranslate.add_routes]}
+    {
+        "openai": [openai.add_routes],
+        "tgi": [tgi.add_routes, huggingface.add_routes],
+        "tei": [tei.add_routes, huggingface.add_routes],
+        "libretranslate": [libretranslate.add_routes],
+    }
 )
 """What adds the routes of each family; what two families share stands in both."""
 

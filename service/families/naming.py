@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from service.errors import ApiError
 from service.fields import Texts
 
-PARAM = re.compile(r"(?:parameters\.)?(\w+)(.*)")
+PARAM = re.compile(r"(?:parameters\.)?(\w+)(\[\d+\]|)(.*)")
 FIELD = re.compile(r"[a-z]+(?:_[a-z]+)+")  # in a message: a word with an underscore is a field, no English
 
 
@@ -30,8 +30,8 @@ def _renamed(param: str, names: Mapping[str, str]) -> str:
     found = PARAM.fullmatch(param)
     if found is None:  # a header's
         return param
-    field, rest = found.groups()
-    return names.get(field + rest) or names.get(field, field) + rest
+    field, place, rest = found.groups()
+    return (names.get(field + place) or names.get(field, field) + place) + rest
 
 
 def names_of_copies(field: str, texts: Texts, num_copies: int) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from starlette.responses import Response
 
 from service.calls import Call, json_answer
-from service.errors import ApiError
+from service.families.common import check_dimensions
 from service.families.naming import naming
 from service.families.openai_schemas import EmbeddingBody
 from service.routes.encode import encoded
@@ -21,9 +21,7 @@ async def embeddings(body: EmbeddingBody, call: Call) -> Response:
             "encoding": body.encoding_format or "float",
         }
         answer = await encoded(check_body(wanted, EncodeBody), call)
-    if body.dimensions not in (None, answer["dimensions"]):
-        message = f"This model's vectors have {answer['dimensions']} dimensions and cannot be cut."
-        raise ApiError("unsupported_parameter", message, param="dimensions")
+    check_dimensions(body.dimensions, answer)
     input_tokens = answer["usage"]["input_tokens"]
     data = [
         {"object": "embedding", "index": index, "embedding": embedding}

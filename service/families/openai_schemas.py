@@ -4,7 +4,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
-from service.fields import MAX_INPUTS, TEXTS_SCHEMA, RequestBody, Texts, only, refusal, texts_named
+from service.fields import (
+    MAX_INPUTS,
+    TEXTS_SCHEMA,
+    RequestBody,
+    Texts,
+    only,
+    refusal,
+    texts_named,
+    texts_without_ids,
+)
 from service.parameters import (
     EarlyStopping,
     Encoding,
@@ -20,18 +29,6 @@ from service.parameters import (
     TopP,
 )
 from service.schemas import Model
-
-
-def _texts(name: str) -> PlainValidator:
-    """The check of texts that OpenAI lets be token ids as well."""
-    check_texts = texts_named(name)
-
-    def check(value: Any) -> Texts:
-        if isinstance(value, list) and value and isinstance(value[0], int | list):
-            raise refusal("unsupported_parameter", "Token ids are not taken: send text.")
-        return check_texts(value)
-
-    return PlainValidator(check)
 
 
 class StreamOptions(RequestBody):
@@ -113,7 +110,7 @@ class DecodingBody(RequestBody):
 
 
 class CompletionBody(DecodingBody):
-    prompt: Annotated[Texts, _texts("prompt"), TEXTS_SCHEMA]
+    prompt: Annotated[Texts, PlainValidator(texts_without_ids("prompt")), TEXTS_SCHEMA]
     best_of: int | None = Field(default=None, description="n and nothing else.")
     logprobs: TopLogprobs | None = None
     echo: bool | None = Field(default=None, description="Only of a model that goes on with its prompt.")
@@ -148,7 +145,7 @@ class CompletionBody(DecodingBody):
 
 class EmbeddingBody(RequestBody):
     model: Model = None
-    input: Annotated[Texts, _texts("input"), TEXTS_SCHEMA]
+    input: Annotated[Texts, PlainValidator(texts_without_ids("input")), TEXTS_SCHEMA]
     encoding_format: Encoding | None = None
     dimensions: int | None = Field(default=None, ge=1, description="Those of the model and no others.")
     user: str | None = Field(default=None, description="Means nothing here.")

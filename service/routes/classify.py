@@ -22,10 +22,15 @@ async def classify(body: ClassifyBody, call: Call) -> Response:
 
     The scores of an input sum to 1; the likeliest label comes first.
     """
+    return json_answer(await classified(body, call))
+
+
+async def classified(body: ClassifyBody, call: Call) -> dict[str, Any]:
+    """The answer, for any door."""
     model = call.service.model(body.model, "classify")
     maps = map_writer(model, body.return_attention, "return_attention")
     kinds = maps.kinds if maps else frozenset[str]()
-    sources = await read_sources(call, model, body.inputs)
+    sources = await read_sources(call, model, body.inputs, truncate=body.truncate)
     requests = [
         EncodeRequest(call.record.request_id, source, call.deadline, wants_labels=True, attention=kinds)
         for source in sources
@@ -40,7 +45,7 @@ async def classify(body: ClassifyBody, call: Call) -> Response:
     call.tell_result(input_tokens, 0, timings_ms)
     call.service.metrics_of(model).call_seconds.observe(timings_ms["total"] / 1000)
     usage = {"input_tokens": input_tokens, "output_tokens": 0}
-    return json_answer({"model": model.name, "outputs": outputs, "usage": usage, "timings_ms": timings_ms})
+    return {"model": model.name, "outputs": outputs, "usage": usage, "timings_ms": timings_ms}
 
 
 def _output(model: ServedModel, request: EncodeRequest, result: Encoded, maps: MapWriter | None) -> dict[str, Any]:

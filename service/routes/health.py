@@ -1,4 +1,4 @@
-"""GET /health/live, /health/ready and /metrics: for machines."""
+"""GET /health/live, /health/ready, /health and /metrics: for machines."""
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -21,6 +21,13 @@ async def ready(call: Call) -> Response:
     return json_answer({"status": "ready"})
 
 
+async def health(call: Call) -> Response:
+    """Say whether requests are served, where other services' clients ask for it."""
+    if call.service.refusal is not None:
+        raise call.service.refusal
+    return json_answer({"status": "ok"})
+
+
 async def metrics(call: Call) -> Response:
     """Show the metrics in Prometheus' text format."""
     return Response(call.service.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -29,4 +36,5 @@ async def metrics(call: Call) -> Response:
 def add_routes(app: FastAPI) -> None:
     add_route(app, "GET", "/health/live", live, Health)
     add_route(app, "GET", "/health/ready", ready, Health, errors=("loading", "draining", "engine_dead"))
+    add_route(app, "GET", "/health", health, Health, errors=("loading", "draining", "engine_dead"))
     add_route(app, "GET", "/metrics", metrics, response_class=PlainTextResponse)

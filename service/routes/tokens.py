@@ -26,6 +26,11 @@ async def tokenize(body: TokenizeBody, call: Call) -> Response:
 
     `start` and `end` count characters of the input as it was sent; special tokens have an empty place.
     """
+    return json_answer(await tokenized(body, call))
+
+
+async def tokenized(body: TokenizeBody, call: Call) -> dict[str, Any]:
+    """The answer, for any door."""
     model = call.service.model(body.model)
     call.record.model = model.name
     call.resources.enter_context(call.service.door(model).reserve(len(body.inputs.texts), call.num_bytes))
@@ -41,7 +46,7 @@ async def tokenize(body: TokenizeBody, call: Call) -> Response:
 
     spans = run() if sum(map(len, texts)) <= INLINE_CHARACTERS else await asyncio.to_thread(run)
     call.record.details["input_tokens"] = sum(map(len, spans))
-    return json_answer({"model": model.name, "outputs": [_named(tokenizer, one) for one in spans]})
+    return {"model": model.name, "outputs": [_named(tokenizer, one) for one in spans]}
 
 
 def _named(tokenizer: TextTokenizer, spans: Sequence[TokenSpan]) -> list[dict[str, Any]]:
@@ -53,6 +58,11 @@ def _named(tokenizer: TextTokenizer, spans: Sequence[TokenSpan]) -> list[dict[st
 
 async def detokenize(body: DetokenizeBody, call: Call) -> Response:
     """Join token ids to texts."""
+    return json_answer(detokenized(body, call))
+
+
+def detokenized(body: DetokenizeBody, call: Call) -> dict[str, Any]:
+    """The answer, for any door."""
     model = call.service.model(body.model)
     call.record.model = model.name
     call.resources.enter_context(call.service.door(model).reserve(len(body.ids), call.num_bytes))
@@ -65,7 +75,7 @@ async def detokenize(body: DetokenizeBody, call: Call) -> Response:
             message = f"A token id of this model is below {len(tokenizer)}."
             raise ApiError("invalid_parameter", message, param=f"ids[{place}][{inner}]")
     texts = [tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in body.ids]
-    return json_answer({"model": model.name, "texts": texts})
+    return {"model": model.name, "texts": texts}
 
 
 def tokenizer_of(model: ServedModel, side: Side) -> TextTokenizer:

@@ -1,5 +1,6 @@
 """The blocks of docs/clients.md run as they stand there."""
 
+import json
 import re
 import subprocess
 import sys
@@ -33,3 +34,20 @@ def test_libretranslate(shipped: RunningServer) -> None:
     assert languages == "[('de', []), ('en', ['de'])]"
     assert "Hund" in translated and "Katze" in translated
     assert "Hund" in alternatives and alternatives.startswith("[['")
+
+
+def test_text_generation_inference(shipped: RunningServer) -> None:
+    text, details, rest, *dialogue = printed(shipped, "Text Generation Inference")
+    assert "Mann" in text
+    assert details == "eos_token  Ein"
+    *pieces, prompt = rest.split("|")
+    assert len(pieces) > 4 and "".join(pieces) == text
+    assert prompt == "User: Hello!" and dialogue[0].startswith("Bot: ")
+
+
+def test_text_embeddings_inference(shipped: RunningServer) -> None:
+    shape, similarities, label = printed(shipped, "Text Embeddings Inference")
+    assert shape == "(2, 128)"
+    near, far = json.loads(similarities)
+    assert 1 > near > far
+    assert label == "positive"

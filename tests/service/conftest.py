@@ -22,7 +22,7 @@ from service.bundle import Languages, Manifest
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
-from service.runtime.fake import FakeRunner, Faults, fake_manifest
+from service.runtime.fake import FakeRunner, Faults, fake_classifier_manifest, fake_manifest
 from service.server import DrainingServer
 from service.serving import Backend, ServedModel
 from service.settings import Settings
@@ -122,6 +122,13 @@ def reading_examples(backend: FakeBackend) -> FakeBackend:
         )
         for one in backend.manifests
     )
+    return backend
+
+
+def classifying(backend: FakeBackend) -> FakeBackend:
+    """The same backend with one more model, `judge`, which classifies."""
+    sizes = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
+    backend.manifests = (*backend.manifests, fake_classifier_manifest("judge", **sizes))
     return backend
 
 

@@ -159,18 +159,21 @@ async def test_loading(start: Start, make_backend: MakeBackend) -> None:
         try:
             check(await running.post("/v1/generate", {"inputs": "x"}), "loading")
             check(await running.client.get("/health/ready"), "loading")
+            check(await running.client.get("/health"), "loading")
             check(await running.client.get("/v1/models"), "loading")
             assert (await running.client.get("/health/live")).status_code == 200
         finally:
             may_load.set()
         await until(lambda: running.app.state.service.refusal is None)
         assert (await running.client.get("/health/ready")).json() == {"status": "ready"}
+        assert (await running.client.get("/health")).json() == {"status": "ok"}
 
 
 async def test_draining(running: Running) -> None:
     running.app.state.service.is_draining = True
     check(await running.post("/v1/generate", {"inputs": "x"}), "draining")
     check(await running.client.get("/health/ready"), "draining")
+    check(await running.client.get("/health"), "draining")
 
 
 async def test_engine_dead(start: Start) -> None:
@@ -178,6 +181,7 @@ async def test_engine_dead(start: Start) -> None:
         await running.app.state.service.backend.worker.stop(0)
         check(await running.post("/v1/generate", {"inputs": "x"}), "engine_dead")
         check(await running.client.get("/health/ready"), "engine_dead")
+        check(await running.client.get("/health"), "engine_dead")
         assert (await running.client.get("/health/live")).status_code == 200
 
 

@@ -145,6 +145,7 @@ async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running
         ("inputs", "prompt"),
         ("inputs[3]", "prompt[1]"),
         ("inputs[7]", "prompt[7]"),
+        ("inputs[3][5]", "prompt[1][5]"),
         ("X-Request-Timeout-Ms", "X-Request-Timeout-Ms"),
         (None, None),
     ],

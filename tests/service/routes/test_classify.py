@@ -5,19 +5,12 @@ import numpy as np
 import pytest
 
 from service.routes.classify import rank_labels
-from service.runtime.fake import LABELS, Faults, fake_classifier_manifest, fake_label_logprobs
+from service.runtime.fake import LABELS, Faults, fake_label_logprobs
 from service.tokenizer import TextTokenizer
-from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
+from tests.service.conftest import MakeBackend, Running, Start, classifying
 
 pytestmark = pytest.mark.anyio
 TEXTS = ["a dog", "Hund und a dog", "x"]
-
-
-def classifying(backend: FakeBackend) -> FakeBackend:
-    """A backend with one more model, which classifies."""
-    sizes = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
-    backend.manifests = (*backend.manifests, fake_classifier_manifest("judge", **sizes))
-    return backend
 
 
 @pytest.fixture
@@ -123,6 +116,13 @@ async def test_a_model_without_a_decoder_cannot_generate(running: Running, path:
 )
 async def test_what_cannot_be_classified_is_refused(running: Running, body: Any, code: str, param: str) -> None:
     assert await refusal(running, "/v1/classify", **body) == (422, code, param)
+
+
+async def test_what_is_too_long_is_cut_only_where_that_is_asked_for(running: Running) -> None:
+    assert await refusal(running, "/v1/classify", inputs="x" * 70) == (422, "input_too_long", "inputs")
+    (cut,) = (await classify(running, "x" * 70, truncate=True, return_attention=True))["outputs"]
+    (whole,) = (await classify(running, "x" * 62, return_attention=True))["outputs"]  # with its blank and its end
+    assert cut == whole
 
 
 async def test_maps_that_are_too_large_are_refused_before_anything_is_computed(

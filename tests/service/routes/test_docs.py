@@ -6,11 +6,12 @@ import pytest
 
 from service import schemas
 from service.errors import ERRORS
+from service.families import tei_schemas, tgi_schemas
+from service.families.huggingface import TaskBody
 from service.families.libretranslate import TranslateBody
 from service.families.openai_schemas import CompletionBody, EmbeddingBody
 from service.parameters import Parameters
-from service.runtime.fake import fake_classifier_manifest
-from tests.service.conftest import MakeBackend, Start, reading_examples
+from tests.service.conftest import MakeBackend, Start, classifying, reading_examples
 
 pytestmark = pytest.mark.anyio
 
@@ -28,8 +29,19 @@ ROUTES = {
     ("post", "/v1/embeddings"),
     ("post", "/translate"),
     ("get", "/languages"),
+    ("post", "/generate"),
+    ("post", "/generate_stream"),
+    ("post", "/embed"),
+    ("post", "/embed_all"),
+    ("post", "/similarity"),
+    ("post", "/predict"),
+    ("post", "/tokenize"),
+    ("post", "/decode"),
+    ("post", "/"),
+    ("get", "/info"),
     ("get", "/v1/models"),
     ("get", "/v1/models/{model_id}"),
+    ("get", "/health"),
     ("get", "/health/live"),
     ("get", "/health/ready"),
     ("get", "/metrics"),
@@ -82,14 +94,21 @@ BODIES = {
     "/v1/completions": CompletionBody,
     "/v1/embeddings": EmbeddingBody,
     "/translate": TranslateBody,
+    "/generate": tgi_schemas.TextGenerationBody,
+    "/generate_stream": tgi_schemas.StreamedTextGenerationBody,
+    "/embed": tei_schemas.EmbedBody,
+    "/embed_all": tei_schemas.EmbedAllBody,
+    "/similarity": tei_schemas.SimilarityBody,
+    "/predict?model=judge": tei_schemas.PredictBody,
+    "/tokenize": tei_schemas.TokensBody,
+    "/decode": tei_schemas.DecodeBody,
+    "/": TaskBody,
 }
 
 
 async def test_the_examples_in_openapi_are_answered(start: Start, make_backend: MakeBackend) -> None:
     openapi = await described(start)
-    backend = reading_examples(make_backend())
-    sizes = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
-    backend.manifests = (*backend.manifests, fake_classifier_manifest("judge", **sizes))
+    backend = classifying(reading_examples(make_backend()))
     async with start(backend, default_model="fake") as running:
         for path, body in BODIES.items():
             examples = openapi["components"]["schemas"][body.__name__]["examples"]
