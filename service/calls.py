@@ -54,6 +54,7 @@ class Call(HttpRequest):
         self.service: Service = scope["app"].state.service
         self.record: Record = scope[RECORD]
         self.num_bytes = 0  # of the body
+        self.tail = b""  # what came behind the JSON of the body
         self.tokenize_ms = 0.0  # spent on it so far
         self.deadline = float("inf")  # on the service's clock
 

@@ -30,9 +30,14 @@ class RequestBody(BaseModel):
         if isinstance(data, dict):
             for name in data:
                 if name not in cls.model_fields:
-                    path = (name,) if name.isidentifier() and name.isascii() and len(name) <= 64 else ()
+                    path = (name,) if is_word(name) else ()
                     raise refusal("invalid_parameter", "There is no such field.", *path)
         return data
+
+
+def is_word(name: str) -> bool:
+    """Whether a client's own name of something may stand in an error."""
+    return name.isidentifier() and name.isascii() and len(name) <= 64
 
 
 @dataclass(frozen=True)

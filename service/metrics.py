@@ -86,6 +86,10 @@ class Metrics:
     def success_child(self, model: str, reason: str) -> Counter:
         return self._success.labels(model, reason)
 
+    def value(self, sample: str, model: str) -> float:
+        """A model's sample, such as the `_sum` or the `_count` of a histogram, as `render` would write it."""
+        return self.registry.get_sample_value(PREFIX + sample, {MODEL: model}) or 0.0
+
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)

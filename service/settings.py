@@ -11,12 +11,8 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "SIGHTLINE_"
-FAMILIES = (
-    "openai",
-    "tgi",
-    "tei",
-    "libretranslate",
-)  # of routes beside the service's own; service/families/ has a file for each
+# Of routes beside the service's own; service/families/ has a file for each.
+FAMILIES = ("openai", "open-inference", "tgi", "tei", "libretranslate")
 
 # As browsers write one: of any scheme, since extensions have their own, and never with the port that it implies.
 ORIGIN = re.compile(

@@ -8,11 +8,12 @@ from types import MappingProxyType
 
 from fastapi import FastAPI
 
-from service.families import huggingface, libretranslate, openai, tei, tgi
+from service.families import huggingface, libretranslate, open_inference, openai, tei, tgi
 
 FAMILIES: Mapping[str, Sequence[Callable[[FastAPI], None]]] = MappingProxyType(
     {
         "openai": [openai.add_routes],
+        "open-inference": [open_inference.add_routes],
         "tgi": [tgi.add_routes, huggingface.add_routes],
         "tei": [tei.add_routes, huggingface.add_routes],
         "libretranslate": [libretranslate.add_routes],

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, RootModel
 from starlette.responses import Response
 
 from service import __version__
+from service.bodies import check_body
 from service.calls import Call, json_answer
 from service.errors import ErrorCode
 from service.families.common import model_of_query
@@ -16,7 +17,7 @@ from service.families.tgi import ERRORS, generate, text_generated
 from service.families.tgi_schemas import TextGenerationAnswer, TextGenerationBody
 from service.fields import MAX_INPUTS
 from service.parameters import MAX_STOP_STRINGS
-from service.routing import add_route, check_body
+from service.routing import add_route
 from service.serving import ServedModel
 
 

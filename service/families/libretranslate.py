@@ -7,19 +7,21 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from starlette.responses import Response
 
+from service.bodies import FORM, JSON, BodyFormat, check_body
 from service.bundle import MAX_BEAMS, Languages
 from service.calls import Call, json_answer
 from service.errors import ApiError, ErrorCode
 from service.families.naming import naming
 from service.fields import TEXTS_SCHEMA, RequestBody, Texts, only, texts_named
 from service.routes.generate import generated
-from service.routing import ErrorShape, add_route, check_body
+from service.routing import ErrorShape, add_route
 from service.schemas import GenerateBody
 from service.serving import ServedModel, Service
 
 NAMES = {"inputs": "q", "num_beams": "1 + alternatives"}
 LANGUAGE_NAMES = {"de": "German", "en": "English"}  # of those that the shipped bundles have
 AUTO = "auto"
+FORMAT = BodyFormat((JSON, FORM))
 
 
 class TranslateBody(RequestBody):
@@ -63,7 +65,7 @@ def _write_error(error: ApiError, request_id: str) -> bytes:
     return orjson.dumps({"error": f"{error.param}: {error.message}" if error.param else error.message})
 
 
-ERROR_SHAPE = ErrorShape(_write_error, TranslateError)
+ERRORS = ErrorShape(_write_error, TranslateError)
 
 
 async def translate(body: TranslateBody, call: Call) -> Response:
@@ -132,6 +134,13 @@ def add_routes(app: FastAPI) -> None:
         *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
     )
     add_route(
-        app, "POST", "/translate", translate, TranslateAnswer, errors=errors, error_shape=ERROR_SHAPE, takes_forms=True
+        app,
+        "POST",
+        "/translate",
+        translate,
+        TranslateAnswer,
+        errors=errors,
+        error_shape=ERRORS,
+        body_format=FORMAT,
     )
-    add_route(app, "GET", "/languages", languages, list[Language], errors=("loading",), error_shape=ERROR_SHAPE)
+    add_route(app, "GET", "/languages", languages, list[Language], errors=("loading",), error_shape=ERRORS)

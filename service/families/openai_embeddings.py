@@ -2,12 +2,12 @@
 
 from starlette.responses import Response
 
+from service.bodies import check_body
 from service.calls import Call, json_answer
 from service.families.common import check_dimensions
 from service.families.naming import naming
 from service.families.openai_schemas import EmbeddingBody
 from service.routes.encode import encoded
-from service.routing import check_body
 from service.schemas import EncodeBody
 
 

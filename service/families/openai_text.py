@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
+from service.bodies import check_body
 from service.calls import Call, json_answer
 from service.families.openai_schemas import DecodingBody
 from service.routes.generate import generated, stream_generated
-from service.routing import check_body
 from service.schemas import GenerateBody
 from service.serving import ServedModel
 from service.streaming import DONE, StreamedOutput, frame

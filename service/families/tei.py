@@ -7,6 +7,7 @@ import numpy as np
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from service.bodies import check_body
 from service.calls import Call, json_answer
 from service.errors import ApiError, ErrorCode
 from service.families.common import check_dimensions, model_of_query, typed_errors
@@ -26,7 +27,7 @@ from service.fields import Texts
 from service.routes.classify import classified
 from service.routes.encode import encoded
 from service.routes.tokens import detokenized, tokenized
-from service.routing import add_route, check_body
+from service.routing import add_route
 from service.schemas import ClassifyBody, DetokenizeBody, EncodeBody, TokenizeBody
 
 ERRORS = typed_errors(

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.sse import EventSourceResponse
 from starlette.responses import Response
 
+from service.bodies import check_body
 from service.calls import Call, json_answer
 from service.errors import ApiError, ErrorCode
 from service.families.common import model_of_query, typed_errors
@@ -18,7 +19,7 @@ from service.families.tgi_schemas import (
     TextGenerationParameters,
 )
 from service.routes.generate import generated, stream_generated
-from service.routing import add_route, check_body
+from service.routing import add_route
 from service.schemas import GenerateBody
 from service.serving import ServedModel
 from service.streaming import StreamedOutput, frame

@@ -13,7 +13,7 @@ BLOCKS = dict(re.findall(r"^## ([^\n]+)\n\n```python\n(.*?)```", CLIENTS, flags=
 
 
 def printed(server: RunningServer, family: str) -> list[str]:
-    code = BLOCKS[family].replace("http://127.0.0.1:8000", server.url)
+    code = BLOCKS[family].replace("127.0.0.1:8000", server.url.removeprefix("http://"))
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -51,3 +51,10 @@ def test_text_embeddings_inference(shipped: RunningServer) -> None:
     near, far = json.loads(similarities)
     assert 1 > near > far
     assert label == "positive"
+
+
+def test_open_inference_protocol(shipped: RunningServer) -> None:
+    texts, shapes = printed(shipped, "Open Inference Protocol")
+    man, dog = texts.split("|")
+    assert "Mann" in man and "Hund" in dog
+    assert shapes == "(4, 1, 5, 5) (2, 128)"

@@ -5,10 +5,10 @@ from typing import Any
 import orjson
 import pytest
 
+from service.bodies import parse_body
 from service.errors import ApiError
 from service.fields import Texts
 from service.parameters import MapSelection, Parameters
-from service.routing import parse_body
 from service.schemas import AttentionBody, GenerateBody
 
 # Each alone, without beams.

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from service.bodies import parse_body, path_of
 from service.errors import ApiError
 from service.fields import RequestBody
-from service.routing import parse_body, path_of
 from service.schemas import AttentionBody, DetokenizeBody, EncodeBody, GenerateBody, ScoreBody, TokenizeBody
 from tests.service.conftest import Running, Start
 

@@ -9,6 +9,7 @@ from service.errors import ERRORS
 from service.families import tei_schemas, tgi_schemas
 from service.families.huggingface import TaskBody
 from service.families.libretranslate import TranslateBody
+from service.families.open_inference_schemas import GenerateTextBody, InferBody, RepositoryIndexBody
 from service.families.openai_schemas import CompletionBody, EmbeddingBody
 from service.parameters import Parameters
 from tests.service.conftest import MakeBackend, Start, classifying, reading_examples
@@ -47,6 +48,21 @@ ROUTES = {
     ("get", "/metrics"),
     ("get", "/openapi.json"),
     ("get", "/docs"),
+    ("get", "/v2"),
+    ("get", "/v2/health/live"),
+    ("get", "/v2/health/ready"),
+    ("get", "/v2/models/stats"),
+    ("post", "/v2/repository/index"),
+    ("post", "/v2/repository/models/{model_name}/load"),
+    ("post", "/v2/repository/models/{model_name}/unload"),
+    *(
+        (method, f"/v2/models/{{model_name}}{version}{path}")
+        for version in ("", "/versions/{model_version}")
+        for method, path in (
+            *(("get", path) for path in ("", "/ready", "/config", "/stats")),
+            *(("post", path) for path in ("/infer", "/generate", "/generate_stream")),
+        )
+    ),
 }
 
 
@@ -79,7 +95,9 @@ async def test_openapi_declares_the_headers_that_a_call_may_have(start: Start) -
     openapi = await described(start)
     for method, path in ROUTES:
         names = [one["name"] for one in openapi["paths"][path][method]["parameters"] if one["in"] == "header"]
-        assert names == ["X-Request-Id", *(["X-Request-Timeout-Ms"] if method == "post" else [])], path
+        reads_body = "requestBody" in openapi["paths"][path][method]
+        length = ["Inference-Header-Content-Length"] if path.endswith("/infer") else []
+        assert names == ["X-Request-Id", *(["X-Request-Timeout-Ms"] if reads_body else []), *length], path
 
 
 BODIES = {
@@ -103,6 +121,10 @@ BODIES = {
     "/tokenize": tei_schemas.TokensBody,
     "/decode": tei_schemas.DecodeBody,
     "/": TaskBody,
+    "/v2/models/fake/infer": InferBody,
+    "/v2/models/fake/versions/1/generate": GenerateTextBody,
+    "/v2/models/fake/generate_stream": GenerateTextBody,
+    "/v2/repository/index": RepositoryIndexBody,
 }
 
 

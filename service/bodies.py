@@ -1,0 +1,160 @@
+"""Bodies of requests: read within limits, parsed, checked. The first thing that is not allowed is the refusal."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from service.calls import Call
+from service.errors import ERRORS, ApiError, ClientGoneError, ErrorCode
+
+Body = TypeVar("Body", bound=BaseModel)
+
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+MAX_FORM_FIELDS = 64
+
+
+@dataclass(frozen=True)
+class BodyFormat:
+    """How the body of a route is sent."""
+
+    media_types: Sequence[str] = (JSON,)  # "" is that of a request which names none
+    length_header: str | None = None  # says how many bytes are JSON, all where it is absent; `Call.tail` has the rest
+    is_optional: bool = False  # whether an empty body is an empty object
+
+
+async def receive_body(call: Call, body_format: BodyFormat, body_type: type[Body]) -> Body:
+    """Read a call's body and check it.
+
+    Raises:
+        ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`, `malformed_json`, or the first thing
+            that is not allowed.
+        ClientGoneError: the client left before it had sent everything.
+    """
+    media_type = _check_media_type(call, body_format.media_types)
+    data = await _read(call)
+    if not data and body_format.is_optional:
+        return check_body({}, body_type)
+    if media_type == FORM:  # away from the event loop: a megabyte of percent signs takes a while
+        return await asyncio.to_thread(parse_form, data, body_type)
+    return parse_body(_json_part(call, data, body_format.length_header), body_type)
+
+
+def _check_media_type(call: Call, media_types: Sequence[str]) -> str:
+    kind, *parameters = (part.strip().lower() for part in call.headers.get("content-type", "").split(";"))
+    charsets = [part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")]
+    encoding = call.headers.get("content-encoding", "identity").lower()
+    if kind not in media_types or any(one != "utf-8" for one in charsets) or encoding != "identity":
+        named = " or ".join(one for one in media_types if one)
+        message = f"Send Content-Type: {named}, in UTF-8 and without Content-Encoding."
+        raise ApiError("unsupported_media_type", message)
+    return kind
+
+
+async def _read(call: Call) -> bytes:
+    limit = call.service.settings.max_body_bytes
+    too_large = ApiError("body_too_large", f"The body is larger than {limit} bytes.")
+    announced = call.headers.get("content-length")
+    if announced is not None and announced.isdigit() and int(announced) > limit:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(call.service.settings.body_timeout_s):
+            while True:
+                message = await call.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                body += message.get("body", b"")
+                if len(body) > limit:
+                    raise too_large
+                if not message.get("more_body", False):
+                    break
+    except TimeoutError:
+        raise ApiError("client_too_slow") from None
+    call.num_bytes = len(body)
+    return bytes(body)
+
+
+def _json_part(call: Call, data: bytes, length_header: str | None) -> bytes:
+    """The JSON of a body; the call keeps what comes behind it."""
+    length = call.headers.get(length_header) if length_header else None
+    if length is None:
+        return data
+    # No more digits than are needed: Python refuses to read very long ones.
+    if not (length.isascii() and length.isdigit() and len(length) <= 20 and int(length) <= len(data)):
+        message = f"It must be the number of bytes that are JSON, of {len(data)} in the body."
+        raise ApiError("invalid_parameter", message, param=length_header)
+    call.tail = data[int(length) :]
+    return data[: int(length)]
+
+
+def parse_body(data: bytes, body_type: type[Body]) -> Body:
+    """Parse and check a JSON object.
+
+    Of a key that stands twice in an object the last counts, as in every JSON reader at hand.
+
+    Raises:
+        ApiError: `malformed_json`, or the first thing that is not allowed.
+    """
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise ApiError("malformed_json") from None
+    if not isinstance(document, dict):
+        raise ApiError("invalid_parameter", "The body must be a JSON object.")
+    return check_body(document, body_type)
+
+
+def parse_form(data: bytes, body_type: type[Body]) -> Body:
+    """Parse and check a form; a number is its digits. Of a field that stands twice the last counts.
+
+    Raises:
+        ApiError: `malformed_json`, or the first thing that is not allowed.
+    """
+    try:
+        pairs = parse_qsl(
+            data.decode(), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=MAX_FORM_FIELDS
+        )
+    except ValueError:
+        raise ApiError("malformed_json", "The body is not a form in UTF-8.") from None
+    return _checked(lambda: body_type.model_validate_strings(dict(pairs), strict=False))
+
+
+def check_body(document: dict[str, Any], body_type: type[Body]) -> Body:
+    """Check a JSON object.
+
+    Raises:
+        ApiError: the first thing that is not allowed.
+    """
+    return _checked(lambda: body_type.model_validate(document))
+
+
+def _checked(validate: Callable[[], Body]) -> Body:
+    try:
+        return validate()
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    """The first of pydantic's complaints, without the value that it is about."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    context = first.get("ctx", {})
+    param = path_of((*first["loc"], *context.get("path", ())))
+    code: ErrorCode = "invalid_parameter"
+    if first["type"] in ERRORS:  # one of our own
+        code = first["type"]  # type: ignore[assignment]
+    message = context.get("message") or f"{first['msg']}."
+    return ApiError(code, message, param=param or None)
+
+
+def path_of(location: Sequence[str | int]) -> str:
+    """`("parameters", "stop", 1)` as `parameters.stop[1]`."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

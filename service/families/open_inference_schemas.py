@@ -1,0 +1,238 @@
+"""What clients of the Open Inference Protocol send and read, tensors aside: those are in open_inference_tensors."""
+
+from typing import Annotated, Any, Literal, Self
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
+
+from service.errors import ApiError
+from service.fields import MAX_INPUTS, RequestBody, Text, only, refusal
+from service.routing import ErrorShape
+
+VERSION = "1"  # of every model: a bundle has no other
+Datatype = Literal["BYTES", "FP32", "INT64"]
+# Bounded before a text is looked at: a tensor may say that it has a million rows.
+Shape = Annotated[list[Annotated[StrictInt, Field(ge=0, le=MAX_INPUTS)]], Field(min_length=1, max_length=2)]
+RequestParameters = Annotated[
+    dict[str, Any], Field(description="How to compute what is asked for; the names are those of the service's own.")
+]
+
+
+class TensorParameters(RequestBody):
+    shared_memory_region: Annotated[Any, only("")] = None
+    shared_memory_byte_size: Annotated[Any, only(0)] = None
+    shared_memory_offset: Annotated[Any, only(0)] = None
+
+
+class InputParameters(TensorParameters):
+    binary_data_size: Annotated[StrictInt, Field(ge=0)] | None = Field(
+        default=None, description="Bytes of the tensor, which come behind the JSON."
+    )
+
+
+class InferInput(RequestBody):
+    name: Literal["text_input"]
+    shape: Shape = Field(description="[texts] or [texts, 1].")
+    datatype: Literal["BYTES"]
+    parameters: InputParameters = Field(default_factory=InputParameters)
+    data: Annotated[list[Any], Field(max_length=MAX_INPUTS)] | None = Field(
+        default=None, description="The texts, flat or a list for each; absent where binary."
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.shape[1:] not in ([], [1]):
+            raise refusal("invalid_parameter", "A text is a row: it must be [texts] or [texts, 1].", "shape")
+        if (self.data is None) == (self.parameters.binary_data_size is None):
+            message = "Give the texts as data, or behind the JSON and their bytes as binary_data_size."
+            raise refusal("invalid_parameter", message, "data")
+        return self
+
+
+class OutputParameters(TensorParameters):
+    binary_data: bool | None = Field(default=None, description="As `binary_data_output`, for this output alone.")
+    classification: Annotated[Any, only(0)] = None
+
+
+class RequestedOutput(RequestBody):
+    name: str
+    parameters: OutputParameters = Field(default_factory=OutputParameters)
+
+
+class InferBody(RequestBody):
+    id: str | None = Field(default=None, description="Comes back in the answer.")
+    parameters: RequestParameters = Field(default_factory=dict)
+    inputs: Annotated[list[InferInput], Field(min_length=1, max_length=1, fail_fast=True)]
+    outputs: Annotated[list[RequestedOutput], Field(max_length=64, fail_fast=True)] = Field(
+        default_factory=list, description="What is to be computed; where it is empty, what the model is mainly for."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "inputs": [
+                        {"name": "text_input", "shape": [2], "datatype": "BYTES", "data": ["A dog runs.", "A cat."]}
+                    ]
+                },
+                {
+                    "id": "7",
+                    "parameters": {"max_new_tokens": 16, "num_beams": 2, "reduce": "mean", "pooling": "max"},
+                    "inputs": [{"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": [["A dog runs."]]}],
+                    "outputs": [
+                        {"name": "text_output"},
+                        {"name": "attention_cross", "parameters": {"binary_data": True}},
+                        {"name": "embedding"},
+                    ],
+                },
+            ]
+        }
+    )
+
+
+class GenerateTextBody(RequestBody):
+    id: str | None = Field(default=None, description="Comes back in the answer.")
+    text_input: Text
+    parameters: RequestParameters = Field(default_factory=dict)
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"id": "7", "text_input": "A dog runs.", "parameters": {"max_new_tokens": 16, "stop": "."}}]
+        }
+    )
+
+
+class RepositoryIndexBody(RequestBody):
+    ready: bool = Field(default=False, description="Only models that are ready, which all are.")
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ready": True}]})
+
+
+class OpenInferenceError(BaseModel):
+    error: str = Field(description="The field at fault, where there is one, and what is wrong with it.")
+
+
+def _write_error(error: ApiError, request_id: str) -> bytes:
+    return orjson.dumps({"error": f"{error.param}: {error.message}" if error.param else error.message})
+
+
+ERRORS = ErrorShape(_write_error, OpenInferenceError)
+
+
+class ServerMetadata(BaseModel):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ServerLive(BaseModel):
+    live: Literal[True]
+
+
+class ServerReady(BaseModel):
+    ready: Literal[True]
+
+
+class ModelReady(BaseModel):
+    name: str
+    ready: Literal[True]
+
+
+class TensorMetadata(BaseModel):
+    name: str
+    datatype: Datatype
+    shape: list[int] = Field(description="-1 where it depends on the request.")
+
+
+class ModelMetadata(BaseModel):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class TensorConfig(BaseModel):
+    name: str
+    data_type: Literal["TYPE_STRING", "TYPE_FP32", "TYPE_INT64"]
+    dims: list[int] = Field(description="The shape without its first axis.")
+
+
+class TransactionPolicy(BaseModel):
+    decoupled: bool
+
+
+class ModelConfig(BaseModel):
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int = Field(description="The most texts in a call.")
+    input: list[TensorConfig]
+    output: list[TensorConfig]
+    dynamic_batching: dict[str, Any]
+    model_transaction_policy: TransactionPolicy
+
+
+class Duration(BaseModel):
+    count: int
+    ns: int
+
+
+class InferenceStats(BaseModel):
+    success: Duration = Field(description="Calls, whole.")
+    queue: Duration = Field(description="Texts, waiting.")
+    compute_input: Duration = Field(description="Not measured: 0 ns.")
+    compute_infer: Duration = Field(description="Texts, in the encoder and the decoder.")
+    compute_output: Duration = Field(description="Not measured: 0 ns.")
+    cache_hit: Duration = Field(description="There is no cache: 0.")
+    cache_miss: Duration = Field(description="There is no cache: 0.")
+
+
+class ModelStats(BaseModel):
+    name: str
+    version: str
+    inference_count: int = Field(description="Texts.")
+    execution_count: int = Field(description="Runs of a graph: batches of the encoder and steps of the decoder.")
+    inference_stats: InferenceStats
+
+
+class ModelStatistics(BaseModel):
+    model_stats: list[ModelStats]
+
+
+class RepositoryModel(BaseModel):
+    name: str
+    version: str
+    state: Literal["READY"]
+    reason: str
+
+
+class BinaryDataSize(BaseModel):
+    binary_data_size: int
+
+
+class InferOutput(BaseModel):
+    name: str
+    datatype: Datatype
+    shape: list[int]
+    parameters: BinaryDataSize | None = Field(default=None, description="Only where its data come behind the JSON.")
+    data: list[float] | list[str] | None = Field(default=None, description="Flat, row-major.")
+
+
+class InferAnswer(BaseModel):
+    id: str | None = Field(default=None, description="That of the request.")
+    model_name: str
+    model_version: str
+    outputs: list[InferOutput]
+
+
+class GenerateTextAnswer(BaseModel):
+    """Of a stream, each event is one of these with the text that is new."""
+
+    id: str | None = Field(default=None, description="That of the request.")
+    model_name: str
+    model_version: str
+    text_output: str
+    finish_reason: Literal["eos", "length", "stop"] | None = Field(
+        default=None, description="Of a stream, only in the last event."
+    )
