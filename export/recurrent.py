@@ -103,9 +103,11 @@ class _Step:
             inputs = graph.add("Concat", embedded, "feed", axis=1) if config.input_feeding else embedded
             hidden = self._advance(inputs)
             readout = graph.add("Concat", self._attend(hidden), hidden, axis=1)
-        features = self._read_out(readout)
+        read = self._read_out(readout)
         if config.input_feeding:
-            graph.add("Identity", features, output=graph.output("feed_out", FLOAT, ("batch", config.embedding_size)))
+            graph.add("Identity", read, output=graph.output("feed_out", FLOAT, ("batch", config.embedding_size)))
+        gain = self._model.readout.gain
+        features = read if gain == 1 else graph.add("Mul", read, graph.constant(gain, np.float32))
         scores(graph, features, self._model.embedding.weight)
         return graph.build()
 

@@ -85,12 +85,12 @@ def marginal_loss(model: RecurrentModel, batch: Batch) -> Tensor:
         state = state._replace(hidden=hidden, cell=cell)
         weights = model.weigh(hidden, position, memory, batch.source_lengths)[rows]  # (R, S)
         size = weights.size(1)
-        features = model.readout(
+        read = model.readout(
             hidden[rows].repeat_interleave(size, dim=0),
             memory.annotations[rows].flatten(0, 1),
             embedded[rows, position].repeat_interleave(size, dim=0),
         )
-        logits = model.logits(model.dropout(features))  # (R * S, V)
+        logits = model.logits(model.features(read))  # (R * S, V)
         log_likely = -functional.cross_entropy(logits, target[rows].repeat_interleave(size), reduction="none")
         log_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
         loss = loss - torch.logsumexp(log_weights + log_likely.view(-1, size), dim=1).sum()

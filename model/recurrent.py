@@ -136,8 +136,13 @@ class RecurrentModel(nn.Module):
             # h_t first, then c_t from it (Luong et al. 2015, section 3).
             hidden, cell = self.advance(embedded, state)
             context, weights = self._attend(hidden, position, memory, source_lengths, select)
-        features = self.readout(hidden, context, embedded)
-        return Step(self.dropout(features), weights, State(hidden, cell, features))
+        read = self.readout(hidden, context, embedded)
+        return Step(self.features(read), weights, State(hidden, cell, read))
+
+    def features(self, read: Tensor) -> Tensor:
+        """What the embedding's matrix turns into logits, from what the readout gives; both (B, E)."""
+        scaled: Tensor = self.dropout(self.readout.gain * read)
+        return scaled
 
     def advance(self, embedded: Tensor, state: State) -> tuple[Tensor, Tensor]:
         """The next state and cell where the query is the current state: no context is needed for them."""
@@ -207,6 +212,9 @@ class Readout(nn.Module):
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.has_maxout = config.query == "previous"
+        # After tanh all lies within (-1, 1), and the embeddings' entries are about E^(-1/2) at first: without a gain no
+        # logit is far from 0 until they have grown. Luong's output matrix is no embedding, and learns its own scale.
+        self.gain = 1.0 if self.has_maxout else config.embedding_size**0.25
         size = config.decoder_size + config.annotation_size
         if self.has_maxout:
             self.inner = nn.Linear(size + config.embedding_size, 2 * config.embedding_size)
@@ -214,7 +222,7 @@ class Readout(nn.Module):
             self.inner = nn.Linear(size, config.embedding_size, bias=False)
 
     def forward(self, hidden: Tensor, context: Tensor, embedded: Tensor) -> Tensor:
-        """States (B, H), contexts (B, A) and embedded tokens (B, E) to (B, E).
+        """States (B, H), contexts (B, A) and embedded tokens (B, E) to (B, E), which is to be multiplied by `gain`.
 
         With "previous" t_i = max of pairs of U_o s_i + V_o E y_(i-1) + C_o c_i (Bahdanau et al. 2015, section A.2.2,
         which prints s_(i-1); the state that has read y_(i-1) is taken here). With "current" tanh(W_c [c_t; h_t])

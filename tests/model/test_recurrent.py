@@ -151,7 +151,7 @@ def test_luongs_step_is_his_equations(name: str) -> None:
         a = align(scores, lengths, centre, model.config.window_radius, is_gaussian=name == "local-p")[0]
         c = a @ memory.annotations[0]
         feed = torch.tanh(model.readout.inner.weight @ torch.cat((c, h)))
-        torch.testing.assert_close(logits[0, t], model.embedding.weight @ feed)
+        torch.testing.assert_close(logits[0, t], model.embedding.weight @ feed * 6**0.25)
 
 
 @torch.no_grad()
