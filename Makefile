@@ -11,19 +11,24 @@ COMPOSE ?= docker-compose# or: docker compose
 BENCH ?=# sections and options, see: python -m bench --help
 LOAD ?= --clients 16 --duration 10s# see: python -m loadtest --help
 
+FUZZ_EXAMPLES ?= 500
+
 SERVE := .venv-serve-$(RUNTIME)
 DEV := .venv
 GPU := .venv-gpu
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 
-.PHONY: serve test test-docker test-browser check fix train zoo evaluate export bench gpu-check loadtest image up down clean
+.PHONY: serve test test-docker test-browser fuzz check fix train zoo evaluate export bench gpu-check loadtest image up down clean
 
 serve: $(SERVE)/ready  ## serve the bundles that are in bundles/
 	$(SERVE)/bin/python -m service
 
 test: $(DEV)/ready  ## every test that needs nothing but Python
 	$(DEV)/bin/python -m pytest
+
+fuzz: $(DEV)/ready  ## what `test` asks of the OpenAPI document, with FUZZ_EXAMPLES random requests a route; half an hour
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(DEV)/bin/python -m pytest tests/e2e/test_schemathesis.py
 
 check: $(DEV)/ready  ## format, lint, types, walls between the packages
 	$(DEV)/bin/ruff format --check .

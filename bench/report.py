@@ -34,6 +34,7 @@ def parts(results: Results) -> dict[str, str]:
         "library": "\n\n".join(_library(title, results.get(name)) for name, title in LIBRARIES.items()),
         "servers": "\n\n".join(_servers(title, results.get(name)) for name, title in SERVERS.items()),
         "mixed": _mixed(results.get("mixed")),
+        "guidellm": _guidellm(results.get("guidellm")),
         "machines": machines(results),
     }
 
@@ -118,6 +119,23 @@ def _mixed(recorded: Recorded | None) -> str:
     encode = recorded.result.figures["mixed.encode"].value
     text = table(["streams", "first token p50 ms", "p99 ms", "between tokens p50 ms", "p99 ms"], body)
     return f"{text}\n\nOne encode of the token budget, asked for alone, takes {encode:.0f} ms."
+
+
+def _guidellm(recorded: Recorded | None) -> str:
+    if recorded is None:
+        return "Not measured."
+    head = ["load", "requests/s", "at once", "first token p50 ms", "p95 ms", "between tokens p50 ms", "p95 ms"]
+    body = [
+        [
+            row["step"] if row["rate"] is None else f"{row['step']}, {row['rate']:.1f} a second",
+            *(f"{row[name]:.1f}" for name in ("requests_per_s", "concurrency")),
+            *(f"{row[what][part]:.1f}" for what in ("first_token_ms", "gap_ms") for part in ("p50", "p95")),
+            f"{row['tokens_per_s']:,.0f}",
+            *(str(row[name]) for name in ("whole", "cut_off", "failed")),
+        ]
+        for row in recorded.result.rows
+    ]
+    return f"`{recorded.command}`\n\n{table([*head, 'tokens/s', 'whole', 'cut off', 'failed'], body)}"
 
 
 def _cases(rows: Sequence[Row], *columns: str) -> list[tuple[Any, ...]]:

@@ -19,6 +19,7 @@ from service.families import add_families
 from service.metrics import Metrics, ModelMetrics
 from service.middleware import CallMiddleware, ErrorMiddleware, as_api_error
 from service.routes import attention, classify, docs, encode, generate, health, models, score, similar, tokens
+from service.routing import DescribedApp
 from service.runtime.provider import RuntimeUnavailableError
 from service.serving import Backend, Service
 from service.settings import Settings
@@ -54,7 +55,7 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
                 await running
             await service.stop()
 
-    app = FastAPI(
+    app = DescribedApp(
         title="Sightline",
         version=__version__,
         description="Serves trained attention models, and shows what they attend to.",

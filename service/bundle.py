@@ -219,6 +219,8 @@ class Manifest(_Part):
         ):
             if (task in self.tasks) != can_do:
                 raise ValueError(f"the task {task} and what it needs must be given together")
+        if self.languages and "generate" not in self.tasks:
+            raise ValueError("languages are of a model that generates")
         return self
 
     @property
@@ -227,16 +229,21 @@ class Manifest(_Part):
         assert self.step is not None, "only what generates has a step"
         return self.step
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the model goes on with its source, instead of answering it."""
+        return self.begins_with == "source"
+
     def beginning(self, source_ids: Sequence[int]) -> tuple[int, ...]:
         """What the decoder reads before it writes.
 
         The step reads the last of it first, the states hold the rest: of a source the encoder fills them.
         """
-        return tuple(source_ids) if self.begins_with == "source" else (self.tokens.start_id,)
+        return tuple(source_ids) if self.goes_on else (self.tokens.start_id,)
 
     def room(self, source_tokens: int) -> int:
         """The most target tokens after a source of so many; the last takes no slot, since nothing reads it."""
-        return self.limits.max_target_tokens - (source_tokens - 1 if self.begins_with == "source" else 0)
+        return self.limits.max_target_tokens - (source_tokens - 1 if self.goes_on else 0)
 
     def attention_of(self, kind: str) -> Attention:
         """Raises KeyError where the model has no maps of that kind."""

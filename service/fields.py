@@ -4,12 +4,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 MAX_INPUTS = 32
 MAX_WORD_CHARACTERS = 128
+MAX_ID = 2**31 - 1  # no tokenizer has more; larger integers are none in every JSON reader
+# A character that `str.strip` leaves. Languages differ in what `\s` is.
+NOT_BLANK = r"[^\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 JSON_TYPES = {bool: "boolean", int: "number", str: "string", dict: "object", list: "array"}
+
+# In JSON Schema, where it says what holds of several fields together.
+NULL: dict[str, Any] = {"type": "null"}
+AT_MOST_ONE: dict[str, Any] = {"maximum": 1}
+
+
+def case(*required: str, **properties: dict[str, Any]) -> dict[str, Any]:
+    """JSON Schema of an object with these properties, of which `required` must be there."""
+    schema: dict[str, Any] = {"properties": properties}
+    return schema | ({"required": list(required)} if required else {})
 
 
 def refusal(code: str, message: str, *path: str | int) -> PydanticCustomError:
@@ -105,8 +118,13 @@ def only(default: Any = None) -> PlainValidator:
 
     # With the type, since Annotated remembers what is equal, as False and 0 are.
     wanted = [] if default is None else [{"type": JSON_TYPES[type(default)], "const": default}]
-    schema = WithJsonSchema({"anyOf": [*wanted, {"type": "null"}]})
+    schema = WithJsonSchema({"anyOf": [*wanted, NULL]})
     return PlainValidator(check, json_schema_input_type=Annotated[Any, schema])
+
+
+def described_as(kind: Any) -> BeforeValidator:
+    """What the OpenAPI document says of a value whose inside is checked elsewhere."""
+    return BeforeValidator(lambda value: value, json_schema_input_type=kind)
 
 
 def check_word(value: Any) -> str:
@@ -118,9 +136,9 @@ def check_word(value: Any) -> str:
     return word
 
 
-_TEXT_SCHEMA = {"type": "string", "minLength": 1}
-TEXTS_SCHEMA = WithJsonSchema(
-    {"anyOf": [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "maxItems": MAX_INPUTS}]}
-)
+_TEXT_SCHEMA = {"type": "string", "pattern": NOT_BLANK}
+_TEXTS = [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "maxItems": MAX_INPUTS}]
+TEXTS_SCHEMA = WithJsonSchema({"anyOf": _TEXTS})
+OPTIONAL_TEXTS_SCHEMA = WithJsonSchema({"anyOf": [*_TEXTS, NULL]})
 Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(_TEXT_SCHEMA)]
 Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**_TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]

@@ -86,9 +86,11 @@ class Metrics:
     def success_child(self, model: str, reason: str) -> Counter:
         return self._success.labels(model, reason)
 
-    def value(self, sample: str, model: str) -> float:
-        """A model's sample, such as the `_sum` or the `_count` of a histogram, as `render` would write it."""
-        return self.registry.get_sample_value(PREFIX + sample, {MODEL: model}) or 0.0
+    def total(self, histogram: str, model: str) -> tuple[int, float]:
+        """How many values a model's histogram has counted, and their sum."""
+        (metric,) = self.histogram_child(histogram, model).collect()
+        samples = {sample.name: sample.value for sample in metric.samples}
+        return int(samples[f"{PREFIX}{histogram}_count"]), samples[f"{PREFIX}{histogram}_sum"]
 
     def render(self) -> bytes:
         """The Prometheus text format."""

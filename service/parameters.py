@@ -2,10 +2,20 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator, StrictInt, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, StrictInt, WithJsonSchema, model_validator
 
 from service.bundle import MAX_BEAMS
-from service.fields import TEXTS_SCHEMA, RequestBody, Texts, refusal, texts_named
+from service.fields import (
+    AT_MOST_ONE,
+    MAX_ID,
+    NULL,
+    OPTIONAL_TEXTS_SCHEMA,
+    RequestBody,
+    Texts,
+    case,
+    refusal,
+    texts_named,
+)
 
 MAX_SEED = 2**53 - 1  # the largest integer that every JSON reader keeps exact
 MAX_STOP_CHARACTERS = 64
@@ -52,22 +62,27 @@ def _read_return_attention(value: Any) -> Any:
     return value
 
 
+EACH_ONCE: dict[str, Any] = {"uniqueItems": True}
 _STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 Stop = Annotated[
     tuple[str, ...],
     PlainValidator(_check_stop),
-    WithJsonSchema({"anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS}]}),
+    WithJsonSchema(
+        {"anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS}, NULL]}
+    ),
 ]
 EarlyStopping = Annotated[
     bool | Literal["never"],
     PlainValidator(_check_early_stopping),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "never"}]}),
 ]
-Prefix = Annotated[Texts | None, PlainValidator(_check_prefix), TEXTS_SCHEMA]
-TokenIds = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(max_length=MAX_SUPPRESSED_TOKENS, fail_fast=True)]
+Prefix = Annotated[Texts | None, PlainValidator(_check_prefix), OPTIONAL_TEXTS_SCHEMA]
+TokenId = Annotated[StrictInt, Field(ge=0, le=MAX_ID)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MAX_SUPPRESSED_TOKENS, fail_fast=True)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="So many alternatives of each token.")]
 Indices = Annotated[
-    list[Annotated[StrictInt, Field(ge=0, le=1023)]], Field(min_length=1, max_length=1024, fail_fast=True)
+    list[Annotated[StrictInt, Field(ge=0, le=1023)]],
+    Field(min_length=1, max_length=1024, fail_fast=True, json_schema_extra=EACH_ONCE),
 ]
 
 
@@ -86,7 +101,9 @@ NgramSize = Annotated[int, Field(ge=0, le=65536)]
 class MapSelection(RequestBody):
     """Which attention maps are wanted, and how they are written."""
 
-    kinds: Annotated[list[Kind], Field(min_length=1, max_length=4, fail_fast=True)] | None = None
+    kinds: (
+        Annotated[list[Kind], Field(min_length=1, max_length=4, fail_fast=True, json_schema_extra=EACH_ONCE)] | None
+    ) = None
     layers: Indices | None = Field(default=None, description="From 0; all where it is absent.")
     heads: Indices | None = Field(default=None, description="From 0; all where it is absent.")
     reduce: Reduce = Field(default="none", description="Over the selected heads.")
@@ -106,8 +123,32 @@ ReturnAttention = Annotated[
 ]
 
 
-class Parameters(RequestBody):
-    """How to generate; the names are Hugging Face's."""
+# In JSON Schema, the three ways to decode.
+WAYS: list[Any] = [
+    case(
+        do_sample={"const": False},
+        num_beams=AT_MOST_ONE,
+        num_return_sequences=AT_MOST_ONE,
+        **dict.fromkeys((*SAMPLING_PARAMETERS, *BEAM_PARAMETERS), NULL),
+    ),
+    case(
+        "do_sample",
+        do_sample={"const": True},
+        num_beams=AT_MOST_ONE,
+        num_return_sequences=AT_MOST_ONE,
+        **dict.fromkeys(BEAM_PARAMETERS, NULL),
+    ),
+    case(
+        "num_beams",
+        do_sample={"const": False},
+        num_beams={"minimum": 2},
+        **dict.fromkeys(SAMPLING_PARAMETERS, NULL),
+    ),
+]
+
+
+class TextParameters(RequestBody):
+    """How a text is generated; the names are Hugging Face's."""
 
     max_new_tokens: NumNewTokens = Field(default=128, description="The end token counts, a prefix does not.")
     min_new_tokens: MinNewTokens = 0
@@ -131,10 +172,8 @@ class Parameters(RequestBody):
     target_prefix: Prefix = Field(
         default=None, description="How the text begins: one string for all inputs, or one for each."
     )
-    top_logprobs: TopLogprobs = 0
-    return_attention: ReturnAttention = Field(
-        default=None, description="Attention maps of each output; true is all of them."
-    )
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": WAYS})
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -162,3 +201,12 @@ class Parameters(RequestBody):
         if prefix is not None and prefix.is_list and len(prefix.texts) != num_inputs:
             message = f"There are {len(prefix.texts)} prefixes for {num_inputs} inputs."
             raise refusal("invalid_parameter", message, "parameters", "target_prefix")
+
+
+class Parameters(TextParameters):
+    """How a text is generated, and what is told of it besides."""
+
+    top_logprobs: TopLogprobs = 0
+    return_attention: ReturnAttention = Field(
+        default=None, description="Attention maps of each output; true is all of them."
+    )

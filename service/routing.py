@@ -7,8 +7,7 @@ own parsing, which answers 500 to some bad bodies and sends others back whole.
 import contextlib
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -17,29 +16,34 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from service.answers import ErrorAnswer
 from service.bodies import FORM, JSON, BodyFormat, receive_body
 from service.calls import RECORD, Call
-from service.errors import ERRORS, ApiError, ErrorCode, ErrorWriter
+from service.errors import ApiError, ErrorCode, ErrorWriter
+from service.openapi import ANSWER_HEADERS, OWN_ERRORS, REQUEST_ID_PATTERN, DeclaredErrors, ErrorShape, form_schema
 
 # Every route can answer with these.
 COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal",)
-# Every route that reads a body can answer with these as well.
+# A route that asks whether the service is ready can answer with these,
+UNAVAILABLE_ERRORS: tuple[ErrorCode, ...] = ("loading", "draining", "engine_dead")
+# and so can every route that reads a body.
 BODY_ERRORS: tuple[ErrorCode, ...] = (
     "malformed_json",
-    "model_not_found",
     "client_too_slow",
     "body_too_large",
     "unsupported_media_type",
     "invalid_parameter",
-    "overloaded",
+    *UNAVAILABLE_ERRORS,
 )
+# For routes to declare: what one that hands texts to the engine can answer with,
+ENGINE_ERRORS: tuple[ErrorCode, ...] = ("empty_input", "overloaded", "queue_timeout", "deadline_exceeded")
+# and one that does a task with a model which the call names.
+TASK_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "input_too_long", "unsupported_task", *ENGINE_ERRORS)
 
 REQUEST_ID_HEADER = {
     "name": "X-Request-Id",
     "in": "header",
-    "description": "Echoed in the answer where it matches the pattern; otherwise another is made.",
-    "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"},
+    "description": f"Echoed in the answer where it matches `{REQUEST_ID_PATTERN}`; otherwise another is made.",
+    "schema": {"type": "string"},
 }
 TIMEOUT_HEADER = {
     "name": "X-Request-Timeout-Ms",
@@ -60,15 +64,6 @@ LENGTH_HEADER = {
 }
 
 
-@dataclass(frozen=True)
-class ErrorShape:
-    """How a family of routes writes its errors; status and code are the same at every door."""
-
-    write: ErrorWriter
-    answer: type[BaseModel]  # what is written, for OpenAPI
-
-
-OWN_ERRORS = ErrorShape(ApiError.body, ErrorAnswer)
 OWN_FORMAT = BodyFormat()
 
 
@@ -77,6 +72,8 @@ class JsonRoute(APIRoute):
 
     write_error: ErrorWriter
     body_format: BodyFormat
+    errors: DeclaredErrors
+    always_refuses: bool
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
@@ -94,8 +91,7 @@ class JsonRoute(APIRoute):
             call.record.route = self.path
             arguments = dict(scope["path_params"])
             if self._body_type is not None:
-                if call.service.refusal is not None:
-                    raise call.service.refusal
+                call.service.check_ready()
                 call.limit_time()
                 arguments["body"] = await receive_body(call, self.body_format, self._body_type)
             response = await self.endpoint(call=call, **arguments)
@@ -130,17 +126,20 @@ def add_route(
         body_format: how its body is sent.
         model_in_query: `?model=` names the model.
     """
-    reads_body = "body" in inspect.signature(endpoint).parameters
-    codes = (*errors, *COMMON_ERRORS, *(BODY_ERRORS if reads_body else ()))
+    signature = inspect.signature(endpoint)
+    reads_body = "body" in signature.parameters
+    declared = DeclaredErrors((*errors, *COMMON_ERRORS, *(BODY_ERRORS if reads_body else ())), error_shape)
+    is_json = response_class.media_type == JSON
+    kinds = also_answers if is_json else (response_class.media_type, *also_answers)
     app.router.add_api_route(
         path,
         endpoint,
         methods=[method],
         response_model=answer,
-        response_class=response_class,
+        response_class=JSONResponse if is_json else Response,  # FastAPI declares errors in the media type of a 200
         responses={
-            200: {"content": {media_type: {} for media_type in also_answers}},
-            **_declared(codes, error_shape.answer),
+            200: {"headers": ANSWER_HEADERS, "content": {kind: {} for kind in kinds}},
+            **declared.responses(),
         },
         summary=(endpoint.__doc__ or "").split("\n")[0].rstrip("."),
         openapi_extra=_declared_request(endpoint, body_format, model_in_query=model_in_query),
@@ -150,6 +149,8 @@ def add_route(
     assert isinstance(route, JsonRoute)
     route.write_error = error_shape.write
     route.body_format = body_format
+    route.errors = declared
+    route.always_refuses = signature.return_annotation is NoReturn
 
 
 class UnknownRoutes(BaseRoute):
@@ -182,20 +183,26 @@ def _declared_request(endpoint: Callable[..., Any], body_format: BodyFormat, *, 
     declared: dict[str, Any] = {"parameters": parameters}
     others = [kind for kind in body_format.media_types if kind not in ("", JSON)]
     if body is not None and others:
-        form = {"$ref": f"#/components/schemas/{body.annotation.__name__}"}
         binary = {"type": "string", "format": "binary"}
-        declared["requestBody"] = {"content": {kind: {"schema": form if kind == FORM else binary} for kind in others}}
+        schemas = {kind: form_schema(body.annotation) if kind == FORM else binary for kind in others}
+        declared["requestBody"] = {"content": {kind: {"schema": schema} for kind, schema in schemas.items()}}
+    if body_format.is_optional:
+        declared.setdefault("requestBody", {})["required"] = False
     return declared
 
 
-def _declared(codes: Sequence[ErrorCode], answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    by_status: dict[int, list[str]] = {}
-    for code in codes:
-        by_status.setdefault(ERRORS[code].status, []).append(code)
-    declared: dict[int | str, dict[str, Any]] = {
-        status: {"model": answer, "description": ", ".join(dict.fromkeys(names))}
-        for status, names in sorted(by_status.items())
-    }
-    # Without it FastAPI declares an answer of its own for whatever it thinks that it will check.
-    declared["default"] = {"model": answer, "description": "Every error has this body."}
-    return declared
+class DescribedApp(FastAPI):
+    """An app whose document has what FastAPI does not know of its routes."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            paths = super().openapi()["paths"]
+            for route in self.routes:
+                if isinstance(route, JsonRoute):
+                    for method in route.methods or ():
+                        responses = paths[route.path_format][method.lower()]["responses"]
+                        route.errors.complete(responses)
+                        if route.always_refuses:
+                            del responses["200"]
+        assert self.openapi_schema is not None
+        return self.openapi_schema

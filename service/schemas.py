@@ -4,8 +4,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, PlainValidator, StrictInt, model_validator
 
-from service.fields import MAX_INPUTS, TEXTS_SCHEMA, RequestBody, Text, Texts, Word, refusal, texts_named
-from service.parameters import Encoding, MapSelection, Parameters, ReturnAttention, TopLogprobs
+from service.fields import (
+    AT_MOST_ONE,
+    MAX_INPUTS,
+    NULL,
+    TEXTS_SCHEMA,
+    RequestBody,
+    Text,
+    Texts,
+    Word,
+    case,
+    refusal,
+    texts_named,
+)
+from service.parameters import Encoding, MapSelection, Parameters, ReturnAttention, TokenId, TopLogprobs
 
 Pooling = Literal["mean", "first", "last", "max", "none"]
 Side = Literal["source", "target"]
@@ -50,7 +62,8 @@ class GenerateBody(RequestBody):
                         "return_attention": {"kinds": ["cross"], "reduce": "mean"},
                     },
                 },
-            ]
+            ],
+            "anyOf": [case(stream={"const": False}), case(parameters=case(num_beams=AT_MOST_ONE))],
         }
     )
 
@@ -74,7 +87,8 @@ class ScoreBody(RequestBody):
             "examples": [
                 {"inputs": "A dog runs.", "targets": "Ein Hund rennt."},
                 {"inputs": ["A dog.", "A cat."], "targets": ["Ein Hund.", "Ein Hund."], "top_logprobs": 3},
-            ]
+            ],
+            "anyOf": [case(inputs={"type": kind}, targets={"type": kind}) for kind in ("string", "array")],
         }
     )
 
@@ -111,8 +125,12 @@ class ClassifyBody(RequestBody):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
-                {"inputs": ["a stirring , funny film .", "a long string of cliches ."]},
-                {"inputs": "a stirring , funny film .", "return_attention": {"layers": [0], "reduce": "mean"}},
+                {"model": "sst2-sentiment", "inputs": ["a stirring , funny film .", "a long string of cliches ."]},
+                {
+                    "model": "sst2-sentiment",
+                    "inputs": "a stirring , funny film .",
+                    "return_attention": {"layers": [0], "reduce": "mean"},
+                },
             ]
         }
     )
@@ -128,7 +146,13 @@ class SimilarBody(RequestBody):
     top_k: StrictInt = Field(default=10, ge=1, le=100)
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"token": "dog"}, {"analogy": ["boy", "boys", "dog"], "top_k": 3}]}
+        json_schema_extra={
+            "examples": [{"token": "dog"}, {"analogy": ["boy", "boys", "dog"], "top_k": 3}],
+            "anyOf": [
+                case("token", token={"type": "string"}, analogy=NULL),
+                case("analogy", token=NULL, analogy={"type": "array"}),
+            ],
+        }
     )
 
     @model_validator(mode="after")
@@ -142,7 +166,15 @@ class AttentionBody(MapSelection):
     model: Model = None
     input: Text
     target: Annotated[Text | None, Field(description="Explain this text instead of what the model generates.")] = None
-    parameters: Parameters = Field(default_factory=Parameters)
+    parameters: Parameters = Field(
+        default_factory=Parameters,
+        json_schema_extra=case(
+            num_return_sequences=AT_MOST_ONE,
+            top_logprobs={"maximum": 0},
+            return_attention={"const": False},
+            target_prefix={"maxItems": 1},
+        ),
+    )
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -150,7 +182,8 @@ class AttentionBody(MapSelection):
                 {"input": "A dog runs.", "kinds": ["cross"], "reduce": "mean"},
                 {"input": "A dog runs.", "target": "Ein Hund rennt.", "layers": [0], "encoding": "base64"},
                 {"input": "A dog runs.", "kinds": ["cross"], "parameters": {"num_beams": 4}},
-            ]
+            ],
+            "anyOf": [case(target=NULL), case(parameters=NULL)],
         }
     )
 
@@ -184,8 +217,8 @@ class TokenizeBody(RequestBody):
 class DetokenizeBody(RequestBody):
     model: Model = None
     ids: Annotated[
-        list[Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)]],
-        Field(max_length=MAX_INPUTS, fail_fast=True),
+        list[Annotated[list[TokenId], Field(fail_fast=True)]],
+        Field(max_length=MAX_INPUTS, fail_fast=True, json_schema_extra={"minItems": 1}),
     ]
     side: Side = "target"
     skip_special_tokens: bool = True

@@ -72,12 +72,22 @@ class Service:
             return ApiError("loading")
         return None if self._backend.worker.is_alive else ApiError("engine_dead")
 
+    def check_ready(self) -> None:
+        """Raise the refusal, if there is one."""
+        if self.refusal is not None:
+            raise self.refusal
+
     @property
     def backend(self) -> Backend:
         """Raises ApiError `loading` before there is one."""
         if self._backend is None:
             raise ApiError("loading")
         return self._backend
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """All, by name."""
+        return sorted(self.backend.models.values(), key=lambda model: model.name)
 
     def model(self, name: str | None, task: Task | None = None) -> ServedModel:
         """The model that a call names.

@@ -3,35 +3,27 @@
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, RootModel
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 from starlette.responses import Response
 
 from service import __version__
 from service.bodies import check_body
 from service.calls import Call, json_answer
-from service.errors import ErrorCode
 from service.families.common import model_of_query
 from service.families.tei import embed, predict
 from service.families.tei_schemas import EmbedBody, PredictBody, Prediction
 from service.families.tgi import ERRORS, generate, text_generated
 from service.families.tgi_schemas import TextGenerationAnswer, TextGenerationBody
-from service.fields import MAX_INPUTS
+from service.fields import MAX_INPUTS, described_as
 from service.parameters import MAX_STOP_STRINGS
-from service.routing import add_route
+from service.routing import TASK_ERRORS, add_route
 from service.serving import ServedModel
-
-
-def _as_it_is(document: Any) -> Any:
-    return document
 
 
 class TaskBody(RootModel[Any]):
     """The body of the route that the model's task chooses, which checks it."""
 
-    root: Annotated[
-        dict[str, Any],
-        PlainValidator(_as_it_is, json_schema_input_type=TextGenerationBody | PredictBody | EmbedBody),
-    ]
+    root: Annotated[dict[str, Any], described_as(TextGenerationBody | PredictBody | EmbedBody)]
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A man is riding a bicycle."}]})
 
@@ -141,22 +133,18 @@ def _type_of(model: ServedModel) -> dict[str, Any]:
 def _pipeline_tag(model: ServedModel) -> str:
     manifest = model.manifest
     if "generate" in manifest.tasks:
-        return "text-generation" if manifest.begins_with == "source" else "text2text-generation"
+        return "text-generation" if manifest.goes_on else "text2text-generation"
     return "text-classification" if "classify" in manifest.tasks else "feature-extraction"
 
 
 def add_routes(app: FastAPI) -> None:
-    errors: tuple[ErrorCode, ...] = (
-        *("empty_input", "input_too_long", "unsupported_parameter", "unsupported_task", "response_too_large"),
-        *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
-    )
     add_route(
         app,
         "POST",
         "/",
         do_task,
         list[TranslationAnswer] | list[Prediction] | list[list[Prediction]] | list[list[float]],
-        errors=errors,
+        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
         also_answers=["text/event-stream"],
         error_shape=ERRORS,
         model_in_query=True,

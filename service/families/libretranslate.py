@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any
 
-import orjson
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from starlette.responses import Response
@@ -10,11 +9,12 @@ from starlette.responses import Response
 from service.bodies import FORM, JSON, BodyFormat, check_body
 from service.bundle import MAX_BEAMS, Languages
 from service.calls import Call, json_answer
-from service.errors import ApiError, ErrorCode
+from service.errors import ApiError
+from service.families.common import SENTENCE_ERRORS
 from service.families.naming import naming
 from service.fields import TEXTS_SCHEMA, RequestBody, Texts, only, texts_named
 from service.routes.generate import generated
-from service.routing import ErrorShape, add_route
+from service.routing import ENGINE_ERRORS, add_route
 from service.schemas import GenerateBody
 from service.serving import ServedModel, Service
 
@@ -57,17 +57,6 @@ class Language(BaseModel):
     targets: list[str] = Field(description="Codes of the languages that it is translated into.")
 
 
-class TranslateError(BaseModel):
-    error: str
-
-
-def _write_error(error: ApiError, request_id: str) -> bytes:
-    return orjson.dumps({"error": f"{error.param}: {error.message}" if error.param else error.message})
-
-
-ERRORS = ErrorShape(_write_error, TranslateError)
-
-
 async def translate(body: TranslateBody, call: Call) -> Response:
     """Translate a text, or each of a list."""
     num_beams = 1 + (body.alternatives or 0)
@@ -103,8 +92,7 @@ async def languages(call: Call) -> Response:
 
 
 def _translators(service: Service) -> list[tuple[Languages, ServedModel]]:
-    models = service.backend.models.values()
-    return [(pair, model) for model in models if (pair := model.manifest.languages)]
+    return [(pair, model) for model in service.models if (pair := model.manifest.languages)]
 
 
 def _model_for(body: TranslateBody, service: Service) -> ServedModel:
@@ -125,22 +113,18 @@ def _model_for(body: TranslateBody, service: Service) -> ServedModel:
         message = "Languages are not detected, and several are translated into this target: name one."
         raise ApiError("unsupported_parameter", message, param="source")
     default = service.model(None)
-    return min((model for _, model in fitting), key=lambda model: (model is not default, model.name))
+    return next((model for _, model in fitting if model is default), fitting[0][1])
 
 
 def add_routes(app: FastAPI) -> None:
-    errors: tuple[ErrorCode, ...] = (
-        *("empty_input", "input_too_long", "unsupported_parameter", "unsupported_task"),
-        *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
-    )
     add_route(
         app,
         "POST",
         "/translate",
         translate,
         TranslateAnswer,
-        errors=errors,
-        error_shape=ERRORS,
+        errors=("input_too_long", *ENGINE_ERRORS, "unsupported_parameter"),
+        error_shape=SENTENCE_ERRORS,
         body_format=FORMAT,
     )
-    add_route(app, "GET", "/languages", languages, list[Language], errors=("loading",), error_shape=ERRORS)
+    add_route(app, "GET", "/languages", languages, list[Language], errors=("loading",), error_shape=SENTENCE_ERRORS)

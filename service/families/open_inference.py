@@ -12,6 +12,7 @@ from service.calls import Call, json_answer
 from service.errors import ApiError, ErrorCode
 from service.families import open_inference_models as models
 from service.families import open_inference_schemas as schemas
+from service.families.common import SENTENCE_ERRORS, DataFrames
 from service.families.naming import naming
 from service.families.open_inference_outputs import (
     NAMES,
@@ -23,12 +24,12 @@ from service.families.open_inference_outputs import (
     main_outputs,
     outputs_of,
 )
-from service.families.open_inference_schemas import ERRORS, VERSION, GenerateTextBody, InferBody
+from service.families.open_inference_schemas import VERSION, GenerateTextBody, InferBody, StreamTextBody, Version
 from service.families.open_inference_tensors import LENGTH_HEADER, Tensor, read_texts, tensor_answer
 from service.routes.classify import classified
 from service.routes.encode import encoded
 from service.routes.generate import generated, stream_generated
-from service.routing import UnknownRoutes, add_route
+from service.routing import ENGINE_ERRORS, TASK_ERRORS, UNAVAILABLE_ERRORS, UnknownRoutes, add_route
 from service.schemas import ClassifyBody, EncodeBody, GenerateBody
 from service.streaming import StreamedOutput, frame
 
@@ -105,7 +106,7 @@ async def generate(model_name: str, body: GenerateTextBody, call: Call) -> Respo
     return json_answer(_head(body.id, answer["model"]) | written)
 
 
-async def generate_stream(model_name: str, body: GenerateTextBody, call: Call) -> Response:
+async def generate_stream(model_name: str, body: StreamTextBody, call: Call) -> Response:
     """Generate one text from one text, as it comes.
 
     One event a token, then one with the reason of the end.
@@ -129,7 +130,7 @@ def _generate_document(model_name: str, body: GenerateTextBody, *, stream: bool)
     return {"model": model_name, "inputs": body.text_input, "parameters": parameters, "stream": stream}
 
 
-class TextFrames:
+class TextFrames(DataFrames):
     """The events of a stream."""
 
     def __init__(self, head: dict[str, Any]) -> None:
@@ -139,12 +140,6 @@ class TextFrames:
         if "token" in event:
             return frame(self._head | {"text_output": event["text"]})
         return frame(self._head | {"text_output": "", "finish_reason": event["finish_reason"]})
-
-    def end(self, outputs: Sequence[StreamedOutput]) -> bytes:
-        return b""
-
-    def error(self, body: bytes) -> bytes:
-        return b"data: " + body + b"\n\n"
 
 
 Endpoint = Callable[..., Awaitable[Response]]
@@ -159,7 +154,7 @@ def at_version(endpoint: Endpoint) -> Endpoint:
         return await endpoint(**arguments)
 
     signature = inspect.signature(endpoint)
-    version = inspect.Parameter("model_version", inspect.Parameter.KEYWORD_ONLY, annotation=str)
+    version = inspect.Parameter("model_version", inspect.Parameter.KEYWORD_ONLY, annotation=Version)
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in signature.parameters.values()]
     checked.__signature__ = signature.replace(parameters=[*parameters, version])  # type: ignore[attr-defined]
     checked.__doc__, checked.__name__ = endpoint.__doc__, f"{endpoint.__name__}_of_version"
@@ -167,64 +162,52 @@ def at_version(endpoint: Endpoint) -> Endpoint:
 
 
 def add_routes(app: FastAPI) -> None:
-    unavailable: tuple[ErrorCode, ...] = ("loading", "draining", "engine_dead")
     of_model: tuple[ErrorCode, ...] = ("model_not_found", "loading")
-    computing: tuple[ErrorCode, ...] = (
-        *("empty_input", "input_too_long", "unsupported_parameter", "unsupported_task", "response_too_large"),
-        *("queue_timeout", *unavailable, "deadline_exceeded"),
+    # No `unsupported_task`: whatever a model can do has tensors, and others it does not have.
+    inferring: tuple[ErrorCode, ...] = (
+        *("model_not_found", "input_too_long", *ENGINE_ERRORS),
+        *("unsupported_parameter", "response_too_large"),
     )
+    generating: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
 
     def get(path: str, endpoint: Endpoint, answer: Any, errors: Sequence[ErrorCode] = ()) -> None:
-        add_route(app, "GET", path, endpoint, answer, errors=errors, error_shape=ERRORS)
+        add_route(app, "GET", path, endpoint, answer, errors=errors, error_shape=SENTENCE_ERRORS)
 
-    def post(path: str, endpoint: Endpoint, answer: Any, **options: Any) -> None:
-        add_route(app, "POST", path, endpoint, answer, errors=computing, error_shape=ERRORS, **options)
+    def post(path: str, endpoint: Endpoint, answer: Any, body_format: BodyFormat = TEXT, **options: Any) -> None:
+        add_route(app, "POST", path, endpoint, answer, error_shape=SENTENCE_ERRORS, body_format=body_format, **options)
 
     get("/v2", models.server_metadata, schemas.ServerMetadata)
     get("/v2/health/live", models.server_live, schemas.ServerLive)
-    get("/v2/health/ready", models.server_ready, schemas.ServerReady, unavailable)
+    get("/v2/health/ready", models.server_ready, schemas.ServerReady, UNAVAILABLE_ERRORS)
     get("/v2/models/stats", models.all_statistics, schemas.ModelStatistics, ["loading"])
     for base, wrap in ((MODEL, lambda endpoint: endpoint), (VERSIONED, at_version)):
         get(base, wrap(models.model_metadata), schemas.ModelMetadata, of_model)
-        get(f"{base}/ready", wrap(models.model_ready), schemas.ModelReady, ["model_not_found", *unavailable])
+        get(f"{base}/ready", wrap(models.model_ready), schemas.ModelReady, ["model_not_found", *UNAVAILABLE_ERRORS])
         get(f"{base}/config", wrap(models.model_config), schemas.ModelConfig, of_model)
         get(f"{base}/stats", wrap(models.model_statistics), schemas.ModelStatistics, of_model)
         post(
             f"{base}/infer",
             wrap(infer),
             schemas.InferAnswer,
+            errors=inferring,
             body_format=TENSORS,
             also_answers=["application/octet-stream"],
         )
-        post(f"{base}/generate", wrap(generate), schemas.GenerateTextAnswer, body_format=TEXT)
+        post(f"{base}/generate", wrap(generate), schemas.GenerateTextAnswer, errors=generating)
         post(
             f"{base}/generate_stream",
             wrap(generate_stream),
             schemas.GenerateTextAnswer,
-            body_format=TEXT,
+            errors=generating,
             also_answers=["text/event-stream"],
         )
-    _add_repository(app, unavailable)
-    app.router.routes.append(UnknownRoutes("/v2/", ERRORS))
-
-
-def _add_repository(app: FastAPI, unavailable: Sequence[ErrorCode]) -> None:
-    add_route(
-        app,
-        "POST",
+    post(
         "/v2/repository/index",
         models.repository_index,
         list[schemas.RepositoryModel],
-        errors=unavailable,
-        error_shape=ERRORS,
         body_format=BodyFormat(TEXT.media_types, is_optional=True),
     )
     for verb in ("load", "unload"):
-        add_route(
-            app,
-            "POST",
-            f"/v2/repository/models/{{model_name}}/{verb}",
-            models.repository_change,
-            errors=["unsupported_parameter"],
-            error_shape=ERRORS,
-        )
+        path = f"/v2/repository/models/{{model_name}}/{verb}"
+        post(path, models.repository_change, None, errors=["unsupported_parameter"])
+    app.router.routes.append(UnknownRoutes("/v2/", SENTENCE_ERRORS))

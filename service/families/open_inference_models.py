@@ -1,6 +1,6 @@
 """GET routes of the Open Inference Protocol about the server and its models, and the index of its repository."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.responses import Response
 
@@ -29,19 +29,14 @@ async def server_live(call: Call) -> Response:
 
 async def server_ready(call: Call) -> Response:
     """Say whether requests are served."""
-    _check_ready(call)
+    call.service.check_ready()
     return json_answer({"ready": True})
 
 
 async def model_ready(model_name: str, call: Call) -> Response:
     """Say whether requests to a model are served."""
-    _check_ready(call)
+    call.service.check_ready()
     return json_answer({"name": call.service.model(model_name).name, "ready": True})
-
-
-def _check_ready(call: Call) -> None:
-    if call.service.refusal is not None:
-        raise call.service.refusal
 
 
 async def model_metadata(model_name: str, call: Call) -> Response:
@@ -92,32 +87,30 @@ async def model_statistics(model_name: str, call: Call) -> Response:
 
 async def all_statistics(call: Call) -> Response:
     """Count what each model has done."""
-    return json_answer({"model_stats": [_stats(call, model) for model in _models(call)]})
+    return json_answer({"model_stats": [_stats(call, model) for model in call.service.models]})
 
 
 def _stats(call: Call, model: ServedModel) -> dict[str, Any]:
     """The sums of the metrics. What Triton has besides is not counted by model, and left out."""
 
-    def count(*histograms: str) -> int:
-        return sum(int(call.service.metrics.value(f"{name}_count", model.name)) for name in histograms)
+    def total(histogram: str) -> dict[str, int]:
+        count, seconds = call.service.metrics.total(histogram, model.name)
+        return {"count": count, "ns": round(1e9 * seconds)}
 
-    def nanoseconds(*histograms: str) -> int:
-        return sum(round(1e9 * call.service.metrics.value(f"{name}_sum", model.name)) for name in histograms)
-
-    calls, queue = "e2e_request_latency_seconds", "request_queue_time_seconds"
-    encoder, decoder = "request_prefill_time_seconds", "request_decode_time_seconds"
+    queue = total("request_queue_time_seconds")
+    encoder, decoder = total("request_prefill_time_seconds"), total("request_decode_time_seconds")
     # Clients fail without these. What comes before and after the graphs is not measured, but perf_analyzer
     # wants it to be counted as often as they are; and there is no cache.
-    graphs = {"count": count(encoder), "ns": nanoseconds(encoder, decoder)}
+    graphs = {"count": encoder["count"], "ns": encoder["ns"] + decoder["ns"]}
     not_measured, no_cache = graphs | {"ns": 0}, {"count": 0, "ns": 0}
     return {
         "name": model.name,
         "version": VERSION,
-        "inference_count": count(queue),
-        "execution_count": count("batch_padding_ratio", "engine_step_seconds"),  # of the encoder, of the decoder
+        "inference_count": queue["count"],
+        "execution_count": total("batch_padding_ratio")["count"] + total("engine_step_seconds")["count"],
         "inference_stats": {
-            "success": {"count": count(calls), "ns": nanoseconds(calls)},
-            "queue": {"count": count(queue), "ns": nanoseconds(queue)},
+            "success": total("e2e_request_latency_seconds"),
+            "queue": queue,
             "compute_input": not_measured,
             "compute_infer": graphs,
             "compute_output": not_measured,
@@ -130,15 +123,11 @@ def _stats(call: Call, model: ServedModel) -> dict[str, Any]:
 async def repository_index(body: RepositoryIndexBody, call: Call) -> Response:
     """List the models."""
     return json_answer(
-        [{"name": model.name, "version": VERSION, "state": "READY", "reason": ""} for model in _models(call)]
+        [{"name": model.name, "version": VERSION, "state": "READY", "reason": ""} for model in call.service.models]
     )
 
 
-async def repository_change(model_name: str, call: Call) -> Response:
+async def repository_change(model_name: str, call: Call) -> NoReturn:
     """Refuse to load or unload a model: the repository is read when the service starts."""
     message = "Models are loaded when the service starts, and neither loaded nor unloaded later."
     raise ApiError("unsupported_parameter", message)
-
-
-def _models(call: Call) -> list[ServedModel]:
-    return sorted(call.service.backend.models.values(), key=lambda model: model.name)

@@ -12,7 +12,7 @@ from service.errors import ApiError
 from service.families.open_inference_schemas import Datatype
 from service.families.open_inference_tensors import DTYPES, padded
 from service.fields import is_word
-from service.parameters import MAX_TOP_LOGPROBS, Parameters
+from service.parameters import MAX_TOP_LOGPROBS, TextParameters
 from service.serving import ServedModel
 
 Task = Literal["generate", "classify", "encode"]
@@ -21,8 +21,9 @@ TASKS: tuple[Task, ...] = ("generate", "classify", "encode")  # the first that a
 
 # Parameters by what they belong to: a task, or something beside a task's own result.
 PARAMETERS: Mapping[str, Collection[str]] = {
-    "generate": Parameters.model_fields.keys() - {"top_logprobs", "return_attention"},
+    "generate": TextParameters.model_fields.keys(),
     "encode": ("pooling", "normalize", "truncate"),
+    "classify": ("truncate",),
     "alternatives": ("top_logprobs",),
     "maps": ("layers", "heads", "reduce"),
 }

@@ -2,20 +2,60 @@
 
 from typing import Annotated, Any, Literal, Self
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, WithJsonSchema, model_validator
 
-from service.errors import ApiError
-from service.fields import MAX_INPUTS, RequestBody, Text, only, refusal
-from service.routing import ErrorShape
+from service.fields import MAX_ID, MAX_INPUTS, NULL, RequestBody, Text, case, described_as, only, refusal
+from service.parameters import MAX_TOP_LOGPROBS, Indices, Reduce, TextParameters, TopLogprobs
+from service.schemas import Pooling, Truncate
 
-VERSION = "1"  # of every model: a bundle has no other
+Version = Literal["1"]  # of every model: a bundle has no other
+VERSION: Version = "1"
 Datatype = Literal["BYTES", "FP32", "INT64"]
+Row = Text | Annotated[list[Text], Field(max_length=MAX_INPUTS)]
+Rows = Annotated[list[Row], Field(min_length=1, max_length=MAX_INPUTS)]
 # Bounded before a text is looked at: a tensor may say that it has a million rows.
-Shape = Annotated[list[Annotated[StrictInt, Field(ge=0, le=MAX_INPUTS)]], Field(min_length=1, max_length=2)]
-RequestParameters = Annotated[
-    dict[str, Any], Field(description="How to compute what is asked for; the names are those of the service's own.")
+Shape = Annotated[
+    list[Annotated[StrictInt, Field(ge=0, le=MAX_INPUTS)]],
+    Field(min_length=1, max_length=2),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "prefixItems": [{"type": "integer", "minimum": 1, "maximum": MAX_INPUTS}, {"const": 1}],
+            "minItems": 1,
+            "maxItems": 2,
+        }
+    ),
 ]
+One = Annotated[int, Field(ge=1, le=1)]
+
+
+# The parameters as the document has them: what a model and its outputs have no use for is refused elsewhere.
+class InferParameters(TextParameters):
+    """How to compute what is asked for: the service's own fields, of which each needs an output that depends on it."""
+
+    top_logprobs: TopLogprobs = MAX_TOP_LOGPROBS
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    truncate: Truncate = False
+    layers: Indices | None = None
+    heads: Indices | None = None
+    reduce: Reduce = "none"
+    binary_data_output: bool = Field(default=False, description="Send outputs that do not say so behind the JSON.")
+
+
+class WholeTextParameters(TextParameters):
+    """How to generate one text."""
+
+    num_return_sequences: One = 1
+    stream: Literal[False] = False
+
+
+class StreamedTextParameters(TextParameters):
+    """How to generate one text as it comes."""
+
+    num_return_sequences: One = 1
+    num_beams: One = 1
+    stream: Literal[True] = True
 
 
 class TensorParameters(RequestBody):
@@ -25,7 +65,7 @@ class TensorParameters(RequestBody):
 
 
 class InputParameters(TensorParameters):
-    binary_data_size: Annotated[StrictInt, Field(ge=0)] | None = Field(
+    binary_data_size: Annotated[StrictInt, Field(ge=0, le=MAX_ID)] | None = Field(
         default=None, description="Bytes of the tensor, which come behind the JSON."
     )
 
@@ -35,8 +75,19 @@ class InferInput(RequestBody):
     shape: Shape = Field(description="[texts] or [texts, 1].")
     datatype: Literal["BYTES"]
     parameters: InputParameters = Field(default_factory=InputParameters)
-    data: Annotated[list[Any], Field(max_length=MAX_INPUTS)] | None = Field(
+    data: Annotated[list[Any], Field(max_length=MAX_INPUTS), described_as(Rows)] | None = Field(
         default=None, description="The texts, flat or a list for each; absent where binary."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                case("data", data={"type": "array"}, parameters=case(binary_data_size=NULL)),
+                case(
+                    "parameters", data=NULL, parameters=case("binary_data_size", binary_data_size={"type": "integer"})
+                ),
+            ]
+        }
     )
 
     @model_validator(mode="after")
@@ -61,7 +112,7 @@ class RequestedOutput(RequestBody):
 
 class InferBody(RequestBody):
     id: str | None = Field(default=None, description="Comes back in the answer.")
-    parameters: RequestParameters = Field(default_factory=dict)
+    parameters: Annotated[dict[str, Any], described_as(InferParameters)] = Field(default_factory=dict)
     inputs: Annotated[list[InferInput], Field(min_length=1, max_length=1, fail_fast=True)]
     outputs: Annotated[list[RequestedOutput], Field(max_length=64, fail_fast=True)] = Field(
         default_factory=list, description="What is to be computed; where it is empty, what the model is mainly for."
@@ -93,7 +144,7 @@ class InferBody(RequestBody):
 class GenerateTextBody(RequestBody):
     id: str | None = Field(default=None, description="Comes back in the answer.")
     text_input: Text
-    parameters: RequestParameters = Field(default_factory=dict)
+    parameters: Annotated[dict[str, Any], described_as(WholeTextParameters)] = Field(default_factory=dict)
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -102,21 +153,14 @@ class GenerateTextBody(RequestBody):
     )
 
 
+class StreamTextBody(GenerateTextBody):
+    parameters: Annotated[dict[str, Any], described_as(StreamedTextParameters)] = Field(default_factory=dict)
+
+
 class RepositoryIndexBody(RequestBody):
     ready: bool = Field(default=False, description="Only models that are ready, which all are.")
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ready": True}]})
-
-
-class OpenInferenceError(BaseModel):
-    error: str = Field(description="The field at fault, where there is one, and what is wrong with it.")
-
-
-def _write_error(error: ApiError, request_id: str) -> bytes:
-    return orjson.dumps({"error": f"{error.param}: {error.message}" if error.param else error.message})
-
-
-ERRORS = ErrorShape(_write_error, OpenInferenceError)
 
 
 class ServerMetadata(BaseModel):

@@ -8,15 +8,12 @@ from service.families.openai_chat_schemas import ChatAnswer
 from service.families.openai_completions import completions
 from service.families.openai_embeddings import embeddings
 from service.families.openai_schemas import CompletionAnswer, EmbeddingAnswer
-from service.routing import add_route
+from service.routing import TASK_ERRORS, add_route
 
 
 def add_routes(app: FastAPI) -> None:
-    errors: tuple[ErrorCode, ...] = (
-        *("empty_input", "input_too_long", "unsupported_parameter", "unsupported_task", "response_too_large"),
-        *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
-    )
+    errors: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
     stream = ["text/event-stream"]
     add_route(app, "POST", "/v1/completions", completions, CompletionAnswer, errors=errors, also_answers=stream)
     add_route(app, "POST", "/v1/chat/completions", chat_completions, ChatAnswer, errors=errors, also_answers=stream)
-    add_route(app, "POST", "/v1/embeddings", embeddings, EmbeddingAnswer, errors=errors)
+    add_route(app, "POST", "/v1/embeddings", embeddings, EmbeddingAnswer, errors=(*errors, "response_too_large"))

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
-from service.families.openai_schemas import CompletionUsage, DecodingBody
-from service.fields import RequestBody, only, refusal
+from service.families.openai_schemas import TOGETHER, CompletionUsage, DecodingBody
+from service.fields import NOT_BLANK, NULL, RequestBody, case, only, refusal
 from service.parameters import NumNewTokens, TopLogprobs
 
 MAX_MESSAGES = 1024
@@ -50,6 +50,16 @@ class Message(RequestBody):
     audio: Annotated[Any, only({})] = None
     annotations: Annotated[Any, only([])] = None
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                case(role={"const": "assistant"}),
+                case(content={"type": "string", "pattern": NOT_BLANK}),
+                case(content={"type": "array", "contains": case("text", text={"pattern": NOT_BLANK})}),
+            ]
+        }
+    )
+
     @property
     def is_system(self) -> bool:
         return self.role in ("system", "developer")
@@ -83,7 +93,7 @@ class ChatBody(DecodingBody):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
-                {"messages": [{"role": "user", "content": "Hello!"}]},
+                {"model": "smalltalk-chat-gatt", "messages": [{"role": "user", "content": "Hello!"}]},
                 {
                     "messages": [
                         {"role": "system", "content": "Always answer in capitals."},
@@ -96,7 +106,11 @@ class ChatBody(DecodingBody):
                     "top_logprobs": 2,
                 },
                 {"messages": [{"role": "user", "content": "Hello!"}], "stream": True},
-            ]
+            ],
+            "allOf": [
+                *TOGETHER,
+                {"anyOf": [case("logprobs", logprobs={"const": True}), case(top_logprobs=NULL)]},
+            ],
         }
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.responses import Response
 
 from service.calls import Call
-from service.errors import ApiError
+from service.families.common import blank_before, check_goes_on
 from service.families.naming import names_of_copies, naming
 from service.families.openai_schemas import CompletionBody
 from service.families.openai_text import NAMES, TextAnswer, answer_text, finish_reason_of, generate_body
@@ -21,9 +21,8 @@ async def completions(body: CompletionBody, call: Call) -> Response:
     usage where `stream_options` ask for it, then `[DONE]`.
     """
     model = call.service.model(body.model, "generate")
-    if body.echo and not _goes_on(model):
-        message = f"{model.name} does not go on with its prompt, but answers it: there is nothing to echo."
-        raise ApiError("unsupported_parameter", message, param="echo")
+    if body.echo:
+        check_goes_on(model, "echo")
     copies = body.num_draws
     names = {**NAMES, "inputs": "prompt", "top_logprobs": "logprobs", **names_of_copies("inputs", body.prompt, copies)}
     prefix = None
@@ -38,10 +37,6 @@ async def completions(body: CompletionBody, call: Call) -> Response:
         return await answer_text(call, wanted, TextAnswer(call, model, body, choices, "text_completion", "cmpl"))
 
 
-def _goes_on(model: ServedModel) -> bool:
-    return model.manifest.begins_with == "source"
-
-
 class Choice:
     """One text of an answer, written at once or token by token."""
 
@@ -50,9 +45,9 @@ class Choice:
         prompt = index // body.num_choices
         prefix = body.target_prefix.texts[prompt if body.target_prefix.is_list else 0] if body.target_prefix else ""
         prefix_ids = model.target_tokenizer.encode(prefix, add_special_tokens=False)
+        self._model = model
         self._index = index
         self._echo = body.prompt.texts[prompt] if body.echo else ""
-        self._goes_on = _goes_on(model)
         self._prefix = model.target_tokenizer.decode(prefix_ids)
         self._wants_logprobs = body.logprobs is not None
         self._has_begun = False
@@ -81,8 +76,8 @@ class Choice:
         }
 
     def _blank_before(self, token: dict[str, Any]) -> str:
-        """What the text lacks where it goes on with a prompt: the service's own texts begin without their blank."""
-        blank = " " if self._goes_on and (self._prefix or token["text"].startswith(" ")) else ""
+        """The blank that the text may lack; places of tokens are counted with it."""
+        blank = blank_before(self._model, token, self._prefix)
         self._num_read = len(blank)
         self._offset = len(blank + self._prefix) if self._prefix else 0  # without a prefix the blank is the token's
         return blank

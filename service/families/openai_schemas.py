@@ -4,17 +4,23 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
+from service.bundle import MAX_BEAMS
 from service.fields import (
+    AT_MOST_ONE,
+    MAX_ID,
     MAX_INPUTS,
+    NULL,
     TEXTS_SCHEMA,
     RequestBody,
     Texts,
+    case,
     only,
     refusal,
     texts_named,
     texts_without_ids,
 )
 from service.parameters import (
+    BEAM_PARAMETERS,
     EarlyStopping,
     Encoding,
     LengthPenalty,
@@ -35,6 +41,33 @@ class StreamOptions(RequestBody):
     include_usage: bool | None = Field(default=None, description="Send one more event, with the usage of all.")
     continuous_usage_stats: bool | None = Field(default=None, description="Have the usage so far in each event.")
     include_obfuscation: Annotated[Any, only(False)] = None
+
+
+NOT_DRAWN: dict[str, Any] = {"maximum": 0}
+NOT_TRUE: dict[str, Any] = {"enum": [False, None]}
+# In JSON Schema, what fields say of each other.
+TOGETHER: list[Any] = [
+    {
+        "anyOf": [
+            case(temperature=NOT_DRAWN, num_beams=AT_MOST_ONE, n=AT_MOST_ONE, **dict.fromkeys(BEAM_PARAMETERS, NULL)),
+            case(
+                "temperature",
+                temperature={"type": "number", "exclusiveMinimum": 0},
+                num_beams=AT_MOST_ONE,
+                **dict.fromkeys(BEAM_PARAMETERS, NULL),
+            ),
+            case(
+                "num_beams",
+                temperature=NOT_DRAWN,
+                num_beams={"type": "integer", "minimum": 2},
+                n={"maximum": MAX_BEAMS},
+                stream=NOT_TRUE,
+            ),
+        ]
+    },
+    {"anyOf": [case("temperature", temperature={"type": "number"}), case(top_p={"minimum": 1}, top_k={"maximum": 0})]},
+    {"anyOf": [case("stream", stream={"const": True}), case(stream_options=NULL)]},
+]
 
 
 class DecodingBody(RequestBody):
@@ -111,7 +144,7 @@ class DecodingBody(RequestBody):
 
 class CompletionBody(DecodingBody):
     prompt: Annotated[Texts, PlainValidator(texts_without_ids("prompt")), TEXTS_SCHEMA]
-    best_of: int | None = Field(default=None, description="n and nothing else.")
+    best_of: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(default=None, description="n and nothing else.")
     logprobs: TopLogprobs | None = None
     echo: bool | None = Field(default=None, description="Only of a model that goes on with its prompt.")
     suffix: Annotated[Any, only("")] = None
@@ -125,7 +158,8 @@ class CompletionBody(DecodingBody):
                 {"prompt": "A dog runs.", "num_beams": 4, "n": 2, "length_penalty": 0.6, "logprobs": 2},
                 {"prompt": "A dog runs.", "stream": True, "stream_options": {"include_usage": True}},
                 {"prompt": "A dog runs.", "max_tokens": 8, "ignore_eos": True, "stop": None, "user": "somebody"},
-            ]
+            ],
+            "allOf": [*TOGETHER, {"anyOf": [case(echo=NOT_TRUE), case(logprobs=NULL)]}],
         }
     )
 
@@ -147,7 +181,7 @@ class EmbeddingBody(RequestBody):
     model: Model = None
     input: Annotated[Texts, PlainValidator(texts_without_ids("input")), TEXTS_SCHEMA]
     encoding_format: Encoding | None = None
-    dimensions: int | None = Field(default=None, ge=1, description="Those of the model and no others.")
+    dimensions: int | None = Field(default=None, ge=1, le=MAX_ID, description="Those of the model and no others.")
     user: str | None = Field(default=None, description="Means nothing here.")
 
     model_config = ConfigDict(

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from service.bodies import check_body
 from service.calls import Call, json_answer
+from service.families.common import DataFrames
 from service.families.openai_schemas import DecodingBody
 from service.routes.generate import generated, stream_generated
 from service.schemas import GenerateBody
@@ -70,7 +71,7 @@ class Choice(Protocol):
         ...
 
 
-class TextAnswer:
+class TextAnswer(DataFrames):
     """One answer, whole or as Frames of a stream."""
 
     def __init__(
@@ -107,9 +108,6 @@ class TextAnswer:
         input_tokens = sum(output.num_input_tokens for output in outputs)
         usage = self._usage(input_tokens, sum(output.num_tokens for output in outputs))
         return frame({**self._head, "choices": [], "usage": usage}) + DONE
-
-    def error(self, body: bytes) -> bytes:
-        return b"data: " + body + b"\n\n"
 
     def _usage(self, input_tokens: int, output_tokens: int) -> dict[str, int]:
         return _usage(input_tokens // self._body.num_draws, output_tokens)  # a prompt counts once

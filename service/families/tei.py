@@ -23,11 +23,10 @@ from service.families.tei_schemas import (
     SimpleToken,
     TokensBody,
 )
-from service.fields import Texts
 from service.routes.classify import classified
 from service.routes.encode import encoded
 from service.routes.tokens import detokenized, tokenized
-from service.routing import add_route
+from service.routing import TASK_ERRORS, add_route
 from service.schemas import ClassifyBody, DetokenizeBody, EncodeBody, TokenizeBody
 
 ERRORS = typed_errors(
@@ -39,14 +38,14 @@ ERRORS = typed_errors(
 
 async def embed(body: EmbedBody, call: Call) -> Response:
     """Encode each input to one vector: the mean over its tokens, of length 1."""
-    answer = await _encoded(call, _plain(body.inputs), body.truncate, normalize=body.normalize is not False)
+    answer = await _encoded(call, body.inputs.copies(1), body.truncate, normalize=body.normalize is not False)
     check_dimensions(body.dimensions, answer)
     return json_answer(answer["embeddings"])
 
 
 async def embed_all(body: EmbedAllBody, call: Call) -> Response:
     """Encode each input to a vector a token."""
-    answer = await _encoded(call, _plain(body.inputs), body.truncate, pooling="none")
+    answer = await _encoded(call, body.inputs.copies(1), body.truncate, pooling="none")
     pairs = zip(answer["embeddings"], answer["shapes"], strict=True)
     return json_answer([rows.reshape(shape) for rows, shape in pairs])
 
@@ -62,10 +61,6 @@ async def similarity(body: SimilarityBody, call: Call) -> Response:
         answer = await _encoded(call, [body.inputs.source_sentence, *sentences], truncate, normalize=True)
     source, *others = answer["embeddings"]
     return json_answer(np.stack(others) @ source)
-
-
-def _plain(inputs: Texts) -> str | list[str]:
-    return list(inputs.texts) if inputs.is_list else inputs.texts[0]
 
 
 async def _encoded(call: Call, inputs: str | list[str], truncate: bool | None, **options: Any) -> dict[str, Any]:
@@ -92,7 +87,7 @@ async def tokenize(body: TokensBody, call: Call) -> Response:
     """Split each input into tokens, each with its place in the text in bytes of UTF-8."""
     model = model_of_query(call)
     add_special_tokens = body.add_special_tokens is not False
-    wanted = {"model": model.name, "inputs": _plain(body.inputs), "add_special_tokens": add_special_tokens}
+    wanted = {"model": model.name, "inputs": body.inputs.copies(1), "add_special_tokens": add_special_tokens}
     answer = await tokenized(check_body(wanted, TokenizeBody), call)
     pairs = zip(body.inputs.texts, answer["outputs"], strict=True)
     return json_answer([_placed(text, tokens) for text, tokens in pairs])
@@ -127,18 +122,16 @@ async def decode(body: DecodeBody, call: Call) -> Response:
 
 
 def add_routes(app: FastAPI) -> None:
-    unavailable: tuple[ErrorCode, ...] = ("empty_input", "loading", "draining", "engine_dead")
-    splitting: tuple[ErrorCode, ...] = (*unavailable, "unsupported_parameter", "response_too_large")
-    computing: tuple[ErrorCode, ...] = (
-        *(*splitting, "input_too_long", "unsupported_task"),
-        *("queue_timeout", "deadline_exceeded"),
-    )
+    joining: tuple[ErrorCode, ...] = ("model_not_found", "overloaded")
+    splitting: tuple[ErrorCode, ...] = (*joining, "empty_input", "unsupported_parameter", "response_too_large")
+    classifying: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
+    encoding: tuple[ErrorCode, ...] = (*classifying, "response_too_large")
     for path, endpoint, answer, errors in (
-        ("/embed", embed, list[list[float]], computing),
-        ("/embed_all", embed_all, list[list[list[float]]], computing),
-        ("/similarity", similarity, list[float], computing),
-        ("/predict", predict, list[Prediction] | list[list[Prediction]], computing),
+        ("/embed", embed, list[list[float]], encoding),
+        ("/embed_all", embed_all, list[list[list[float]]], encoding),
+        ("/similarity", similarity, list[float], encoding),
+        ("/predict", predict, list[Prediction] | list[list[Prediction]], classifying),
         ("/tokenize", tokenize, list[list[SimpleToken]], splitting),
-        ("/decode", decode, list[str], unavailable),
+        ("/decode", decode, list[str], joining),
     ):
         add_route(app, "POST", path, endpoint, answer, errors=errors, error_shape=ERRORS, model_in_query=True)

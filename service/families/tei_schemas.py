@@ -2,13 +2,22 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
-from service.fields import MAX_INPUTS, TEXTS_SCHEMA, RequestBody, Text, Texts, only, refusal, texts_without_ids
+from service.fields import (
+    MAX_ID,
+    MAX_INPUTS,
+    TEXTS_SCHEMA,
+    RequestBody,
+    Text,
+    Texts,
+    described_as,
+    only,
+    refusal,
+    texts_without_ids,
+)
+from service.parameters import TokenId
 from service.schemas import Inputs, Truncate
-
-_TEXT_SCHEMA = {"type": "string", "minLength": 1}
-_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 
 def _check_predicted(value: Any) -> Any:
@@ -27,13 +36,10 @@ def _alone(sequence: Any, *path: int) -> Any:
     raise refusal("unsupported_parameter", message, *path)
 
 
-_ALONE_SCHEMA = {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "maxItems": 1}
-_BATCH_SCHEMA = {"type": "array", "items": _ALONE_SCHEMA, "minItems": 1, "maxItems": MAX_INPUTS}
-PredictedInputs = Annotated[
-    Any,
-    PlainValidator(_check_predicted),
-    WithJsonSchema({"anyOf": [_TEXT_SCHEMA, _ALONE_SCHEMA, _BATCH_SCHEMA]}),
-]
+OneText = Annotated[list[Text], Field(min_length=1, max_length=1)]
+Batch = Annotated[list[OneText], Field(min_length=1, max_length=MAX_INPUTS)]
+PredictedInputs = Annotated[Any, PlainValidator(_check_predicted, json_schema_input_type=Text | OneText | Batch)]
+ListsOfIds = Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
 class ReadingOptions(RequestBody):
@@ -50,17 +56,22 @@ class EmbedAllBody(ReadingOptions):
 
 class EmbedBody(EmbedAllBody):
     normalize: bool | None = Field(default=None, description="Give each vector length 1, unless it is false.")
-    dimensions: int | None = Field(default=None, ge=1, description="Those of the model and no others.")
+    dimensions: int | None = Field(default=None, ge=1, le=MAX_ID, description="Those of the model and no others.")
     encoding_format: Annotated[Any, only("float")] = None
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"inputs": ["A dog runs.", "A cat sleeps."], "truncate": True}]}
+        json_schema_extra={
+            "examples": [{"inputs": "A dog runs."}, {"inputs": ["A dog runs.", "A cat sleeps."], "truncate": True}]
+        }
     )
 
 
 class Sentences(RequestBody):
     source_sentence: Text
-    sentences: list[Text]
+    sentences: list[Text] = Field(
+        description="With the source sentence no more texts than a call takes.",
+        json_schema_extra={"minItems": 1, "maxItems": MAX_INPUTS - 1},
+    )
 
 
 class SimilarityBody(RequestBody):
@@ -77,7 +88,9 @@ class SimilarityBody(RequestBody):
 class PredictParameters(RequestBody):
     """Hugging Face's for text classification, where TEI has none."""
 
-    top_k: Annotated[int, Field(ge=1)] | None = Field(default=None, description="So many labels, the likeliest.")
+    top_k: Annotated[int, Field(ge=1, le=MAX_ID)] | None = Field(
+        default=None, description="So many labels, the likeliest."
+    )
     function_to_apply: Annotated[Any, only("softmax")] = None
 
 
@@ -108,7 +121,7 @@ class TokensBody(RequestBody):
 
 
 class DecodeBody(RequestBody):
-    ids: Annotated[Any, WithJsonSchema({"anyOf": [_IDS_SCHEMA, {"type": "array", "items": _IDS_SCHEMA}]})]
+    ids: Annotated[Any, described_as(list[TokenId] | ListsOfIds)]
     skip_special_tokens: bool | None = Field(default=None, description="Unless it is false.")
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ids": [5, 6, 2]}, {"ids": [[5, 6], [7]]}]})

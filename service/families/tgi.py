@@ -1,6 +1,5 @@
 """Text Generation Inference's POST /generate and /generate_stream; what it shares with TEI is in `huggingface`."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,8 +8,8 @@ from starlette.responses import Response
 
 from service.bodies import check_body
 from service.calls import Call, json_answer
-from service.errors import ApiError, ErrorCode
-from service.families.common import model_of_query, typed_errors
+from service.errors import ErrorCode
+from service.families.common import DataFrames, blank_before, check_goes_on, model_of_query, typed_errors
 from service.families.tgi_schemas import (
     StreamedTextGenerationBody,
     TextGenerationAnswer,
@@ -19,7 +18,7 @@ from service.families.tgi_schemas import (
     TextGenerationParameters,
 )
 from service.routes.generate import generated, stream_generated
-from service.routing import add_route
+from service.routing import TASK_ERRORS, add_route
 from service.schemas import GenerateBody
 from service.serving import ServedModel
 from service.streaming import StreamedOutput, frame
@@ -57,6 +56,8 @@ async def text_generated(body: TextGenerationBody, call: Call) -> dict[str, Any]
 def _begin(body: TextGenerationBody, call: Call) -> tuple[GenerateBody, "Generation"]:
     model = model_of_query(call, "generate")
     parameters = body.parameters or TextGenerationParameters()
+    if parameters.return_full_text:
+        check_goes_on(model, "parameters.return_full_text")
     generation = Generation(model, body.inputs, parameters)
     wanted = {
         "model": model.name,
@@ -86,16 +87,11 @@ def _generate_parameters(wanted: TextGenerationParameters) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 
-class Generation:
+class Generation(DataFrames):
     """One answer, whole or as Frames of a stream."""
 
     def __init__(self, model: ServedModel, prompt: str, parameters: TextGenerationParameters) -> None:
-        """Raises ApiError where the prompt is wanted of a model that does not go on with it."""
         self._model = model
-        self._goes_on = model.manifest.begins_with == "source"
-        if parameters.return_full_text and not self._goes_on:
-            message = f"{model.name} does not go on with its prompt, but answers it: there is no full text."
-            raise ApiError("unsupported_parameter", message, param="parameters.return_full_text")
         self._before = prompt if parameters.return_full_text else ""
         self._wants_details = bool(parameters.details)
         self._wants_top_tokens = bool(parameters.top_n_tokens)
@@ -106,7 +102,7 @@ class Generation:
         """The service's own answer as Text Generation Inference's."""
         (output,) = answer["outputs"]
         tokens = output["tokens"]
-        written = {"generated_text": self._before + self._blank_before(tokens[0]) + output["text"]}
+        written = {"generated_text": self._before + blank_before(self._model, tokens[0]) + output["text"]}
         if not self._wants_details:
             return written
         details = self._details(output, len(tokens))
@@ -122,7 +118,7 @@ class Generation:
             return frame(self._last | {"generated_text": text, "details": details if self._wants_details else None})
         token, text = event["token"], event["text"]
         if output.num_tokens == 1:
-            self._blank = self._blank_before(token)
+            self._blank = blank_before(self._model, token)
             text = self._blank + text
         # Clients join the tokens' texts: so each is what is new, as an event of the service's own has it.
         self._last = {"index": output.num_tokens, "token": self._token(token) | {"text": text}}
@@ -131,22 +127,12 @@ class Generation:
         self._last |= {"generated_text": None, "details": None}
         return b"" if output.has_last_token else frame(self._last)  # the last comes with the whole text
 
-    def end(self, outputs: Sequence[StreamedOutput]) -> bytes:
-        return b""
-
-    def error(self, body: bytes) -> bytes:
-        return b"data: " + body + b"\n\n"
-
     def _details(self, ended: dict[str, Any], num_tokens: int) -> dict[str, Any]:
         return {
             "finish_reason": FINISH_REASONS[ended["finish_reason"]],
             "generated_tokens": num_tokens,
             "seed": ended.get("seed"),
         }
-
-    def _blank_before(self, token: dict[str, Any]) -> str:
-        """What the text lacks where it goes on with a prompt: the service's own texts begin without their blank."""
-        return " " if self._goes_on and token["text"].startswith(" ") else ""
 
     def _token(self, token: dict[str, Any]) -> dict[str, Any]:
         is_special = self._model.target_tokenizer.is_special(token["id"])
@@ -157,10 +143,7 @@ class Generation:
 
 
 def add_routes(app: FastAPI) -> None:
-    errors: tuple[ErrorCode, ...] = (
-        *("empty_input", "input_too_long", "unsupported_parameter", "unsupported_task"),
-        *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
-    )
+    errors: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
     add_route(
         app,
         "POST",

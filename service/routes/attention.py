@@ -13,7 +13,7 @@ from service.fields import Texts
 from service.inputs import decoding_parameters, generate_requests, read_prefixes, read_sources, read_targets
 from service.maps import MapWriter
 from service.outputs import generated_tokens, seed_of, text_of_target
-from service.routing import add_route
+from service.routing import TASK_ERRORS, add_route
 from service.schemas import AttentionBody
 from service.serving import ServedModel
 
@@ -88,8 +88,5 @@ def add_routes(app: FastAPI) -> None:
         "/v1/attention",
         attention,
         AttentionAnswer,
-        errors=(
-            *("empty_input", "input_too_long", "unsupported_parameter", "unsupported_task", "response_too_large"),
-            *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
-        ),
+        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
     )

@@ -12,7 +12,7 @@ from service.calls import Call, json_answer, timings_of
 from service.engine.request import Encoded, EncodeRequest
 from service.inputs import read_sources
 from service.maps import MapWriter, map_writer
-from service.routing import add_route
+from service.routing import TASK_ERRORS, add_route
 from service.schemas import ClassifyBody
 from service.serving import ServedModel
 
@@ -68,8 +68,5 @@ def add_routes(app: FastAPI) -> None:
         "/v1/classify",
         classify,
         ClassifyAnswer,
-        errors=(
-            *("empty_input", "input_too_long", "unsupported_parameter", "unsupported_task", "response_too_large"),
-            *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
-        ),
+        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
     )

@@ -29,35 +29,50 @@ async def docs(call: Call) -> Response:
 
 def render(openapi: dict[str, Any]) -> str:
     """The page."""
+    schemas = openapi["components"]["schemas"]
     routes = [
-        _route(method, path, operation)
+        _route(method, path, operation, schemas)
         for path, operations in openapi["paths"].items()
         for method, operation in operations.items()
     ]
     title = html.escape(openapi["info"]["title"])
     about = html.escape(openapi["info"]["description"])
-    schemas = _details("Schemas", openapi["components"]["schemas"])
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
         f"<h1>{title} {html.escape(openapi['info']['version'])}</h1><p>{about} For machines: "
-        f'<a href="openapi.json">openapi.json</a>.</p>{"".join(routes)}{schemas}</html>'
+        f'<a href="openapi.json">openapi.json</a>.</p>{"".join(routes)}{_details("Schemas", _json(schemas))}</html>'
     )
 
 
-def _route(method: str, path: str, operation: dict[str, Any]) -> str:
-    answers = "".join(
-        f"<li>{status}: {html.escape(answer['description'])}</li>" for status, answer in operation["responses"].items()
-    )
-    body = operation.get("requestBody")
-    return (
-        f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(operation.get('description', ''))}</p>"
-        f"{_details('Body', body) if body else ''}<ul>{answers}</ul>"
-    )
+def _route(method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+    about = html.escape(operation.get("description", ""))
+    answers = "".join(_answer(*answer) for answer in operation["responses"].items())
+    body = _body(operation["requestBody"], schemas) if "requestBody" in operation else ""
+    return f"<h2>{method.upper()} {html.escape(path)}</h2><p>{about}</p>{body}{answers}"
 
 
-def _details(title: str, content: Any) -> str:
-    text = html.escape(json.dumps(content, indent=2, ensure_ascii=False))
-    return f"<details><summary>{title}</summary><pre>{text}</pre></details>"
+def _body(body: dict[str, Any], schemas: dict[str, Any]) -> str:
+    name = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+    examples = "".join(_json(example) for example in schemas[name]["examples"])
+    return _details(f"Body: {name}, for example", examples)
+
+
+def _answer(status: str, answer: dict[str, Any]) -> str:
+    examples = {
+        code: example for content in answer["content"].values() for code, example in content.get("examples", {}).items()
+    }
+    if not examples:
+        return f"<p>{status}: {html.escape(answer['description'])}</p>"
+    shown = "".join(f"<p>{html.escape(one['summary'])}</p>{_json(one['value'])}" for one in examples.values())
+    return _details(f"{status}: {html.escape(answer['description'])}", shown)
+
+
+def _details(title: str, content: str) -> str:
+    return f"<details><summary>{title}</summary>{content}</details>"
+
+
+def _json(content: Any) -> str:
+    return f"<pre>{html.escape(json.dumps(content, indent=2, ensure_ascii=False))}</pre>"
 
 
 def add_routes(app: FastAPI) -> None:

@@ -12,7 +12,7 @@ from service.calls import Call, json_answer, timings_of
 from service.engine.request import Encoded, EncodeRequest
 from service.inputs import read_sources
 from service.outputs import check_size, numbers
-from service.routing import add_route
+from service.routing import TASK_ERRORS, add_route
 from service.schemas import EncodeBody, Pooling
 
 
@@ -78,14 +78,4 @@ def pool(hidden: NDArray[np.float32], pooling: Pooling, normalize: bool) -> NDAr
 
 
 def add_routes(app: FastAPI) -> None:
-    add_route(
-        app,
-        "POST",
-        "/v1/encode",
-        encode,
-        EncodeAnswer,
-        errors=(
-            *("empty_input", "input_too_long", "unsupported_task", "response_too_large"),
-            *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
-        ),
-    )
+    add_route(app, "POST", "/v1/encode", encode, EncodeAnswer, errors=(*TASK_ERRORS, "response_too_large"))

@@ -14,7 +14,7 @@ from service.engine.worker import Ticket
 from service.inputs import decoding_parameters, generate_requests, read_prefixes, read_sources
 from service.maps import MapWriter, map_writer
 from service.outputs import output_of
-from service.routing import add_route
+from service.routing import TASK_ERRORS, add_route
 from service.schemas import GenerateBody
 from service.serving import ServedModel
 from service.streaming import Frames, OwnFrames, answer_stream
@@ -108,9 +108,6 @@ def add_routes(app: FastAPI) -> None:
         "/v1/generate",
         generate,
         GenerateAnswer,
-        errors=(
-            *("empty_input", "input_too_long", "unsupported_parameter", "unsupported_task", "response_too_large"),
-            *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
-        ),
+        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
         also_answers=["text/event-stream"],
     )

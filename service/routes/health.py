@@ -6,7 +6,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from service.answers import Health
 from service.calls import Call, json_answer
-from service.routing import add_route
+from service.routing import UNAVAILABLE_ERRORS, add_route
 
 
 async def live(call: Call) -> Response:
@@ -16,15 +16,13 @@ async def live(call: Call) -> Response:
 
 async def ready(call: Call) -> Response:
     """Say whether requests are served; send none where this fails."""
-    if call.service.refusal is not None:
-        raise call.service.refusal
+    call.service.check_ready()
     return json_answer({"status": "ready"})
 
 
 async def health(call: Call) -> Response:
     """Say whether requests are served, where other services' clients ask for it."""
-    if call.service.refusal is not None:
-        raise call.service.refusal
+    call.service.check_ready()
     return json_answer({"status": "ok"})
 
 
@@ -35,6 +33,6 @@ async def metrics(call: Call) -> Response:
 
 def add_routes(app: FastAPI) -> None:
     add_route(app, "GET", "/health/live", live, Health)
-    add_route(app, "GET", "/health/ready", ready, Health, errors=("loading", "draining", "engine_dead"))
-    add_route(app, "GET", "/health", health, Health, errors=("loading", "draining", "engine_dead"))
+    add_route(app, "GET", "/health/ready", ready, Health, errors=UNAVAILABLE_ERRORS)
+    add_route(app, "GET", "/health", health, Health, errors=UNAVAILABLE_ERRORS)
     add_route(app, "GET", "/metrics", metrics, response_class=PlainTextResponse)

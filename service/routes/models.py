@@ -13,8 +13,7 @@ from service.serving import ServedModel
 
 async def list_models(call: Call) -> Response:
     """List the models."""
-    models = sorted(call.service.backend.models.values(), key=lambda model: model.name)
-    return json_answer({"object": "list", "data": [_card(model) for model in models]})
+    return json_answer({"object": "list", "data": [_card(model) for model in call.service.models]})
 
 
 async def show_model(model_id: str, call: Call) -> Response:

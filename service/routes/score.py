@@ -10,7 +10,7 @@ from service.calls import Call, json_answer, timings_of
 from service.engine.request import DecodingParameters, Generated, Target
 from service.inputs import generate_requests, read_sources, read_targets
 from service.outputs import token_of
-from service.routing import add_route
+from service.routing import TASK_ERRORS, add_route
 from service.schemas import ScoreBody
 from service.tokenizer import TextTokenizer
 
@@ -44,14 +44,4 @@ def _scored(tokenizer: TextTokenizer, target: Target) -> dict[str, Any]:
 
 
 def add_routes(app: FastAPI) -> None:
-    add_route(
-        app,
-        "POST",
-        "/v1/score",
-        score,
-        ScoreAnswer,
-        errors=(
-            *("empty_input", "input_too_long", "unsupported_task"),
-            *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
-        ),
-    )
+    add_route(app, "POST", "/v1/score", score, ScoreAnswer, errors=TASK_ERRORS)

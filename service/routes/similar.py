@@ -11,9 +11,9 @@ from starlette.responses import Response
 from service.answers import SimilarAnswer
 from service.calls import Call, json_answer, timings_of
 from service.engine.request import Compared, SimilarRequest
-from service.errors import ApiError
+from service.errors import ApiError, ErrorCode
 from service.routes.tokens import tokenizer_of
-from service.routing import add_route
+from service.routing import ENGINE_ERRORS, add_route
 from service.schemas import SimilarBody
 from service.tokenizer import TextTokenizer
 
@@ -91,14 +91,5 @@ def best(scores: NDArray[np.float32], count: int, excluded: Collection[int]) -> 
 
 
 def add_routes(app: FastAPI) -> None:
-    add_route(
-        app,
-        "POST",
-        "/v1/similar",
-        similar,
-        SimilarAnswer,
-        errors=(
-            *("empty_input", "unsupported_task"),
-            *("queue_timeout", "loading", "draining", "engine_dead", "deadline_exceeded"),
-        ),
-    )
+    errors: tuple[ErrorCode, ...] = ("model_not_found", "unsupported_task", *ENGINE_ERRORS)
+    add_route(app, "POST", "/v1/similar", similar, SimilarAnswer, errors=errors)

@@ -18,7 +18,6 @@ from service.tokenizer import TextTokenizer, TokenSpan
 
 # A token is a byte at the least, so this bounds the answer; and tokenising takes some hundred times as much memory.
 MAX_TEXT_BYTES = 100_000
-UNAVAILABLE: tuple[ErrorCode, ...] = ("loading", "draining", "engine_dead")
 
 
 async def tokenize(body: TokenizeBody, call: Call) -> Response:
@@ -83,6 +82,6 @@ def tokenizer_of(model: ServedModel, side: Side) -> TextTokenizer:
 
 
 def add_routes(app: FastAPI) -> None:
-    errors: tuple[ErrorCode, ...] = ("empty_input", *UNAVAILABLE)
+    errors: tuple[ErrorCode, ...] = ("model_not_found", "empty_input", "overloaded")
     add_route(app, "POST", "/v1/tokenize", tokenize, TokenizeAnswer, errors=(*errors, "response_too_large"))
     add_route(app, "POST", "/v1/detokenize", detokenize, DetokenizeAnswer, errors=errors)

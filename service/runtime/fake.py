@@ -232,7 +232,7 @@ class FakeRunner:
             self._source[row, : len(source)] = source
             self._read[row] = 0.0
             self._hash[row] = 0.0
-            if self._manifest.begins_with == "source":
+            if self._manifest.goes_on:
                 self._read[row, : len(source)] = source
                 self._hash[row] = encoded["hash_state"][example]
 
@@ -293,7 +293,7 @@ class FakeRunner:
         tokens = self._manifest.tokens
         vocabulary = self._manifest.limits.vocabulary
         noise = (key[:, None] * np.arange(1, vocabulary + 1) * 40503 % PRIME) / PRIME * 4.0
-        num_filled = source_lengths - 1 if self._manifest.begins_with == "source" else 0
+        num_filled = source_lengths - 1 if self._manifest.goes_on else 0
         is_over = lengths - num_filled >= _target_length(source_hash)
         best = np.where(is_over, tokens.end_id, 3 + key % (vocabulary - 3))
         logits = noise.astype(np.float32)

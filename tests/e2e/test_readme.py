@@ -26,7 +26,7 @@ CURLS = [block for block in blocks("sh") if block.startswith("curl")]
 
 def test_the_readme_shows_generation_attention_and_streaming() -> None:
     assert len(CURLS) == 4
-    assert len(blocks("python")) == 1
+    assert len(blocks("python")) == 2
 
 
 @pytest.mark.parametrize("block", [block for block in CURLS if "-sN" not in block])
@@ -50,3 +50,9 @@ def test_the_python_example_says_that_hund_looks_at_dog_or_brown(shipped: Runnin
     code = pointed_at(shipped, blocks("python")[0])
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert " looks at " in done.stdout
+
+
+def test_the_chat_example_answers_in_capitals(shipped: RunningServer) -> None:
+    code = pointed_at(shipped, blocks("python")[1])
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == done.stdout.upper() != done.stdout.lower()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,14 +71,19 @@ def test_other_forms_are_refused(classifier_bundle: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"labels": []}, {"tasks": ["encode"]}, {"tasks": ["generate", "encode", "classify"]}],
-    ids=["no labels", "no task", "a task too many"],
+    ("change", "reason"),
+    [
+        ({"labels": []}, "and what it needs must be given together"),
+        ({"tasks": ["encode"]}, "and what it needs must be given together"),
+        ({"tasks": ["generate", "encode", "classify"]}, "and what it needs must be given together"),
+        ({"languages": {"source": "en", "target": "de"}}, "of a model that generates"),
+    ],
+    ids=["no labels", "no task", "a task too many", "languages"],
 )
 def test_a_manifest_whose_tasks_and_means_differ_is_refused(
-    classifier_bundle: Path, tmp_path: Path, change: dict[str, list[str]]
+    classifier_bundle: Path, tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
     document = json.loads((classifier_bundle / MANIFEST).read_text(encoding="utf-8"))
     (tmp_path / MANIFEST).write_text(json.dumps({**document, **change}), encoding="utf-8")
-    with pytest.raises(BundleError, match="and what it needs must be given together"):
+    with pytest.raises(BundleError, match=reason):
         read_manifest(tmp_path)

@@ -131,7 +131,7 @@ async def test_the_examples_are_answered(start: Start, make_backend: MakeBackend
         for one in backend.manifests
     )
     sizes = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
-    backend.manifests = (*backend.manifests, fake_classifier_manifest("sentiment-sst2", **sizes))
+    backend.manifests = (*backend.manifests, fake_classifier_manifest("sst2-sentiment", **sizes))
     async with start(backend) as running:
         for path, body in CURLS:
             answer = await running.post(path, json.loads(body))

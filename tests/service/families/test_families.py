@@ -12,11 +12,12 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from service.calls import Call, json_answer
-from service.errors import ApiError
+from service.errors import ERRORS, ApiError, ErrorCode
 from service.families import FAMILIES
 from service.families.naming import naming
+from service.openapi import ErrorShape
 from service.routes.generate import generated, stream_generated
-from service.routing import ErrorShape, add_route
+from service.routing import add_route
 from service.runtime.fake import Faults
 from service.schemas import GenerateBody
 from service.settings import FAMILIES as NAMES
@@ -133,8 +134,14 @@ async def test_an_error_in_a_stream_has_it_too(start: Start, make_backend: MakeB
 
 async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running) -> None:
     responses = with_plain_route(running).app.openapi()["paths"]["/plain"]["post"]["responses"]
-    for status in ("422", "500", "default"):
-        assert responses[status]["content"]["application/json"]["schema"]["$ref"].endswith("/PlainError")
+    expected: list[tuple[str, ErrorCode]] = [("422", "empty_input"), ("500", "internal")]
+    for status, code in expected:
+        content = responses[status]["content"]["application/json"]
+        assert content["schema"]["$ref"].endswith("/PlainError")
+        assert content["examples"][code]["value"] == {"error": ERRORS[code].message, "told": code}
+    # A head that comes too slowly is refused before its route is known, a body by its route.
+    shapes = responses["408"]["content"]["application/json"]["schema"]["anyOf"]
+    assert [one["$ref"].rsplit("/", 1)[1] for one in shapes] == ["ErrorAnswer", "PlainError"]
 
 
 @pytest.mark.parametrize(

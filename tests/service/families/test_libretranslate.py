@@ -225,12 +225,18 @@ async def test_other_routes_take_no_forms_and_this_one_nothing_else(start: Start
             assert answer.json()["error"].startswith(f"Send Content-Type: application/json or {FORM['content-type']},")
 
 
-async def test_openapi_declares_both_bodies(start: Start) -> None:
+async def test_openapi_declares_both_bodies_and_that_a_form_has_no_lists_or_nulls(start: Start) -> None:
     async with start() as running:
         paths = (await running.client.get("/openapi.json")).json()["paths"]
-        schema = {"schema": {"$ref": "#/components/schemas/TranslateBody"}}
         content = paths["/translate"]["post"]["requestBody"]["content"]
-        assert content == {"application/json": schema, FORM["content-type"]: schema}
+        assert set(content) == {"application/json", FORM["content-type"]}
+        assert content["application/json"] == {"schema": {"$ref": "#/components/schemas/TranslateBody"}}
+        form = content[FORM["content-type"]]["schema"]
+        kinds = {name: field["type"] for name, field in form["properties"].items()}
+        texts = dict.fromkeys(("q", "source", "target", "format", "api_key"), "string")
+        assert kinds == texts | {"alternatives": "integer"}
+        assert form["properties"]["format"]["const"] == "text"
+        assert (form["required"], form["additionalProperties"]) == (["q", "source", "target"], False)
         assert set(paths["/v1/generate"]["post"]["requestBody"]["content"]) == {"application/json"}
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.families.open_inference_outputs import PARAMETERS, outputs_of
 from service.families.open_inference_outputs import body_of as body_of_task
-from service.families.open_inference_outputs import outputs_of
+from service.families.open_inference_schemas import InferParameters
 from service.runtime.fake import Faults, fake_classifier_manifest, fake_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
@@ -162,6 +163,7 @@ async def test_labels_come_likeliest_first_with_their_scores_and_maps(judge: Run
         part = tuple(map(slice, maps["shape"]))
         assert outputs["attention_encoder"][row][part] == pytest.approx(np.array(maps["data"]).reshape(maps["shape"]))
     assert list(await infer(judge, TEXTS, model="judge")) == ["labels", "label_scores"]
+    assert (await infer(judge, ["x" * 100], model="judge", truncate=True))["labels"].shape == (1, 2)
 
 
 async def test_outputs_of_several_tasks_come_in_the_order_that_is_asked_for(running: Running) -> None:
@@ -213,6 +215,11 @@ async def test_a_refusal_names_the_parameter_or_the_output(
     running: Running, outputs: list[str], parameters: dict[str, Any], message: str
 ) -> None:
     assert (await refused(running, body_of(["a dog"], *outputs, **parameters))).startswith(message)
+
+
+def test_the_document_has_the_parameters_that_outputs_depend_on_and_no_other() -> None:
+    names = {name for of_one in PARAMETERS.values() for name in of_one}
+    assert InferParameters.model_fields.keys() == names | {"binary_data_output"}
 
 
 @pytest.mark.parametrize(

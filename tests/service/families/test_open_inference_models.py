@@ -137,6 +137,20 @@ async def test_the_repository_is_not_changed(running: Running, verb: str) -> Non
     assert (await running.client.get("/v2/models/fake/ready")).status_code == 200
 
 
+async def test_openapi_declares_what_need_not_be_sent_and_what_never_comes(running: Running) -> None:
+    paths = (await get(running, "/openapi.json"))["paths"]
+    assert paths["/v2/repository/index"]["post"]["requestBody"]["required"] is False
+    for verb in ("load", "unload"):
+        assert {"200", "422"} & set(paths[f"/v2/repository/models/{{model_name}}/{verb}"]["post"]["responses"]) == {
+            "422"
+        }
+    for path, operations in paths.items():
+        (operation,) = operations.values()
+        parameters = {one["name"]: one["schema"] for one in operation["parameters"]}
+        assert ("model_version" in parameters) == ("{model_version}" in path)
+        assert parameters.get("model_version", {"const": "1"})["const"] == "1"
+
+
 @pytest.mark.parametrize("path", ["/v2/logging", "/v2/models", "/v2/models/fake/trace/setting", "/v2/x"])
 async def test_what_is_not_there_is_404_in_the_protocols_shape(running: Running, path: str) -> None:
     for answer in (await running.client.get(path), await running.client.post(path)):

@@ -1,0 +1,84 @@
+"""Requests made from the OpenAPI document, right and wrong ones, get the answers that the document promises.
+
+`make test` sends some thousands, the same each time. `make fuzz` sends many more, others each time.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from bench.server import RunningServer, serving
+
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # of each route; the few of every time where it is not set
+MODELS = ("multi30k-en-de", "smalltalk-chat-gatt", "sst2-sentiment")  # one of each kind
+PATIENCE_S = 300  # a machine that is slow is no fault
+NAMES = ("body.model", "query.model", "path.model_id", "path.model_name")  # what routes call a model
+
+CONFIG = """
+hooks = "tests.e2e.schemathesis_hooks"
+continue-on-failure = true
+request-timeout = {patience_s}
+
+[cache]
+enabled = false
+
+[generation]
+database = "none"
+deterministic = {is_deterministic}
+max-examples = {examples}
+
+[dictionaries.models]
+values = {models}
+
+[parameters]
+{parameters}
+
+[reports.json]
+path = "{report}"
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    with serving(Path("bundles"), queue_timeout_s=PATIENCE_S, request_timeout_s=PATIENCE_S) as server:
+        yield server
+
+
+def test_every_operation_keeps_what_the_document_says(server: RunningServer, tmp_path: Path) -> None:
+    config, document, report = (tmp_path / name for name in ("schemathesis.toml", "openapi.json", "report.json"))
+    with urlopen(f"{server.url}/openapi.json", timeout=30) as answer:
+        document.write_bytes(answer.read())  # told where it comes from, schemathesis would leave out that route
+    bindings = (f'"{name}" = {{ dictionary = "models", probability = 0.9 }}' for name in NAMES)
+    config.write_text(
+        CONFIG.format(
+            is_deterministic=json.dumps(EXAMPLES is None),
+            examples=EXAMPLES or 10,
+            patience_s=PATIENCE_S,
+            models=json.dumps(MODELS),
+            parameters="\n".join(bindings),
+            report=report,
+        ),
+        encoding="utf-8",
+    )
+    words = ["--config-file", str(config), "run", str(document), "--url", server.url]
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}  # for the hooks
+    command = [sys.executable, "-m", "schemathesis.cli", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text(encoding="utf-8"))
+    paths = json.loads(document.read_bytes())["paths"]
+    can_answer = {
+        f"{method.upper()} {path}": "200" in operation["responses"]
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    }
+    assert found["operations"]["tested"] == len(can_answer)
+    rates = found["valid_rates"]
+    answered = {name for name, phases in rates.items() if any(one["accepted"] for one in phases.values())}
+    assert answered == {name for name, can in can_answer.items() if can}

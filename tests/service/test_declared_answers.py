@@ -1,0 +1,357 @@
+"""Each route gives every error that it declares, with its code and in the shape of its example, and no other.
+
+All of it is read from the document, so that a new route is covered as soon as it is in it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import httpx2 as httpx
+import orjson
+import pytest
+
+from service import logs, outputs
+from service.app import create_app
+from service.bundle import ChatTemplate
+from service.errors import ERRORS, ErrorCode
+from service.loading import load_backend
+from service.openapi import HEAD_ERRORS
+from service.routes import tokens
+from service.routing import JsonRoute
+from service.runtime.fake import fake_classifier_manifest, fake_manifest
+from service.settings import Settings
+from tests.service.conftest import MakeBackend, Running, Serve, Start, read_all, reading_examples, until
+
+pytestmark = pytest.mark.anyio
+
+MODELS = ("fake", "judge", "chat", "encoder")  # between them they can do every task
+# What makes an example ask for more than a model or a route can do,
+BEYOND: tuple[Mapping[str, Any], ...] = (
+    {"stream": True, "parameters": {"num_beams": 2}},
+    {"parameters": {"top_logprobs": 1}},
+    {"return_attention": {"kinds": ["cross"]}},
+    {"dimensions": 3},
+    {"logit_bias": {"5": 1}},
+    {"parameters": {"watermark": True}},
+    {"parameters": {"priority": 1}},
+    {"parameters": {"prompt_name": "query"}},
+    {"prompt_name": "query"},
+    {"raw_scores": True},
+    {"format": "html"},
+)
+# and for an answer without bounds.
+UNBOUNDED: tuple[Mapping[str, Any], ...] = ({"return_attention": True}, {"parameters": {"return_attention": True}})
+
+DOCUMENT: dict[str, Any] = create_app(Settings(), load_backend).openapi()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One route as the document describes it."""
+
+    method: str
+    path: str
+    described: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def errors(self) -> dict[str, Any]:
+        """An example of each error that is declared, by its code."""
+        return {
+            code: example["value"]
+            for status, answer in self.described["responses"].items()
+            if status != "200"
+            for code, example in answer["content"]["application/json"]["examples"].items()
+        }
+
+    @property
+    def _schema(self) -> Mapping[str, Any]:
+        reference = self.described["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        schema: Mapping[str, Any] = DOCUMENT["components"]["schemas"][reference.rsplit("/", 1)[1]]
+        return schema
+
+    @property
+    def examples(self) -> list[dict[str, Any]]:
+        """Of the body."""
+        examples: list[dict[str, Any]] = self._schema["examples"]
+        return examples
+
+    @property
+    def reads_body(self) -> bool:
+        return "requestBody" in self.described
+
+    def at(self, model: str, body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The path and the body that ask this model."""
+        parameters = {one["name"]: one["in"] for one in self.described["parameters"]}
+        path, query = self.path, {}
+        for name, place in parameters.items():
+            if place == "path":
+                path = path.replace(f"{{{name}}}", "1" if "version" in name else model)
+            elif name == "model":
+                query[name] = model
+        named = {"model": model} if self.reads_body and "model" in self._schema.get("properties", ()) else {}
+        return str(httpx.URL(path, params=query)) if query else path, {**body, **named}
+
+
+OPERATIONS = [
+    Operation(method.upper(), path, described)
+    for path, operations in DOCUMENT["paths"].items()
+    for method, described in operations.items()
+]
+
+
+def as_it_is(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield body
+
+
+def each_text_as(text: str, body: Any) -> Iterator[Any]:
+    """Copies of a body, in each of which another of its strings, at any depth, is this text."""
+    if isinstance(body, str):
+        yield text
+    if isinstance(body, dict | list):
+        for key, inner in body.items() if isinstance(body, dict) else enumerate(body):
+            for changed in each_text_as(text, inner):
+                copied = body.copy()
+                copied[key] = changed
+                yield copied
+
+
+def long(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return each_text_as("x " * 200, body)
+
+
+def empty(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from each_text_as(" ", body)
+    yield from ({**body, name: []} for name in body)
+
+
+def with_any_of(more: Iterable[Mapping[str, Any]], body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield body
+    yield from ({**body, **one} for one in more)
+
+
+async def never_whole() -> AsyncIterator[bytes]:
+    yield b"{"
+    await asyncio.sleep(0.2)
+    yield b"}"
+
+
+@contextlib.asynccontextmanager
+async def full(running: Running) -> AsyncIterator[None]:
+    """No door has a place left."""
+    service = running.app.state.service
+    with contextlib.ExitStack() as places:
+        for model in service.backend.models.values():
+            places.enter_context(service.door(model).reserve(10**6, 0))
+        yield
+
+
+@contextlib.asynccontextmanager
+async def busy(running: Running) -> AsyncIterator[None]:
+    """The engine is at work for a while."""
+    runner = running.backend.runners[0]
+    begun = runner.num_encodes
+
+    def has_begun_or_failed() -> bool:
+        return runner.num_encodes > begun or work.done()
+
+    while runner.num_encodes == begun:  # again where this call itself has waited too long
+        work = asyncio.ensure_future(running.post("/v1/encode", {"model": "fake", "inputs": "x"}))
+        await until(has_begun_or_failed)
+    yield
+    await work
+
+
+@contextlib.asynccontextmanager
+async def narrow(running: Running) -> AsyncIterator[None]:
+    """No answer may hold anything that is counted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outputs, "MAX_NUMBERS", 0)
+        patch.setattr(tokens, "MAX_TEXT_BYTES", 0)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def wrong(running: Running) -> AsyncIterator[None]:
+    """Every route has a bug."""
+
+    async def endpoint(**_: Any) -> None:
+        raise RuntimeError
+
+    for route in running.app.routes:
+        if isinstance(route, JsonRoute):
+            route.endpoint = endpoint
+    yield
+
+
+@contextlib.asynccontextmanager
+async def draining(running: Running) -> AsyncIterator[None]:
+    running.app.state.service.is_draining = True
+    yield
+
+
+@contextlib.asynccontextmanager
+async def dead(running: Running) -> AsyncIterator[None]:
+    await running.app.state.service.backend.worker.stop(0)
+    yield
+
+
+@contextlib.asynccontextmanager
+async def fine(running: Running) -> AsyncIterator[None]:
+    yield
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What causes an error: a service in a certain state, and requests of which one must be refused."""
+
+    state: Callable[[Running], contextlib.AbstractAsyncContextManager[None]] = fine
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    is_loading: bool = False
+    encode_s: float = 0.0
+    models: Sequence[str] = MODELS
+    change: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] = as_it_is
+    content: Callable[[bytes], Any] = bytes  # from the bytes of the body
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    async def answers(self, running: Running, operation: Operation) -> AsyncIterator[httpx.Response]:
+        for body in self.bodies(operation) if operation.reads_body else [{}]:
+            async for answer in self.answers_to(body, running, operation):
+                yield answer
+
+    def bodies(self, operation: Operation) -> Iterator[dict[str, Any]]:
+        for example in operation.examples:
+            yield from self.change(example)
+
+    async def answers_to(
+        self, body: dict[str, Any], running: Running, operation: Operation
+    ) -> AsyncIterator[httpx.Response]:
+        """One of each model."""
+        for model in self.models:
+            path, named = operation.at(model, body)
+            content = self.content(orjson.dumps(named)) if operation.reads_body else None
+            headers = {"content-type": "application/json", **self.headers}
+            yield await running.client.request(operation.method, path, content=content, headers=headers)
+
+
+TIMEOUT = "x-request-timeout-ms"
+CAUSES: Mapping[ErrorCode, Cause] = {
+    "malformed_json": Cause(content=lambda body: body[:-1]),
+    "model_not_found": Cause(models=["nobody"]),
+    "client_too_slow": Cause(content=lambda body: never_whole(), settings={"body_timeout_s": 0.02}),
+    "body_too_large": Cause(content=lambda body: body.ljust(10_001), settings={"max_body_bytes": 10_000}),
+    "unsupported_media_type": Cause(headers={"content-type": "text/csv"}),
+    "invalid_parameter": Cause(headers={TIMEOUT: "0"}),
+    "empty_input": Cause(change=empty),
+    "input_too_long": Cause(change=long),
+    "unsupported_parameter": Cause(change=partial(with_any_of, BEYOND)),
+    "unsupported_task": Cause(models=["idle"]),
+    "response_too_large": Cause(narrow, change=partial(with_any_of, UNBOUNDED)),
+    "internal": Cause(wrong),
+    "overloaded": Cause(full),
+    "queue_timeout": Cause(busy, encode_s=0.1, settings={"queue_timeout_s": 0.02}),
+    "loading": Cause(is_loading=True),
+    "draining": Cause(draining),
+    "engine_dead": Cause(dead),
+    "deadline_exceeded": Cause(busy, encode_s=0.1, headers={TIMEOUT: "20"}),
+}
+# What is no answer of a route: the router's own.
+OF_NO_ROUTE: set[ErrorCode] = {"not_found", "method_not_allowed"}
+
+
+def keys(value: Any) -> Any:
+    """What a value is made of, without what it says."""
+    return {name: keys(inner) for name, inner in value.items()} if isinstance(value, dict) else None
+
+
+@contextlib.asynccontextmanager
+async def caused(start: Start, make_backend: MakeBackend, cause: Cause) -> AsyncIterator[Running]:
+    may_load = threading.Event()
+    backend = reading_examples(make_backend(encode_s=cause.encode_s, wait_for=may_load if cause.is_loading else None))
+    sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
+    fake, judge = backend.manifests[0], fake_classifier_manifest("judge", **sizes)
+    chat = fake_manifest("chat", **sizes, max_target_tokens=128, begins_with="source")
+    backend.manifests = (
+        *(fake, judge),
+        chat.model_copy(update={"chat": ChatTemplate(user="{}", assistant="{}", reply="")}),
+        judge.model_copy(update={"name": "encoder", "tasks": ("encode",)}),
+        fake.model_copy(update={"name": "idle", "tasks": (), "languages": None}),
+    )
+    async with start(backend, **cause.settings) as running:
+        try:
+            yield running
+        finally:
+            may_load.set()
+
+
+def test_there_is_a_cause_for_every_code() -> None:
+    assert CAUSES.keys() | set(HEAD_ERRORS) | OF_NO_ROUTE == ERRORS.keys()
+
+
+@pytest.mark.parametrize("code", CAUSES)
+async def test_every_route_gives_an_error_where_it_declares_it_and_nowhere_else(
+    start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture, code: ErrorCode
+) -> None:
+    caplog.set_level(logging.DEBUG, logs.access_logger.name)
+    cause = CAUSES[code]
+    async with caused(start, make_backend, cause) as running:
+        for operation in OPERATIONS:
+            found = set()
+            async with cause.state(running):
+                async for answer in cause.answers(running, operation):
+                    told = getattr(caplog.records[-1], logs.FIELDS)["code"]  # in the log; not every family tells it
+                    check(operation, answer, told)
+                    found.add(told)
+                    if told == code:
+                        break
+            is_declared = code in operation.errors and (operation.reads_body or code not in HEAD_ERRORS)
+            assert (code in found) == is_declared, f"{operation}: {found}"
+
+
+def check(operation: Operation, answer: httpx.Response, code: ErrorCode | None) -> None:
+    """An answer is as the document says."""
+    if code is None:
+        assert answer.status_code == 200
+        return
+    assert code in operation.errors, f"{operation} does not declare {code}"
+    assert answer.status_code == ERRORS[code].status
+    assert keys(answer.json()) == keys(operation.errors[code])
+    assert answer.headers["content-type"] == "application/json"
+    assert ("retry-after" in answer.headers) == (answer.status_code == 503)
+
+
+HEADS: Mapping[ErrorCode, bytes] = {
+    "malformed_request": b"no header\r\n\r\n",
+    "client_too_slow": b"Host: ",
+    "headers_too_large": b"X-Long: " + b"x" * 40_000 + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("code", HEADS)
+def test_a_head_that_is_refused_has_the_services_own_error_on_every_route(serve: Serve, code: ErrorCode) -> None:
+    assert HEADS.keys() == set(HEAD_ERRORS)
+    with serve(header_timeout_s=0.05) as wire:
+        for operation in OPERATIONS:
+            with wire.connect() as connection:
+                connection.sendall(f"{operation.method} {operation.path} HTTP/1.1\r\n".encode() + HEADS[code])
+                head, body = read_all(connection).split(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 %d " % ERRORS[code].status)
+            assert orjson.loads(body)["error"]["code"] == code
+            assert code in operation.errors
+
+
+async def test_every_example_of_a_body_is_answered(start: Start, make_backend: MakeBackend) -> None:
+    async with caused(start, make_backend, Cause()) as running:
+        for operation in filter(lambda one: one.reads_body, OPERATIONS):
+            for example in operation.examples:
+                answers = Cause().answers_to(example, running, operation)
+                statuses = [answer.status_code async for answer in answers]
+                assert 200 in statuses, f"{operation}: {example}"
