@@ -163,7 +163,7 @@ async def test_labels_come_likeliest_first_with_their_scores_and_maps(judge: Run
         part = tuple(map(slice, maps["shape"]))
         assert outputs["attention_encoder"][row][part] == pytest.approx(np.array(maps["data"]).reshape(maps["shape"]))
     assert list(await infer(judge, TEXTS, model="judge")) == ["labels", "label_scores"]
-    assert (await infer(judge, ["x" * 100], model="judge", truncate=True))["labels"].shape == (1, 2)
+    assert (await infer(judge, ["x" * 100], model="judge", truncate=True))["labels"].shape == (1, 3)
 
 
 async def test_outputs_of_several_tasks_come_in_the_order_that_is_asked_for(running: Running) -> None:
