@@ -26,7 +26,6 @@ from bench.server import serving
 from service.cpu import usable_threads
 
 SECTION = "guidellm"
-HEALTH = "health/ready"
 PROMPTS = 30_000  # more than any rate needs: guidellm ends with its prompts
 
 
@@ -78,7 +77,6 @@ def sweep_arguments(url: str, model: str, prompts: Path, report: Path, rates: in
         "target": url,
         "model": model,
         "request_format": "/v1/completions",
-        "api_routes./health": HEALTH,  # before the first step it asks whether all is well
     }
     return [
         "run",
