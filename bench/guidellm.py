@@ -1,7 +1,7 @@
 """`python -m bench.guidellm EXECUTABLE`: a guidellm sweep of /v1/completions, for docs/performance.md.
 
 guidellm is no dependency: the executable is that of an environment of its own, as docs/performance.md says. It runs
-unmodified against a service that is started for it, one request at a time, then all at once, then at rates between
+unmodified against a service that is started for it, one request at a time, then many at once, then at rates between
 these two; what is kept are its own figures. The model is large enough for the service to be what is saturated: of the
 shipped one it answers faster than guidellm asks.
 """
@@ -26,6 +26,8 @@ from bench.server import serving
 from service.cpu import usable_threads
 
 SECTION = "guidellm"
+# Fewer than the service has places for: who is refused asks again at once, and takes the processor that both share.
+MAX_OPEN = 128
 PROMPTS = 30_000  # more than any rate needs: guidellm ends with its prompts
 
 
@@ -81,7 +83,7 @@ def sweep_arguments(url: str, model: str, prompts: Path, report: Path, rates: in
     return [
         "run",
         *("--backend", ",".join(f"{name}={value}" for name, value in backend.items())),
-        *("--profile", f"kind=sweep,sweep_size={rates}"),
+        *("--profile", f"kind=sweep,sweep_size={rates},max_concurrency={MAX_OPEN}"),
         *("--constraint", f"kind=max_duration,seconds={seconds}"),
         *("--data", f"kind=text_file,path={prompts}"),
         *("--output", f"kind=json,path={report}"),
