@@ -65,14 +65,30 @@ async def test_families_stand_with_commas_between_them(value: str, names: tuple[
     assert read_settings([], {"SIGHTLINE_FAMILIES": value}).family_names == names
 
 
-async def test_a_family_that_is_off_is_404_and_not_described(start: Start) -> None:
+async def described(running: Running) -> set[tuple[str, str]]:
+    """The routes in the document: method and path."""
+    paths = (await running.client.get("/openapi.json")).json()["paths"]
+    return {(method, path) for path, operations in paths.items() for method in operations}
+
+
+@pytest.mark.parametrize("family", NAMES)
+async def test_a_family_that_is_off_is_404_and_not_described(start: Start, family: str) -> None:
+    others = ",".join(name for name in NAMES if name != family)
+    async with start(families=others) as without, start() as whole:
+        of_family = await described(whole) - await described(without)
+        assert len(of_family) >= 2
+        for method, path in of_family:
+            address = path.replace("{model_name}", "fake").replace("{model_version}", "1")
+            answer = await without.client.request(method, address, json={"inputs": "a dog"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), path
+            answer = await whole.client.request(method, address, json={"inputs": "a dog"})
+            assert answer.status_code != 404, path
+
+
+async def test_without_any_family_the_services_own_routes_are_there(start: Start) -> None:
     async with start(families="") as running:
-        for path in ("/v1/completions", "/v1/embeddings"):
-            answer = await running.post(path, {"prompt": "x"})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-        openapi = (await running.client.get("/openapi.json")).json()
-        assert not {"/v1/completions", "/v1/embeddings"} & set(openapi["paths"])
-        assert "CompletionBody" not in openapi["components"]["schemas"]
+        schemas = (await running.client.get("/openapi.json")).json()["components"]["schemas"]
+        assert "GenerateBody" in schemas and "CompletionBody" not in schemas and "InferBody" not in schemas
         assert (await running.post("/v1/generate", {"inputs": "a dog"})).status_code == 200
 
 
