@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of answers: their headers, and each error with its statuses, codes and examples."""
+"""What the OpenAPI document says of requests and answers beyond what FastAPI finds: headers, forms, errors by code."""
 
 import functools
 import operator
@@ -10,7 +10,7 @@ import orjson
 from pydantic import BaseModel
 
 from service.answers import ErrorAnswer
-from service.bodies import JSON
+from service.bodies import FORM, JSON, BodyFormat
 from service.errors import ERRORS, ApiError, ErrorCode, ErrorWriter
 from service.middleware import REQUEST_ID
 
@@ -21,6 +21,29 @@ EXAMPLE_REQUEST_ID = "0123456789abcdef01234567"
 REQUEST_ID_PATTERN = f"^{REQUEST_ID.pattern}$"
 ANSWER_HEADERS = {"X-Request-Id": {"required": True, "schema": {"type": "string", "pattern": REQUEST_ID_PATTERN}}}
 RETRY_HEADERS = {"Retry-After": {"required": True, "description": "Seconds.", "schema": {"type": "integer"}}}
+REQUEST_ID_HEADER = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": f"Echoed in the answer where it matches `{REQUEST_ID_PATTERN}`; otherwise another is made.",
+    "schema": {"type": "string"},
+}
+TIMEOUT_HEADER = {
+    "name": "X-Request-Timeout-Ms",
+    "in": "header",
+    "description": "Milliseconds that the call may take; the server's own limit can only be shortened.",
+    "schema": {"type": "integer", "minimum": 1},
+}
+MODEL_PARAMETER = {
+    "name": "model",
+    "in": "query",
+    "description": "Which model; the default model where it is absent.",
+    "schema": {"type": "string"},
+}
+LENGTH_PARAMETER = {
+    "in": "header",
+    "description": "Bytes of the body that are JSON; all where it is absent.",
+    "schema": {"type": "integer", "minimum": 1},
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +90,29 @@ class DeclaredErrors:
             responses[str(status)]["content"][JSON]["examples"] = examples
 
 
-def form_schema(body_type: type[BaseModel]) -> dict[str, Any]:
+def declared_request(
+    body_type: type[BaseModel] | None, body_format: BodyFormat, *, model_in_query: bool
+) -> dict[str, Any]:
+    """What OpenAPI is told of a request beside its JSON."""
+    parameters: list[dict[str, Any]] = [REQUEST_ID_HEADER]
+    if body_type is not None:
+        parameters.append(TIMEOUT_HEADER)
+    if model_in_query:
+        parameters.append(MODEL_PARAMETER)
+    if body_format.length_header is not None:
+        parameters.append(LENGTH_PARAMETER | {"name": body_format.length_header})
+    declared: dict[str, Any] = {"parameters": parameters}
+    others = [kind for kind in body_format.media_types if kind not in ("", JSON)]
+    if body_type is not None and others:
+        binary = {"type": "string", "format": "binary"}
+        schemas = {kind: _form_schema(body_type) if kind == FORM else binary for kind in others}
+        declared["requestBody"] = {"content": {kind: {"schema": schema} for kind, schema in schemas.items()}}
+    if body_format.is_optional:
+        declared.setdefault("requestBody", {})["required"] = False
+    return declared
+
+
+def _form_schema(body_type: type[BaseModel]) -> dict[str, Any]:
     """What is left of a body in a form, where a field is one text or number, or absent."""
     schema = body_type.model_json_schema()
     for name, field in schema["properties"].items():

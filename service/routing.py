@@ -16,10 +16,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
-from service.bodies import FORM, JSON, BodyFormat, receive_body
+from service.bodies import JSON, BodyFormat, receive_body
 from service.calls import RECORD, Call
 from service.errors import ApiError, ErrorCode, ErrorWriter
-from service.openapi import ANSWER_HEADERS, OWN_ERRORS, REQUEST_ID_PATTERN, DeclaredErrors, ErrorShape, form_schema
+from service.openapi import ANSWER_HEADERS, OWN_ERRORS, DeclaredErrors, ErrorShape, declared_request
 
 # Every route can answer with these.
 COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal",)
@@ -39,32 +39,13 @@ ENGINE_ERRORS: tuple[ErrorCode, ...] = ("empty_input", "overloaded", "queue_time
 # and one that does a task with a model which the call names.
 TASK_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "input_too_long", "unsupported_task", *ENGINE_ERRORS)
 
-REQUEST_ID_HEADER = {
-    "name": "X-Request-Id",
-    "in": "header",
-    "description": f"Echoed in the answer where it matches `{REQUEST_ID_PATTERN}`; otherwise another is made.",
-    "schema": {"type": "string"},
-}
-TIMEOUT_HEADER = {
-    "name": "X-Request-Timeout-Ms",
-    "in": "header",
-    "description": "Milliseconds that the call may take; the server's own limit can only be shortened.",
-    "schema": {"type": "integer", "minimum": 1},
-}
-MODEL_PARAMETER = {
-    "name": "model",
-    "in": "query",
-    "description": "Which model; the default model where it is absent.",
-    "schema": {"type": "string"},
-}
-LENGTH_HEADER = {
-    "in": "header",
-    "description": "Bytes of the body that are JSON; all where it is absent.",
-    "schema": {"type": "integer", "minimum": 1},
-}
-
-
 OWN_FORMAT = BodyFormat()
+
+
+def body_type_of(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
+    """What an endpoint reads; None where it takes no `body`."""
+    body = inspect.signature(endpoint).parameters.get("body")
+    return body.annotation if body else None
 
 
 class JsonRoute(APIRoute):
@@ -77,8 +58,7 @@ class JsonRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
-        body = inspect.signature(endpoint).parameters.get("body")
-        self._body_type: type[BaseModel] | None = body.annotation if body else None
+        self._body_type = body_type_of(endpoint)
         self.app = self._serve
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,9 +106,8 @@ def add_route(
         body_format: how its body is sent.
         model_in_query: `?model=` names the model.
     """
-    signature = inspect.signature(endpoint)
-    reads_body = "body" in signature.parameters
-    declared = DeclaredErrors((*errors, *COMMON_ERRORS, *(BODY_ERRORS if reads_body else ())), error_shape)
+    body_type = body_type_of(endpoint)
+    declared = DeclaredErrors((*errors, *COMMON_ERRORS, *(BODY_ERRORS if body_type else ())), error_shape)
     is_json = response_class.media_type == JSON
     kinds = also_answers if is_json else (response_class.media_type, *also_answers)
     app.router.add_api_route(
@@ -142,7 +121,7 @@ def add_route(
             **declared.responses(),
         },
         summary=(endpoint.__doc__ or "").split("\n")[0].rstrip("."),
-        openapi_extra=_declared_request(endpoint, body_format, model_in_query=model_in_query),
+        openapi_extra=declared_request(body_type, body_format, model_in_query=model_in_query),
         route_class_override=JsonRoute,
     )
     route = app.router.routes[-1]
@@ -150,7 +129,7 @@ def add_route(
     route.write_error = error_shape.write
     route.body_format = body_format
     route.errors = declared
-    route.always_refuses = signature.return_annotation is NoReturn
+    route.always_refuses = inspect.signature(endpoint).return_annotation is NoReturn
 
 
 class UnknownRoutes(BaseRoute):
@@ -168,27 +147,6 @@ class UnknownRoutes(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[RECORD].write_error = self._error_shape.write
         raise ApiError("not_found")
-
-
-def _declared_request(endpoint: Callable[..., Any], body_format: BodyFormat, *, model_in_query: bool) -> dict[str, Any]:
-    """What OpenAPI is told of a request beside its JSON."""
-    body = inspect.signature(endpoint).parameters.get("body")
-    parameters: list[dict[str, Any]] = [REQUEST_ID_HEADER]
-    if body is not None:
-        parameters.append(TIMEOUT_HEADER)
-    if model_in_query:
-        parameters.append(MODEL_PARAMETER)
-    if body_format.length_header is not None:
-        parameters.append(LENGTH_HEADER | {"name": body_format.length_header})
-    declared: dict[str, Any] = {"parameters": parameters}
-    others = [kind for kind in body_format.media_types if kind not in ("", JSON)]
-    if body is not None and others:
-        binary = {"type": "string", "format": "binary"}
-        schemas = {kind: form_schema(body.annotation) if kind == FORM else binary for kind in others}
-        declared["requestBody"] = {"content": {kind: {"schema": schema} for kind, schema in schemas.items()}}
-    if body_format.is_optional:
-        declared.setdefault("requestBody", {})["required"] = False
-    return declared
 
 
 class DescribedApp(FastAPI):

@@ -74,8 +74,9 @@ class Service:
 
     def check_ready(self) -> None:
         """Raise the refusal, if there is one."""
-        if self.refusal is not None:
-            raise self.refusal
+        refusal = self.refusal
+        if refusal is not None:
+            raise refusal
 
     @property
     def backend(self) -> Backend:

@@ -74,18 +74,20 @@ class Choice:
     def _write(
         self, field: str, message: Mapping[str, Any], tokens: Sequence[dict[str, Any]], finish_reason: str | None
     ) -> dict[str, Any]:
-        logprobs = {"content": [self._named(token) for token in tokens], "refusal": None}
         return {
             "index": self._index,
             field: message,
-            "logprobs": logprobs if self._wants_logprobs else None,
+            "logprobs": self._logprobs(tokens) if self._wants_logprobs else None,
             "finish_reason": finish_reason,
         }
 
-    def _named(self, token: dict[str, Any]) -> dict[str, Any]:
-        alternatives = token.get("alternatives", ())
-        return {**self._one(token), "top_logprobs": [self._one(one) for one in alternatives]}
+    def _logprobs(self, tokens: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        content = [
+            self._named(token) | {"top_logprobs": [self._named(one) for one in token.get("alternatives", ())]}
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
 
-    def _one(self, token: dict[str, Any]) -> dict[str, Any]:
+    def _named(self, token: dict[str, Any]) -> dict[str, Any]:
         data = self._tokenizer.bytes_of(token["id"])
         return {"token": token["text"], "logprob": token["logprob"], "bytes": list(data) or None}
