@@ -17,7 +17,9 @@ from service.metrics import Metrics
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Asked every few seconds: logged as debug.
-QUIET_ROUTES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+QUIET_ROUTES = frozenset(
+    {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/metrics"}
+)
 logger = logging.getLogger(__name__)
 
 

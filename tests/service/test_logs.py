@@ -55,7 +55,7 @@ async def test_each_call_is_one_line_that_agrees_with_its_answer_and_tells_nothi
         answer = (await running.post("/v1/generate", body, **{"X-Request-Id": "mine"})).json()
         await running.post("/v1/generate", {"inputs": SECRET, "stream": True})
         await running.post("/v1/generate", {"inputs": SECRET, SECRET: 1})
-        for path in ("/health/live", "/health/ready", "/health", "/metrics"):
+        for path in ("/health/live", "/health/ready", "/health", "/v2/health/live", "/v2/health/ready", "/metrics"):
             await running.client.get(path)
     calls = [line for line in lines(logged) if line["message"] == "request"]
     assert [line["status"] for line in calls] == [200, 200, 422]  # health checks are debug
