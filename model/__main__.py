@@ -12,7 +12,7 @@ from model.causal import CausalModel
 from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model
 from model.classification import CLASSIFICATION, accuracy, accuracy_facts, read_labelled
 from model.classifier import Classifier
-from model.config import TrainConfig
+from model.config import PRECISIONS, TrainConfig, read_train_config
 from model.evaluate import TEST_SPLIT, Scores, read_test_set, score, tokenised_path, translate
 from model.recall import SEED, TURNS, greedy_answers, recall
 from model.reference import one_thread
@@ -176,6 +176,7 @@ def add_zoo(commands: Commands) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="a folder for each run is made in it")
     parser.add_argument("--systems", nargs="*", choices=PLAN, default=list(PLAN), metavar="NAME", help="only these")
     parser.add_argument("--seeds", type=int, help="so many of each instead of as many as are planned")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of runs that are not yet begun")
 
 
 def train_zoo(arguments: argparse.Namespace) -> None:
@@ -186,17 +187,23 @@ def train_zoo(arguments: argparse.Namespace) -> None:
     for seed, name in sorted(runs, key=lambda one: one[0]):
         print(f"{name}, seed {seed}", flush=True)
         system = SYSTEMS[name]
+        run, data = arguments.runs / f"{name}-{seed}", arguments.data / system.corpus.folder
         settings = {**system.training, "max_epochs": PLAN[name].max_epochs, "seed": seed}
-        data = arguments.data / system.corpus.folder
-        train_and_score(system, TrainConfig(**settings), data, arguments.runs / f"{name}-{seed}")
+        train_and_score(system, TrainConfig(**settings, precision=_precision(run, arguments.precision)), data, run)
+
+
+def _precision(run: Path, wanted: str) -> str:
+    """A run ends as it began."""
+    path = run / "train.json"
+    return read_train_config(path).precision if path.exists() else wanted
 
 
 def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) -> None:
-    """Finish a run, then write `scores.json` into it where there is none."""
-    Trainer(run, config, system.task, data, system.make_config).fit()
+    """Finish a run, then write `scores.json` into it; a run that has one is left as it is."""
     path = run / "scores.json"
     if path.exists():
         return
+    Trainer(run, config, system.task, data, system.make_config).fit()
     checkpoint = run / "averaged"
     if system.task is TRANSLATION:
         _, report = evaluated(checkpoint, data, TEST_SPLIT, config.source, config.target)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from model.precision import at_least_float32
+
 
 def length_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
     """Mask out the keys at and beyond a valid length.
@@ -79,6 +81,12 @@ def attend(
     """`scaled_dot_product_attention`, by PyTorch's fused kernel where no weights are needed."""
     if need_weights:
         return scaled_dot_product_attention(queries, keys, values, mask)
+    device = queries.device.type
+    if device == "cpu" and torch.is_autocast_enabled(device):
+        # In bfloat16 the kernel for CPUs takes ten times as long over sentences.
+        with torch.autocast(device, enabled=False):
+            queries, keys, values = map(at_least_float32, (queries, keys, values))
+            return attend(queries, keys, values, mask, need_weights)
     return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask), None
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from model.attention import length_mask
 from model.config import ClassifierConfig
+from model.precision import at_least_float32
 from model.transformer import Embedded, EncoderLayer
 
 
@@ -45,7 +46,7 @@ class Classifier(Embedded):
 
     def classify(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """The log-probability of each label (B, C), of the encoder's output (B, S, M)."""
-        logits: Tensor = self.output(self.dropout(mean_pool(hidden, mask)))
+        logits = at_least_float32(self.output(self.dropout(mean_pool(hidden, mask))))
         return logits.log_softmax(dim=-1)
 
     def forward(self, source: Tensor, source_lengths: Tensor) -> Tensor:

@@ -155,6 +155,9 @@ class RecurrentConfig(ModelConfig):
         return self.encoder_size * (2 if self.bidirectional else 1)
 
 
+PRECISIONS = ("float32", "bfloat16")
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """How to train. The defaults are the Multi30k recipe of Wu et al. 2021 at half its batch."""
@@ -172,8 +175,11 @@ class TrainConfig:
     average_last: int = 10  # checkpoints averaged for the final weights
     max_length_tokens: int = 128  # longer training pairs are left out
     seed: int = 1
+    precision: str = "float32"  # of products: "bfloat16" is faster where the processor has it, see docs/training.md
 
     def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision is {self.precision}, it must be one of {', '.join(PRECISIONS)}")
         for name in ("vocab_size", "max_epochs", "batch_tokens", "warmup_steps", "patience_epochs", "average_last"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
@@ -203,6 +209,11 @@ def to_json(config: ModelConfig | TrainConfig) -> str:
     if isinstance(config, ModelConfig):
         fields = {"architecture": architecture_of(config), **fields}
     return json.dumps(fields, indent=2) + "\n"
+
+
+def read_train_config(path: Path) -> TrainConfig:
+    """Read what `to_json` wrote; settings that are younger than the file have their defaults."""
+    return TrainConfig(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def read_model_config(path: Path) -> ModelConfig:

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from model.data import Batch
 from model.loss import smoothed_cross_entropy
+from model.precision import at_least_float32
 from model.recurrent import RecurrentModel
 
 ENTROPY_WEIGHT = 0.002  # lambda_e
@@ -29,17 +30,17 @@ def reinforce_loss(model: RecurrentModel, batch: Batch, smoothing: float) -> Ten
     """
     config, baseline = model.config, model.baseline
     memory, _ = model.encode(batch.source, batch.source_lengths)
-    embedded, state = model.embed(batch.target_input), model.begin(memory)
+    state = model.begin(memory)
     is_expected = bool(torch.rand(()) < EXPECTED_PROBABILITY)
     features, log_drawn, entropies = [], [], []
-    for position in range(batch.target_input.size(1)):
+    for position, embedded in enumerate(model.embed_steps(batch.target_input)):
         drawn = _Drawing(is_expected)
-        step = model.step(embedded[:, position], position, state, memory, batch.source_lengths, select=drawn)
+        step = model.step(embedded, position, state, memory, batch.source_lengths, select=drawn)
         state = step.state
         features.append(step.features)
         log_drawn.append(drawn.log_probability)
         entropies.append(drawn.entropy)
-    logits = model.logits(torch.stack(features, dim=1))  # (B, T, V)
+    logits = at_least_float32(model.logits(torch.stack(features, dim=1)))  # (B, T, V)
     targets = batch.target_output
     counted = targets != config.pad_id
     costs = functional.cross_entropy(logits.detach().transpose(1, 2), targets, reduction="none")
@@ -76,21 +77,21 @@ def marginal_loss(model: RecurrentModel, batch: Batch) -> Tensor:
     Exact, since no later state depends on which position was looked at.
     """
     memory, _ = model.encode(batch.source, batch.source_lengths)
-    embedded, state = model.embed(batch.target_input), model.begin(memory)
+    state = model.begin(memory)
     loss = batch.target_input.new_zeros((), dtype=torch.float32)
-    for position in range(batch.target_input.size(1)):
+    for position, embedded in enumerate(model.embed_steps(batch.target_input)):
         target = batch.target_output[:, position]
         rows = (target != model.config.pad_id).nonzero().squeeze(1)
-        hidden, cell = model.advance(embedded[:, position], state)
+        hidden, cell = model.advance(embedded, state)
         state = state._replace(hidden=hidden, cell=cell)
         weights = model.weigh(hidden, position, memory, batch.source_lengths)[rows]  # (R, S)
         size = weights.size(1)
         read = model.readout(
             hidden[rows].repeat_interleave(size, dim=0),
             memory.annotations[rows].flatten(0, 1),
-            embedded[rows, position].repeat_interleave(size, dim=0),
+            embedded[rows].repeat_interleave(size, dim=0),
         )
-        logits = model.logits(model.features(read))  # (R * S, V)
+        logits = at_least_float32(model.logits(model.features(read)))  # (R * S, V)
         log_likely = -functional.cross_entropy(logits, target[rows].repeat_interleave(size), reduction="none")
         log_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
         loss = loss - torch.logsumexp(log_weights + log_likely.view(-1, size), dim=1).sum()

@@ -2,7 +2,7 @@
 
 At a vocabulary of thousands the logits and their gradient are by far the largest tensors of a training step. Taking
 some hundred rows at a time keeps them in the processor's cache; the gradient is formed in the forward pass, since it
-is known as soon as the softmax is.
+is known as soon as the softmax is. Under autocast the products and the softmax are of its type, the sums float32.
 """
 
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from model.precision import product_type
 
 CHUNK_ROWS = 512
 
@@ -27,29 +29,41 @@ def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, ig
 class _ProjectedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-        vocab_size = weight.size(0)
-        loss = hidden.new_zeros(())
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight)
-        for start in range(0, hidden.size(0), CHUNK_ROWS):
-            rows = slice(start, start + CHUNK_ROWS)
-            target = targets[rows].unsqueeze(1)  # (C, 1)
-            logits = hidden[rows] @ weight.T  # (C, V)
-            normalizer = logits.logsumexp(dim=1, keepdim=True)  # (C, 1)
-            # -sum_v q_v log p_v with q = (1 - smoothing) at the target plus smoothing / V everywhere.
-            mean_logit = logits.mean(dim=1, keepdim=True)
-            loss += (normalizer - (1 - smoothing) * logits.gather(1, target) - smoothing * mean_logit).sum()
-            grad = logits.sub_(normalizer).exp_().sub_(smoothing / vocab_size)  # p - q, the buffer reused
-            grad.scatter_add_(1, target, target.new_full(target.shape, -1, dtype=grad.dtype) * (1 - smoothing))
-            grad_hidden[rows] = grad @ weight
-            grad_weight.addmm_(grad.T, hidden[rows])
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        dtype = product_type(weight)
+        with torch.autocast(weight.device.type, enabled=False):
+            loss, *gradients = _loss_and_gradients(hidden, weight, targets, smoothing, dtype)
+        ctx.save_for_backward(*gradients)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grads[0], grad_weight * grads[0], None, None
+
+
+def _loss_and_gradients(
+    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    vocab_size = weight.size(0)
+    loss = weight.new_zeros(())
+    grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+    rounded_hidden, rounded_weight = hidden.to(dtype), weight.to(dtype)
+    mean_weight = weight.mean(dim=0)  # (M,)
+    for start in range(0, hidden.size(0), CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        at_target = torch.arange(targets[rows].size(0), device=targets.device), targets[rows]
+        logits = rounded_hidden[rows] @ rounded_weight.T  # (C, V)
+        probabilities = logits.softmax(dim=1)
+        # log sum exp of the logits is l - log p for every logit l; of the largest, log p is far from -inf.
+        normalizer = logits.amax(dim=1).to(loss.dtype) - probabilities.amax(dim=1).to(loss.dtype).log()  # (C,)
+        # -sum_v q_v log p_v with q = (1 - smoothing) at the target plus smoothing / V everywhere.
+        mean_logit = hidden[rows].to(loss.dtype) @ mean_weight
+        loss += (normalizer - (1 - smoothing) * logits[at_target] - smoothing * mean_logit).sum()
+        grad = probabilities.sub_(smoothing / vocab_size)  # p - q, the buffer reused
+        grad[at_target] -= 1 - smoothing
+        grad_hidden[rows] = (grad @ rounded_weight).to(hidden.dtype)
+        grad_weight += grad.T @ rounded_hidden[rows]
+    return loss, grad_hidden, grad_weight
 
 
 def projected_cross_entropy(

@@ -90,6 +90,11 @@ class RecurrentModel(nn.Module):
         embedded: Tensor = self.dropout(self.embedding(ids) * self.config.embedding_size**0.5)
         return embedded
 
+    def embed_steps(self, ids: Tensor) -> tuple[Tensor, ...]:
+        """What each step reads of ids (B, T): T times (B, E), in whose gradient no step writes the others' zeros."""
+        steps: tuple[Tensor, ...] = self.embed(ids).unbind(dim=1)
+        return steps
+
     def encode(self, source: Tensor, source_lengths: Tensor, need_weights: bool = False) -> tuple[Memory, None]:
         """Encode padded sources (B, S); there are no maps of the encoder."""
         packed = pack_padded_sequence(self.embed(source), source_lengths.cpu(), batch_first=True, enforce_sorted=False)
@@ -190,10 +195,10 @@ class RecurrentModel(nn.Module):
         Returns:
             (B, T, E), no maps of the decoder, and the cross weights (1, B, 1, T, S) where they are wanted and exist.
         """
-        embedded, state = self.embed(target), self.begin(memory)
+        state = self.begin(memory)
         features, maps = [], []
-        for position in range(target.size(1)):
-            step = self.step(embedded[:, position], position, state, memory, source_lengths)
+        for position, embedded in enumerate(self.embed_steps(target)):
+            step = self.step(embedded, position, state, memory, source_lengths)
             state = step.state
             features.append(step.features)
             maps.append(step.weights)

@@ -25,8 +25,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from model.checkpoint import average, load_facts, save_checkpoint, save_tensors
-from model.config import ModelConfig, TrainConfig, read_model_config, to_json
+from model.config import ModelConfig, TrainConfig, read_model_config, read_train_config, to_json
 from model.factory import build_model
+from model.precision import autocast
 from model.task import Task
 from model.tokenizer import read_tokenizer, train_tokenizer
 
@@ -96,8 +97,8 @@ class Trainer:
             path.write_text(now, encoding="utf-8")
             return
         # A longer run of the same settings is the same run.
-        stored = {**json.loads(path.read_text(encoding="utf-8")), "max_epochs": self.config.max_epochs}
-        changed = [name for name, value in dataclasses.asdict(self.config).items() if stored.get(name) != value]
+        stored = dataclasses.asdict(dataclasses.replace(read_train_config(path), max_epochs=self.config.max_epochs))
+        changed = [name for name, value in dataclasses.asdict(self.config).items() if stored[name] != value]
         if changed:
             raise ValueError(f"{self.run} was begun with other settings: {', '.join(changed)}; choose another folder")
 
@@ -163,7 +164,8 @@ class Trainer:
         rate = inverse_sqrt_rate(self.progress.step, self.config.peak_learning_rate, self.config.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = self.task.training_loss(self.model, batch, self.config.label_smoothing)
+        with autocast(self.device, self.config.precision):
+            loss = self.task.training_loss(self.model, batch, self.config.label_smoothing)
         count = self.task.count(batch, self.model_config.pad_id)
         self.optimizer.zero_grad(set_to_none=True)
         (loss / count).backward()  # type: ignore[no-untyped-call]

@@ -49,7 +49,7 @@ class Dropout(nn.Module):
             return x
         words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device).random_(-(2**63), None)
         kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= self.threshold
-        return x * (kept * (256 / (256 - self.threshold)))
+        return x * (kept.to(x.dtype) * (256 / (256 - self.threshold)))
 
 
 class AddNorm(nn.Module):

@@ -13,6 +13,7 @@ from bench.zoo.headline import headline
 from bench.zoo.lengths import draw_lengths, lengths_table
 from bench.zoo.systems import SHIPPED, SOURCE, TARGET, TRANSLATING
 from model.checkpoint import load_model
+from model.config import read_train_config
 from model.evaluate import TEST_SPLIT, moses_lines, read_test_set
 from model.zoo import PLAN
 from service.bundle import read_bundle
@@ -67,14 +68,15 @@ def _of_run(folder: Path, references: Sequence[str]) -> dict[str, Any]:
     scored = _scored(folder / "scores.json", references)
     epochs = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     (updates,) = {row["step"] for row in epochs if row["epoch"] == scored["epochs"]}
-    settings = json.loads((folder / "train.json").read_text(encoding="utf-8"))
+    settings = read_train_config(folder / "train.json")
     return {
         "kind": "system",
         "system": system,
         "seed": seed,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "updates": updates,
-        "batch_tokens": settings["batch_tokens"],
+        "batch_tokens": settings.batch_tokens,
+        "precision": settings.precision,
         **scored,
     }
 

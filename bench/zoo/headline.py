@@ -40,6 +40,7 @@ def headline(result: Result) -> Mapping[str, str]:
         _certainty([runs for name, runs in systems.items() if name in compared] or list(systems.values()), test_set),
         _missing(systems),
         _budget(all_runs),
+        _precision(all_runs),
         _signatures(all_runs),
     ]
     return {"headline": "\n".join([table(HEAD, body), "", *(f"- {note}" for note in notes if note)])}
@@ -111,6 +112,13 @@ def _budget(runs: Sequence[Row]) -> str:
         if tokens
         else ""
     )
+
+
+def _precision(runs: Sequence[Row]) -> str:
+    rounded = [f"`{run['system']}-{run['seed']}`" for run in runs if run.get("precision") == "bfloat16"]
+    if not rounded:
+        return ""
+    return f"Trained with [products in bfloat16](training.md#precision): {', '.join(rounded)}; all others in float32."
 
 
 def _missing(systems: Mapping[str, Sequence[Row]]) -> str:

@@ -13,6 +13,7 @@ from bench.zoo import collect
 from bench.zoo.headline import headline
 from bench.zoo.lengths import buckets_of
 from bench.zoo.systems import SHIPPED, runs_by_system
+from model.config import TrainConfig, to_json
 from model.evaluate import moses_lines, read_test_set, score
 
 SOURCES = ["A man sleeps.", "A dog runs over a very wide and green field.", "She reads.", "Two men wait for a bus."] * 5
@@ -41,7 +42,8 @@ def make_run(tmp_path: Path, data: Path, checkpoint: Path) -> MakeRun:
         run = tmp_path / "runs" / name
         run.mkdir(parents=True)
         shutil.copytree(checkpoint, run / "averaged")
-        (run / "train.json").write_text('{"batch_tokens": 2000}', encoding="utf-8")
+        precision = "bfloat16" if name.endswith("-2") else "float32"
+        (run / "train.json").write_text(to_json(TrainConfig(batch_tokens=2000, precision=precision)), encoding="utf-8")
         # One epoch was trained after the scores.
         log = "".join(json.dumps({"epoch": epoch, "step": 10 * epoch}) + "\n" for epoch in range(1, 5))
         (run / "log.jsonl").write_text(log, encoding="utf-8")
@@ -127,6 +129,7 @@ def test_the_table_has_each_seed_and_says_how_many_are_there(
     rows = lines_of(headline(result)["headline"])
     assert rows["`bahdanau`"][1] == f"{(first + second) / 2:.2f} ({first:.2f}, {second:.2f})"
     assert rows["`bahdanau`"][5:8] == ["3", "30", "2 of 3"]
+    assert "bfloat16](training.md#precision): `bahdanau-2`; all others in float32." in headline(result)["headline"]
     assert rows["`hard-marginal`"][1] == f"{first:.2f}"
     assert rows["`hard-marginal`"][7] == "1"
     assert rows["the shipped `transformer`"][1] == "100.00"

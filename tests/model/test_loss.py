@@ -33,3 +33,18 @@ def test_padding_counts_nothing_and_has_no_gradient() -> None:
 def test_a_batch_of_padding_alone_has_loss_zero() -> None:
     loss = projected_cross_entropy(torch.randn(2, 4), torch.randn(9, 4), torch.zeros(2, dtype=torch.long), 0.1, 0)
     assert loss.item() == 0.0
+
+
+def test_autocast_rounds_products_and_no_more() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(2 * CHUNK_ROWS, 16, requires_grad=True)
+    weight = torch.randn(50, 16, requires_grad=True)
+    targets = torch.randint(1, 50, (2 * CHUNK_ROWS,))
+    obvious = smoothed_cross_entropy(hidden @ weight.T, targets, 0.1, ignore_id=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = projected_cross_entropy(hidden, weight, targets, 0.1, ignore_id=0)
+    assert rounded.item() != obvious.item()
+    torch.testing.assert_close(rounded, obvious, rtol=1e-3, atol=0)
+    for ours, exact in zip(*(torch.autograd.grad(one, (hidden, weight)) for one in (rounded, obvious)), strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - exact).norm() < 0.01 * exact.norm()  # a bfloat16 has 8 bits

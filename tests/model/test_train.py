@@ -79,6 +79,23 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(unbroken: Path) -> N
     assert load_facts(unbroken / "best" / "weights.safetensors")["epoch"] == best["epoch"]
 
 
+def test_a_run_in_bfloat16_learns_as_well_and_keeps_float32_weights(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    run = tmp_path / "bfloat16"
+    trainer = train(run, corpus, toy_config, dataclasses.replace(TOY, precision="bfloat16"))
+    losses = [json.loads((each / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1]) for each in (run, unbroken)]
+    assert losses[0]["train_loss"] == pytest.approx(losses[1]["train_loss"], rel=0.01)
+    assert losses[0]["validation_loss"] == pytest.approx(losses[1]["validation_loss"], rel=0.01)
+    assert losses[0] != losses[1]
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
+
+
+def test_a_precision_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision is float16, it must be one of float32, bfloat16"):
+        TrainConfig(precision="float16")
+
+
 def test_a_run_that_stops_between_epochs_and_goes_on_gives_the_same_weights(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:

@@ -1,10 +1,11 @@
+import argparse
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from model.__main__ import train_and_score
+from model.__main__ import train_and_score, train_zoo
 from model.classification import CLASSIFICATION
 from model.config import ClassifierConfig, RecurrentConfig, TrainConfig
 from model.evaluate import TEST_SPLIT
@@ -64,3 +65,25 @@ def test_a_classifier_is_scored_by_its_accuracy(tmp_path: Path, toy_sentences: l
     train_and_score(system, config, tmp_path, tmp_path / "run")
     written = json.loads((tmp_path / "run" / "scores.json").read_text(encoding="utf-8"))
     assert (written["split"], written["sentences"]) == ("dev", len(toy_sentences))
+
+
+def test_a_run_ends_in_the_precision_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = {}
+
+    def remember(system: System, config: TrainConfig, data: Path, run: Path) -> None:
+        begun[run.name] = config.precision
+
+    monkeypatch.setattr("model.__main__.train_and_score", remember)
+    (tmp_path / "bahdanau-1").mkdir()
+    (tmp_path / "bahdanau-1" / "train.json").write_text("{}", encoding="utf-8")  # older than the setting
+    train_zoo(argparse.Namespace(data=tmp_path, runs=tmp_path, systems=["bahdanau"], seeds=2, precision="bfloat16"))
+    assert begun == {"bahdanau-1": "float32", "bahdanau-2": "bfloat16"}
+
+
+def test_seed_1_of_every_system_comes_before_seed_2_of_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+    monkeypatch.setattr("model.__main__.train_and_score", lambda *arguments: order.append(arguments[-1].name))
+    systems = ["bahdanau", "linformer", "post-norm"]
+    train_zoo(argparse.Namespace(data=tmp_path, runs=tmp_path, systems=systems, seeds=None, precision="float32"))
+    seed_1 = ["bahdanau-1", "linformer-1", "post-norm-1"]
+    assert order == [*seed_1, "bahdanau-2", "post-norm-2", "bahdanau-3", "post-norm-3"]
