@@ -6,6 +6,7 @@ RUNTIME ?= cpu# cpu or gpu
 DATA ?= data/multi30k# a folder of parallel text: train.en, train.de, val.en, ...
 ZOO_DATA ?= data# a folder with the folders multi30k and sst2
 RUN ?= runs/multi30k-en-de
+PRECISION ?= float32# of training; bfloat16 is faster where the processor has it, see docs/training.md
 BUNDLE ?= bundles/multi30k-en-de
 COMPOSE ?= docker-compose# or: docker compose
 BENCH ?=# sections and options, see: python -m bench --help
@@ -41,10 +42,10 @@ fix: $(DEV)/ready  ## what `check` can mend by itself
 	$(DEV)/bin/ruff check --fix .
 
 train: $(DEV)/ready  ## train from DATA into RUN; run it again to resume
-	$(DEV)/bin/python -m model train $(DATA) --run $(RUN)
+	$(DEV)/bin/python -m model train $(DATA) --run $(RUN) --precision $(PRECISION)
 
 zoo: $(DEV)/ready  ## train, score and export every system from ZOO_DATA, many hours; run it again to resume
-	$(DEV)/bin/python -m model zoo $(ZOO_DATA) --runs runs/zoo
+	$(DEV)/bin/python -m model zoo $(ZOO_DATA) --runs runs/zoo --precision $(PRECISION)
 	$(DEV)/bin/python -m export zoo runs/zoo --out runs/zoo-bundles --half-weights
 
 evaluate: $(DEV)/ready  ## BLEU of RUN's averaged checkpoint on DATA's test set

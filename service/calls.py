@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -57,6 +57,13 @@ class Call(HttpRequest):
         self.tail = b""  # what came behind the JSON of the body
         self.tokenize_ms = 0.0  # spent on it so far
         self.deadline = float("inf")  # on the service's clock
+
+    @contextlib.contextmanager
+    def tokenizing(self) -> Iterator[None]:
+        """What the block takes is time spent on tokens."""
+        started = time.perf_counter()
+        yield
+        self.tokenize_ms += 1000 * (time.perf_counter() - started)
 
     def limit_time(self) -> None:
         """Set the deadline. A client can only shorten the server's.

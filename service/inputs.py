@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import secrets
-import time
 from collections.abc import Sequence
 
 from service.calls import Call
@@ -80,11 +79,9 @@ async def _tokenize(
             for place, max_tokens in enumerate(limits)
         ]
 
-    started = time.perf_counter()
     is_short = sum(map(len, inputs.texts)) <= INLINE_CHARACTERS
-    ids = run() if is_short else await asyncio.to_thread(run)
-    call.tokenize_ms += 1000 * (time.perf_counter() - started)
-    return ids
+    with call.tokenizing():
+        return run() if is_short else await asyncio.to_thread(run)
 
 
 def _fitting(

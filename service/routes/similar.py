@@ -30,11 +30,12 @@ async def similar(body: SimilarBody, call: Call) -> Response:
     call.record.model = model.name
     call.resources.enter_context(call.service.door(model).reserve(1, call.num_bytes))
     tokenizer = tokenizer_of(model, body.side)
-    if body.token is not None:
-        ids = [read_token(tokenizer, body.token, "token")]
-    else:
-        words = enumerate(body.analogy or [])
-        ids = [read_token(tokenizer, word, f"analogy[{place}]") for place, word in words]
+    with call.tokenizing():
+        if body.token is not None:
+            ids = [read_token(tokenizer, body.token, "token")]
+        else:
+            words = enumerate(body.analogy or [])
+            ids = [read_token(tokenizer, word, f"analogy[{place}]") for place, word in words]
     request = SimilarRequest(call.record.request_id, tuple(ids), call.deadline)
     (result,) = await call.results(call.submit(model, [request]), Compared)
     scores = nearness(result.cosines, ids)[: len(tokenizer)]

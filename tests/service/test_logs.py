@@ -77,3 +77,15 @@ async def test_each_call_is_one_line_that_agrees_with_its_answer_and_tells_nothi
     assert SECRET not in logged.getvalue()
     for output in answer["outputs"]:
         assert json.dumps(output["text"])[1:-1] not in logged.getvalue()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/generate", {"inputs": "A dog"}), ("/v1/encode", {"inputs": "A dog"}), ("/v1/similar", {"token": "dog"})],
+)
+async def test_time_spent_on_tokens_is_told(start: Start, logged: io.StringIO, path: str, body: dict[str, Any]) -> None:
+    async with start() as running:
+        assert (await running.post(path, body)).status_code == 200
+    (call,) = [line for line in lines(logged) if line["message"] == "request"]
+    assert 0 < call["tokenize_ms"] <= call["total_ms"]
