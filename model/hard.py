@@ -3,13 +3,14 @@
 Shapes are those of `model.recurrent`.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from model.data import Batch
-from model.loss import smoothed_cross_entropy
-from model.precision import at_least_float32
+from model.loss import projected_costs, projected_mixture
 from model.recurrent import RecurrentModel
 
 ENTROPY_WEIGHT = 0.002  # lambda_e
@@ -40,12 +41,12 @@ def reinforce_loss(model: RecurrentModel, batch: Batch, smoothing: float) -> Ten
         features.append(step.features)
         log_drawn.append(drawn.log_probability)
         entropies.append(drawn.entropy)
-    logits = at_least_float32(model.logits(torch.stack(features, dim=1)))  # (B, T, V)
-    targets = batch.target_output
+    targets, decoded = batch.target_output, torch.stack(features, dim=1)  # (B, T), (B, T, E)
     counted = targets != config.pad_id
-    costs = functional.cross_entropy(logits.detach().transpose(1, 2), targets, reduction="none")
-    cost = (costs * counted).sum(dim=1)  # (B,)
-    loss = smoothed_cross_entropy(logits.flatten(0, 1), targets.flatten(), smoothing, config.pad_id)
+    loss, costs = projected_costs(
+        decoded.flatten(0, 1), model.embedding.weight, targets.flatten(), smoothing, config.pad_id
+    )
+    cost = costs.view_as(targets).sum(dim=1)  # (B,)
     if not is_expected:
         advantage = REWARD_WEIGHT * (cost - baseline)  # (B,)
         loss = loss + (advantage.unsqueeze(1) * torch.stack(log_drawn, dim=1) * counted).sum()
@@ -78,21 +79,22 @@ def marginal_loss(model: RecurrentModel, batch: Batch) -> Tensor:
     """
     memory, _ = model.encode(batch.source, batch.source_lengths)
     state = model.begin(memory)
-    loss = batch.target_input.new_zeros((), dtype=torch.float32)
-    for position, embedded in enumerate(model.embed_steps(batch.target_input)):
-        target = batch.target_output[:, position]
-        rows = (target != model.config.pad_id).nonzero().squeeze(1)
+    steps, states, weights = model.embed_steps(batch.target_input), [], []
+    for position, embedded in enumerate(steps):
         hidden, cell = model.advance(embedded, state)
         state = state._replace(hidden=hidden, cell=cell)
-        weights = model.weigh(hidden, position, memory, batch.source_lengths)[rows]  # (R, S)
-        size = weights.size(1)
-        read = model.readout(
-            hidden[rows].repeat_interleave(size, dim=0),
-            memory.annotations[rows].flatten(0, 1),
-            embedded[rows].repeat_interleave(size, dim=0),
-        )
-        logits = at_least_float32(model.logits(model.features(read)))  # (R * S, V)
-        log_likely = -functional.cross_entropy(logits, target[rows].repeat_interleave(size), reduction="none")
-        log_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny).log()
-        loss = loss - torch.logsumexp(log_weights + log_likely.view(-1, size), dim=1).sum()
-    return loss
+        states.append(hidden)
+        weights.append(model.weigh(hidden, position, memory, batch.source_lengths))
+    counted = batch.target_output != model.config.pad_id  # (B, T)
+    annotations = memory.annotations[counted.nonzero()[:, 0]]  # (N, S, A)
+    of_every_guess = annotations.shape[:2]
+
+    def repeated(parts: Sequence[Tensor]) -> Tensor:
+        """T times (B, D) to (N * S, D)."""
+        return torch.stack(tuple(parts), dim=1)[counted].unsqueeze(1).expand(*of_every_guess, -1).flatten(0, 1)
+
+    read = model.readout(repeated(states), annotations.flatten(0, 1), repeated(steps))
+    features = model.features(read).view(*of_every_guess, -1)  # (N, S, E)
+    counted_weights = torch.stack(weights, dim=1)[counted]  # (N, S)
+    log_weights = counted_weights.clamp_min(torch.finfo(counted_weights.dtype).tiny).log()
+    return projected_mixture(features, log_weights, model.embedding.weight, batch.target_output[counted])

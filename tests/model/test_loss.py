@@ -1,7 +1,8 @@
 import pytest
 import torch
+from torch.nn import functional
 
-from model.loss import CHUNK_ROWS, projected_cross_entropy, smoothed_cross_entropy
+from model.loss import CHUNK_ROWS, projected_costs, projected_cross_entropy, projected_mixture, smoothed_cross_entropy
 
 
 @pytest.mark.parametrize("rows", [1, CHUNK_ROWS - 1, CHUNK_ROWS, CHUNK_ROWS + 1, 2 * CHUNK_ROWS])
@@ -16,6 +17,33 @@ def test_chunked_loss_equals_the_obvious_one_in_value_and_gradients(rows: int, s
     obvious = smoothed_cross_entropy(hidden @ weight.T, targets, smoothing, ignore_id=0)
     torch.testing.assert_close(chunked, obvious)
     torch.testing.assert_close(gradients, torch.autograd.grad(3 * obvious, (hidden, weight)))
+
+
+def test_costs_are_those_of_each_row_without_smoothing() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(CHUNK_ROWS + 1, 4, requires_grad=True), torch.randn(9, 4)
+    targets = torch.randint(9, (CHUNK_ROWS + 1,))
+    loss, costs = projected_costs(hidden, weight, targets, 0.1, ignore_id=0)
+    obvious = functional.cross_entropy(hidden @ weight.T, targets, ignore_index=0, reduction="none")
+    torch.testing.assert_close(costs, obvious.detach())
+    assert not costs.requires_grad
+    assert loss == projected_cross_entropy(hidden, weight, targets, 0.1, ignore_id=0)
+
+
+@pytest.mark.parametrize("guesses", [1, 3, CHUNK_ROWS + 1])
+def test_a_mixture_equals_the_obvious_one_in_value_and_gradients(guesses: int) -> None:
+    torch.manual_seed(0)
+    rows = 2 * CHUNK_ROWS // guesses + 1
+    hidden = torch.randn(rows, guesses, 4, dtype=torch.float64, requires_grad=True)
+    log_weights = torch.randn(rows, guesses, dtype=torch.float64).log_softmax(1).requires_grad_()
+    weight = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(9, (rows,))
+    likelihoods = (hidden @ weight.T).softmax(2)[torch.arange(rows), :, targets]  # (N, S)
+    obvious = -(log_weights.exp() * likelihoods).sum(1).log().sum()
+    chunked = projected_mixture(hidden, log_weights, weight, targets)
+    inputs = (hidden, log_weights, weight)
+    torch.testing.assert_close(chunked, obvious)
+    torch.testing.assert_close(torch.autograd.grad(3 * chunked, inputs), torch.autograd.grad(3 * obvious, inputs))
 
 
 def test_padding_counts_nothing_and_has_no_gradient() -> None:
