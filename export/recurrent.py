@@ -192,7 +192,8 @@ class _Step:
             end = graph.add("Sub", lengths, graph.constant(1.0, np.float32))
             return graph.add("Min", end, graph.add("Cast", self._lengths, to=FLOAT))
         inner = graph.add("Tanh", linear(graph, "position.inner", query, position.inner))
-        share = graph.add("Sigmoid", linear(graph, "position.outer", inner, position.outer))  # (B, 1)
+        gain = graph.constant(position.gain, np.float32)
+        share = graph.add("Sigmoid", graph.add("Mul", linear(graph, "position.outer", inner, position.outer), gain))
         return graph.add("Mul", lengths, graph.add("Squeeze", share, graph.constant([1], np.int64)))
 
     def _read_out(self, inputs: str) -> str:

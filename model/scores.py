@@ -120,16 +120,22 @@ SCORES: dict[str, type[Score]] = {
 
 
 class PredictedPosition(nn.Module):
-    """p_t = S sigmoid(v_p^T tanh(W_p h_t)) (Luong et al. 2015, equation 9 of section 3.2): between 0 and S."""
+    """p_t = S sigmoid(v_p^T tanh(W_p h_t)) (Luong et al. 2015, equation 9 of section 3.2): between 0 and S.
+
+    v_p is H^(-1/2) `outer.weight`. Adam moves every weight as far as any other: without the factor the sum over H of
+    them runs into the sigmoid's flat end within some hundred updates, and never comes back.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__()
+        self.gain: float = size**-0.5
         self.inner = nn.Linear(size, size, bias=False)
         self.outer = nn.Linear(size, 1, bias=False)
 
     def forward(self, state: Tensor, source_lengths: Tensor) -> Tensor:
         """States (B, H) and lengths (B,) to positions (B,)."""
-        positions: Tensor = source_lengths * torch.sigmoid(self.outer(self.inner(state).tanh())).squeeze(-1)
+        logits = self.gain * self.outer(self.inner(state).tanh())  # (B, 1)
+        positions: Tensor = source_lengths * torch.sigmoid(logits).squeeze(-1)
         return positions
 
 

@@ -130,7 +130,7 @@ SYSTEMS: Mapping[str, System] = {
         "GRU that attends to a window that moves on (Luong et al. 2015)", "general", window="local-m", window_radius=3
     ),
     "luong-local-p": _luong(
-        "GRU that predicts where its window is (Luong et al. 2015)", "general", window="local-p", window_radius=3
+        "GRU that predicts where its window is (Luong et al. 2015)", "general", window="local-p", window_radius=5
     ),
     "multiplicative": _bahdanau("Bahdanau's decoder with a bilinear score (Luong et al. 2015)", "general"),
     "reduced-rank": _bahdanau("Bahdanau's decoder with a bilinear score of rank 32", "reduced_rank", attention_size=32),
