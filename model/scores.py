@@ -122,13 +122,14 @@ SCORES: dict[str, type[Score]] = {
 class PredictedPosition(nn.Module):
     """p_t = S sigmoid(v_p^T tanh(W_p h_t)) (Luong et al. 2015, equation 9 of section 3.2): between 0 and S.
 
-    v_p is H^(-1/2) `outer.weight`. Adam moves every weight as far as any other: without the factor the sum over H of
-    them runs into the sigmoid's flat end within some hundred updates, and never comes back.
+    v_p is `outer.weight` / H. Adam moves every weight as far as any other: without the factor the sum over H of them
+    runs into the sigmoid's flat ends within some hundred updates (Yang et al. 2022, "Tensor Programs V", scale what a
+    network ends with like this, so that its steps do not grow with its width).
     """
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.gain: float = size**-0.5
+        self.gain = 1 / size
         self.inner = nn.Linear(size, size, bias=False)
         self.outer = nn.Linear(size, 1, bias=False)
 

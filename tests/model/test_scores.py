@@ -103,7 +103,7 @@ def test_the_gaussian_is_centred_on_a_real_position_and_comes_after_the_softmax(
 def test_a_predicted_position_is_its_equation_and_lies_within_the_source() -> None:
     torch.manual_seed(0)
     module, states = PredictedPosition(6), 5 * torch.randn(B, 6)
-    w, v = module.inner.weight, 6**-0.5 * module.outer.weight[0]
+    w, v = module.inner.weight, module.outer.weight[0] / 6
     for row, length in enumerate(LENGTHS.tolist()):
         expected = length / (1 + math.exp(-(v @ (w @ states[row]).tanh())))
         given = module(states, LENGTHS)[row].item()
