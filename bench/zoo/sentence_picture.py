@@ -115,7 +115,7 @@ def _text(x: float, y: float, text: str, style: str = "") -> str:
 
 
 def _panel(row: Row) -> str:
-    head = [_text(0, 12, row["model"], 'font-size="13" font-weight="bold"')]
+    head = [_text(0, 12, row["model"], 'font-size="12" font-weight="bold"')]
     for text, style in (
         (row["description"], 'fill="#555"'),
         (f"“{row['text']}”", 'font-style="italic"'),

@@ -1,10 +1,12 @@
 """What each system costs: seconds of a training update, and tokens a second of greedy decoding as it is served.
 
 Systems take turns, so that what else the machine does falls on all of them alike. Updates are those of a system's first
-run, from where it stands, on the same batches for all that share data and settings; nothing is written into runs.
+run, from where it stands, in either precision, on the same batches for all that share data and settings; nothing is
+written into runs.
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 import time
@@ -12,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,7 +23,7 @@ from bench.record import Result
 from bench.zoo.speed_report import tables
 from bench.zoo.step import no_pictures as draw
 from bench.zoo.systems import SOURCE
-from model.config import TrainConfig, read_model_config
+from model.config import PRECISIONS, read_model_config, read_train_config
 from model.data import read_lines
 from model.evaluate import TEST_SPLIT
 from model.tokenizer import encode_lines, read_tokenizer
@@ -35,10 +37,14 @@ __all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]
 
 NAME = "speed"
 SENTENCES = f"{TEST_SPLIT}.{SOURCE}"  # what is decoded, from its beginning
-COUNTS = (1, 32)  # sentences at once
+SENTENCES_A_ROUND = {1: 8, 32: 32}  # by how many are decoded at once
+DECODING_S = 0.3  # how long each system decodes in a round, at least
 # Of each system in one round. Time follows length, and batches differ in it: the first 3 of Multi30k are 14 % shorter
 # than all in the mean, the first 12 are 3 %.
 UPDATES = 12
+
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Training:
     trainer: Trainer
     batches: Sequence[Any]
 
-    def seconds_an_update(self) -> float:
+    def seconds_an_update(self, precision: str) -> float:
+        self.trainer.config = dataclasses.replace(self.trainer.config, precision=precision)
         started = time.perf_counter()
         for batch in self.batches:
             self.trainer.update(batch)
@@ -104,18 +111,26 @@ def _facts(bundle: Path) -> dict[str, Any]:
 
 
 def _time_updates(runs: Mapping[str, Path], data: Path, rounds: int, threads: int) -> dict[str, dict[str, Any]]:
-    """Of each run how many updates it made, and milliseconds of one, a figure a round."""
+    """Of each run how many updates it made, and milliseconds of one in each precision, a figure a round."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     print("training", flush=True)
     try:
         trainings = {name: _take_up(run, name, data) for name, run in runs.items()}
-        seconds = _by_turns({name: one.seconds_an_update for name, one in trainings.items()}, rounds)
+        turns = {
+            (name, precision): partial(one.seconds_an_update, precision)
+            for name, one in trainings.items()
+            for precision in PRECISIONS
+        }
+        seconds = _by_turns(turns, rounds)
     finally:
         torch.set_num_threads(before)
     return {
-        name: {"updates": _updates(runs[name]), "update_ms": [round(1000 * one, 2) for one in mine]}
-        for name, mine in seconds.items()
+        name: {
+            "updates": _updates(run),
+            "update_ms": {each: [round(1000 * one, 2) for one in seconds[name, each]] for each in PRECISIONS},
+        }
+        for name, run in runs.items()
     }
 
 
@@ -127,7 +142,7 @@ def _updates(run: Path) -> int:
 
 
 def _take_up(run: Path, name: str, data: Path) -> Training:
-    system, config = SYSTEMS[name], TrainConfig(**json.loads((run / "train.json").read_text(encoding="utf-8")))
+    system, config = SYSTEMS[name], read_train_config(run / "train.json")
     model_config = read_model_config(run / "config.json")
     trainer = Trainer(
         run, config, system.task, data / system.corpus.folder, lambda _: model_config, torch.device("cpu")
@@ -143,23 +158,28 @@ def _take_up(run: Path, name: str, data: Path) -> Training:
 def _time_decoding(bundles: Mapping[str, Path], data: Path, rounds: int, threads: int) -> dict[str, dict[str, Any]]:
     """Of each system that translates, tokens a second by how many sentences there are at once, a figure a round."""
     translating = {bundle: name for name, bundle in bundles.items() if SYSTEMS[name].task is TRANSLATION}
-    setups = [Setup("sightline", "float32", bundle, ["--max-rows", str(max(COUNTS))]) for bundle in translating]
+    setups = [
+        Setup("sightline", "float32", bundle, ["--max-rows", str(max(SENTENCES_A_ROUND))]) for bundle in translating
+    ]
     measured: dict[str, dict[str, Any]] = {name: {"tokens_per_s": {}} for name in translating.values()}
     with contending(setups, threads) as contenders:
-        for count in COUNTS:
+        for count, num_sentences in SENTENCES_A_ROUND.items():
             print(f"decoding, {count} at once", flush=True)
             turns = {}
             for contender in contenders:
                 name = translating[contender.setup.model]
-                task = Task(_sources(contender.setup.model, data / SYSTEMS[name].corpus.folder, count))
-                turns[name] = partial(_tokens_per_s, contender, task)
+                sources = _sources(contender.setup.model, data / SYSTEMS[name].corpus.folder, num_sentences)
+                turns[name] = partial(_tokens_per_s, contender, sources, count)
             for name, speeds in _by_turns(turns, rounds).items():
                 measured[name]["tokens_per_s"][str(count)] = [round(speed, 1) for speed in speeds]
     return measured
 
 
-def _tokens_per_s(contender: Contender, task: Task) -> float:
-    return contender.measure(task).tokens_per_s
+def _tokens_per_s(contender: Contender, sources: Sequence[Sequence[int]], count: int) -> float:
+    """Of all sources, `count` of them at once."""
+    parts = [sources[start : start + count] for start in range(0, len(sources), count)]
+    answers = [contender.measure(Task(part, at_least_s=DECODING_S / len(parts))) for part in parts]
+    return sum(answer.num_tokens for answer in answers) / sum(answer.seconds for answer in answers)
 
 
 def _sources(bundle: Path, data: Path, count: int) -> list[list[int]]:
@@ -167,9 +187,9 @@ def _sources(bundle: Path, data: Path, count: int) -> list[list[int]]:
     return encode_lines(tokenizer, read_lines(data / SENTENCES)[:count])
 
 
-def _by_turns(measures: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def _by_turns(measures: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Name, list[float]]:
     """What each measures in every round; a first round is not counted."""
-    figures: dict[str, list[float]] = {name: [] for name in measures}
+    figures: dict[Name, list[float]] = {name: [] for name in measures}
     for _ in range(1 + rounds):
         for name, measure_one in measures.items():
             figures[name].append(measure_one())

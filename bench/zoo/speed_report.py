@@ -6,6 +6,7 @@ from typing import Any
 
 from bench.record import Result
 from bench.report import table
+from model.config import PRECISIONS
 
 TRANSFORMER = "transformer"  # what the others' speeds are divided by
 
@@ -13,8 +14,8 @@ Row = Mapping[str, Any]
 
 
 def training_minutes(row: Row) -> float:
-    """Of a run whose every update takes as long as those that were timed."""
-    return float(statistics.median(row["update_ms"]) * row["updates"] / 60_000)
+    """Of a run in float32 whose every update takes as long as those that were timed."""
+    return float(statistics.median(row["update_ms"]["float32"]) * row["updates"] / 60_000)
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -28,7 +29,7 @@ def tables(result: Result) -> Mapping[str, str]:
     speeds = {row["system"]: row.get("tokens_per_s", {}) for row in rows}
     counts = list(dict.fromkeys(count for speed in speeds.values() for count in speed))
     reference = speeds.get(TRANSFORMER, {})
-    head = ["system", "parameters", "ms an update", "updates", "training minutes"]
+    head = ["system", "parameters", *(f"ms an update, {each}" for each in PRECISIONS), "updates", "training minutes"]
     for count in counts:
         head += [f"tokens/s, {count} at once", f"over `{TRANSFORMER}`"]
     body = [
@@ -47,8 +48,9 @@ def tables(result: Result) -> Mapping[str, str]:
 
 def _training(row: Row) -> list[str]:
     if "update_ms" not in row:
-        return ["", "", ""]
-    return [f"{statistics.median(row['update_ms']):.0f}", f"{row['updates']:,}", f"{training_minutes(row):.0f}"]
+        return [""] * (len(PRECISIONS) + 2)
+    times = [f"{statistics.median(row['update_ms'][each]):.0f}" for each in PRECISIONS]
+    return [*times, f"{row['updates']:,}", f"{training_minutes(row):.0f}"]
 
 
 def _speed(ours: Mapping[str, Any], theirs: Mapping[str, Any], count: str) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from bench.record import Result
 from bench.zoo.speed import SENTENCES, add_arguments, measure
 from bench.zoo.speed_report import ratio, tables, training_minutes
-from model.config import TrainConfig, TransformerConfig, to_json
+from model.config import PRECISIONS, TrainConfig, TransformerConfig, to_json
 from model.tokenizer import read_tokenizer
 from model.zoo import SYSTEMS, bundle_name
 from service.bundle import MANIFEST, read_manifest
@@ -56,7 +56,10 @@ def test_systems_with_a_bundle_are_measured_each_in_what_it_does(zoo: Path) -> N
     translating, classifying = rows
     assert translating["system"] == "transformer" and translating["updates"] == 200
     assert translating["parameters"] == read_manifest(zoo / "bundles" / bundle_name("transformer")).parameters
-    assert len(translating["update_ms"]) == 2 and min(translating["update_ms"]) > 0
+    assert {precision: len(times) for precision, times in translating["update_ms"].items()} == dict.fromkeys(
+        PRECISIONS, 2
+    )
+    assert min(time for times in translating["update_ms"].values() for time in times) > 0
     assert {count: len(speeds) for count, speeds in translating["tokens_per_s"].items()} == {"1": 2, "32": 2}
     assert set(classifying) == {"system", "parameters"}  # it has no run, and decodes nothing
     assert sorted((path, path.stat().st_mtime_ns) for path in (zoo / "runs").rglob("*")) == before
@@ -88,7 +91,7 @@ def test_no_rounds_are_refused(zoo: Path) -> None:
 
 
 def test_training_takes_as_long_as_its_updates() -> None:
-    assert training_minutes({"update_ms": [400.0, 100.0, 300.0], "updates": 3000}) == 15
+    assert training_minutes({"update_ms": {"float32": [400.0, 100.0, 300.0]}, "updates": 3000}) == 15
 
 
 def test_speeds_are_compared_round_by_round() -> None:
@@ -102,19 +105,24 @@ def test_the_table_leaves_open_what_was_not_measured() -> None:
             "system": "transformer",
             "parameters": 2093056,
             "updates": 6000,
-            "update_ms": [400.0],
+            "update_ms": {"float32": [400.0], "bfloat16": [250.0]},
             "tokens_per_s": {"1": [2000.0], "32": [9000.0]},
         },
         {"system": "bahdanau", "parameters": 2099840, "tokens_per_s": {"1": [3000.0], "32": [4500.0]}},
-        {"system": "sentiment", "parameters": 1000, "updates": 600, "update_ms": [100.0]},
+        {
+            "system": "sentiment",
+            "parameters": 1000,
+            "updates": 600,
+            "update_ms": {"float32": [100.0], "bfloat16": [99.0]},
+        },
     )
     text = tables(Result(rows=rows))["speed"]
-    assert "| `transformer` | 2,093,056 | 400 | 6,000 | 40 | 2,000 | 1.00 x | 9,000 | 1.00 x |" in text
-    assert "| `bahdanau` | 2,099,840 |  |  |  | 3,000 | 1.50 x | 4,500 | 0.50 x |" in text
-    assert "| `sentiment` | 1,000 | 100 | 600 | 1 |  |  |  |  |" in text
+    assert "| `transformer` | 2,093,056 | 400 | 250 | 6,000 | 40 | 2,000 | 1.00 x | 9,000 | 1.00 x |" in text
+    assert "| `bahdanau` | 2,099,840 |  |  |  |  | 3,000 | 1.50 x | 4,500 | 0.50 x |" in text
+    assert "| `sentiment` | 1,000 | 100 | 99 | 600 | 1 |  |  |  |  |" in text
     assert "2 threads" in text
 
 
 def test_without_the_transformer_there_is_nothing_to_compare_with() -> None:
     rows = ({"threads": 1}, {"system": "bahdanau", "parameters": 1, "tokens_per_s": {"1": [3000.0]}})
-    assert "| `bahdanau` | 1 |  |  |  | 3,000 |  |" in tables(Result(rows=rows))["speed"]
+    assert "| `bahdanau` | 1 |  |  |  |  | 3,000 |  |" in tables(Result(rows=rows))["speed"]
