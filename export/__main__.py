@@ -35,17 +35,20 @@ def export(arguments: argparse.Namespace) -> Verification:
 
 
 def zoo(arguments: argparse.Namespace) -> Verification:
-    """Systems' first runs that are finished; the last one's verification."""
+    """Systems' first runs that are finished; the last one's verification. One that is refused keeps no other back."""
     names = [name for name in arguments.systems if (arguments.runs / f"{name}-1" / "scores.json").exists()]
     if not names:
         raise FileNotFoundError(f"no finished run in {arguments.runs}: there is no NAME-1/scores.json")
+    refused = []
     for name in names:
         label = _zoo_label(name)
         checkpoint = arguments.runs / f"{name}-1" / "averaged"
         try:
             verification = _export(arguments, checkpoint, arguments.out / label.name, label)
         except VerificationError as error:
-            raise VerificationError(f"{name}: {error}") from None
+            refused.append(f"{name}: {error}")
+    if refused:
+        raise VerificationError("; ".join(refused))
     return verification
 
 

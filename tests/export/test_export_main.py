@@ -1,12 +1,15 @@
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from export import __main__ as export_main
 from export.__main__ import SENTENCES, main
-from export.bundle import quantize_bundle
-from service.bundle import ChatTemplate, Languages, read_bundle, read_manifest, write_manifest
+from export.bundle import Label, quantize_bundle
+from export.verify import VerificationError
+from service.bundle import ChatTemplate, Languages, Verification, read_bundle, read_manifest, write_manifest
 from tests.export.products import everywhere
 
 
@@ -285,6 +288,30 @@ def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
     assert [folder.name for folder in (tmp_path / "one").iterdir()] == ["multi30k-en-de-pre-norm"]
     assert main([*arguments, "--systems", "pre-norm", "--tolerance", "0"]) == 1
     assert "error: pre-norm: ONNX Runtime is not PyTorch" in capsys.readouterr().err
+
+
+def test_a_system_that_is_refused_keeps_no_other_back(
+    checkpoint: Path,
+    tmp_path: Path,
+    sentences_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "bundles"
+    for name in ("bahdanau", "linformer", "pre-norm"):
+        shutil.copytree(checkpoint, runs / f"{name}-1" / "averaged")
+        (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
+    export_one = export_main._export
+
+    def refuse_two(arguments: Namespace, checkpoint: Path, out: Path, label: Label) -> Verification:
+        if label.name != "multi30k-en-de-linformer":
+            raise VerificationError("too far off")
+        return export_one(arguments, checkpoint, out, label)
+
+    monkeypatch.setattr(export_main, "_export", refuse_two)
+    assert main(["zoo", str(runs), "--out", str(out), "--sentences", str(sentences_path)]) == 1
+    assert "error: bahdanau: too far off; pre-norm: too far off" in capsys.readouterr().err
+    assert [folder.name for folder in out.iterdir()] == ["multi30k-en-de-linformer"]
 
 
 def test_a_zoo_without_a_finished_run_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
