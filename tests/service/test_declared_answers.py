@@ -257,11 +257,11 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "response_too_large": Cause(narrow, change=partial(with_any_of, UNBOUNDED)),
     "internal": Cause(wrong),
     "overloaded": Cause(full),
-    "queue_timeout": Cause(busy, encode_s=0.1, settings={"queue_timeout_s": 0.02}),
+    "queue_timeout": Cause(busy, encode_s=0.25, settings={"queue_timeout_s": 0.02}),
     "loading": Cause(is_loading=True),
     "draining": Cause(draining),
     "engine_dead": Cause(dead),
-    "deadline_exceeded": Cause(busy, encode_s=0.1, headers={TIMEOUT: "20"}),
+    "deadline_exceeded": Cause(busy, encode_s=0.25, headers={TIMEOUT: "20"}),
 }
 # What is no answer of a route: the router's own.
 OF_NO_ROUTE: set[ErrorCode] = {"not_found", "method_not_allowed"}
