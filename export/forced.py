@@ -1,7 +1,7 @@
 """What a PyTorch model makes of targets that are given: the one side of every comparison of `export.verify`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,8 +10,10 @@ from torch import Tensor
 from model.causal import CausalModel
 from model.data import pad
 from model.factory import TranslationModel
+from model.recurrent import Memory, RecurrentModel
 
 Ids = Sequence[int]
+CARRIED = ("state", "cell", "feed")  # what `export.recurrent.states` calls the fields of `model.recurrent.State`
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class ForcedPass:
     hidden: Tensor  # (B, S, M)
     logits: Tensor  # (B, T, V)
     maps: Mapping[str, Tensor | None]  # by kind, (L, B, H, rows, columns); None where the model has none
+    # What a recurrent decoder carries, (B, T + 1, ...) before each token and after the last, by the step's input.
+    states: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def forced_pass(model: TranslationModel | CausalModel, sources: Sequence[Ids], targets: Sequence[Ids]) -> ForcedPass:
@@ -34,7 +38,17 @@ def forced_pass(model: TranslationModel | CausalModel, sources: Sequence[Ids], t
     decoded, decoder_maps, cross_maps = model.decode(target, memory, lengths, need_weights=True)
     hidden = memory if isinstance(memory, Tensor) else memory.annotations
     maps = {"encoder": None, "decoder": decoder_maps, "cross": cross_maps, **(encoder_maps or {})}
-    return ForcedPass(hidden, model.logits(decoded), maps)
+    states = _carried(model, target, memory, lengths) if isinstance(model, RecurrentModel) else {}
+    return ForcedPass(hidden, model.logits(decoded), maps, states)
+
+
+def _carried(model: RecurrentModel, target: Tensor, memory: Memory, source_lengths: Tensor) -> dict[str, Tensor]:
+    state = model.begin(memory)
+    carried = [state]
+    for position, embedded in enumerate(model.embed_steps(target)):
+        state = model.step(embedded, position, state, memory, source_lengths).state
+        carried.append(state)
+    return {name: torch.stack(steps, dim=1) for name, steps in zip(CARRIED, zip(*carried, strict=True), strict=True)}
 
 
 def _causal_pass(model: CausalModel, sources: Sequence[Ids], targets: Sequence[Ids]) -> ForcedPass:
