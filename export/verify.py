@@ -18,8 +18,9 @@ from model.factory import Model, TranslationModel
 from model.reference import NextLogits, greedy, one_thread, pytorch_steps
 from service.bundle import Manifest, Verification
 
-# Three times what the 300 sentences of this repository show for logits as large as 20 in float32; maps differ by 2e-6.
-TOLERANCE = 1e-4
+# Three times what the 300 sentences of this repository show, in float32, of the most sensitive system: that is
+# `multiplicative`, whose scores are not scaled and reach 173. Most show 1e-5 to 4e-5, for logits of 13.
+TOLERANCE = 3e-4
 CLOSE = 1e-4  # logits of two candidates nearer than this may change places by rounding
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 80

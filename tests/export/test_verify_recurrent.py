@@ -8,7 +8,7 @@ import torch
 
 from export.bundle import Label, export_bundle
 from export.sessions import Sessions, onnx_steps, open_sessions
-from export.verify import TOLERANCE, VerificationError, verify
+from export.verify import VerificationError, verify
 from model.checkpoint import save_checkpoint
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
@@ -61,6 +61,6 @@ def test_a_model_that_magnifies_rounding_is_compared_all_the_same(
     model, sessions = exported(tmp_path, tokenizer, toy_sentences[:1], gain=8)
     ids = read_tokenizer(tokenizer).encode(toy_sentences[0]).ids
     expected, given = (steps([READ])[0] for steps in (pytorch_steps(model, ids), onnx_steps(sessions, ids)))
-    assert np.abs(expected - given).max() > TOLERANCE
     assert sessions.manifest.verification is not None
-    assert sessions.manifest.verification.max_logit_difference < TOLERANCE / 5
+    of_one_step = sessions.manifest.verification.max_logit_difference
+    assert np.abs(expected - given).max() > 10 * of_one_step > 0
