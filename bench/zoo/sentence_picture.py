@@ -38,7 +38,7 @@ KINDS = {
 }
 NOTES = (
     "A row for each token that is written (of an encoder: read), a column for each token that is looked at.",
-    "Numbers are percent. Grey is exactly 0: the model cannot look there. "
+    "Numbers are percent. Grey is exactly 0: the model cannot look there, or the weight is less than float32 holds. "
     "A dot before a piece: it goes on with the word before it.",
 )
 
