@@ -18,9 +18,9 @@ def training_minutes(row: Row) -> float:
     return float(statistics.median(row["update_ms"]["float32"]) * row["updates"] / 60_000)
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median of the rounds' own ratios."""
-    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Round by round: what a round was disturbed by fell on both."""
+    return [one / other for one, other in zip(ours, theirs, strict=True)]
 
 
 def tables(result: Result) -> Mapping[str, str]:
@@ -57,4 +57,7 @@ def _speed(ours: Mapping[str, Any], theirs: Mapping[str, Any], count: str) -> li
     if count not in ours:
         return ["", ""]
     speed = f"{statistics.median(ours[count]):,.0f}"
-    return [speed, f"{ratio(ours[count], theirs[count]):.2f} x" if count in theirs else ""]
+    if ours is theirs or count not in theirs:
+        return [speed, ""]
+    each = ratios(ours[count], theirs[count])
+    return [speed, f"{statistics.median(each):.2f} x ({min(each):.2f} to {max(each):.2f})"]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bench.record import Result
-from bench.zoo.speed import SENTENCES, add_arguments, measure
-from bench.zoo.speed_report import ratio, tables, training_minutes
+from bench.zoo.speed import DECODING_ROUNDS, SENTENCES, add_arguments, measure
+from bench.zoo.speed_report import ratios, tables, training_minutes
 from model.config import PRECISIONS, TrainConfig, TransformerConfig, to_json
 from model.tokenizer import read_tokenizer
 from model.zoo import SYSTEMS, bundle_name
@@ -60,7 +60,9 @@ def test_systems_with_a_bundle_are_measured_each_in_what_it_does(zoo: Path) -> N
         PRECISIONS, 2
     )
     assert min(time for times in translating["update_ms"].values() for time in times) > 0
-    assert {count: len(speeds) for count, speeds in translating["tokens_per_s"].items()} == {"1": 2, "32": 2}
+    assert {count: len(speeds) for count, speeds in translating["tokens_per_s"].items()} == dict.fromkeys(
+        ("1", "32"), 2 * DECODING_ROUNDS
+    )
     assert set(classifying) == {"system", "parameters"}  # it has no run, and decodes nothing
     assert sorted((path, path.stat().st_mtime_ns) for path in (zoo / "runs").rglob("*")) == before
 
@@ -95,7 +97,13 @@ def test_training_takes_as_long_as_its_updates() -> None:
 
 
 def test_speeds_are_compared_round_by_round() -> None:
-    assert ratio([10.0, 20.0, 90.0], [10.0, 10.0, 90.0]) == 1  # of 1, 2 and 1; that of the medians is 2
+    assert ratios([10.0, 20.0, 90.0], [10.0, 10.0, 90.0]) == [1, 2, 1]
+    rows = (
+        {"threads": 2},
+        {"system": "transformer", "parameters": 1, "tokens_per_s": {"1": [10.0, 10.0, 90.0]}},
+        {"system": "bahdanau", "parameters": 2, "tokens_per_s": {"1": [10.0, 20.0, 90.0]}},
+    )
+    assert "| 20 | 1.00 x (1.00 to 2.00) |" in tables(Result(rows=rows))["speed"]  # 2 is the ratio of the medians
 
 
 def test_the_table_leaves_open_what_was_not_measured() -> None:
@@ -117,8 +125,10 @@ def test_the_table_leaves_open_what_was_not_measured() -> None:
         },
     )
     text = tables(Result(rows=rows))["speed"]
-    assert "| `transformer` | 2,093,056 | 400 | 250 | 6,000 | 40 | 2,000 | 1.00 x | 9,000 | 1.00 x |" in text
-    assert "| `bahdanau` | 2,099,840 |  |  |  |  | 3,000 | 1.50 x | 4,500 | 0.50 x |" in text
+    assert "| `transformer` | 2,093,056 | 400 | 250 | 6,000 | 40 | 2,000 |  | 9,000 |  |" in text
+    assert (
+        "| `bahdanau` | 2,099,840 |  |  |  |  | 3,000 | 1.50 x (1.50 to 1.50) | 4,500 | 0.50 x (0.50 to 0.50) |" in text
+    )
     assert "| `sentiment` | 1,000 | 100 | 99 | 600 | 1 |  |  |  |  |" in text
     assert "2 threads" in text
 
