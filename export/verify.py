@@ -187,6 +187,7 @@ def _compare_forced(
     first = initial_states(manifest, encoded, min(longest + SPARE_SLOTS, manifest.limits.max_target_tokens))
     states = {name: array.copy() for name, array in first.items()}
     carried = {name: array.numpy() for name, array in expected.states.items() if name in states}
+    found = found.merged(Differences(states=_largest(first[name] - array[:, 0] for name, array in carried.items())))
     outputs = _outputs_to_compare(manifest)
     for tick in range(max(row + len(read) for row, read in enumerate(targets))):
         # Row i begins i ticks late, from its first states; after its own time it reads its last token again and again.
@@ -210,7 +211,7 @@ def _compare_forced(
             Differences(
                 logits=_score_difference(given, logits[places]),
                 attention=_step_map_difference(manifest, given, expected.maps, places, own),
-                states=_largest(left) if left else 0.0,
+                states=_largest(left),
             )
         )
     return found
@@ -280,5 +281,5 @@ def _encoder_map_difference(manifest: Manifest, given: Mapping[str, Array], maps
 
 
 def _largest(differences: Iterable[Array]) -> float:
-    """The largest absolute value, NaN where there is one."""
-    return float(np.max([np.abs(difference).max() for difference in differences]))
+    """The largest absolute value, NaN where there is one; 0 of nothing."""
+    return float(np.max([np.abs(difference).max() for difference in differences], initial=0))

@@ -42,7 +42,9 @@ def exported(folder: Path, tokenizer: Path, sentences: list[str], gain: float) -
     return model, open_sessions(folder / "bundle", manifest)
 
 
-@pytest.mark.parametrize("name", ["cell.weight_ih", "cell.weight_hh", "cell.bias_hh", "readout.inner.weight"])
+@pytest.mark.parametrize(
+    "name", ["bridge.weight", "cell.weight_ih", "cell.weight_hh", "cell.bias_hh", "readout.inner.weight"]
+)
 def test_a_weight_of_the_carried_state_that_is_not_the_bundles_is_found(
     checkpoint: Path, tmp_path: Path, toy_sentences: list[str], name: str
 ) -> None:
