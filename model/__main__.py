@@ -12,7 +12,7 @@ from model.causal import CausalModel
 from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model
 from model.classification import CLASSIFICATION, accuracy, accuracy_facts, read_labelled
 from model.classifier import Classifier
-from model.config import PRECISIONS, TrainConfig, read_train_config
+from model.config import PRECISIONS, ModelConfig, TrainConfig, read_train_config, with_fields
 from model.evaluate import TEST_SPLIT, Scores, read_test_set, score, tokenised_path, translate
 from model.recall import SEED, TURNS, greedy_answers, recall
 from model.reference import one_thread
@@ -49,6 +49,14 @@ def add_train(commands: Commands) -> None:
     )
     parser.add_argument("--run", type=Path, required=True, help="folder for checkpoints and the log")
     parser.add_argument("--system", choices=SYSTEMS, default="transformer", help="what to train")
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        default=[],
+        type=_field,
+        metavar="FIELD=VALUE",
+        help="fields of the model's configuration (model/config.py) that differ from the system's, as cell=lstm",
+    )
     for field in dataclasses.fields(TrainConfig):
         option = f"--{field.name.replace('_', '-')}"
         parser.add_argument(
@@ -56,11 +64,22 @@ def add_train(commands: Commands) -> None:
         )
 
 
+def _field(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text} is not FIELD=VALUE")
+    return name, value
+
+
 def train(arguments: argparse.Namespace) -> None:
-    system = SYSTEMS[arguments.system]
+    system, changes = SYSTEMS[arguments.system], dict(arguments.model)
+
+    def make_config(vocab_size: int) -> ModelConfig:
+        return with_fields(system.make_config(vocab_size), changes)
+
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     settings = {**system.training, **{name: value for name, value in vars(arguments).items() if name in names}}
-    Trainer(arguments.run, TrainConfig(**settings), system.task, arguments.data, system.make_config).fit()
+    Trainer(arguments.run, TrainConfig(**settings), system.task, arguments.data, make_config).fit()
 
 
 def add_evaluate(commands: Commands) -> None:

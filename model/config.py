@@ -2,9 +2,10 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,12 @@ class ModelConfig:
     eos_id: int = 2
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is int and not field.name.endswith("_id") and value < 1:
-                raise ValueError(f"{field.name} is {value}, it must be at least 1")
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if type(value) is int and not name.endswith("_id") and value < 1:
+                raise ValueError(f"{name} is {value}, it must be at least 1")
+            if get_origin(kind) is Literal and value not in get_args(kind):
+                raise ValueError(f"{name} is {value}, it must be one of {', '.join(get_args(kind))}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout}, it must lie in [0, 1)")
 
@@ -190,6 +193,35 @@ class TrainConfig:
                 f"max_length_tokens ({self.max_length_tokens}) exceeds batch_tokens ({self.batch_tokens}): "
                 "a single pair would not fit a batch"
             )
+
+
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+def with_fields(config: Config, changes: Mapping[str, str]) -> Config:
+    """A configuration with some fields changed, which are given as text.
+
+    Raises:
+        ValueError: there is no such field, or it cannot have that value.
+    """
+    # The vocabulary's size is the tokenizer's, and labels are the data's.
+    fields = {
+        name: value
+        for name, value in dataclasses.asdict(config).items()
+        if name != "vocab_size" and not isinstance(value, tuple)
+    }
+    return dataclasses.replace(config, **{name: _read(name, text, fields) for name, text in changes.items()})
+
+
+def _read(name: str, text: str, fields: Mapping[str, Any]) -> Any:
+    """A field's value, of the type that it has now."""
+    if name not in fields:
+        raise ValueError(f"this model has no field {name} to set; it has {', '.join(fields)}")
+    kind = type(fields[name])
+    try:
+        return {"true": True, "false": False}[text] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"{name} is {text}, it must be {'true or false' if kind is bool else kind.__name__}") from None
 
 
 MODELS: dict[str, type[ModelConfig]] = {

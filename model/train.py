@@ -113,7 +113,7 @@ class Trainer:
         if not path.exists():
             path.write_text(to_json(wanted), encoding="utf-8")
         elif read_model_config(path) != wanted:
-            raise ValueError(f"{self.run} was begun with a model of another size; choose another folder")
+            raise ValueError(f"{self.run} was begun with another model; choose another folder")
         return wanted
 
     def _read_examples(self, data: Path, split: str) -> list[Any]:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from model.__main__ import main
 from model.causal import CausalModel
-from model.checkpoint import save_checkpoint
+from model.checkpoint import load_model, save_checkpoint
 from model.config import CausalConfig
+from model.recurrent import RecurrentModel
 from model.tokenizer import train_tokenizer
 
 
@@ -124,6 +126,24 @@ def test_train_takes_its_settings_from_the_command_line_and_resumes(run: Runner,
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2]
     assert_one_line_and_code_2(run(*arguments, "--seed", 5), "other settings: seed")
+
+
+def test_train_changes_what_it_is_told_of_a_systems_model(run: Runner, corpus: Path, tmp_path: Path) -> None:
+    settings = ("--vocab-size", 300, "--batch-tokens", 256, "--max-epochs", 1, "--system", "fixed-context")
+    sizes = ("embedding_size=8", "encoder_size=8", "decoder_size=16")
+    arguments = ("train", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
+    assert run(*arguments, "cell=lstm")[0] == 0
+    model, _ = load_model(tmp_path / "run" / "averaged")
+    assert isinstance(model, RecurrentModel) and isinstance(model.cell, nn.LSTMCell)
+    assert (model.config.attention, model.config.dropout) == ("none", 0.3)  # the system's own
+    assert_one_line_and_code_2(run(*arguments, "cell=gru"), "begun with another model")
+    assert_one_line_and_code_2(run(*arguments, "cells=gru"), "no field cells")
+
+
+def test_a_field_without_a_value_does_not_parse(run: Runner, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run("train", tmp_path, "--run", tmp_path / "run", "--model", "cell")
+    assert stopped.value.code == 2
 
 
 def test_accuracy_prints_json(

@@ -195,7 +195,7 @@ def test_other_settings_for_a_run_that_is_there_are_refused_by_name(
 def test_another_model_for_a_run_that_is_there_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
     """The size was ignored, and the model of the run that is there trained on."""
     Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
-    with pytest.raises(ValueError, match="a model of another size"):
+    with pytest.raises(ValueError, match="begun with another model"):
         Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, TransformerConfig.tiny, CPU)
 
 
