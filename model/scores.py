@@ -49,7 +49,7 @@ def dot(state: Tensor, keys: Tensor) -> Tensor:
 class AdditiveScore(ProjectedScore):
     """e_ij = v^T tanh(W s + U h_j) (Bahdanau et al. 2015, section A.1.2).
 
-    Luong's concat, v^T tanh(W [h_t; h_s]) (Luong et al. 2015, equation 8), is the same: W is [W U] there.
+    Luong's concat, v^T tanh(W [h_t; h_s]) (Luong et al. 2015, section 3.1), is the same: W is [W U] there.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -64,14 +64,14 @@ class AdditiveScore(ProjectedScore):
 
 
 class DotScore(Score):
-    """h_t^T h_s (Luong et al. 2015, equation 8)."""
+    """h_t^T h_s (Luong et al. 2015, section 3.1)."""
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
         return dot(state, keys)
 
 
 class GeneralScore(ProjectedScore):
-    """h_t^T W h_s (Luong et al. 2015, equation 8): multiplicative, or bilinear, attention."""
+    """h_t^T W h_s (Luong et al. 2015, section 3.1): multiplicative, or bilinear, attention."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
@@ -82,7 +82,10 @@ class GeneralScore(ProjectedScore):
 
 
 class ReducedRankScore(ProjectedScore):
-    """s^T (U^T V) h = (U s)^T (V h) with U (k, H) and V (k, A): multiplicative attention of rank k."""
+    """s^T (U^T V) h = (U s)^T (V h) with U (k, H) and V (k, A): multiplicative attention of rank k.
+
+    It is in no paper of these; Manning's course CS224n at Stanford teaches it under this name.
+    """
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
@@ -94,7 +97,7 @@ class ReducedRankScore(ProjectedScore):
 
 
 class LocationScore(Score):
-    """W h_t (Luong et al. 2015, equation 9): what stands at a position is not looked at."""
+    """W h_t (Luong et al. 2015, equation 8): what stands at a position is not looked at."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
@@ -120,7 +123,7 @@ SCORES: dict[str, type[Score]] = {
 
 
 class PredictedPosition(nn.Module):
-    """p_t = S sigmoid(v_p^T tanh(W_p h_t)) (Luong et al. 2015, equation 9 of section 3.2): between 0 and S.
+    """p_t = S sigmoid(v_p^T tanh(W_p h_t)) (Luong et al. 2015, equation 9): between 0 and S.
 
     v_p is `outer.weight` / H. Adam moves every weight as far as any other: without the factor the sum over H of them
     runs into the sigmoid's flat ends within some hundred updates (Yang et al. 2022, "Tensor Programs V", scale what a

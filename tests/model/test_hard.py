@@ -40,10 +40,12 @@ def batch() -> Batch:
     return make_batch(PAIRS, pad_id=0, bos_id=1)
 
 
-def chosen(model: RecurrentModel, batch: Batch, row: int, places: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def chosen(
+    model: RecurrentModel, batch: Batch, row: int, places: tuple[int, ...], is_expected: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of a row's tokens and of its places, and what the places are drawn from has as its entropy.
 
-    Each is (T,); step t looks at `places[t]` alone.
+    Each is (T,); step t looks at `places[t]` alone, or reads the expected context.
     """
     one = Batch(*(getattr(batch, name)[row : row + 1] for name in batch.__dataclass_fields__))
     memory, _ = model.encode(one.source, one.source_lengths)
@@ -54,14 +56,15 @@ def chosen(model: RecurrentModel, batch: Batch, row: int, places: tuple[int, ...
 
         def select(weights: Tensor, place: int = place, seen: list[Tensor] = seen) -> Tensor:
             seen.append(weights)
-            return torch.eye(weights.size(1))[[place]]
+            return weights if is_expected else torch.eye(weights.size(1))[[place]]
 
         step = model.step(embedded[:, position], position, state, memory, one.source_lengths, select)
         state = step.state
         logprobs = model.logits(step.features).log_softmax(-1)
         tokens.append(logprobs[0, one.target_output[0, position]])
         drawn.append(seen[0][0, place].log())
-        entropies.append(-(seen[0][0] * seen[0][0].log()).sum())
+        own = seen[0][0, : int(one.source_lengths)]
+        entropies.append(-(own * own.log()).sum())
     return torch.stack(tokens), torch.stack(drawn), torch.stack(entropies)
 
 
@@ -75,6 +78,35 @@ def test_the_marginal_is_the_sum_over_every_path(batch: Batch) -> None:
         expected = expected - torch.stack(likelihoods).logsumexp(0)
     torch.testing.assert_close(marginal_loss(model, batch), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(training_loss(model, batch, 0.1), marginal_loss(model, batch))
+
+
+@pytest.mark.parametrize("is_expected", [False, True])
+def test_reinforce_is_its_equation_for_what_was_drawn(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, is_expected: bool
+) -> None:
+    """Xu et al. 2015, equations 11 to 13, and gradients of every parameter; with an entropy that cannot be missed."""
+    model, baseline, entropy_weight = made("reinforce"), 5.0, 0.7
+    paths = ((0, 2, 1), (1, 0))
+    draws = iter([torch.tensor([[0], [1]]), torch.tensor([[2], [0]]), torch.tensor([[1], [0]])])  # the last is padding
+    monkeypatch.setattr("model.hard.EXPECTED_PROBABILITY", float(is_expected))
+    monkeypatch.setattr("model.hard.ENTROPY_WEIGHT", entropy_weight)
+    monkeypatch.setattr(torch, "multinomial", lambda weights, count: next(draws))
+    model.baseline.fill_(baseline)
+    loss = reinforce_loss(model, batch, smoothing=0.0)
+    expected, costs = torch.zeros(()), []
+    for row, path in enumerate(paths):
+        tokens, drawn, entropies = chosen(model, batch, row, path, is_expected)
+        cost = -tokens.sum()
+        reward = 0.0 if is_expected else REWARD_WEIGHT * (cost.detach() - baseline) * drawn.sum()
+        expected = expected + cost + reward - entropy_weight * entropies.sum()
+        costs.append(float(cost.detach()))
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
+    parameters = list(model.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), atol=1e-5, rtol=1e-4
+    )
+    followed = baseline if is_expected else 0.9 * baseline + 0.1 * sum(costs) / len(costs)
+    assert float(model.baseline) == pytest.approx(followed, rel=1e-5)
 
 
 def test_the_mean_gradient_of_reinforce_is_that_of_the_expectation(batch: Batch) -> None:
