@@ -3,7 +3,8 @@
 Axes: B batch, S source, E embedding, H state of the decoder, A annotation, K key, V vocabulary.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnx
@@ -15,7 +16,7 @@ from export.parts import FLOAT, INT32, INT64, linear, scaled_embedding, scores
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
 from model.scores import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
-from service.bundle import Attention, State
+from service.bundle import Attention, State, Window
 
 # ONNX names the gates of a GRU z, r, h and those of an LSTM i, o, f, c; PyTorch r, z, n and i, f, g, o.
 GATES = {"gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
@@ -46,8 +47,15 @@ def attention_maps(config: RecurrentConfig) -> tuple[Attention, ...]:
     """The one map there is: of one head, as wide as the source."""
     if config.attention == "none":
         return ()
+    centres: Mapping[str, Literal["monotonic", "predicted"]] = {"local-m": "monotonic", "local-p": "predicted"}
+    window = None
+    if config.window != "global":
+        window = Window(centre=centres[config.window], radius=config.window_radius)
     is_normalized = config.window != "local-p"
-    return (Attention(kind="cross", outputs=("cross_attention",), layers=1, heads=1, normalized=is_normalized),)
+    cross = Attention(
+        kind="cross", outputs=("cross_attention",), layers=1, heads=1, window=window, normalized=is_normalized
+    )
+    return (cross,)
 
 
 def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:

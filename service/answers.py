@@ -47,6 +47,13 @@ class OutputToken(Alternative):
     )
 
 
+class AttentionWindow(BaseModel):
+    centre: Literal["monotonic", "predicted"] = Field(
+        description="p is the row's own number, from 0 and at most the last column's; or what the model computes."
+    )
+    radius: int = Field(description="A row looks at the columns from p - radius to p + radius; all others are 0.")
+
+
 class AttentionMap(BaseModel):
     kind: Kind
     layers: list[int]
@@ -54,6 +61,7 @@ class AttentionMap(BaseModel):
     rows: int
     columns: int
     columns_are: Literal["slots"] | None = Field(default=None, description="Only where columns are no tokens.")
+    window: AttentionWindow | None = Field(default=None, description="Only where a row looks at a part.")
     shape: tuple[int, int, int, int]
     normalized: bool
     data: list[float] | str
@@ -173,6 +181,7 @@ class AttentionKind(BaseModel):
     heads: int
     normalized: bool
     columns: int | None = Field(default=None, description="Only where columns are no tokens.")
+    window: AttentionWindow | None = Field(default=None, description="Only where a row looks at a part.")
 
 
 class ModelCard(BaseModel):

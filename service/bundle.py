@@ -91,6 +91,14 @@ class State(_Part):
         return self
 
 
+class Window(_Part):
+    """What a row of a map looks at: the columns from p - radius to p + radius. All others are 0."""
+
+    # p is the row's own number, from 0 and at most the last column's; or what the decoder computes.
+    centre: Literal["monotonic", "predicted"]
+    radius: int
+
+
 class Attention(_Part):
     """Attention maps of one kind.
 
@@ -106,6 +114,7 @@ class Attention(_Part):
     layers: int
     heads: int
     columns: int | None = None  # of `encoder_slots`, whose columns are no tokens
+    window: Window | None = None  # None where a row looks at every column
     normalized: bool = True  # whether rows sum to 1
 
     @model_validator(mode="after")

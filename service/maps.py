@@ -46,6 +46,7 @@ class Selection:
             "rows": chosen.shape[2],
             "columns": chosen.shape[3],
             **({} if self.attention.columns is None else {"columns_are": "slots"}),
+            **({} if self.attention.window is None else {"window": self.attention.window.model_dump()}),
             "shape": chosen.shape,
             # The largest of several rows that sum to 1 does not sum to 1.
             "normalized": self.attention.normalized and (self.reduce != "max" or len(self.heads) == 1),

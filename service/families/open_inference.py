@@ -60,8 +60,9 @@ async def infer(model_name: str, body: InferBody, call: Call) -> Response:
     return tensor_answer(
         head,
         [
-            Tensor(name, output.datatype, output.read(answers[output.task]), is_binary[name])
+            Tensor(name, output.datatype, output.read(answer), is_binary[name], output.parameters(answer))
             for name, output in outputs.items()
+            for answer in [answers[output.task]]
         ],
     )
 

@@ -46,6 +46,7 @@ class Output:
     read: Callable[[Answer], NDArray[Any]]
     beside: Literal["alternatives", "maps"] | None = None  # what the task must give beside its own result
     kind: str | None = None  # of attention map
+    parameters: Callable[[Answer], Mapping[str, bool]] = lambda answer: {}  # what is true of the tensor
 
 
 def outputs_of(manifest: Manifest) -> dict[str, Output]:
@@ -172,6 +173,10 @@ def _maps(manifest: Manifest, task: Literal["generate", "classify"]) -> dict[str
         maps = of_kind(kind)
         return lambda answer: padded([one["data"].reshape(one["shape"]) for one in maps(answer)], "FP32")
 
+    def facts(kind: str) -> Callable[[Answer], Mapping[str, bool]]:
+        maps = of_kind(kind)
+        return lambda answer: {"normalized": all(one["normalized"] for one in maps(answer))}
+
     def shape(kind: str) -> Callable[[Answer], NDArray[Any]]:
         maps = of_kind(kind)
         return lambda answer: np.asarray([one["shape"] for one in maps(answer)], "<i8")
@@ -181,7 +186,7 @@ def _maps(manifest: Manifest, task: Literal["generate", "classify"]) -> dict[str
 
     outputs: dict[str, Output] = {}
     for kind in (one.kind for one in manifest.attention):
-        outputs[f"attention_{kind}"] = Output("FP32", (-1,) * 5, task, data(kind), "maps", kind)
+        outputs[f"attention_{kind}"] = Output("FP32", (-1,) * 5, task, data(kind), "maps", kind, facts(kind))
         outputs[f"attention_{kind}_shape"] = Output("INT64", (-1, 4), task, shape(kind), "maps", kind)
     if outputs:
         of_target = ("target_tokens", "decoder_input_tokens") if task == "generate" else ()

@@ -251,15 +251,16 @@ class RepositoryModel(BaseModel):
     reason: str
 
 
-class BinaryDataSize(BaseModel):
-    binary_data_size: int
+class TensorFacts(BaseModel):
+    binary_data_size: int | None = Field(default=None, description="Only where its data come behind the JSON.")
+    normalized: bool | None = Field(default=None, description="Only of attention maps: whether their rows sum to 1.")
 
 
 class InferOutput(BaseModel):
     name: str
     datatype: Datatype
     shape: list[int]
-    parameters: BinaryDataSize | None = Field(default=None, description="Only where its data come behind the JSON.")
+    parameters: TensorFacts | None = Field(default=None, description="Only where there is something to say.")
     data: list[float] | list[str] | None = Field(default=None, description="Flat, row-major.")
 
 

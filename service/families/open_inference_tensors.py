@@ -1,7 +1,7 @@
 """Tensors of the Open Inference Protocol, in JSON or as bytes behind it: texts come in, texts and numbers go out."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ class Tensor:
     datatype: Datatype
     values: NDArray[Any]
     is_binary: bool  # whether it goes behind the JSON
+    parameters: Mapping[str, bool] = field(default_factory=dict)  # what is said of it
 
 
 def padded(rows: Sequence[Any], datatype: Datatype, padding: Any = 0) -> NDArray[Any]:
@@ -98,13 +99,15 @@ def tensor_answer(head: dict[str, Any], tensors: Sequence[Tensor]) -> Response:
     outputs: list[dict[str, Any]] = []
     packed: list[bytes] = []
     for tensor in tensors:
-        output = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.values.shape}
+        output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.values.shape}
+        parameters: dict[str, Any] = dict(tensor.parameters)
         if tensor.is_binary:
             packed.append(_pack(tensor))
-            outputs.append(output | {"parameters": {"binary_data_size": len(packed[-1])}})
+            parameters["binary_data_size"] = len(packed[-1])
         else:
             flat = tensor.values.reshape(-1)
-            outputs.append(output | {"data": flat.tolist() if tensor.datatype == "BYTES" else flat})
+            output["data"] = flat.tolist() if tensor.datatype == "BYTES" else flat
+        outputs.append(output | ({"parameters": parameters} if parameters else {}))
     content = head | {"outputs": outputs}
     if not packed:
         return json_answer(content)

@@ -49,7 +49,7 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "chat": manifest.chat is not None,
         "attention": [
             {"kind": one.kind, "layers": one.layers, "heads": one.heads, "normalized": one.normalized}
-            | ({} if one.columns is None else {"columns": one.columns})
+            | one.model_dump(include={"columns", "window"}, exclude_none=True)
             for one in manifest.attention
         ],
     } | ({"languages": manifest.languages.model_dump()} if manifest.languages else {})

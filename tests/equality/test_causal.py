@@ -19,6 +19,7 @@ from service.engine.engine import Engine
 from service.engine.request import DecodingParameters, Encoded, EncodeRequest, Event
 from service.runtime.ort import OnnxRunner
 from tests.equality.running import FAR, make_request, run, run_events
+from tests.equality.serving import client_of
 
 MAX_POSITIONS = 200
 MAX_NEW_TOKENS = 12
@@ -111,6 +112,25 @@ def test_served_log_probabilities_and_maps_are_pytorchs(
         np.testing.assert_allclose(target.attention["decoder"], maps[:, 0, :, first:].numpy(), atol=1e-5)
         for place, token in enumerate(target.tokens):
             assert token.logprob == pytest.approx(logprobs[first + place, token.id], abs=1e-4)
+
+
+@pytest.mark.anyio
+async def test_http_gives_pytorchs_tokens_and_maps(
+    folder: Path, model: CausalModel, toy_sentences: list[str], prompts: list[Ids]
+) -> None:
+    parameters = {"max_new_tokens": MAX_NEW_TOKENS, "return_attention": True}
+    async with client_of(folder) as client:
+        answer = await client.post("/v1/generate", json={"inputs": toy_sentences, "parameters": parameters})
+    assert answer.status_code == 200, answer.text
+    for prompt, output in zip(prompts[1:-1], answer.json()["outputs"], strict=True):
+        expected = greedy(pytorch_steps(model, prompt), prompt[-1], 2, MAX_NEW_TOKENS).ids
+        assert tuple(token["id"] for token in output["tokens"]) == expected
+        with torch.inference_mode():
+            _, maps = model.read(torch.tensor([[*prompt, *expected[:-1]]]), need_weights=True)
+        assert maps is not None
+        (given,) = output["attention"]["maps"]
+        own = maps[:, 0, :, len(prompt) - 1 :].numpy()
+        np.testing.assert_allclose(np.reshape(given["data"], given["shape"]), own, atol=1e-5)
 
 
 def test_streamed_is_whole(runner: OnnxRunner, prompts: list[Ids]) -> None:

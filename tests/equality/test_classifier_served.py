@@ -1,6 +1,5 @@
 """The classifier: PyTorch, ONNX Runtime and the service agree, alone and in a batch."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ import torch
 from model.checkpoint import load_model
 from model.classifier import Classifier
 from model.tokenizer import encode_lines
-from service.app import create_app
 from service.bundle import read_bundle
 from service.engine.engine import Engine
 from service.engine.request import Encoded, EncodeRequest, Event
-from service.loading import load_backend
 from service.runtime.ort import OnnxRunner
-from service.settings import Settings
+from tests.equality.serving import client_of
 
 pytestmark = pytest.mark.anyio
 ENCODER = frozenset({"encoder"})
@@ -75,15 +72,7 @@ def test_the_engine_gives_pytorchs_labels_and_maps_alone_and_in_a_batch(
 
 @pytest.fixture
 async def client(classifier_bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
-    settings = Settings(bundles=classifier_bundle.parent, threads=1)
-    app = create_app(settings, load_backend)
-    transport = httpx.ASGITransport(app=app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
-    ):
-        while app.state.service.refusal is not None:
-            await asyncio.sleep(0.01)
+    async with client_of(classifier_bundle.parent) as client:
         yield client
 
 

@@ -1,5 +1,6 @@
-"""Every recurrent system: PyTorch, ONNX Runtime and the engine agree, alone and in one batch with the others' kinds."""
+"""Every recurrent system: PyTorch, ONNX Runtime, the engine and HTTP agree, alone and in one batch."""
 
+import asyncio
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -7,18 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from export.bundle import Label, export_bundle
-from model.checkpoint import save_checkpoint
+from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
-from model.reference import beam, greedy, pytorch_steps
+from model.reference import beam, greedy, log_softmax, pytorch_steps
 from model.tokenizer import read_tokenizer
 from service.bundle import read_bundle
 from service.engine.request import DecodingParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import assert_same, generated_ids
 from tests.equality.running import make_request, run
+from tests.equality.serving import client_of
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "fixed-context": {"attention": "none"},
@@ -41,27 +44,52 @@ GREEDY = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS)
 BEAMS = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
 
 
-@pytest.fixture(scope="module", params=SYSTEMS)
-def system(
-    request: pytest.FixtureRequest, checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[RecurrentModel, OnnxRunner, list[tuple[int, ...]]]:
-    """A model of random weights, its bundle in ONNX Runtime (the export has compared them), and sources."""
-    tokenizer = read_tokenizer(checkpoint / "tokenizer.json")
-    settings = {"embedding_size": 12, "encoder_size": 8, "decoder_size": 16, **SYSTEMS[request.param]}
-    config = RecurrentConfig(tokenizer.get_vocab_size(), **settings)
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(4)
-        model = RecurrentModel(config).eval()
-        for parameter in model.parameters():
-            parameter.add_(0.4 * torch.randn_like(parameter))
+@pytest.fixture(scope="module")
+def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of random weights and a bundle of each system; the export has compared the two."""
     folder = tmp_path_factory.mktemp("recurrent")
-    save_checkpoint(folder / "checkpoint", config, model.state_dict(), checkpoint / "tokenizer.json", {})
-    export_bundle(folder / "checkpoint", folder / "bundle", Label(request.param), toy_sentences)
-    runner = OnnxRunner(folder / "bundle", read_bundle(folder / "bundle"), num_threads=1, max_rows=12)
+    tokenizer = checkpoint / "tokenizer.json"
+    for name, changes in SYSTEMS.items():
+        settings = {"embedding_size": 12, "encoder_size": 8, "decoder_size": 16, **changes}
+        config = RecurrentConfig(read_tokenizer(tokenizer).get_vocab_size(), **settings)
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(4)
+            model = RecurrentModel(config)
+            for parameter in model.parameters():
+                parameter.add_(0.4 * torch.randn_like(parameter))
+        save_checkpoint(folder / "checkpoints" / name, config, model.state_dict(), tokenizer, {})
+        export_bundle(folder / "checkpoints" / name, folder / "bundles" / name, Label(name), toy_sentences)
+    return folder
+
+
+System = tuple[RecurrentModel, OnnxRunner, list[tuple[int, ...]]]
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def system(request: pytest.FixtureRequest, folder: Path, toy_sentences: list[str]) -> System:
+    """A model, its bundle in ONNX Runtime, and sources."""
+    model, tokenizer = load_checkpoint(folder / "checkpoints" / request.param)
+    assert isinstance(model, RecurrentModel)
+    bundle = folder / "bundles" / request.param
+    runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=12)
     return model, runner, [tuple(encoding.ids) for encoding in tokenizer.encode_batch(toy_sentences)]
 
 
-def test_served_outputs_are_pytorchs(system: tuple[RecurrentModel, OnnxRunner, list[tuple[int, ...]]]) -> None:
+def kinds_of(model: RecurrentModel) -> frozenset[str]:
+    return frozenset() if model.config.attention == "none" else frozenset({"cross"})
+
+
+def forced(model: RecurrentModel, source: tuple[int, ...], written: list[int]) -> tuple[NDArray[Any], Any]:
+    """PyTorch's log-probabilities (T, V) of what is written, and its map (1, 1, T, S) or None."""
+    ids, lengths = torch.tensor([source]), torch.tensor([len(source)])
+    with torch.inference_mode():
+        memory, _ = model.encode(ids, lengths)
+        read = torch.tensor([[model.config.bos_id, *written[:-1]]])
+        features, _, maps = model.decode(read, memory, lengths, need_weights=True)
+        return log_softmax(model.logits(features[0]).numpy()), None if maps is None else maps[:, 0].numpy()
+
+
+def test_served_outputs_are_pytorchs(system: System) -> None:
     model, runner, sources = system
     config = model.config
     requests = [make_request(source, parameters=asked) for source in sources for asked in (GREEDY, BEAMS)]
@@ -77,21 +105,88 @@ def test_served_outputs_are_pytorchs(system: tuple[RecurrentModel, OnnxRunner, l
         assert_same(model, requests, expected, given)
 
 
-def test_served_maps_are_pytorchs(system: tuple[RecurrentModel, OnnxRunner, list[tuple[int, ...]]]) -> None:
+def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(system: System) -> None:
     model, runner, sources = system
-    if model.config.attention == "none":
-        assert not runner.manifest.attention
-        assert "attention" not in runner.manifest.tasks
-        return
-    requests = [make_request(source, parameters=GREEDY, attention=frozenset({"cross"})) for source in sources]
+    kinds = kinds_of(model)
+    assert {one.kind for one in runner.manifest.attention} == kinds
+    assert ("attention" in runner.manifest.tasks) == bool(kinds)
+    requests = [
+        make_request(source, parameters=GREEDY, attention=wanted)
+        for source in sources
+        for wanted in {kinds, frozenset()}
+    ]
     for request, result in zip(requests, run(runner, requests, Random(2)), strict=True):
         (target,) = result.targets
-        source, read = torch.tensor([request.source_ids]), [model.config.bos_id, *(token.id for token in target.tokens)]
-        lengths = torch.tensor([source.size(1)])
-        with torch.inference_mode():
-            memory, _ = model.encode(source, lengths)
-            _, _, maps = model.decode(torch.tensor([read[:-1]]), memory, lengths, need_weights=True)
-        assert maps is not None
-        np.testing.assert_allclose(target.attention["cross"], maps[:, 0].numpy(), atol=1e-5)
-    is_normalized = model.config.window != "local-p"
-    assert runner.manifest.attention_of("cross").normalized == is_normalized
+        assert target.attention.keys() == request.attention
+        logprobs, maps = forced(model, request.source_ids, [token.id for token in target.tokens])
+        for place, token in enumerate(target.tokens):
+            assert token.logprob == pytest.approx(logprobs[place, token.id], abs=1e-4)
+        for one in target.attention.values():
+            np.testing.assert_allclose(one, maps, atol=1e-5)
+
+
+def test_alone_equals_batched(system: System) -> None:
+    """Tokens are the same; a product of one row may be rounded otherwise than one of several."""
+    model, runner, sources = system
+    requests = [make_request(source, parameters=GREEDY, attention=kinds_of(model)) for source in sources]
+    for request, together in zip(requests, run(runner, requests), strict=True):
+        (alone,) = run(runner, [request])
+        (one,), (other,) = alone.targets, together.targets
+        assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
+        np.testing.assert_allclose(
+            [token.logprob for token in one.tokens], [token.logprob for token in other.tokens], atol=1e-5
+        )
+        for kind, maps in one.attention.items():
+            np.testing.assert_allclose(other.attention[kind], maps, atol=1e-5)
+
+
+TARGET = "A man sleeps at the corner."
+
+
+@pytest.mark.anyio
+async def test_http_gives_every_systems_scores_and_maps(folder: Path, toy_sentences: list[str]) -> None:
+    """All at once: the models in one service, and each model's sentences in one batch."""
+    async with client_of(folder / "bundles") as client:
+
+        async def ask(name: str, sentence: str) -> None:
+            model, tokenizer = load_checkpoint(folder / "checkpoints" / name)
+            assert isinstance(model, RecurrentModel)
+            written = tokenizer.encode(TARGET).ids
+            logprobs, expected = forced(model, tuple(tokenizer.encode(sentence).ids), written)
+            body = {"model": name, "inputs": sentence, "targets": TARGET}
+            answer = await client.post("/v1/score", json=body)
+            assert answer.status_code == 200, answer.text
+            tokens = answer.json()["outputs"][0]["tokens"]
+            own = [logprobs[place, id_] for place, id_ in enumerate(written)]
+            assert [token["id"] for token in tokens] == written
+            assert [token["logprob"] for token in tokens] == pytest.approx(own, abs=1e-4)
+            answer = await client.post("/v1/attention", json={"model": name, "input": sentence, "target": TARGET})
+            if expected is None:
+                assert answer.json()["error"]["code"] == "unsupported_task"
+                return
+            (given,) = answer.json()["maps"]
+            maps = np.reshape(given["data"], given["shape"])
+            np.testing.assert_allclose(maps, expected, atol=1e-5)
+            assert_map_says_what_it_is(model.config, given, maps[0, 0])
+
+        await asyncio.gather(*(ask(name, sentence) for name in SYSTEMS for sentence in toy_sentences))
+
+
+def assert_map_says_what_it_is(config: RecurrentConfig, given: Any, weights: NDArray[Any]) -> None:
+    """`weights` is (T, S)."""
+    sums = weights.sum(axis=-1)
+    assert given["normalized"] == (config.window != "local-p")
+    assert given["normalized"] == np.allclose(sums, 1, atol=1e-4)
+    if config.selection != "soft":
+        assert set(np.unique(weights)) == {0, 1}
+    if config.window == "global":
+        assert "window" not in given
+        return
+    centre = {"local-m": "monotonic", "local-p": "predicted"}[config.window]
+    assert given["window"] == {"centre": centre, "radius": config.window_radius}
+    columns = weights.shape[1]
+    for row, one in enumerate(weights):
+        (inside,) = one.nonzero()
+        assert inside.max() - inside.min() <= 2 * config.window_radius
+        if centre == "monotonic":
+            assert np.abs(inside - min(row, columns - 1)).max() <= config.window_radius

@@ -15,9 +15,7 @@ from export.bundle import Label, export_bundle
 from model.checkpoint import load_model, save_checkpoint
 from model.config import CausalConfig, ClassifierConfig, RecurrentConfig, TransformerConfig
 from model.factory import build_model
-from service.app import create_app
-from service.loading import load_backend
-from service.settings import Settings
+from tests.equality.serving import client_of
 
 pytestmark = pytest.mark.anyio
 CONFIGS: dict[str, Any] = {
@@ -45,14 +43,7 @@ def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(Settings(bundles=folder / "bundles", threads=1), load_backend)
-    transport = httpx.ASGITransport(app=app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
-    ):
-        while app.state.service.refusal is not None:
-            await asyncio.sleep(0.01)
+    async with client_of(folder / "bundles") as client:
         yield client
 
 

@@ -1,13 +1,10 @@
 """Every variant of the Transformer: PyTorch, ONNX Runtime, the engine and HTTP agree, alone and in one batch."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import httpx2 as httpx
 import numpy as np
 import onnx
 import pytest
@@ -23,14 +20,12 @@ from model.config import TransformerConfig
 from model.reference import beam, greedy, pytorch_steps
 from model.tokenizer import read_tokenizer
 from model.transformer import Transformer
-from service.app import create_app
 from service.bundle import read_bundle
 from service.engine.request import DecodingParameters
-from service.loading import load_backend
 from service.runtime.ort import OnnxRunner
-from service.settings import Settings
 from tests.equality.comparing import assert_same, generated_ids
 from tests.equality.running import make_request, run
+from tests.equality.serving import client_of
 
 SLOTS = 5
 LINFORMER: dict[str, Any] = {"encoder_attention": "linformer", "linformer_size": SLOTS, "max_positions": 48}
@@ -189,7 +184,7 @@ TARGET = "A man sleeps at the corner."
 @pytest.mark.anyio
 async def test_http_gives_every_variants_maps(folder: Path, toy_sentences: list[str]) -> None:
     """All at once: the models in one service, and each model's sentences in one batch."""
-    async with client_of(Settings(bundles=folder / "bundles", threads=1)) as client:
+    async with client_of(folder / "bundles") as client:
         asked = [{"model": name, "input": sentence, "target": TARGET} for name in SYSTEMS for sentence in toy_sentences]
         answers = await asyncio.gather(*(client.post("/v1/attention", json=body) for body in asked))
         for body, answer in zip(asked, answers, strict=True):
@@ -201,20 +196,6 @@ async def test_http_gives_every_variants_maps(folder: Path, toy_sentences: list[
         for sentence, output in zip(toy_sentences, outputs, strict=True):
             alone = (await client.post("/v1/attention", json={"model": name, "input": sentence})).json()
             assert output["attention"]["maps"] == alone["maps"]
-
-
-@contextlib.asynccontextmanager
-async def client_of(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(settings, load_backend)
-    transport = httpx.ASGITransport(app=app)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client,
-        asyncio.timeout(120),
-    ):
-        while (await client.get("/health/ready")).status_code != 200:
-            await asyncio.sleep(0.01)
-        yield client
 
 
 def assert_maps_are_pytorchs(checkpoint: Path, text: str, answer: Any) -> None:

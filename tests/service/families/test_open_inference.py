@@ -1,6 +1,7 @@
 """POST .../infer of the Open Inference Protocol: what each output holds, which parameters it has, what is refused."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from service.families.open_inference_outputs import PARAMETERS, outputs_of
 from service.families.open_inference_outputs import body_of as body_of_task
 from service.families.open_inference_schemas import InferParameters
-from service.runtime.fake import Faults, fake_classifier_manifest, fake_manifest
+from service.runtime.fake import Faults, fake_classifier_manifest, fake_manifest, fake_slots_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
 
@@ -120,6 +121,24 @@ async def test_maps_and_the_tokens_that_they_are_about_are_padded_to_one_tensor(
             for name in names:
                 tokens = outputs[name][row].tolist()
                 assert tokens == attention[name] + [""] * (len(tokens) - len(attention[name]))
+
+
+@pytest.mark.parametrize(("reduce", "is_normalized"), [("none", True), ("mean", True), ("max", False)])
+async def test_maps_whose_rows_do_not_sum_to_1_say_so(
+    start: Start, tokenizer: TextTokenizer, reduce: str, is_normalized: bool
+) -> None:
+    manifest = fake_slots_manifest("fake", vocabulary=len(tokenizer), max_source_tokens=64)
+    async with start(FakeBackend(tokenizer, (manifest,))) as running:
+        for is_binary in (False, True):
+            body = body_of(TEXTS, "attention_encoder", "attention_cross", "text_output", reduce=reduce)
+            body["parameters"]["binary_data_output"] = is_binary
+            answer = await running.post(INFER, body)
+            length = int(answer.headers.get("Inference-Header-Content-Length", len(answer.content)))
+            encoder, cross, text = json.loads(answer.content[:length])["outputs"]
+            assert encoder["parameters"]["normalized"] is False
+            assert cross["parameters"]["normalized"] is is_normalized
+            assert "normalized" not in text.get("parameters", {})
+            assert ("binary_data_size" in cross["parameters"]) == is_binary
 
 
 async def test_only_what_is_asked_for_is_computed(running: Running) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from service.bundle import Attention
+from service.bundle import Attention, Window
 from service.runtime.fake import fake_slots_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start
@@ -180,6 +180,19 @@ async def test_slots_are_columns_of_their_own_and_what_is_no_distribution_says_s
         assert mean["normalized"] is False
         (card,) = [one for one in (await describe(running, "fake-slots")) if one["kind"] == "encoder_slots"]
         assert card == {"kind": "encoder_slots", "layers": 2, "heads": 2, "normalized": True, "columns": 3}
+
+
+async def test_a_map_of_windows_says_so(start: Start, make_backend: MakeBackend) -> None:
+    backend, window = make_backend(), Window(centre="predicted", radius=5)
+    (manifest,) = backend.manifests
+    maps = tuple(
+        one.model_copy(update={"window": window}) if one.kind == "cross" else one for one in manifest.attention
+    )
+    backend.manifests = (manifest.model_copy(update={"attention": maps}),)
+    expected = {"cross": {"centre": "predicted", "radius": 5}}
+    async with start(backend) as running:
+        for entries in ((await attention(running))["maps"], await describe(running, manifest.name)):
+            assert {one["kind"]: one["window"] for one in entries if "window" in one} == expected
 
 
 async def describe(running: Running, name: str) -> Any:

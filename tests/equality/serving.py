@@ -1,0 +1,36 @@
+"""Bundles behind the service's own HTTP, in this process."""
+
+import asyncio
+import contextlib
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2 as httpx
+
+from service.app import create_app
+from service.bundle import MANIFEST, read_manifest, write_manifest
+from service.loading import load_backend
+from service.settings import Settings
+
+
+@contextlib.asynccontextmanager
+async def client_of(bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of one service of all bundles of a folder, whose architectures have names that nobody knows."""
+    with tempfile.TemporaryDirectory() as folder:
+        copies = Path(shutil.copytree(bundles, folder, dirs_exist_ok=True))
+        for path in copies.glob(f"*/{MANIFEST}"):
+            renamed = read_manifest(path.parent).model_copy(update={"architecture": secrets.token_hex()})
+            write_manifest(path.parent, renamed)
+        app = create_app(Settings(bundles=copies, threads=1), load_backend)
+        transport = httpx.ASGITransport(app=app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client,
+            asyncio.timeout(120),
+        ):
+            while app.state.service.refusal is not None:
+                await asyncio.sleep(0.01)
+            yield client
