@@ -1,8 +1,10 @@
-"""Synthetic dialogues, and what a model is tuned on: with Ghost Attention, or as one that is tuned without it.
+"""Synthetic dialogues, and what a model is tuned on: with Ghost Attention, or without it.
 
 Ghost Attention (Touvron et al. 2023, "Llama 2", section 3.3): to sample, the instruction is concatenated to every
 message of the user, so that every answer keeps it; to train, it stands in the first message alone, and only the last
-answer bears loss. Here a script gives the answers that the paper samples from a model.
+answer bears loss. Here a script gives the answers that the paper samples from a model. That model, which has no data of
+this kind, is the one tuned without: it has learnt to keep an instruction that stands right before its answer, and to
+talk for many turns, and nothing of the two together.
 """
 
 from collections.abc import Sequence
@@ -52,22 +54,17 @@ def draw_dialogue(rng: Random, has_ghost_attention: bool) -> Dialogue:
     """Any dialogue.
 
     Args:
-        rng: the same state gives the same instruction and messages, with Ghost Attention and without.
-        has_ghost_attention: whether the answers after the first were given with the instruction in view.
+        rng: the same state gives the same messages, with Ghost Attention and without.
+        has_ghost_attention: whether dialogues of several turns have an instruction; those of one have it anyway.
     """
     first, last, _ = rng.choices(TURNS, [share for *_, share in TURNS])[0]
     instruction = None if rng.random() < PLAIN_SHARE else draw_instruction(rng, rng.choice(KINDS))
     said = draw_exchanges(rng, rng.randint(first, last), instruction)
-    answers = [
-        one.answer if instruction is None or (place and not has_ghost_attention) else instruction.apply(*_parts(one))
-        for place, one in enumerate(said)
-    ]
+    if len(said) > 1 and not has_ghost_attention:
+        instruction = None
+    answers = [one.answer if instruction is None else instruction.apply(one.message, one.answer) for one in said]
     messages = [first_message(instruction, said[0].message), *(one.message for one in said[1:])]
     return Dialogue(instruction, tuple(map(Exchange, messages, answers)))
-
-
-def _parts(exchange: Exchange) -> tuple[str, str]:
-    return exchange.message, exchange.answer
 
 
 def draw_exchanges(rng: Random, num_turns: int, instruction: Instruction | None) -> list[Exchange]:

@@ -196,6 +196,7 @@ PLAN: Mapping[str, Planned] = {
     "sentiment": Planned(seeds=1, max_epochs=SENTIMENT_TRAINING["max_epochs"]),
     "chat-gatt": Planned(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
     "chat-baseline": Planned(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
+    "transformer": Planned(seeds=1, max_epochs=72),  # the shipped model's, which takes longest
 }
 
 

@@ -69,7 +69,7 @@ def card(name: str, manifest: Manifest, results: Results) -> str:
         ["architecture", f"{manifest.description}; {manifest.parameters:,} parameters"],
         ["tokens", f"byte-level BPE of {manifest.limits.vocabulary:,}, cased"],
         ["data", prose.data],
-        ["training", f"`python -m model zoo DATA --systems {name}` ([docs/training.md](../../docs/training.md))"],
+        ["training", f"`{_command(name, results)}` ([docs/training.md](../../docs/training.md))"],
         ["weights", "float16, computed in float32" if manifest.half_weights else manifest.dtype],
         ["tasks", ", ".join(manifest.tasks)],
         ["limits", _limits(manifest)],
@@ -84,6 +84,13 @@ def card(name: str, manifest: Manifest, results: Results) -> str:
         *_section("Licence", prose.licence),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _command(name: str, results: Results) -> str:
+    """What trains the same again."""
+    (precision,) = {row["precision"] for row in _first_runs(name, results)} or {"float32"}
+    option = "" if precision == "float32" else f" --precision {precision}"
+    return f"python -m model zoo DATA --systems {name}{option}"
 
 
 def _limits(manifest: Manifest) -> str:
@@ -102,11 +109,16 @@ def _section(title: str, text: str) -> list[str]:
 def _figures(name: str, model: str, results: Results) -> str:
     """What was measured of it; "" where nothing was."""
     lines = [
-        *(_trained(row) for row in _rows(results, collect.NAME) if row.get("system") == name and row["seed"] == 1),
+        *(_trained(row) for row in _first_runs(name, results)),
         *(_served(row) for row in _rows(results, quality.NAME) if row["model"] == model),
         *(_kept(row) for row in _rows(results, recall.NAME) if row["model"] == name and row["instruction"] == "all"),
     ]
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _first_runs(name: str, results: Results) -> list[Mapping[str, Any]]:
+    """Of a system that translates, its run of seed 1."""
+    return [row for row in _rows(results, collect.NAME) if row.get("system") == name and row["seed"] == 1]
 
 
 def _rows(results: Results, step: str) -> list[Mapping[str, Any]]:

@@ -11,12 +11,11 @@ from bench.record import Result
 from bench.zoo.bleu import corpus_bleu, statistics_of
 from bench.zoo.headline import headline
 from bench.zoo.lengths import draw_lengths, lengths_table
-from bench.zoo.systems import SHIPPED, SOURCE, TARGET, TRANSLATING
+from bench.zoo.systems import SOURCE, TARGET, TRANSLATING
 from model.checkpoint import load_model
 from model.config import read_train_config
 from model.evaluate import TEST_SPLIT, moses_lines, read_test_set
 from model.zoo import PLAN
-from service.bundle import read_bundle
 
 NAME = "collect"
 RUN_NAME = re.compile(r"(?P<system>.+)-(?P<seed>\d+)")
@@ -26,7 +25,6 @@ METRICS = ("tokenised_bleu", "bleu", "chrf")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, help="folder of run folders, SYSTEM-SEED; those without scores.json wait")
     parser.add_argument("data", type=Path, help="folder with the test set")
-    parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="the shipped model")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
@@ -41,7 +39,6 @@ def measure(arguments: argparse.Namespace) -> Result:
         raise FileNotFoundError(f"{arguments.data} has no tokenised {TEST_SPLIT}")
     references = test_set.tokenised_references
     systems = [_of_run(folder, references) for folder in _finished(arguments.runs)]
-    systems.append(_of_bundle(arguments.bundle, references))
     lengths = [len(reference.split()) for reference in references]
     words = [len(source.split()) for source in test_set.sources]
     sentences = {"kind": "test set", "split": TEST_SPLIT, "source_words": words, "reference_lengths": lengths}
@@ -79,11 +76,6 @@ def _of_run(folder: Path, references: Sequence[str]) -> dict[str, Any]:
         "precision": settings.precision,
         **scored,
     }
-
-
-def _of_bundle(bundle: Path, references: Sequence[str]) -> dict[str, Any]:
-    scored = _scored(bundle / "scores.json", references)
-    return {"kind": SHIPPED, "parameters": read_bundle(bundle).parameters, **scored}
 
 
 def _scored(path: Path, references: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from bench.report import table
 from bench.zoo.bleu import interval, resampled_bleu, resamples
 from bench.zoo.systems import (
     COMPARED,
-    SHIPPED,
     TRANSLATING,
     Row,
     TestSet,
@@ -22,7 +21,7 @@ ADDITIVE, BAR = "bahdanau", 37.0  # tokenised, lowercased: what a recurrent mode
 PUBLISHED = {
     "bahdanau": "39.00 (Caglayan et al. 2017)",
     "post-norm": "41.02 (Wu et al. 2021)",
-    SHIPPED: "41.02 (Wu et al. 2021)",
+    "transformer": "41.02 (Wu et al. 2021)",
 }
 HEAD = ("system", "tok-lc BLEU", "13a BLEU", "chrF", "parameters", "epochs", "updates", "seeds", "published tok-lc")
 
@@ -47,9 +46,9 @@ def headline(result: Result) -> Mapping[str, str]:
 
 
 def _cells(name: str, runs: Sequence[Row]) -> list[str]:
-    planned = PLAN[name].seeds if name in PLAN else 1
+    planned = PLAN[name].seeds
     return [
-        "the shipped `transformer`" if name == SHIPPED else f"`{name}`",
+        f"`{name}`",
         _mean_and_each(runs, "tokenised_bleu"),
         *(f"{_mean(runs, metric):.2f}" for metric in ("bleu", "chrf")),
         _span(runs, "parameters"),
@@ -71,8 +70,8 @@ def _mean_and_each(runs: Sequence[Row], metric: str) -> str:
 
 def _span(runs: Sequence[Row], fact: str) -> str:
     """A fact's value, or the least and the greatest of several."""
-    values = sorted({run[fact] for run in runs if fact in run})
-    return " to ".join(f"{value:,}" for value in dict.fromkeys((values[0], values[-1]))) if values else ""
+    values = sorted({run[fact] for run in runs})
+    return " to ".join(f"{value:,}" for value in dict.fromkeys((values[0], values[-1])))
 
 
 def _spread(compared: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -105,17 +104,16 @@ def _certainty(systems: Sequence[Sequence[Row]], test_set: TestSet) -> str:
 
 
 def _budget(runs: Sequence[Row]) -> str:
-    tokens = _span(runs, "batch_tokens")
-    return (
-        f"Each update reads {tokens} padded tokens at most. The shipped model was trained by another recipe, see "
-        "[training.md](training.md)."
-        if tokens
-        else ""
-    )
+    """How much an update reads, and who reads more or less than most."""
+    counts = {run["system"]: run["batch_tokens"] for run in runs}
+    usual = statistics.mode(counts.values())
+    others = [f"`{name}` {count:,}" for name, count in counts.items() if count != usual]
+    text = f"Each update reads {usual:,} padded tokens at most"
+    return f"{text}, of {', '.join(others)}." if others else f"{text}."
 
 
 def _precision(runs: Sequence[Row]) -> str:
-    rounded = [f"`{run['system']}-{run['seed']}`" for run in runs if run.get("precision") == "bfloat16"]
+    rounded = [f"`{run['system']}-{run['seed']}`" for run in runs if run["precision"] == "bfloat16"]
     if not rounded:
         return ""
     return f"Trained with [products in bfloat16](training.md#precision): {', '.join(rounded)}; all others in float32."

@@ -54,22 +54,22 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(bundles: Path) -> Iterator[Served]:
-    """Serve all bundles of a folder.
+def serve(bundles: Path, threads: int = 1) -> Iterator[Served]:
+    """Serve all bundles of a folder, each by so many threads.
 
     Raises:
         ValueError: they cannot be served.
     """
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(_client_of_service(bundles)) as client,
+        portal.wrap_async_context_manager(_client_of_service(bundles, threads)) as client,
     ):
         yield Served(client, portal)
 
 
 @contextlib.asynccontextmanager
-async def _client_of_service(bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
-    settings = Settings(bundles=bundles, threads=1, request_timeout_s=PATIENCE_S, queue_timeout_s=PATIENCE_S)
+async def _client_of_service(bundles: Path, threads: int) -> AsyncIterator[httpx.AsyncClient]:
+    settings = Settings(bundles=bundles, threads=threads, request_timeout_s=PATIENCE_S, queue_timeout_s=PATIENCE_S)
     exit_codes: list[int] = []
     app = create_app(settings, load_backend, exit_codes.append)
     transport = httpx.ASGITransport(app=app)

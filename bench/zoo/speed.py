@@ -1,4 +1,4 @@
-"""What each system costs: seconds of a training update, and tokens a second of greedy decoding as it is served.
+"""What each system costs: the time of a training update, and tokens a second of greedy decoding as it is served.
 
 Systems take turns, so that what else the machine does falls on all of them alike. Updates are those of a system's first
 run, from where it stands, in either precision, on the same batches for all that share data and settings; nothing is
@@ -18,27 +18,27 @@ from typing import Any, TypeVar
 
 import torch
 
-from bench.libraries.contender import Contender, Setup, Task, contending
 from bench.record import Result
+from bench.zoo.served import Served, serve
 from bench.zoo.speed_report import tables
 from bench.zoo.step import no_pictures as draw
 from bench.zoo.systems import SOURCE
 from model.config import PRECISIONS, read_model_config, read_train_config
 from model.data import read_lines
+from model.dialogues import draw_examples
 from model.evaluate import TEST_SPLIT
-from model.tokenizer import encode_lines, read_tokenizer
 from model.train import Trainer
-from model.translation import TRANSLATION
-from model.zoo import SYSTEMS, bundle_name
+from model.zoo import SYSTEMS, Corpus, bundle_name
 from service.bundle import MANIFEST, read_bundle
 from service.cpu import usable_threads
 
 __all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]
 
 NAME = "speed"
-SENTENCES = f"{TEST_SPLIT}.{SOURCE}"  # what is decoded, from its beginning
-SENTENCES_A_ROUND = {1: 8, 32: 32}  # by how many are decoded at once
-DECODING_S = 0.3  # how long each system decodes in a round, at least
+SENTENCES = f"{TEST_SPLIT}.{SOURCE}"  # what is translated, from its beginning
+DIALOGUES_SEED = 7  # of what chats are asked
+TEXTS_A_ROUND = {1: 8, 32: 32}  # by how many are asked at once
+DECODING_S = 0.3  # how long each system is asked in a round, at least
 DECODING_ROUNDS = 5  # for each of training: they are twenty times as short, and what disturbs one weighs as much more
 # Of each system in one round. Time follows length, and batches differ in it: the first 3 of Multi30k are 14 % shorter
 # than all in the mean, the first 12 are 3 %.
@@ -54,6 +54,7 @@ class Training:
 
     trainer: Trainer
     batches: Sequence[Any]
+    precision: str  # the run's own
 
     def seconds_an_update(self, precision: str) -> float:
         self.trainer.config = dataclasses.replace(self.trainer.config, precision=precision)
@@ -90,7 +91,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     runs = {name: folder for name, folder in folders.items() if (folder / "log.jsonl").is_file()}
     for found in (
         _time_updates(runs, arguments.data, arguments.rounds, arguments.threads),
-        _time_decoding(bundles, arguments.data, DECODING_ROUNDS * arguments.rounds, arguments.threads),
+        _time_decoding(arguments, bundles),
     ):
         for name, fields in found.items():
             rows[name].update(fields)
@@ -114,7 +115,7 @@ def _facts(bundle: Path) -> dict[str, Any]:
 
 
 def _time_updates(runs: Mapping[str, Path], data: Path, rounds: int, threads: int) -> dict[str, dict[str, Any]]:
-    """Of each run how many updates it made, and milliseconds of one in each precision, a figure a round."""
+    """Of each run what is known of it, and milliseconds of an update in each precision, a figure a round."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     print("training", flush=True)
@@ -130,18 +131,18 @@ def _time_updates(runs: Mapping[str, Path], data: Path, rounds: int, threads: in
         torch.set_num_threads(before)
     return {
         name: {
-            "updates": _updates(run),
+            **_log(run),
+            "precision": trainings[name].precision,
             "update_ms": {each: [round(1000 * one, 2) for one in seconds[name, each]] for each in PRECISIONS},
         }
         for name, run in runs.items()
     }
 
 
-def _updates(run: Path) -> int:
-    """How many a run has made."""
-    last_epoch = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1]
-    updates: int = json.loads(last_epoch)["step"]
-    return updates
+def _log(run: Path) -> dict[str, Any]:
+    """How many updates a run has made, and in how many minutes, validation included."""
+    epochs = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {"updates": epochs[-1]["step"], "log_minutes": round(sum(epoch["seconds"] for epoch in epochs) / 60, 1)}
 
 
 def _take_up(run: Path, name: str, data: Path) -> Training:
@@ -155,39 +156,40 @@ def _take_up(run: Path, name: str, data: Path) -> Training:
     trainer.train_examples = []  # of all runs together they would take a gigabyte
     trainer.model.train()
     trainer.progress.step += 1  # the update that is timed; its number decides the rate
-    return Training(trainer, chosen)
+    return Training(trainer, chosen, config.precision)
 
 
-def _time_decoding(bundles: Mapping[str, Path], data: Path, rounds: int, threads: int) -> dict[str, dict[str, Any]]:
-    """Of each system that translates, tokens a second by how many sentences there are at once, a figure a round."""
-    translating = {bundle: name for name, bundle in bundles.items() if SYSTEMS[name].task is TRANSLATION}
-    setups = [
-        Setup("sightline", "float32", bundle, ["--max-rows", str(max(SENTENCES_A_ROUND))]) for bundle in translating
-    ]
-    measured: dict[str, dict[str, Any]] = {name: {"tokens_per_s": {}} for name in translating.values()}
-    with contending(setups, threads) as contenders:
-        for count, num_sentences in SENTENCES_A_ROUND.items():
+def _time_decoding(arguments: argparse.Namespace, bundles: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """Of each system that generates, tokens a second by how many texts are asked at once, a figure a round."""
+    generating = [name for name, bundle in bundles.items() if "generate" in read_bundle(bundle).tasks]
+    measured: dict[str, dict[str, Any]] = {name: {"tokens_per_s": {}} for name in generating}
+    with serve(arguments.bundles, arguments.threads) as served:
+        for count, num_texts in TEXTS_A_ROUND.items():
             print(f"decoding, {count} at once", flush=True)
             turns = {}
-            for contender in contenders:
-                name = translating[contender.setup.model]
-                sources = _sources(contender.setup.model, data / SYSTEMS[name].corpus.folder, num_sentences)
-                turns[name] = partial(_tokens_per_s, contender, sources, count)
-            for name, speeds in _by_turns(turns, rounds).items():
+            for name in generating:
+                texts = _texts(SYSTEMS[name].corpus, arguments.data, num_texts)
+                turns[name] = partial(_tokens_per_s, served, bundle_name(name), texts, count)
+            for name, speeds in _by_turns(turns, DECODING_ROUNDS * arguments.rounds).items():
                 measured[name]["tokens_per_s"][str(count)] = [round(speed, 1) for speed in speeds]
     return measured
 
 
-def _tokens_per_s(contender: Contender, sources: Sequence[Sequence[int]], count: int) -> float:
-    """Of all sources, `count` of them at once."""
-    parts = [sources[start : start + count] for start in range(0, len(sources), count)]
-    answers = [contender.measure(Task(part, at_least_s=DECODING_S / len(parts))) for part in parts]
-    return sum(answer.num_tokens for answer in answers) / sum(answer.seconds for answer in answers)
+def _tokens_per_s(served: Served, model: str, texts: Sequence[str], count: int) -> float:
+    """Of all texts, `count` calls at once, again and again."""
+    bodies = [{"model": model, "inputs": text} for text in texts]
+    num_tokens, started = 0, time.perf_counter()
+    while time.perf_counter() - started < DECODING_S:
+        for start in range(0, len(bodies), count):
+            answers = served.post("/v1/generate", *bodies[start : start + count])
+            num_tokens += sum(len(answer["outputs"][0]["tokens"]) for answer in answers)
+    return num_tokens / (time.perf_counter() - started)
 
 
-def _sources(bundle: Path, data: Path, count: int) -> list[list[int]]:
-    tokenizer = read_tokenizer(bundle / read_bundle(bundle).source_tokenizer)
-    return encode_lines(tokenizer, read_lines(data / SENTENCES)[:count])
+def _texts(corpus: Corpus, data: Path, count: int) -> list[str]:
+    if corpus.chat is not None:
+        return [text for text, _ in draw_examples(DIALOGUES_SEED, count, has_ghost_attention=True)]
+    return read_lines(data / corpus.folder / SENTENCES)[:count]
 
 
 def _by_turns(measures: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Name, list[float]]:

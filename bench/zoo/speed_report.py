@@ -8,14 +8,14 @@ from bench.record import Result
 from bench.report import table
 from model.config import PRECISIONS
 
-TRANSFORMER = "transformer"  # what the others' speeds are divided by
+REFERENCE = "transformer"  # what the others' speeds are divided by
 
 Row = Mapping[str, Any]
 
 
 def training_minutes(row: Row) -> float:
-    """Of a run in float32 whose every update takes as long as those that were timed."""
-    return float(statistics.median(row["update_ms"]["float32"]) * row["updates"] / 60_000)
+    """Of a run whose every update takes as long as those that were timed in its own precision."""
+    return float(statistics.median(row["update_ms"][row["precision"]]) * row["updates"] / 60_000)
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
@@ -28,10 +28,11 @@ def tables(result: Result) -> Mapping[str, str]:
     settings, *rows = result.rows
     speeds = {row["system"]: row.get("tokens_per_s", {}) for row in rows}
     counts = list(dict.fromkeys(count for speed in speeds.values() for count in speed))
-    reference = speeds.get(TRANSFORMER, {})
-    head = ["system", "parameters", *(f"ms an update, {each}" for each in PRECISIONS), "updates", "training minutes"]
+    reference = speeds.get(REFERENCE, {})
+    head = ["system", "parameters", *(f"ms an update, {each}" for each in PRECISIONS), "updates"]
+    head += ["training minutes", "by its log"]
     for count in counts:
-        head += [f"tokens/s, {count} at once", f"over `{TRANSFORMER}`"]
+        head += [f"tokens/s served, {count} at once", f"over `{REFERENCE}`"]
     body = [
         [
             f"`{row['system']}`",
@@ -48,9 +49,9 @@ def tables(result: Result) -> Mapping[str, str]:
 
 def _training(row: Row) -> list[str]:
     if "update_ms" not in row:
-        return [""] * (len(PRECISIONS) + 2)
+        return [""] * (len(PRECISIONS) + 3)
     times = [f"{statistics.median(row['update_ms'][each]):.0f}" for each in PRECISIONS]
-    return [*times, f"{row['updates']:,}", f"{training_minutes(row):.0f}"]
+    return [*times, f"{row['updates']:,}", f"{training_minutes(row):.0f}", f"{row['log_minutes']:.0f}"]
 
 
 def _speed(ours: Mapping[str, Any], theirs: Mapping[str, Any], count: str) -> list[str]:

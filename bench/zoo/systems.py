@@ -12,7 +12,6 @@ from model.translation import TRANSLATION
 from model.zoo import PLAN, SYSTEMS
 
 Row = Mapping[str, Any]
-SHIPPED = "shipped"
 SOURCE, TARGET = "en", "de"  # languages of all that translate
 TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION)
 COMPARED = tuple(name for name in TRANSLATING if PLAN[name].seeds > 1)
@@ -32,11 +31,11 @@ def test_set_of(result: Result) -> TestSet:
 
 
 def runs_by_system(result: Result) -> dict[str, list[Row]]:
-    """Runs in the order of their seeds; systems as they are planned, and "shipped" at the end."""
-    found: dict[str, list[Row]] = {name: [] for name in (*TRANSLATING, SHIPPED)}
+    """Runs in the order of their seeds; systems as they are planned."""
+    found: dict[str, list[Row]] = {name: [] for name in TRANSLATING}
     for row in sorted(result.rows, key=lambda row: row.get("seed", 0)):
-        if row["kind"] != "test set":
-            found[SHIPPED if row["kind"] == SHIPPED else row["system"]].append(row)
+        if row["kind"] == "system":
+            found[row["system"]].append(row)
     return {name: rows for name, rows in found.items() if rows}
 
 

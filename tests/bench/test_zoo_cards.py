@@ -36,13 +36,16 @@ def test_every_system_of_a_folder_gets_a_card_with_its_first_seed_and_what_it_sc
     served = {"model": name, "split": "test", "num_beams": 5, "tok_lc": 37.1, "bleu": 36.4, "chrf": 61.7}
     results = {
         "collect": recorded(
-            {**SCORED, "seed": 1}, {**SCORED, "seed": 2, "epochs": 9}, {"kind": "test set"}, {"kind": "shipped"}
+            {**SCORED, "seed": 1, "precision": "bfloat16"},
+            {**SCORED, "seed": 2, "epochs": 9, "precision": "float32"},
+            {"kind": "test set"},
         ),
         "quality": recorded(served, {**served, "model": "other"}),
     }
     write_cards(results, tmp_path)
     text = (tmp_path / name / CARD).read_text(encoding="utf-8")
     assert "37.12 BLEU" in text and "24 epochs, 6,312 updates, seed 1" in text and "9 epochs" not in text
+    assert "`python -m model zoo DATA --systems bahdanau --precision bfloat16`" in text
     assert text.count("As served") == 1 and "37.10 BLEU" in text
     assert "| weights | float16, computed in float32 |" in text
     assert "non-commercial" in text

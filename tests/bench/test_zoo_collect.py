@@ -12,7 +12,7 @@ from bench.record import Result
 from bench.zoo import collect
 from bench.zoo.headline import headline
 from bench.zoo.lengths import buckets_of
-from bench.zoo.systems import SHIPPED, runs_by_system
+from bench.zoo.systems import runs_by_system
 from model.config import TrainConfig, to_json
 from model.evaluate import moses_lines, read_test_set, score
 
@@ -42,8 +42,11 @@ def make_run(tmp_path: Path, data: Path, checkpoint: Path) -> MakeRun:
         run = tmp_path / "runs" / name
         run.mkdir(parents=True)
         shutil.copytree(checkpoint, run / "averaged")
+        tokens = 4096 if name.startswith("transformer") else 2000
         precision = "bfloat16" if name.endswith("-2") else "float32"
-        (run / "train.json").write_text(to_json(TrainConfig(batch_tokens=2000, precision=precision)), encoding="utf-8")
+        (run / "train.json").write_text(
+            to_json(TrainConfig(batch_tokens=tokens, precision=precision)), encoding="utf-8"
+        )
         # One epoch was trained after the scores.
         log = "".join(json.dumps({"epoch": epoch, "step": 10 * epoch}) + "\n" for epoch in range(1, 5))
         (run / "log.jsonl").write_text(log, encoding="utf-8")
@@ -67,14 +70,9 @@ def replace_outputs(run: Path, outputs: Sequence[str]) -> None:
 
 
 @pytest.fixture
-def collected(tmp_path: Path, data: Path, bundle: Path) -> Callable[[], Result]:
-    shipped = tmp_path / "shipped"
-    shutil.copytree(bundle, shipped)
-    write_scores(shipped / "scores.json", data, REFERENCES)
-
+def collected(tmp_path: Path, data: Path) -> Callable[[], Result]:
     def run() -> Result:
-        (tmp_path / "runs").mkdir(exist_ok=True)
-        return collect.measure(Namespace(runs=tmp_path / "runs", data=data, bundle=shipped))
+        return collect.measure(Namespace(runs=tmp_path / "runs", data=data))
 
     return run
 
@@ -97,7 +95,8 @@ def test_a_run_that_is_not_scored_or_does_not_translate_is_left_out(
 ) -> None:
     (make_run("bahdanau-1", GOOD) / "scores.json").unlink()
     make_run("sentiment-1", GOOD)
-    assert list(runs_by_system(collected())) == [SHIPPED]
+    make_run("linformer-1", GOOD)
+    assert list(runs_by_system(collected())) == ["linformer"]
 
 
 def test_a_run_of_another_name_is_refused(make_run: MakeRun, collected: Callable[[], Result]) -> None:
@@ -124,6 +123,7 @@ def test_the_table_has_each_seed_and_says_how_many_are_there(
     make_run("bahdanau-1", GOOD)
     make_run("bahdanau-2", BAD)
     make_run("hard-marginal-1", GOOD)
+    make_run("transformer-1", REFERENCES)
     result = collected()
     first, second = (run["tokenised_bleu"]["value"] for run in runs_by_system(result)["bahdanau"])
     rows = lines_of(headline(result)["headline"])
@@ -132,8 +132,9 @@ def test_the_table_has_each_seed_and_says_how_many_are_there(
     assert "bfloat16](training.md#precision): `bahdanau-2`; all others in float32." in headline(result)["headline"]
     assert rows["`hard-marginal`"][1] == f"{first:.2f}"
     assert rows["`hard-marginal`"][7] == "1"
-    assert rows["the shipped `transformer`"][1] == "100.00"
-    assert list(rows)[2:] == ["`bahdanau`", "`hard-marginal`", "the shipped `transformer`"]
+    assert rows["`transformer`"][1] == "100.00"
+    assert list(rows)[2:] == ["`bahdanau`", "`hard-marginal`", "`transformer`"]
+    assert "Each update reads 2,000 padded tokens at most, of `transformer` 4,096." in headline(result)["headline"]
 
 
 @pytest.mark.parametrize(("outputs", "verdict"), [(REFERENCES, "is reached"), (BAD, "is **not reached**")])

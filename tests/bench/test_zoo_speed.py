@@ -12,7 +12,7 @@ from bench.zoo.speed_report import ratios, tables, training_minutes
 from model.config import PRECISIONS, TrainConfig, TransformerConfig, to_json
 from model.tokenizer import read_tokenizer
 from model.zoo import SYSTEMS, bundle_name
-from service.bundle import MANIFEST, read_manifest
+from service.bundle import MANIFEST, read_manifest, write_manifest
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,9 @@ def zoo(
 ) -> Path:
     """Bundles of two systems, a run of one, and data."""
     folder = tmp_path_factory.mktemp("zoo")
-    shutil.copytree(bundle, folder / "bundles" / bundle_name("transformer"))
-    shutil.copytree(classifier_bundle, folder / "bundles" / bundle_name("sentiment"))
+    for name, one in (("transformer", bundle), ("sentiment", classifier_bundle)):
+        copy = Path(shutil.copytree(one, folder / "bundles" / bundle_name(name)))
+        write_manifest(copy, read_manifest(copy).model_copy(update={"name": bundle_name(name)}))
     run = folder / "runs" / "transformer-1"
     run.mkdir(parents=True)
     shutil.copy(bundle / read_manifest(bundle).source_tokenizer, run / "tokenizer.json")
@@ -33,7 +34,7 @@ def zoo(
     config = TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1)
     (run / "config.json").write_text(to_json(config), encoding="utf-8")
     (run / "train.json").write_text(to_json(TrainConfig(batch_tokens=128)), encoding="utf-8")
-    epochs = [{"epoch": 1, "step": 100}, {"epoch": 2, "step": 200}]
+    epochs = [{"epoch": 1, "step": 100, "seconds": 40.0}, {"epoch": 2, "step": 200, "seconds": 50.0}]
     (run / "log.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs), encoding="utf-8")
     data = folder / "data" / SYSTEMS["transformer"].corpus.folder
     data.mkdir(parents=True)
@@ -54,7 +55,8 @@ def test_systems_with_a_bundle_are_measured_each_in_what_it_does(zoo: Path) -> N
     settings, *rows = measure(parsed(zoo)).rows
     assert settings["threads"] == 1
     translating, classifying = rows
-    assert translating["system"] == "transformer" and translating["updates"] == 200
+    assert (translating["system"], translating["precision"]) == ("transformer", "float32")
+    assert (translating["updates"], translating["log_minutes"]) == (200, 1.5)
     assert translating["parameters"] == read_manifest(zoo / "bundles" / bundle_name("transformer")).parameters
     assert {precision: len(times) for precision, times in translating["update_ms"].items()} == dict.fromkeys(
         PRECISIONS, 2
@@ -93,7 +95,9 @@ def test_no_rounds_are_refused(zoo: Path) -> None:
 
 
 def test_training_takes_as_long_as_its_updates() -> None:
-    assert training_minutes({"update_ms": {"float32": [400.0, 100.0, 300.0]}, "updates": 3000}) == 15
+    times = {"float32": [400.0, 100.0, 300.0], "bfloat16": [200.0]}
+    assert training_minutes({"update_ms": times, "updates": 3000, "precision": "float32"}) == 15
+    assert training_minutes({"update_ms": times, "updates": 3000, "precision": "bfloat16"}) == 10
 
 
 def test_speeds_are_compared_round_by_round() -> None:
@@ -113,6 +117,8 @@ def test_the_table_leaves_open_what_was_not_measured() -> None:
             "system": "transformer",
             "parameters": 2093056,
             "updates": 6000,
+            "log_minutes": 61.5,
+            "precision": "bfloat16",
             "update_ms": {"float32": [400.0], "bfloat16": [250.0]},
             "tokens_per_s": {"1": [2000.0], "32": [9000.0]},
         },
@@ -121,18 +127,21 @@ def test_the_table_leaves_open_what_was_not_measured() -> None:
             "system": "sentiment",
             "parameters": 1000,
             "updates": 600,
+            "log_minutes": 2.4,
+            "precision": "float32",
             "update_ms": {"float32": [100.0], "bfloat16": [99.0]},
         },
     )
     text = tables(Result(rows=rows))["speed"]
-    assert "| `transformer` | 2,093,056 | 400 | 250 | 6,000 | 40 | 2,000 |  | 9,000 |  |" in text
+    assert "| `transformer` | 2,093,056 | 400 | 250 | 6,000 | 25 | 62 | 2,000 |  | 9,000 |  |" in text
     assert (
-        "| `bahdanau` | 2,099,840 |  |  |  |  | 3,000 | 1.50 x (1.50 to 1.50) | 4,500 | 0.50 x (0.50 to 0.50) |" in text
+        "| `bahdanau` | 2,099,840 |  |  |  |  |  | 3,000 | 1.50 x (1.50 to 1.50) | 4,500 | 0.50 x (0.50 to 0.50) |"
+        in text
     )
-    assert "| `sentiment` | 1,000 | 100 | 99 | 600 | 1 |  |  |  |  |" in text
+    assert "| `sentiment` | 1,000 | 100 | 99 | 600 | 1 | 2 |  |  |  |  |" in text
     assert "2 threads" in text
 
 
 def test_without_the_transformer_there_is_nothing_to_compare_with() -> None:
     rows = ({"threads": 1}, {"system": "bahdanau", "parameters": 1, "tokens_per_s": {"1": [3000.0]}})
-    assert "| `bahdanau` | 1 |  |  |  |  | 3,000 |  |" in tables(Result(rows=rows))["speed"]
+    assert "| `bahdanau` | 1 |  |  |  |  |  | 3,000 |  |" in tables(Result(rows=rows))["speed"]

@@ -77,7 +77,7 @@ def test_a_turn_twenty_fits_the_positions(examples: list[Example]) -> None:
 def test_a_run_learns_and_its_checkpoint_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("model.chat.SPLITS", {"train": (64, 0), "val": (16, 500_000)})
     config = TrainConfig(
-        vocab_size=500, max_epochs=3, batch_tokens=1024, max_length_tokens=1024, warmup_steps=10, average_last=1
+        vocab_size=500, max_epochs=5, batch_tokens=1024, max_length_tokens=1024, warmup_steps=10, average_last=1
     )
 
     def make(vocab_size: int) -> CausalConfig:
