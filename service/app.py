@@ -104,11 +104,16 @@ async def _load_and_watch(service: Service, load: Load, end_process: Callable[[i
     backend.worker.start()
     service.attach(backend, observers)
     _log_ready(backend.models, service.settings)
-    while backend.worker.is_alive:
+    worker = backend.worker
+    # What takes longer than any request may has ended them all, and holds up whatever comes.
+    while worker.is_alive and worker.step_seconds <= service.settings.request_timeout_s:
         await asyncio.sleep(WATCH_INTERVAL_S)
-    if service.is_draining:
+    if worker.has_died:
+        logger.error("the engine's thread has ended; the process ends with it")
+    elif worker.is_alive:
+        logger.error("a step of the engine does not end; the process ends")
+    else:  # stopped, at the end of a drain
         return
-    logger.error("the engine's thread has ended; the process ends with it")
     end_process(EXIT_ENGINE_DEAD)
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import orjson
+from prometheus_client import Histogram
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from service.admission import Reservation
 from service.engine.request import Cancelled, Compared, Encoded, Event, Failed, Generated, Request, Timings
 from service.engine.worker import Ticket
 from service.errors import ApiError, ClientGoneError, ErrorWriter
@@ -57,6 +59,7 @@ class Call(HttpRequest):
         self.tail = b""  # what came behind the JSON of the body
         self.tokenize_ms = 0.0  # spent on it so far
         self.deadline = float("inf")  # on the service's clock
+        self._to_observe: tuple[Histogram, float] | None = None
 
     @contextlib.contextmanager
     def tokenizing(self) -> Iterator[None]:
@@ -83,6 +86,15 @@ class Call(HttpRequest):
     @property
     def seconds_left(self) -> float:
         return max(0.0, self.deadline - self.service.clock())
+
+    def take_place(self, model: ServedModel, sequences: int) -> Reservation:
+        """Reserve a place at the model's door until the answer was sent, before anything is spent on the call.
+
+        Raises:
+            ApiError: `overloaded`.
+        """
+        self.record.model = model.name
+        return self.resources.enter_context(self.service.door(model).reserve(sequences, self.num_bytes))
 
     def submit(self, model: ServedModel, requests: Sequence[Request]) -> list[Ticket]:
         """Hand requests to the engine; whatever ends the call also gives them up."""
@@ -121,6 +133,29 @@ class Call(HttpRequest):
         """Wait until the client has closed its connection. The body must have been read."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
+
+    def account(
+        self, model: ServedModel, parts: Sequence[Timings], input_tokens: int, output_tokens: int, *reasons: str
+    ) -> dict[str, float]:
+        """Where the call's time went, in milliseconds, for its answer; the log and the metrics will be told too.
+
+        Args:
+            model: which answered.
+            parts: of the call's sequences. They run side by side, so each time is the longest among them.
+            input_tokens: of all.
+            output_tokens: of all.
+            reasons: why each output ended.
+        """
+        timings_ms = timings_of(self, parts)
+        self.tell_result(input_tokens, output_tokens, timings_ms, *reasons)
+        self._to_observe = self.service.metrics_of(model).call_seconds, timings_ms["total"] / 1000
+        return timings_ms
+
+    def count_success(self) -> None:
+        """Tell the metrics how long an answer took that nothing refuses any more."""
+        if self._to_observe is not None:
+            histogram, seconds = self._to_observe
+            histogram.observe(seconds)
 
     def tell_result(self, input_tokens: int, output_tokens: int, timings_ms: dict[str, float], *reasons: str) -> None:
         """Keep for the log line what the answer says too."""

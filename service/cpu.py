@@ -9,7 +9,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def usable_threads(cgroup: Path = CGROUP) -> int:
     """The CPU quota rounded up, and never more than the cores that the process may run on; at least 1."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota_v2(cgroup / "cpu.max") or _quota_v1(cgroup / "cpu")
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 

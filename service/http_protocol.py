@@ -45,6 +45,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._unparsed_bytes = 0  # of a head that is not whole yet
         self._head_bytes = 0
+        self._answered: list[Any] = []  # cycles before `self.cycle`, the newest; the first may still be answered
 
     # Reading
 
@@ -55,6 +56,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading_timer()
         self._stop_write_timer()
+        # uvicorn tells the newest request alone that its client has left; with pipelining another one runs.
+        for cycle in self._answered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -89,6 +95,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_body = True
         self._stop_reading_timer()
         self._read_timer = self.loop.call_later(self._limits.body_timeout_s, self._on_late_body)
+        before = [self.cycle] if self.cycle is not None else []
+        self._answered = [cycle for cycle in (*self._answered, *before) if not cycle.response_complete]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -9,6 +9,7 @@ from service.calls import Call
 from service.engine.request import DecodingParameters, GenerateRequest
 from service.errors import ApiError
 from service.fields import Texts
+from service.maps import MapWriter
 from service.parameters import MAX_SEED, Parameters
 from service.serving import ServedModel
 from service.tokenizer import StopStrings, TextStream, TextTokenizer
@@ -28,9 +29,7 @@ async def read_sources(call: Call, model: ServedModel, inputs: Texts, *, truncat
     Raises:
         ApiError: `overloaded`; or `input_too_long`, unless `truncate` says to cut what is too long.
     """
-    call.record.model = model.name
-    place = call.service.door(model).reserve(len(inputs.texts), call.num_bytes)
-    call.resources.enter_context(place)
+    place = call.take_place(model, len(inputs.texts))
     limits = [model.manifest.limits.max_source_tokens] * len(inputs.texts)
     sources = await _tokenize(call, model.source_tokenizer, inputs, limits, truncate=truncate)
     place.add_tokens(sum(map(len, sources)))
@@ -158,12 +157,15 @@ def generate_requests(
     prefixes: Sequence[Ids],
     *,
     stop: tuple[str, ...] = (),
-    attention: frozenset[str] = frozenset(),
+    maps: MapWriter | None = None,
     stream: bool = False,
 ) -> list[GenerateRequest]:
     """One request for each source and its prefix; each has its own seed, and so gives the same when it is sent alone.
 
     To score a target, let it be the prefix, its end token included, and `parameters.max_new_tokens` 0.
+
+    Raises:
+        ApiError: `response_too_large`; the maps that are wanted certainly are.
     """
 
     def request(index: int, source: Ids, prefix: Ids) -> GenerateRequest:
@@ -179,10 +181,14 @@ def generate_requests(
             ),
             target_prefix=prefix,
             stop=StopStrings(TextStream(model.target_tokenizer, stop, prefix)) if stop else None,
-            attention=attention,
+            attention=maps.kinds if maps else frozenset(),
+            map_budget=maps.budget if maps else None,
             stream=stream,
         )
 
-    return [
+    requests = [
         request(index, source, prefix) for index, (source, prefix) in enumerate(zip(sources, prefixes, strict=True))
     ]
+    if maps:
+        maps.check(requests)
+    return requests

@@ -1,6 +1,6 @@
 """The attention maps of an answer: which of them are wanted, how large they are, and how they are written."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from service.bundle import Attention
 from service.engine.attention import ENCODER_KINDS
-from service.engine.request import Encoded, EncodeRequest, GenerateRequest, SourceRequest, Target
+from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, SourceRequest, Target
 from service.errors import ApiError
-from service.outputs import check_size, numbers
+from service.outputs import MAX_NUMBERS, check_size, numbers
 from service.parameters import Encoding, MapSelection, Reduce
 from service.serving import ServedModel
 
@@ -31,7 +31,12 @@ class Selection:
         columns = self.attention.columns or source_tokens
         if self.attention.kind == "decoder":
             columns = beginning_tokens - 1 + target_tokens
-        return len(self.layers) * (len(self.heads) if self.reduce == "none" else 1) * rows * columns
+        return self.shown_maps * rows * columns
+
+    @property
+    def shown_maps(self) -> int:
+        """How many maps stand in the answer, of all layers and heads."""
+        return len(self.layers) * (len(self.heads) if self.reduce == "none" else 1)
 
     def entry(self, maps: NDArray[np.float32], encoding: Encoding) -> dict[str, Any]:
         """One of the answer's `maps`; `maps` is (L, H, rows, columns) of all layers and heads."""
@@ -67,18 +72,23 @@ class MapWriter:
         self._encoding = wanted.encoding
         self._selections = _select(model, wanted, path)
         self._count = 0  # numbers that have been written
+        per_column: dict[str, int] = {one.attention.kind: one.shown_maps for one in self._selections}
+        self.budget = MapBudget(MAX_NUMBERS, per_column)  # of the call's requests
 
     @property
     def kinds(self) -> frozenset[str]:
         return frozenset(selection.attention.kind for selection in self._selections)
 
-    def check(self, requests: Iterable[SourceRequest]) -> None:
+    def check(self, requests: Sequence[SourceRequest]) -> None:
         """Refuse what is certain to be too large before anything is computed.
 
         Raises:
             ApiError: `response_too_large`.
         """
         self._check_count(sum(map(self._least_count, requests)))
+        for request in requests:
+            if isinstance(request, GenerateRequest):  # the encoder's maps are shown with each target
+                self.budget.left -= request.parameters.num_return_sequences * self._count_of(request, 0)
 
     def _least_count(self, request: SourceRequest) -> int:
         if isinstance(request, EncodeRequest):

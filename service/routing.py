@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from service.bodies import JSON, BodyFormat, receive_body
 from service.calls import RECORD, Call
@@ -40,6 +40,7 @@ ENGINE_ERRORS: tuple[ErrorCode, ...] = ("empty_input", "overloaded", "queue_time
 TASK_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "input_too_long", "unsupported_task", *ENGINE_ERRORS)
 
 OWN_FORMAT = BodyFormat()
+LARGE_BYTES = 65_536  # more than this a transport does not like to hold for its reader
 
 
 def body_type_of(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
@@ -75,7 +76,24 @@ class JsonRoute(APIRoute):
                 call.limit_time()
                 arguments["body"] = await receive_body(call, self.body_format, self._body_type)
             response = await self.endpoint(call=call, **arguments)
-            await response(scope, receive, send)
+            call.count_success()
+            await response(scope, receive, _until_read(send))
+
+
+def _until_read(send: Send) -> Send:
+    """Send a large last part so that it returns when most was read: until then the call keeps its place.
+
+    uvicorn waits for the reader before it takes more, and so not after the last part.
+    """
+
+    async def send_and_wait(message: Message) -> None:
+        is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if is_last and len(message["body"]) > LARGE_BYTES:
+            await send({**message, "more_body": True})
+            message = {"type": "http.response.body", "body": b""}
+        await send(message)
+
+    return send_and_wait
 
 
 def add_route(

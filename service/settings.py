@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 ENV_PREFIX = "SIGHTLINE_"
 # Of routes beside the service's own; service/families/ has a file for each.
@@ -24,10 +23,10 @@ class SettingsError(Exception):
     """Settings that cannot be used; the message names each and says why."""
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """How the service runs. `docs/settings.md` repeats each description."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every interface.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and logs it.")
@@ -154,7 +153,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str] = os.
         SystemExit: an unknown flag, or `--help`; argparse has said so.
     """
     known = {env_name(field) for field in Settings.model_fields}
-    unknown = sorted(key for key in environment if key.upper().startswith(ENV_PREFIX) and key.upper() not in known)
+    unknown = sorted(key for key in environment if key.upper().startswith(ENV_PREFIX) and key not in known)
     if unknown:
         raise SettingsError(f"unknown setting: {', '.join(unknown)}; docs/settings.md has those that exist")
     values = {field: environment[env_name(field)] for field in Settings.model_fields if env_name(field) in environment}

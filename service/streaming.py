@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -32,7 +32,17 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would keep the events back
 ]
-Arrivals = asyncio.Queue[tuple[int, Event]]  # the index of an input, and what came for it
+
+
+class Arrival(NamedTuple):
+    """What came, for the input at which place, and when: a reader may take long until it is sent."""
+
+    place: int
+    event: Event
+    time: float  # on time.monotonic
+
+
+Arrivals = asyncio.Queue[Arrival]
 
 
 async def answer_stream(
@@ -52,8 +62,8 @@ async def answer_stream(
     """
     arrivals = _merge(call, tickets)
     first = await arrivals.get()
-    if not isinstance(first[1], TokenEvent):
-        success(first[1], Generated)
+    if not isinstance(first.event, TokenEvent):
+        success(first.event, Generated)
     outputs = [
         StreamedOutput(
             call, model, index, request, TextStream(model.target_tokenizer, stop, request.target_prefix), maps
@@ -67,18 +77,21 @@ def _merge(call: Call, tickets: Sequence[Ticket]) -> Arrivals:
     """The events of all tickets in one queue, and with them the end of the call's time and the client's leaving."""
     arrivals: Arrivals = asyncio.Queue()
 
+    def arrive(place: int, event: Event) -> None:
+        arrivals.put_nowait(Arrival(place, event, time.monotonic()))
+
     async def follow(index: int, ticket: Ticket) -> None:
         async for event in ticket:
-            arrivals.put_nowait((index, event))
+            arrive(index, event)
 
     async def watch() -> None:
         await call.until_gone()
-        arrivals.put_nowait((-1, Cancelled()))
+        arrive(-1, Cancelled())
 
     for task in (*(follow(index, ticket) for index, ticket in enumerate(tickets)), watch()):
         call.resources.callback(asyncio.ensure_future(task).cancel)
     late = asyncio.get_running_loop().call_later(
-        call.seconds_left + DEADLINE_SLACK_S, arrivals.put_nowait, (-1, Failed("deadline_exceeded"))
+        call.seconds_left + DEADLINE_SLACK_S, arrive, -1, Failed("deadline_exceeded")
     )
     call.resources.callback(late.cancel)
     return arrivals
@@ -114,12 +127,12 @@ class StreamedOutput:
     def num_input_tokens(self) -> int:
         return len(self._request.source_ids)
 
-    def take(self, event: TokenEvent | Generated) -> dict[str, Any]:
-        """What is sent for an event."""
-        return self._token(event.token) if isinstance(event, TokenEvent) else self._end(event)
+    def take(self, event: TokenEvent | Generated, arrived: float) -> dict[str, Any]:
+        """What is sent for an event that arrived then."""
+        return self._token(event.token, arrived) if isinstance(event, TokenEvent) else self._end(event)
 
-    def _token(self, token: Token) -> dict[str, Any]:
-        self._observe_arrival()
+    def _token(self, token: Token, arrived: float) -> dict[str, Any]:
+        self._observe_arrival(arrived)
         self.num_tokens += 1
         piece = self._text.push(token.id)
         self.has_last_token = (
@@ -152,15 +165,14 @@ class StreamedOutput:
     def observe_call(self, total_ms: float) -> None:
         self._metrics.call_seconds.observe(total_ms / 1000)
 
-    def _observe_arrival(self) -> None:
-        now = time.monotonic()
+    def _observe_arrival(self, arrived: float) -> None:
         if self.num_tokens:
-            self._metrics.between_tokens.observe(now - self._last_arrival)
+            self._metrics.between_tokens.observe(arrived - self._last_arrival)
         else:
             record = self._call.record
-            self._metrics.first_token.observe(now - record.started)
-            record.details.setdefault("ttft_ms", round(record.ms_since_start(), 3))
-        self._last_arrival = now
+            self._metrics.first_token.observe(arrived - record.started)
+            record.details.setdefault("ttft_ms", round(1000 * (arrived - record.started), 3))
+        self._last_arrival = arrived
 
 
 class Frames(Protocol):
@@ -203,7 +215,7 @@ class StreamAnswer(Response):
         self,
         call: Call,
         arrivals: Arrivals,
-        arrived: list[tuple[int, Event]],
+        arrived: list[Arrival],
         outputs: Sequence[StreamedOutput],
         frames: Frames,
     ) -> None:
@@ -220,8 +232,8 @@ class StreamAnswer(Response):
         chunk = b""
         try:
             while self._arrived:
-                for index, event in self._arrived:
-                    chunk += self._frame(index, event)
+                for arrival in self._arrived:
+                    chunk += self._frame(arrival)
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 chunk = b""
                 self._arrived = [] if self._is_whole else await self._next_arrivals()
@@ -240,18 +252,19 @@ class StreamAnswer(Response):
     def _is_whole(self) -> bool:
         return all(output.finish_reason for output in self._outputs)
 
-    async def _next_arrivals(self) -> list[tuple[int, Event]]:
+    async def _next_arrivals(self) -> list[Arrival]:
         """At least one, and what else is there."""
         arrived = [await self._arrivals.get()]
         while not self._arrivals.empty():
             arrived.append(self._arrivals.get_nowait())
         return arrived
 
-    def _frame(self, index: int, event: Event) -> bytes:
+    def _frame(self, arrival: Arrival) -> bytes:
+        event = arrival.event
         if not isinstance(event, TokenEvent):
             event = success(event, Generated)
-        output = self._outputs[index]
-        return self._frames.event(output, output.take(event))
+        output = self._outputs[arrival.place]
+        return self._frames.event(output, output.take(event, arrival.time))
 
     def _tell(self) -> None:
         outputs = self._outputs

@@ -310,10 +310,12 @@ class Engine:
             self._end(generation, event)
 
     def _record_maps(self, outputs: Mapping[str, Array]) -> None:
+        wanting = [generation for generation in self._rows if generation.wants_maps]
+        for generation in wanting:
+            generation.count_maps()
         recorders = [
             (row, hypothesis.maps)
-            for generation in self._rows
-            if generation.wants_maps
+            for generation in wanting
             for row, hypothesis in zip(generation.rows, generation.hypotheses(), strict=False)
         ]
         record_step(self._map_names, recorders, outputs)
@@ -321,6 +323,8 @@ class Engine:
     def _advance(self, generation: Generation, scores: StepScores, moves: Moves, now: float) -> Event | None:
         """Let a generation take its part of a step; its final event where it ends."""
         handle = generation.handle
+        if generation.has_spent_budget:
+            return Failed("response_too_large")
         try:
             targets = generation.advance(scores, moves)
         except NotFiniteError:

@@ -87,6 +87,19 @@ class Generation(ABC):
         if self._prefix or self._reads_logits:
             self.outputs |= WHOLE
 
+    def count_maps(self) -> None:
+        """Take from the request's budget what the step that comes adds to the maps of the targets it returns."""
+        budget = self.request.map_budget
+        if budget is not None:
+            maps = self.hypotheses()[0].maps  # all are as long
+            numbers = sum(budget.per_column[kind] * maps.next_columns(kind) for kind in maps.steps)
+            budget.left -= self.request.parameters.num_return_sequences * numbers
+
+    @property
+    def has_spent_budget(self) -> bool:
+        """Whether the maps of its call are more than an answer may hold."""
+        return self.request.map_budget is not None and self.request.map_budget.left < 0
+
     @abstractmethod
     def hypotheses(self) -> list[Hypothesis]:
         """What each of the first rows has written; the rows beyond do not count."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FinishReason = Literal["eos", "length", "stop", "forced"]
-FailureCode = Literal["deadline_exceeded", "queue_timeout", "draining", "engine_dead", "internal"]
+FailureCode = Literal["deadline_exceeded", "queue_timeout", "draining", "engine_dead", "response_too_large", "internal"]
 
 
 class StopCondition(Protocol):
@@ -44,6 +44,17 @@ class DecodingParameters:
     top_logprobs: int = 0  # alternatives kept for each token
 
 
+@dataclass
+class MapBudget:
+    """How many numbers of maps the requests of one call may still have between them; the engine counts each step's.
+
+    Without it a call's maps would all be kept until its texts are written and found too large.
+    """
+
+    left: int
+    per_column: Mapping[str, int]  # by kind: what an answer shows of one column of a row, over layers and heads
+
+
 @dataclass(frozen=True)
 class GenerateRequest:
     """Generate targets from one source."""
@@ -55,6 +66,7 @@ class GenerateRequest:
     target_prefix: tuple[int, ...] = ()  # the tokens that every target begins with
     stop: StopCondition | None = None  # it is told the generated tokens, not the prefix
     attention: frozenset[str] = frozenset()  # kinds of maps to keep
+    map_budget: MapBudget | None = None  # where it is spent, the request fails with "response_too_large"
     stream: bool = False  # one TokenEvent a generated token besides the result; not with beams
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -72,6 +73,7 @@ class Worker:
         self._is_draining = False  # end when no work is left
         self._is_stopping = False  # end now
         self._has_died = False
+        self._step_started: float | None = None
 
     def start(self) -> None:
         """Start the thread; events will come back to the loop that runs now."""
@@ -84,6 +86,17 @@ class Worker:
     def is_alive(self) -> bool:
         """Whether the thread runs; False before `start`, after `stop` and once it has died."""
         return self._thread is not None and self._thread.is_alive() and not self._has_died
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the thread ended by itself."""
+        return self._has_died
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step has taken that runs now; 0 where none does."""
+        started = self._step_started
+        return 0.0 if started is None else time.monotonic() - started
 
     def submit(self, model: str, request: Request) -> Ticket:
         """Hand a request to a model's engine; never waits.
@@ -105,7 +118,12 @@ class Worker:
         return ticket
 
     async def stop(self, timeout_s: float) -> None:
-        """Refuse new requests, let those in flight finish for so long, fail the rest ("draining"), end the thread."""
+        """Refuse new requests, let those in flight finish for so long, fail the rest ("draining"), end the thread.
+
+        Again does nothing.
+        """
+        if self._is_stopping:
+            return
         self._refusal = self._refusal or "draining"
         await self._join(timeout_s, is_draining=True)
         await self._join(JOIN_TIMEOUT_S, is_stopping=True)
@@ -156,9 +174,11 @@ class Worker:
             return False
 
     def _step(self, engine: Engine) -> None:
+        self._step_started = time.monotonic()
         try:
             engine.step()
         finally:
+            self._step_started = None
             # All events of a step cross in one call: waking the loop costs more than anything else here.
             if self._outbox:
                 self._call_on_loop(self._deliver, self._outbox)

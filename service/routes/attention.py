@@ -6,8 +6,8 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from service.answers import AttentionAnswer
-from service.calls import Call, json_answer, timings_of
-from service.engine.request import DecodingParameters, Encoded, EncodeRequest, Generated, GenerateRequest, Timings
+from service.calls import Call, json_answer
+from service.engine.request import DecodingParameters, Encoded, EncodeRequest, Generated, GenerateRequest
 from service.errors import ApiError
 from service.fields import Texts
 from service.inputs import decoding_parameters, generate_requests, read_prefixes, read_sources, read_targets
@@ -36,8 +36,7 @@ async def attention(body: AttentionBody, call: Call) -> Response:
         parameters = DecodingParameters(max_new_tokens=0)
         prefixes = await read_targets(call, model, Texts((body.target,), "target", is_list=False), sources)
     stop = body.parameters.stop
-    requests = generate_requests(call, model, parameters, sources, prefixes, stop=stop, attention=maps.kinds)
-    maps.check(requests)
+    requests = generate_requests(call, model, parameters, sources, prefixes, stop=stop, maps=maps)
     (result,) = await call.results(call.submit(model, requests), Generated)
     return json_answer(_answer(call, model, requests[0], result, stop, maps))
 
@@ -52,7 +51,8 @@ async def _of_encoder(body: AttentionBody, call: Call, model: ServedModel, maps:
     (result,) = await call.results(call.submit(model, [request]), Encoded)
     of_target: dict[str, Any] = {"text": "", "finish_reason": None, "target_tokens": [], "decoder_input_tokens": []}
     answer = {"model": model.name, **of_target, **maps.write_encoded(request, result)}
-    return json_answer(answer | _account(call, model, result.timings, len(source), 0))
+    timings_ms = call.account(model, [result.timings], len(source), 0)
+    return json_answer(answer | {"usage": _usage(len(source), 0), "timings_ms": timings_ms})
 
 
 def _answer(
@@ -68,17 +68,12 @@ def _answer(
         **maps.write(request, target),
     }
     counts = len(request.source_ids), len(of_target)
-    return answer | _account(call, model, result.timings, *counts, target.finish_reason)
+    timings_ms = call.account(model, [result.timings], *counts, target.finish_reason)
+    return answer | {"usage": _usage(*counts), "timings_ms": timings_ms}
 
 
-def _account(
-    call: Call, model: ServedModel, timings: Timings, input_tokens: int, output_tokens: int, *reasons: str
-) -> dict[str, Any]:
-    """What the call took, for its answer; the log and the metrics are told too."""
-    timings_ms = timings_of(call, [timings])
-    call.tell_result(input_tokens, output_tokens, timings_ms, *reasons)
-    call.service.metrics_of(model).call_seconds.observe(timings_ms["total"] / 1000)
-    return {"usage": {"input_tokens": input_tokens, "output_tokens": output_tokens}, "timings_ms": timings_ms}
+def _usage(input_tokens: int, output_tokens: int) -> dict[str, int]:
+    return {"input_tokens": input_tokens, "output_tokens": output_tokens}
 
 
 def add_routes(app: FastAPI) -> None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from service.answers import ClassifyAnswer
-from service.calls import Call, json_answer, timings_of
+from service.calls import Call, json_answer
 from service.engine.request import Encoded, EncodeRequest
 from service.inputs import read_sources
 from service.maps import MapWriter, map_writer
@@ -41,9 +41,7 @@ async def classified(body: ClassifyBody, call: Call) -> dict[str, Any]:
     pairs = zip(requests, results, strict=True)
     outputs = [{"index": index, **_output(model, *pair, maps)} for index, pair in enumerate(pairs)]
     input_tokens = sum(map(len, sources))
-    timings_ms = timings_of(call, [result.timings for result in results])
-    call.tell_result(input_tokens, 0, timings_ms)
-    call.service.metrics_of(model).call_seconds.observe(timings_ms["total"] / 1000)
+    timings_ms = call.account(model, [result.timings for result in results], input_tokens, 0)
     usage = {"input_tokens": input_tokens, "output_tokens": 0}
     return {"model": model.name, "outputs": outputs, "usage": usage, "timings_ms": timings_ms}
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from service.answers import EncodeAnswer
-from service.calls import Call, json_answer, timings_of
+from service.calls import Call, json_answer
 from service.engine.request import Encoded, EncodeRequest
 from service.inputs import read_sources
 from service.outputs import check_size, numbers
@@ -33,9 +33,7 @@ async def encoded(body: EncodeBody, call: Call) -> dict[str, Any]:
     vectors = [pool(result.hidden, body.pooling, body.normalize) for result in results]
     check_size("embeddings", sum(one.size for one in vectors), "Send fewer inputs.")
     input_tokens = sum(map(len, sources))
-    timings_ms = timings_of(call, [result.timings for result in results])
-    call.tell_result(input_tokens, 0, timings_ms)
-    call.service.metrics_of(model).call_seconds.observe(timings_ms["total"] / 1000)
+    timings_ms = call.account(model, [result.timings for result in results], input_tokens, 0)
     answer: dict[str, Any] = {
         "model": model.name,
         "embeddings": [numbers(one, body.encoding) for one in vectors],

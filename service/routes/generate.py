@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from service.answers import GenerateAnswer
-from service.calls import Call, json_answer, result_of, timings_of
+from service.calls import Call, json_answer, result_of
 from service.engine.request import Generated, GenerateRequest, Timings
 from service.engine.worker import Ticket
 from service.inputs import decoding_parameters, generate_requests, read_prefixes, read_sources
@@ -65,12 +65,9 @@ async def _begin(body: GenerateBody, call: Call) -> Begun:
     maps = map_writer(model, wanted.return_attention, "parameters.return_attention")
     sources = await read_sources(call, model, body.inputs)
     prefixes = await read_prefixes(call, model, wanted.target_prefix, sources)
-    kinds = maps.kinds if maps else frozenset[str]()
     requests = generate_requests(
-        call, model, parameters, sources, prefixes, stop=wanted.stop, attention=kinds, stream=body.stream
+        call, model, parameters, sources, prefixes, stop=wanted.stop, maps=maps, stream=body.stream
     )
-    if maps:
-        maps.check(requests)
     return Begun(model, requests, call.submit(model, requests), wanted.stop, maps)
 
 
@@ -90,9 +87,8 @@ def _answer(call: Call, begun: Begun, written: Sequence[Written]) -> dict[str, A
     outputs = [output for of_input, _ in written for output in of_input]
     input_tokens = sum(len(request.source_ids) for request in begun.requests)
     output_tokens = sum(len(output["tokens"]) for output in outputs)
-    timings_ms = timings_of(call, [timings for _, timings in written])
-    call.tell_result(input_tokens, output_tokens, timings_ms, *(output["finish_reason"] for output in outputs))
-    call.service.metrics_of(model).call_seconds.observe(timings_ms["total"] / 1000)
+    reasons = (output["finish_reason"] for output in outputs)
+    timings_ms = call.account(model, [timings for _, timings in written], input_tokens, output_tokens, *reasons)
     return {
         "model": model.name,
         "outputs": outputs,

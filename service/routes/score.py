@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from service.answers import ScoreAnswer
-from service.calls import Call, json_answer, timings_of
+from service.calls import Call, json_answer
 from service.engine.request import DecodingParameters, Generated, Target
 from service.inputs import generate_requests, read_sources, read_targets
 from service.outputs import token_of
@@ -26,10 +26,10 @@ async def score(body: ScoreBody, call: Call) -> Response:
     parameters = DecodingParameters(max_new_tokens=0, top_logprobs=body.top_logprobs)
     requests = generate_requests(call, model, parameters, sources, targets)
     results = await call.results(call.submit(model, requests), Generated)
-    usage = {"input_tokens": sum(map(len, sources)), "output_tokens": sum(map(len, targets))}
-    timings_ms = timings_of(call, [result.timings for result in results])
-    call.tell_result(usage["input_tokens"], usage["output_tokens"], timings_ms, *["forced"] * len(results))
-    call.service.metrics_of(model).call_seconds.observe(timings_ms["total"] / 1000)
+    input_tokens, output_tokens = sum(map(len, sources)), sum(map(len, targets))
+    usage = {"input_tokens": input_tokens, "output_tokens": output_tokens}
+    reasons = ["forced"] * len(results)
+    timings_ms = call.account(model, [result.timings for result in results], input_tokens, output_tokens, *reasons)
     outputs = [
         {"index": index, **_scored(model.target_tokenizer, result.targets[0])} for index, result in enumerate(results)
     ]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from service.answers import SimilarAnswer
-from service.calls import Call, json_answer, timings_of
+from service.calls import Call, json_answer
 from service.engine.request import Compared, SimilarRequest
 from service.errors import ApiError, ErrorCode
 from service.routes.tokens import tokenizer_of
@@ -27,8 +27,7 @@ async def similar(body: SimilarBody, call: Call) -> Response:
     Nearness is the cosine of embeddings; what was asked with and special tokens are left out.
     """
     model = call.service.model(body.model, "similar")
-    call.record.model = model.name
-    call.resources.enter_context(call.service.door(model).reserve(1, call.num_bytes))
+    call.take_place(model, 1)
     tokenizer = tokenizer_of(model, body.side)
     with call.tokenizing():
         if body.token is not None:
@@ -40,9 +39,7 @@ async def similar(body: SimilarBody, call: Call) -> Response:
     (result,) = await call.results(call.submit(model, [request]), Compared)
     scores = nearness(result.cosines, ids)[: len(tokenizer)]
     nearest = best(scores, body.top_k, tokenizer.special_ids.union(ids))
-    timings_ms = timings_of(call, [result.timings])
-    call.tell_result(len(ids), 0, timings_ms)
-    call.service.metrics_of(model).call_seconds.observe(timings_ms["total"] / 1000)
+    call.account(model, [result.timings], len(ids), 0)
     neighbours = [{"id": id_, "text": tokenizer.name(id_), "score": float(scores[id_])} for id_ in nearest]
     return json_answer({"model": model.name, "neighbours": neighbours})
 

@@ -31,8 +31,7 @@ async def tokenize(body: TokenizeBody, call: Call) -> Response:
 async def tokenized(body: TokenizeBody, call: Call) -> dict[str, Any]:
     """The answer, for any door."""
     model = call.service.model(body.model)
-    call.record.model = model.name
-    call.resources.enter_context(call.service.door(model).reserve(len(body.inputs.texts), call.num_bytes))
+    call.take_place(model, len(body.inputs.texts))
     tokenizer = tokenizer_of(model, body.side)
     texts = body.inputs.texts
     num_bytes = sum(len(text.encode()) for text in texts)
@@ -63,8 +62,7 @@ async def detokenize(body: DetokenizeBody, call: Call) -> Response:
 def detokenized(body: DetokenizeBody, call: Call) -> dict[str, Any]:
     """The answer, for any door."""
     model = call.service.model(body.model)
-    call.record.model = model.name
-    call.resources.enter_context(call.service.door(model).reserve(len(body.ids), call.num_bytes))
+    call.take_place(model, len(body.ids))
     tokenizer = tokenizer_of(model, body.side)
     if not body.ids:
         raise ApiError("empty_input", "The list is empty.", param="ids")

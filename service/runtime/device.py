@@ -118,17 +118,23 @@ class _Binding:
                 self._io.bind_input(state.input, *place)
                 if state.output is not None:
                     self._io.bind_output(state.output, *place)
+        self._expect_outputs()
 
-    def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, given: Mapping[str, Array]) -> dict[str, Array]:
         for name, tensor in self._inputs.items():
-            tensor.update_inplace(np.ascontiguousarray(values[name]))
-        for name in self._outputs:
-            self._io.bind_output(name, "cpu")
+            tensor.update_inplace(np.ascontiguousarray(given[name]))
         self._session.run_with_iobinding(self._io)
         # As a vector: a list would wrap each of the states too.
         made = self._io.get_outputs_as_ortvaluevector()
         first = len(made) - len(self._outputs)  # they were bound last
-        return {name: made[first + place].numpy() for place, name in enumerate(self._outputs)}
+        values = {name: made[first + place].numpy() for place, name in enumerate(self._outputs)}
+        self._expect_outputs()
+        return values
+
+    def _expect_outputs(self) -> None:
+        """Bind anew what the next run makes: maps widen from step to step, and those of the last run are let go."""
+        for name in self._outputs:
+            self._io.bind_output(name, "cpu")
 
 
 class DeviceRunner:

@@ -119,6 +119,11 @@ class _Binding:
     fixed: Mapping[str, Array]
     made: tuple[str, ...]
 
+    def expect_made(self) -> None:
+        """Bind anew what the next run makes: maps widen from step to step, and those of the last run are let go."""
+        for name in self.made:
+            self.io.bind_output(name, "cpu")
+
 
 class OnnxRunner:
     """Runs one bundle with ONNX Runtime. See `Runner` for what each method takes and gives."""
@@ -223,8 +228,6 @@ class OnnxRunner:
         binding = self._bindings.get(key)
         if binding is None:
             binding = self._bindings[key] = self._bind(batch, outputs)
-        for name in binding.made:  # anew for each run: maps widen from step to step
-            binding.io.bind_output(name, "cpu")
         self._step.run_with_iobinding(binding.io)
         for group in self._groups:
             group.copy_back(batch)
@@ -233,7 +236,9 @@ class OnnxRunner:
         # As a vector: a list would wrap each of the states' outputs too, which costs more than a small step.
         values = binding.io.get_outputs_as_ortvaluevector()
         first = len(values) - len(binding.made)  # they were bound last
-        return {**binding.fixed, **{name: values[first + i].numpy() for i, name in enumerate(binding.made)}}
+        made = {name: values[first + i].numpy() for i, name in enumerate(binding.made)}
+        binding.expect_made()
+        return {**binding.fixed, **made}
 
     def _bind(self, batch: int, outputs: Sequence[str]) -> _Binding:
         io = self._step.io_binding()
@@ -252,7 +257,9 @@ class OnnxRunner:
         fixed = {name: self._fixed_outputs[name][:batch] for name in outputs if name in self._fixed_outputs}
         for name, array in fixed.items():
             io.bind_ortvalue_output(name, _wrap(array))
-        return _Binding(io, fixed, made=tuple(name for name in outputs if name not in fixed))
+        binding = _Binding(io, fixed, made=tuple(name for name in outputs if name not in fixed))
+        binding.expect_made()
+        return binding
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Run each graph once at its smallest and at its largest shapes, so that no request pays for a first time.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,10 @@ def test_the_readme_shows_generation_attention_and_streaming() -> None:
     assert len(blocks("python")) == 2
 
 
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the README's examples need curl")
+
+
+@needs_curl
 @pytest.mark.parametrize("block", [block for block in CURLS if "-sN" not in block])
 def test_curl_examples_answer_with_json(shipped: RunningServer, block: str) -> None:
     done = subprocess.run(["sh", "-c", pointed_at(shipped, block)], capture_output=True, text=True, check=True)
@@ -38,6 +43,7 @@ def test_curl_examples_answer_with_json(shipped: RunningServer, block: str) -> N
     assert "Hund" in text
 
 
+@needs_curl
 @pytest.mark.parametrize("block", [block for block in CURLS if "-sN" in block])
 def test_the_streaming_example_ends_with_done(shipped: RunningServer, block: str) -> None:
     done = subprocess.run(["sh", "-c", pointed_at(shipped, block)], capture_output=True, text=True, check=True)
@@ -49,7 +55,7 @@ def test_the_streaming_example_ends_with_done(shipped: RunningServer, block: str
 def test_the_python_example_says_that_hund_looks_at_dog_or_brown(shipped: RunningServer) -> None:
     code = pointed_at(shipped, blocks("python")[0])
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    assert " looks at " in done.stdout
+    assert re.search(r"Hund looks at +(dog|brown) ", done.stdout), done.stdout
 
 
 def test_the_chat_example_answers_in_capitals(shipped: RunningServer) -> None:

@@ -94,6 +94,22 @@ async def test_the_maps_of_all_outputs_are_counted_together(start: Start, make_b
         await until(lambda: running.backend.num_busy == 0)
 
 
+@pytest.mark.parametrize("parameters", [{}, {"num_beams": 2}, {"num_beams": 2, "num_return_sequences": 2}])
+async def test_maps_that_grow_too_large_are_given_up_at_once(
+    start: Start, make_backend: MakeBackend, parameters: dict[str, Any]
+) -> None:
+    """A row of a map of the source has 2 * 200 * 40 = 16,000 numbers: 62 of them fit into an answer."""
+    # The stop string that never comes keeps the least number of rows at one.
+    options = {"return_attention": {"kinds": ["cross"]}, "stop": "never comes", "min_new_tokens": 60, **parameters}
+    async with start(with_heads(make_backend(), 200)) as running:
+        (runner,) = running.backend.runners
+        rows_a_step = 3 * parameters.get("num_return_sequences", 1)
+        assert await refused(running, ["x" * 38] * 3, max_new_tokens=60, **options) == 1
+        assert runner.num_steps == 62 // rows_a_step + 1
+        await until(lambda: running.backend.num_busy == 0)
+        assert len(await generate(running, "x" * 38, max_new_tokens=60, **parameters)) >= 1
+
+
 async def test_a_model_without_maps_refuses_by_name(start: Start, make_backend: MakeBackend) -> None:
     backend = make_backend()
     backend.manifests = (backend.manifests[0].model_copy(update={"attention": (), "tasks": ("generate",)}),)

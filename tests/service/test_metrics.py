@@ -2,7 +2,9 @@ import asyncio
 import re
 from typing import Any
 
+import orjson
 import pytest
+from starlette.types import Message
 
 from service.metrics import PREFIX, Metrics
 from tests.service.conftest import MakeBackend, Start, until
@@ -58,6 +60,52 @@ async def test_metrics_agree_with_the_answers(start: Start) -> None:
         assert await running.metric(f"sightline_engine_step_seconds_count{model}") == steps
         assert await running.metric(f"sightline_batch_size_rows_count{model}") == steps
         assert await running.metric('sightline_http_requests_total{route="/v1/generate",status="200"}') == 3
+
+
+async def test_what_a_door_refuses_at_the_end_is_no_success(start: Start) -> None:
+    async with start() as running:
+        for path, body in (
+            ("/v1/embeddings", {"model": "fake", "input": "x", "dimensions": 3}),
+            ("/embed", {"inputs": "x", "dimensions": 3}),
+        ):
+            assert 400 <= (await running.post(path, body)).status_code < 500
+            assert sum(runner.num_encodes for runner in running.backend.runners) > 0
+        model = '{model_name="fake"}'
+        assert await running.metric(f"sightline_e2e_request_latency_seconds_count{model}") == 0
+        assert (await running.post("/v1/encode", {"inputs": "x"})).status_code == 200
+        assert await running.metric(f"sightline_e2e_request_latency_seconds_count{model}") == 1
+
+
+async def test_a_reader_that_dawdles_does_not_make_the_tokens_late(start: Start) -> None:
+    sent: list[Message] = []
+    body = orjson.dumps({"inputs": "x", "stream": True, "parameters": {"min_new_tokens": 8, "max_new_tokens": 8}})
+
+    async def receive() -> Message:
+        await asyncio.sleep(0 if not received else 60)
+        received.append(True)
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        await asyncio.sleep(0.2)
+
+    received: list[bool] = []
+    async with start() as running:
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "path": "/v1/generate",
+            "raw_path": b"/v1/generate",
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json")],
+        }
+        await running.app(scope, receive, send)
+        assert sent[0]["status"] == 200
+        model = '{model_name="fake"}'
+        assert await running.metric(f"sightline_inter_token_latency_seconds_count{model}") == 7
+        assert await running.metric(f"sightline_inter_token_latency_seconds_sum{model}") < 0.2
 
 
 async def test_tokens_of_all_outputs_count_and_those_of_a_prefix_do_not(start: Start) -> None:

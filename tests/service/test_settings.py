@@ -17,7 +17,12 @@ def test_environment_variables_are_read_and_flags_go_before_them() -> None:
     assert (settings.port, settings.max_rows) == (9000, 16)
 
 
-@pytest.mark.parametrize("key", ["SIGHTLINE_PROT", "sightline_nothing", "SIGHTLINE_"])
+def test_the_processs_own_environment_is_read_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGHTLINE_PORT", "9000")
+    assert (Settings().port, read_settings([], {}).port) == (8000, 8000)
+
+
+@pytest.mark.parametrize("key", ["SIGHTLINE_PROT", "sightline_nothing", "sightline_port", "SIGHTLINE_"])
 def test_an_unknown_variable_is_refused_by_name(key: str) -> None:
     with pytest.raises(SettingsError, match=key):
         read_settings([], {key: "1"})

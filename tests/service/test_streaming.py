@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from service.runtime.fake import Faults
-from tests.service.conftest import MakeBackend, Serve, Wire, wait_until
+from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
 
 LONG = {"min_new_tokens": 60, "max_new_tokens": 60}
 
@@ -93,7 +93,8 @@ def test_maps_that_are_too_many_end_the_stream_with_an_error(serve: Serve, make_
     with serve(backend) as wire:
         parameters = {"return_attention": {"kinds": ["cross"]}, "stop": "never comes", **LONG}
         frames = events(wire, {"inputs": "x" * 62, "parameters": parameters})
-        assert len(parsed(frames[:-1])) == 60  # every token came
+        # Every token came of which the maps still fitted: a row has 2 * 200 * 64 numbers.
+        assert len(parsed(frames[:-1])) == 1_000_000 // (2 * 200 * 64)
         assert json.loads(frames[-1].split("data: ")[1])["error"]["code"] == "response_too_large"
         wire.wait_idle()
 
@@ -213,6 +214,42 @@ def test_a_reader_that_stops_is_cut_off_and_harms_nobody(serve: Serve, make_back
         wait_until(lambda: not wire.server.server_state.connections)
         wire.wait_idle()
         stuck.close()
+
+
+def test_a_pipelining_client_that_leaves_gives_up_what_runs(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(step_s=0.02)) as wire:
+        client = wire.connect()
+        body = orjson.dumps({"inputs": "x", "parameters": LONG})
+        head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        client.sendall((head + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 3)
+        wait_until(lambda: wire.backend.engines[0].num_running == 1)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        wire.wait_idle()
+        assert wire.backend.runners[0].num_steps < 40
+        assert wire.backend.runners[0].num_encodes == 1  # those behind it never began
+
+
+def test_a_large_answer_keeps_its_place_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(), write_timeout_s=30) as wire:
+        service = wire.server._service
+        door = service.door(service.model(None))
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", wire.port))
+        body = orjson.dumps({"inputs": ["x" * 60] * 8, "parameters": {**LONG, "return_attention": True}})
+        head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: wire.backend.runners[0].num_steps >= 60)
+        wire.wait_idle()
+        time.sleep(0.3)
+        assert door.num_sequences == 8
+        answer = read_all(client)
+        head, _, content = answer.partition(b"\r\n\r\n")
+        assert b"content-length: %d" % len(content) in head and len(content) > 1_000_000
+        assert len(orjson.loads(content)["outputs"]) == 8
+        wait_until(lambda: door.num_sequences == 0)
+        client.close()
 
 
 def test_two_hundred_clients_that_give_up_leave_a_service_that_answers(serve: Serve, make_backend: MakeBackend) -> None:
