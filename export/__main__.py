@@ -31,7 +31,7 @@ FOUND_SENTENCES = SENTENCES if SENTENCES.is_file() else None
 
 
 def export(arguments: argparse.Namespace) -> Verification:
-    return _export(arguments, arguments.checkpoint, arguments.out, _label(arguments, _present_label(arguments.out)))
+    return _export(arguments, arguments.checkpoint, arguments.out, _label(arguments))
 
 
 def zoo(arguments: argparse.Namespace) -> Verification:
@@ -80,18 +80,18 @@ def _export(arguments: argparse.Namespace, checkpoint: Path, bundle: Path, label
     return manifest.verification
 
 
-def _present_label(bundle: Path) -> Label:
+def _present_label(bundle: Path, name: str) -> Label:
     """What the bundle that is to be replaced says of itself; nothing where there is none that can be read."""
     try:
         manifest = read_manifest(bundle)
     except BundleError:
-        return Label(bundle.resolve().name)
-    name = bundle.resolve().name
+        return Label(name)
     return Label(name, manifest.description, manifest.license, manifest.languages, manifest.chat)
 
 
-def _label(arguments: argparse.Namespace, present: Label) -> Label:
-    given: dict[str, Any] = {name: getattr(arguments, name) for name in ("name", "description", "license")}
+def _label(arguments: argparse.Namespace) -> Label:
+    present = _present_label(arguments.out, arguments.name or arguments.out.resolve().name)
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in ("description", "license")}
     given["languages"] = _languages(arguments.languages) if arguments.languages else None
     return dataclasses.replace(present, **{name: value for name, value in given.items() if value is not None})
 

@@ -148,7 +148,7 @@ def half_bundle(source: Path, bundle: Path, text: ParallelText | None, force: bo
     Arguments and errors are those of `quantize_bundle`; besides:
 
     Raises:
-        BundleError: a state of the model has no axis that grows.
+        BundleError: a state of the model has no axis that grows, or the model goes on with its source.
         ValueError: a weight is too large for float16.
     """
     record = Quantization(bits=16, block_size=None, forms={}, float32_digest="", quality=None)
@@ -156,6 +156,8 @@ def half_bundle(source: Path, bundle: Path, text: ParallelText | None, force: bo
     def write(original: Manifest, folder: Path) -> Manifest:
         if not all(any(isinstance(axis, str) for axis in state.shape) for state in original.states):
             raise BundleError(f"{source} has states of fixed size, which float16 bundles cannot keep on a device")
+        if original.goes_on:
+            raise BundleError(f"{source} reads its prompt with attention that float16 bundles do not have")
         states = tuple(state.model_copy(update={"dtype": "float16"}) for state in original.states)
         rows = rows_graph()
         onnx.save_model(rows, folder / ROWS)
@@ -216,6 +218,7 @@ def verify_bundle(
     model, tokenizer = _load(checkpoint, manifest.half_weights)
     source_tokenizer = _source_tokenizer(model, tokenizer)
     _check_tokenizer(bundle / manifest.source_tokenizer, source_tokenizer)
+    _check_tokenizer(bundle / manifest.target_tokenizer, tokenizer)
     return verify(open_sessions(bundle, manifest), model, source_tokenizer, sentences, tolerance)
 
 

@@ -24,7 +24,7 @@ def measure_ranges(folder: Path, manifest: Manifest, sources: Sequence[Sequence[
     Args:
         folder: a float32 bundle.
         manifest: its manifest.
-        sources: ids, the end token last.
+        sources: ids, as the model reads them.
     """
     encoder, step = dict[str, float](), dict[str, float]()
     with tempfile.TemporaryDirectory() as scratch:
@@ -59,10 +59,11 @@ def _translate(sessions: Sessions, source: Sequence[int], encoder: dict[str, flo
     manifest = sessions.manifest
     encoded = encode(sessions, [source])
     _keep_largest(encoder, encoded)
-    slots = min(MAX_NEW_TOKENS, manifest.limits.max_target_tokens)
-    states, token_id = initial_states(manifest, encoded, slots), manifest.tokens.start_id
+    *filled, token_id = manifest.beginning(source)
+    slots = len(filled) + min(MAX_NEW_TOKENS, manifest.room(len(source)))
+    states = initial_states(manifest, encoded, slots)
     wanted = ["top_ids", *(name for name in manifest.decoder.outputs if name.startswith(LARGEST))]
-    for length in range(slots):
+    for length in range(len(filled), slots):
         outputs = run_step(sessions, states, [token_id], [length], [len(source)], wanted)
         _keep_largest(step, outputs)
         token_id = int(outputs["top_ids"][0, 0])

@@ -54,7 +54,7 @@ def refuse_loss(quality: Quality) -> None:
 
 
 def encode_sources(manifest: Manifest, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[list[int]]:
-    """Ids, the end token last. Raises ValueError where a sentence is too long for the model."""
+    """Ids, as the model reads them. Raises ValueError where a sentence is too long for the model."""
     limit = manifest.limits.max_source_tokens
     sources = encode_lines(tokenizer, sentences)
     for number, source in enumerate(sources, start=1):
@@ -64,12 +64,10 @@ def encode_sources(manifest: Manifest, tokenizer: Tokenizer, sentences: Sequence
 
 
 def _translate(sessions: Sessions, tokenizer: Tokenizer, sources: Sequence[Sequence[int]], num_beams: int) -> list[str]:
-    tokens = sessions.manifest.tokens
-    max_new_tokens = min(MAX_NEW_TOKENS, sessions.manifest.limits.max_target_tokens)
-    outputs = []
-    for source in tqdm(sources, desc=f"{sessions.manifest.dtype}, num_beams {num_beams}", unit="sentence", leave=False):
-        steps = onnx_steps(sessions, source)
-        (best,) = beam(steps, tokens.start_id, tokens.end_id, max_new_tokens, num_beams)
+    manifest, outputs = sessions.manifest, []
+    for source in tqdm(sources, desc=f"{manifest.dtype}, num_beams {num_beams}", unit="sentence", leave=False):
+        steps, max_new_tokens = onnx_steps(sessions, source), min(MAX_NEW_TOKENS, manifest.room(len(source)))
+        (best,) = beam(steps, manifest.beginning(source)[-1], manifest.tokens.end_id, max_new_tokens, num_beams)
         outputs.append(decode_ids(tokenizer, best.ids))
     return outputs
 

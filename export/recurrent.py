@@ -1,8 +1,10 @@
 """The two graphs of a recurrent encoder-decoder; equations are named where `model.recurrent` has them.
 
-Axes: B batch, S source, E embedding, H state of the decoder, A annotation, K key, V vocabulary.
+Axes: B batch, S source, in the step as far as the longest of the batch, E embedding, H state of the decoder,
+A annotation, K key, V vocabulary.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -99,6 +101,7 @@ class _Step:
         self._source_lengths = graph.input("source_lengths", INT32, ("batch",))
         for state in states(model):
             graph.input(state.input, FLOAT, ("batch", *state.shape))
+        self._cuts: dict[str, str] = {}
 
     def build(self) -> onnx.ModelProto:
         graph, config = self._graph, self._config
@@ -141,16 +144,30 @@ class _Step:
         graph = self._graph
         middle = graph.constant([1], np.int64)
         weights = graph.add("Unsqueeze", self._weigh(query), middle)  # (B, 1, S)
-        cross = graph.output("cross_attention", FLOAT, ("batch", 1, 1, "source"))
+        cross = graph.output("cross_attention", FLOAT, ("batch", 1, 1, "longest"))
         graph.add("Unsqueeze", weights, middle, output=cross)
-        return graph.add("Squeeze", graph.add("MatMul", weights, "annotations"), middle)
+        return graph.add("Squeeze", graph.add("MatMul", weights, self._cut("annotations")), middle)
+
+    def _cut(self, state: str) -> str:
+        """A state (B, S, ...) as far as any source of the batch reaches: its buffer is longer by far."""
+        if state not in self._cuts:
+            graph = self._graph
+            first, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
+            end = graph.add("Unsqueeze", self._longest, first)
+            self._cuts[state] = graph.add("Slice", state, first, end, axis)
+        return self._cuts[state]
+
+    @functools.cached_property
+    def _longest(self) -> str:
+        """(), the most tokens that a source of the batch has."""
+        longest = self._graph.add("ReduceMax", self._source_lengths, keepdims=0)
+        return self._graph.add("Cast", longest, to=INT64)
 
     def _weigh(self, query: str) -> str:
         """The weights (B, S) of `model.scores.align`, and of them the largest alone where attention is hard."""
         graph, config = self._graph, self._config
         zero, one = graph.constant(0, np.int64), graph.constant(1, np.int64)
-        size = graph.add("Squeeze", graph.add("Shape", "annotations", start=1, end=2))
-        positions = graph.add("Range", zero, size, one)  # (S,)
+        positions = graph.add("Range", zero, self._longest, one)  # (S,)
         column = graph.constant([1], np.int64)
         lengths = graph.add("Unsqueeze", graph.add("Cast", self._source_lengths, to=INT64), column)  # (B, 1)
         mask = graph.add("Less", positions, lengths)
@@ -163,7 +180,7 @@ class _Step:
             )
             mask = graph.add("And", mask, is_near)
         lowest = graph.constant(LOWEST, np.float32)
-        weights = graph.add("Softmax", graph.add("Where", mask, self._score(query, size), lowest), axis=-1)
+        weights = graph.add("Softmax", graph.add("Where", mask, self._score(query), lowest), axis=-1)
         if config.window == "local-p":
             width = graph.constant(-2 * (config.window_radius / 2) ** 2, np.float32)
             falloff = graph.add("Exp", graph.add("Div", graph.add("Mul", distances, distances), width))
@@ -173,14 +190,12 @@ class _Step:
         best = graph.add("ArgMax", weights, axis=1, keepdims=1)
         return graph.add("Cast", graph.add("Equal", positions, best), to=FLOAT)
 
-    def _score(self, query: str, size: str) -> str:
+    def _score(self, query: str) -> str:
         """Scores (B, S) of a state (B, H)."""
         graph, score = self._graph, self._model.score
-        keys = "keys" if isinstance(score, ProjectedScore) else "annotations"
         if isinstance(score, LocationScore):
-            whole = linear(graph, "score.state", query, score.state)
-            first, column = graph.constant([0], np.int64), graph.constant([1], np.int64)
-            return graph.add("Slice", whole, first, graph.add("Unsqueeze", size, first), column)
+            return self._cut(linear(graph, "score.state", query, score.state))
+        keys = self._cut("keys" if isinstance(score, ProjectedScore) else "annotations")
         last = graph.constant([2], np.int64)
         if isinstance(score, AdditiveScore):
             own = graph.add(
@@ -239,7 +254,7 @@ def _recurrence(
     """A GRU or LSTM over inputs (T, B, I).
 
     Returns:
-        Outputs (T, directions, B, H), and the last states and cells (directions, B, H), the last "" for a GRU.
+        Outputs (T, directions, B, H), and the last states and cells (directions, B, H), for a GRU the states twice.
     """
     order = GATES[config.cell]
 

@@ -7,14 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from export.bundle import Label, export_bundle, verify_bundle
+from export.bundle import Label, export_bundle, half_bundle, verify_bundle
+from export.calibrate import MAX_NEW_TOKENS as MAX_STEPS
+from export.calibrate import measure_ranges
+from export.quality import ParallelText, compare
+from export.sessions import open_sessions
 from export.verify import VerificationError
+from model import evaluate
 from model.causal import CausalModel
 from model.checkpoint import load_model, save_checkpoint
 from model.config import CausalConfig
 from model.reference import beam, greedy, log_softmax, pytorch_steps
-from model.tokenizer import encode_lines, prompt_tokenizer, read_tokenizer
-from service.bundle import read_bundle
+from model.tokenizer import decode_ids, encode_lines, prompt_tokenizer, read_tokenizer
+from service.bundle import BundleError, read_bundle
 from service.engine.engine import Engine
 from service.engine.request import DecodingParameters, Encoded, EncodeRequest, Event
 from service.runtime.ort import OnnxRunner
@@ -112,6 +117,34 @@ def test_served_log_probabilities_and_maps_are_pytorchs(
         np.testing.assert_allclose(target.attention["decoder"], maps[:, 0, :, first:].numpy(), atol=1e-5)
         for place, token in enumerate(target.tokens):
             assert token.logprob == pytest.approx(logprobs[first + place, token.id], abs=1e-4)
+
+
+def test_bleu_is_of_what_goes_on_from_the_prompt(folder: Path, model: CausalModel, toy_sentences: list[str]) -> None:
+    bundle = folder / "bundle"
+    tokenizer = prompt_tokenizer(read_tokenizer(folder / "checkpoint" / "tokenizer.json"))
+    expected = []
+    for prompt in encode_lines(tokenizer, toy_sentences):
+        room = min(evaluate.MAX_NEW_TOKENS, MAX_POSITIONS + 1 - len(prompt))
+        expected.append(decode_ids(tokenizer, greedy(pytorch_steps(model, prompt), prompt[-1], 2, room).ids))
+    text = ParallelText("toy", "de", evaluate.EvaluationSet(toy_sentences, expected, None))
+    sessions = open_sessions(bundle, read_bundle(bundle))
+    assert compare(sessions, sessions, tokenizer, text).bleu[0].float32 == pytest.approx(100)
+
+
+def test_static_scales_are_measured_behind_the_prompt(folder: Path, model: CausalModel, prompts: list[Ids]) -> None:
+    """What the product with the vocabulary reads is known from PyTorch."""
+    prompt = prompts[1]
+    written = greedy(pytorch_steps(model, prompt), prompt[-1], 2, MAX_STEPS).ids
+    with torch.inference_mode():
+        features, _ = model.read(torch.tensor([[*prompt, *written[:-1]]]))  # (1, T, M)
+    expected = float(features[0, len(prompt) - 1 :].abs().max())
+    ranges = measure_ranges(folder / "bundle", read_bundle(folder / "bundle"), [prompt])
+    assert any(value == pytest.approx(expected, rel=1e-5) for value in ranges["step"].values())
+
+
+def test_float16_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="reads its prompt with attention that float16 bundles do not have"):
+        half_bundle(folder / "bundle", tmp_path / "half", None)
 
 
 @pytest.mark.anyio
