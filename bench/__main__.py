@@ -80,11 +80,12 @@ def measure(arguments: argparse.Namespace, command: str) -> None:
         )
         for name in arguments.sections or SECTIONS:
             print(name, flush=True)
+            described = machine.describe()  # before the hours in which the tree may change
             result = SECTIONS[name](options)
             for bar in BARS:
                 if figure := result.figures.get(bar.figure):
                     print(f"  {bar.text}: {figure.value:g} {figure.unit}", flush=True)
-            write_result(arguments.results, name, Recorded(machine.describe(), command, result))
+            write_result(arguments.results, name, Recorded(described, command, result))
 
 
 def write_report(results_folder: Path, documents: Sequence[Path]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from model.causal import CausalModel
-from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model
+from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model, replace_text
 from model.classification import CLASSIFICATION, accuracy, accuracy_facts, read_labelled
 from model.classifier import Classifier
 from model.config import PRECISIONS, ModelConfig, TrainConfig, read_train_config, with_fields
@@ -135,7 +135,7 @@ def evaluated(
 
 
 def write_json(path: Path, report: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
 def add_accuracy(commands: Commands) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,13 @@ from model.factory import Model, TranslationModel, build_model
 from model.tokenizer import read_tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "weights.safetensors", "tokenizer.json"
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that a kill leaves the old one or the new one, never a part."""
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
@@ -40,8 +46,8 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint; `facts` (epoch, loss, ...) go into the weights' header."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(to_json(config), encoding="utf-8")
-    shutil.copyfile(tokenizer, folder / TOKENIZER)
+    replace_text(folder / CONFIG, to_json(config))
+    replace_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
     save_tensors(folder / WEIGHTS, weights, facts)
 
 

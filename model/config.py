@@ -176,7 +176,7 @@ class TrainConfig:
     clip_norm: float = 25.0
     patience_epochs: int = 15  # stop after so many epochs without a better validation loss
     average_last: int = 10  # checkpoints averaged for the final weights
-    max_length_tokens: int = 128  # longer training pairs are left out
+    max_length_tokens: int = 128  # longer examples are left out, in validation too
     seed: int = 1
     precision: str = "float32"  # of products: "bfloat16" is faster where the processor has it, see docs/training.md
 

@@ -6,10 +6,11 @@ A run is a folder:
     state.safetensors                         weights, optimiser and counters at the end of the last epoch
     epochs/0001.safetensors ...               the weights of the last epochs, for averaging
     best/, averaged/                          checkpoints: lowest validation loss; mean of the last epochs
-    log.jsonl                                 one line an epoch
+    log.jsonl                                 one line an epoch; of an epoch that was repeated, two
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import time
@@ -24,7 +25,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
 
-from model.checkpoint import average, load_facts, save_checkpoint, save_tensors
+from model.checkpoint import average, load_facts, replace_text, save_checkpoint, save_tensors
 from model.config import ModelConfig, TrainConfig, read_model_config, read_train_config, to_json
 from model.factory import build_model
 from model.precision import autocast
@@ -51,6 +52,12 @@ def inverse_sqrt_rate(step: int, peak: float, warmup_steps: int) -> float:
     return peak * min(step / warmup_steps, math.sqrt(warmup_steps / step))
 
 
+def read_log(run: Path) -> dict[int, dict[str, Any]]:
+    """The lines of a run's log by their epochs."""
+    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return {row["epoch"]: row for row in map(json.loads, lines)}
+
+
 class Trainer:
     """One run: its folder, its task, its data, its model and its optimiser."""
 
@@ -66,7 +73,7 @@ class Trainer:
         """Start a run in an empty or missing folder, or take up the one that is there.
 
         Raises:
-            ValueError: the folder holds a run with other settings, or of another model.
+            ValueError: the folder holds a run with other settings, of another model, or on other data.
         """
         self.run, self.config, self.task = run, config, task
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -75,6 +82,8 @@ class Trainer:
         self.tokenizer = self._read_or_train_tokenizer(data)
         self.train_examples = self._read_examples(data, "train")
         self.validation_examples = self._read_examples(data, task.validation_split)
+        examples = repr((self.train_examples, self.validation_examples))
+        self._data_digest = hashlib.sha256(examples.encode()).hexdigest()
         self.model_config = self._read_or_write_model_config(make_model)
         torch.manual_seed(config.seed)
         self.model = build_model(self.model_config).to(self.device)
@@ -94,7 +103,7 @@ class Trainer:
     def _check_settings(self) -> None:
         path, now = self.run / "train.json", to_json(self.config)
         if not path.exists():
-            path.write_text(now, encoding="utf-8")
+            replace_text(path, now)
             return
         # A longer run of the same settings is the same run.
         stored = dataclasses.asdict(dataclasses.replace(read_train_config(path), max_epochs=self.config.max_epochs))
@@ -105,13 +114,13 @@ class Trainer:
     def _read_or_train_tokenizer(self, data: Path) -> Tokenizer:
         if not self._tokenizer_path.exists():
             texts = self.task.read_texts(data, self.config)
-            train_tokenizer(texts, self.config.vocab_size).save(str(self._tokenizer_path))
+            replace_text(self._tokenizer_path, train_tokenizer(texts, self.config.vocab_size).to_str(pretty=True))
         return read_tokenizer(self._tokenizer_path)
 
     def _read_or_write_model_config(self, make_model: Callable[[int], ModelConfig]) -> ModelConfig:
         path, wanted = self.run / "config.json", make_model(self.tokenizer.get_vocab_size())
         if not path.exists():
-            path.write_text(to_json(wanted), encoding="utf-8")
+            replace_text(path, to_json(wanted))
         elif read_model_config(path) != wanted:
             raise ValueError(f"{self.run} was begun with another model; choose another folder")
         return wanted
@@ -133,13 +142,16 @@ class Trainer:
                 states.setdefault(int(index), {})[key] = tensor
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": states, "param_groups": groups})
-        self.progress = Progress(**load_facts(self._state_path))
+        facts = load_facts(self._state_path)
+        if facts.pop("data", self._data_digest) != self._data_digest:
+            raise ValueError(f"{self.run} was begun with other data; choose another folder")
+        self.progress = Progress(**facts)
 
     def _save_state(self) -> None:
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors.update({f"adam.{index}.{key}": torch.as_tensor(value) for key, value in state.items()})
-        save_tensors(self._state_path, tensors, dataclasses.asdict(self.progress))
+        save_tensors(self._state_path, tensors, {**dataclasses.asdict(self.progress), "data": self._data_digest})
 
     def train_epoch(self, epoch: int) -> float:
         """One pass over the training examples.
@@ -195,12 +207,13 @@ class Trainer:
             val_loss = self.validate()
             self._finish_epoch(epoch, val_loss)
             self._log(epoch, train_loss, val_loss, time.monotonic() - started)
+            self._save_state()
 
     def _is_patience_spent(self) -> bool:
         return self.progress.epoch - self.progress.best_epoch >= self.config.patience_epochs
 
     def _finish_epoch(self, epoch: int, val_loss: float) -> None:
-        """Write every file of the epoch; the state comes last, so that a kill in between repeats the epoch."""
+        """Write what the epoch made. The state comes after it and the log: a kill in between repeats the epoch."""
         facts = {"epoch": epoch, "validation_loss": val_loss}
         weights = self.model.state_dict()
         epochs = self.run / "epochs"
@@ -216,7 +229,6 @@ class Trainer:
         if val_loss < self.progress.best_loss:
             self.progress.best_loss, self.progress.best_epoch = val_loss, epoch
             save_checkpoint(self.run / "best", self.model_config, weights, self._tokenizer_path, facts)
-        self._save_state()
 
     def _log(self, epoch: int, train_loss: float, val_loss: float, seconds: float) -> None:
         row = {

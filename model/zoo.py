@@ -101,13 +101,9 @@ def _recurrent(description: str, **sizes: Any) -> System:
     return System(description, make_config, RECURRENT_TRAINING)
 
 
-def _bahdanau(description: str, attention: str = "additive", **sizes: Any) -> System:
-    return _recurrent(description, attention=attention, **sizes)
-
-
-def _luong(description: str, attention: str, input_feeding: bool = True, **sizes: Any) -> System:
-    sizes = {"decoder_size": 384, **sizes}
-    return _recurrent(description, attention=attention, query="current", input_feeding=input_feeding, **sizes)
+def _luong(description: str, attention: str, input_feeding: bool = True, **others: Any) -> System:
+    others |= {"attention": attention, "input_feeding": input_feeding}
+    return _recurrent(description, query="current", decoder_size=384, **others)
 
 
 def _chat(description: str, has_ghost_attention: bool) -> System:
@@ -120,7 +116,7 @@ SYSTEMS: Mapping[str, System] = {
     # Compared with one another: their parameters are within a tenth.
     "post-norm": _tiny("Transformer-Tiny, as briefly trained as what it is compared with (Vaswani et al. 2017)"),
     "fixed-context": _recurrent("GRU with a fixed context vector (Cho et al. 2014)", attention="none"),
-    "bahdanau": _bahdanau("GRU with additive attention (Bahdanau et al. 2015)"),
+    "bahdanau": _recurrent("GRU with additive attention (Bahdanau et al. 2015)"),
     "luong-general": _luong("GRU with general attention and input feeding (Luong et al. 2015)", "general"),
     # One change each.
     "luong-dot": _luong("GRU with dot attention (Luong et al. 2015)", "dot"),
@@ -132,8 +128,10 @@ SYSTEMS: Mapping[str, System] = {
     "luong-local-p": _luong(
         "GRU that predicts where its window is (Luong et al. 2015)", "general", window="local-p", window_radius=5
     ),
-    "multiplicative": _bahdanau("Bahdanau's decoder with a bilinear score (Luong et al. 2015)", "general"),
-    "reduced-rank": _bahdanau("Bahdanau's decoder with a bilinear score of rank 32", "reduced_rank", attention_size=32),
+    "multiplicative": _recurrent("Bahdanau's decoder with a bilinear score (Luong et al. 2015)", attention="general"),
+    "reduced-rank": _recurrent(
+        "Bahdanau's decoder with a bilinear score of rank 32", attention="reduced_rank", attention_size=32
+    ),
     "hard-reinforce": _luong(
         "GRU that looks at one position, by REINFORCE (Xu et al. 2015)",
         "general",

@@ -67,13 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_report(parsed.results, parsed.documents, parsed.pictures)
         write_cards(read_results(parsed.results), parsed.bundles)
         return 0
+    described = machine.describe()  # before the hours in which the tree may change
     try:
         result = parsed.step.measure(parsed)
     except (FileNotFoundError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     command = shlex.join(["python", "-m", "bench.zoo", *words])
-    write_result(parsed.results, parsed.step.NAME, Recorded(machine.describe(), command, result))
+    write_result(parsed.results, parsed.step.NAME, Recorded(described, command, result))
     return 0
 
 

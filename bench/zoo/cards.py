@@ -97,7 +97,7 @@ def _limits(manifest: Manifest) -> str:
     read = f"{manifest.limits.max_source_tokens} tokens of source"
     if manifest.step is None:
         return read
-    if manifest.begins_with == "source":
+    if manifest.goes_on:
         return f"{manifest.limits.max_target_tokens} tokens, read and written together"
     return f"{read}, {manifest.limits.max_target_tokens} of target"
 

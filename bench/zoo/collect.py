@@ -15,6 +15,7 @@ from bench.zoo.systems import SOURCE, TARGET, TRANSLATING
 from model.checkpoint import load_model
 from model.config import read_train_config
 from model.evaluate import TEST_SPLIT, moses_lines, read_test_set
+from model.train import read_log
 from model.zoo import PLAN
 
 NAME = "collect"
@@ -63,15 +64,16 @@ def _of_run(folder: Path, references: Sequence[str]) -> dict[str, Any]:
     system, seed = _system_and_seed(folder)
     model, _ = load_model(folder / "averaged")
     scored = _scored(folder / "scores.json", references)
-    epochs = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    (updates,) = {row["step"] for row in epochs if row["epoch"] == scored["epochs"]}
+    epochs = read_log(folder)
+    if scored["epochs"] not in epochs:
+        raise ValueError(f"{folder}/log.jsonl has no line of epoch {scored['epochs']}, which was scored")
     settings = read_train_config(folder / "train.json")
     return {
         "kind": "system",
         "system": system,
         "seed": seed,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "updates": updates,
+        "updates": epochs[scored["epochs"]]["step"],
         "batch_tokens": settings.batch_tokens,
         "precision": settings.precision,
         **scored,

@@ -9,7 +9,7 @@ from bench.record import Result
 from bench.report import table
 from bench.zoo.served import Served, serve
 from bench.zoo.step import no_pictures
-from bench.zoo.systems import SOURCE, TARGET
+from bench.zoo.systems import SOURCE, TARGET, translates
 from model.classification import accuracy_facts, read_labelled
 from model.evaluate import TEST_SPLIT, read_test_set, score
 from model.share import Share
@@ -46,7 +46,7 @@ def _scores(served: Served, manifest: Manifest, data: Path) -> Sequence[Mapping[
     """One row, or none for a model that neither translates nor classifies."""
     if "classify" in manifest.tasks:
         return [_accuracy(served, manifest, data / SST2.folder)]
-    if "generate" in manifest.tasks and manifest.begins_with == "start_token":
+    if translates(manifest):
         return [_bleu(served, manifest.name, data / MULTI30K.folder)]
     return []
 

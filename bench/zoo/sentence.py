@@ -11,6 +11,7 @@ from bench.record import DIGITS, Result
 from bench.zoo.sentence_picture import draw_sentence
 from bench.zoo.served import Served, serve
 from bench.zoo.step import no_tables
+from bench.zoo.systems import translates
 from service.bundle import Attention, Manifest
 from service.loading import find_bundles
 
@@ -36,14 +37,9 @@ def measure(arguments: argparse.Namespace) -> Result:
         names = {row["model"] for row in rows}
         with serve(folder) as served:
             for manifest in find_bundles(folder, default_model=None).values():
-                if _translates(manifest) and manifest.name not in names:
+                if translates(manifest) and manifest.name not in names:
                     rows += _asked(served, manifest, arguments.sentence)
     return Result(rows=rows)
-
-
-def _translates(manifest: Manifest) -> bool:
-    """Whether a source becomes another text: what begins with the source itself goes on with it."""
-    return "generate" in manifest.tasks and manifest.begins_with == "start_token"
 
 
 def _asked(served: Served, manifest: Manifest, sentence: str) -> list[Mapping[str, Any]]:

@@ -169,7 +169,7 @@ def compare(served: Served, exact: Served, tokens: Sequence[str]) -> Row:
         "tokens": len(common),
         "mean": round(sum(common) / len(common), 2),
         "alike": sum(is_alike),
-        "fewest": min(others),
+        "fewest": min(others, default=0),
     }
 
 

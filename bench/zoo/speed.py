@@ -8,7 +8,6 @@ written into runs.
 import argparse
 import dataclasses
 import itertools
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from model.config import PRECISIONS, read_model_config, read_train_config
 from model.data import read_lines
 from model.dialogues import draw_examples
 from model.evaluate import TEST_SPLIT
-from model.train import Trainer
+from model.train import Trainer, read_log
 from model.zoo import SYSTEMS, Corpus, bundle_name
 from service.bundle import MANIFEST, read_bundle
 from service.cpu import usable_threads
@@ -88,7 +87,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     bundles = _bundles(arguments.bundles)
     rows = {name: _facts(bundle) for name, bundle in bundles.items()}
     folders = {name: arguments.runs / f"{name}-1" for name in bundles}
-    runs = {name: folder for name, folder in folders.items() if (folder / "log.jsonl").is_file()}
+    runs = {name: folder for name, folder in folders.items() if (folder / "scores.json").is_file()}
     for found in (
         _time_updates(runs, arguments.data, arguments.rounds, arguments.threads),
         _time_decoding(arguments, bundles),
@@ -141,8 +140,9 @@ def _time_updates(runs: Mapping[str, Path], data: Path, rounds: int, threads: in
 
 def _log(run: Path) -> dict[str, Any]:
     """How many updates a run has made, and in how many minutes, validation included."""
-    epochs = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {"updates": epochs[-1]["step"], "log_minutes": round(sum(epoch["seconds"] for epoch in epochs) / 60, 1)}
+    epochs = read_log(run)
+    seconds = sum(epoch["seconds"] for epoch in epochs.values())
+    return {"updates": epochs[max(epochs)]["step"], "log_minutes": round(seconds / 60, 1)}
 
 
 def _take_up(run: Path, name: str, data: Path) -> Training:

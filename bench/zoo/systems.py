@@ -10,11 +10,17 @@ from bench.record import Result
 from bench.zoo.bleu import Counts, Statistics
 from model.translation import TRANSLATION
 from model.zoo import PLAN, SYSTEMS
+from service.bundle import Manifest
 
 Row = Mapping[str, Any]
 SOURCE, TARGET = "en", "de"  # languages of all that translate
 TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION)
 COMPARED = tuple(name for name in TRANSLATING if PLAN[name].seeds > 1)
+
+
+def translates(manifest: Manifest) -> bool:
+    """Whether a source becomes another text: what begins with the source itself goes on with it."""
+    return "generate" in manifest.tasks and not manifest.goes_on
 
 
 @dataclass(frozen=True)

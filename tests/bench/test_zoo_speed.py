@@ -36,6 +36,7 @@ def zoo(
     (run / "train.json").write_text(to_json(TrainConfig(batch_tokens=128)), encoding="utf-8")
     epochs = [{"epoch": 1, "step": 100, "seconds": 40.0}, {"epoch": 2, "step": 200, "seconds": 50.0}]
     (run / "log.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs), encoding="utf-8")
+    (run / "scores.json").write_text("{}", encoding="utf-8")
     data = folder / "data" / SYSTEMS["transformer"].corpus.folder
     data.mkdir(parents=True)
     for name in ("train.en", "train.de", "val.en", "val.de", SENTENCES):

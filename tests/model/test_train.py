@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 
 from model.checkpoint import average, load_checkpoint, load_facts
 from model.config import TrainConfig, TransformerConfig
-from model.train import Trainer, inverse_sqrt_rate
+from model.train import Trainer, inverse_sqrt_rate, read_log
 from model.translation import TRANSLATION
 
 MakeConfig = Callable[[int], TransformerConfig]
@@ -149,12 +150,12 @@ Trainer(Path(sys.argv[1]), config, TRANSLATION, Path(sys.argv[2]), make, torch.d
 
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = start(killed)
-    # Two epochs are logged: the third is under way.
+    # Two epochs are logged, and the first at the least is saved.
     log = killed / "log.jsonl"
     wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") >= 2, process)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert 2 <= load_facts(killed / "state.safetensors")["epoch"] < 12
+    assert 1 <= load_facts(killed / "state.safetensors")["epoch"] < 12
     assert start(killed).wait(timeout=60) == 0
     assert start(whole).wait(timeout=60) == 0
     assert_same_run(whole, killed)
@@ -190,6 +191,32 @@ def test_other_settings_for_a_run_that_is_there_are_refused_by_name(
             toy_config,
             CPU,
         )
+
+
+def test_other_data_for_a_run_that_is_there_are_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+    config = dataclasses.replace(TOY, max_epochs=1)
+    Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU).fit()
+    data = Path(shutil.copytree(corpus, tmp_path / "data"))
+    path = data / "train.de"
+    path.write_text(path.read_text(encoding="utf-8").replace("M", "N"), encoding="utf-8")
+    with pytest.raises(ValueError, match="begun with other data"):
+        Trainer(tmp_path / "run", config, TRANSLATION, data, toy_config, CPU)
+
+
+def test_a_kill_after_the_log_repeats_the_epoch_and_its_line(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(trainer: Trainer) -> None:
+        raise KeyboardInterrupt
+
+    config = dataclasses.replace(TOY, max_epochs=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_save_state", kill)
+        with pytest.raises(KeyboardInterrupt):
+            Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU).fit()
+    Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU).fit()
+    assert len((tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    assert list(read_log(tmp_path / "run")) == [1]
 
 
 def test_another_model_for_a_run_that_is_there_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
