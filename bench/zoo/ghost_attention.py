@@ -9,7 +9,7 @@ import argparse
 import base64
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -118,8 +118,8 @@ def _weights(answer: Mapping[str, Any]) -> NDArray[np.float32]:
 def _summary(looks: Sequence[Sequence[Look]]) -> dict[str, Any]:
     """Of each turn the mean over dialogues, and how far its 95 % interval reaches to either side."""
     summary: dict[str, Any] = {}
-    for place, field in enumerate(fields(Look)):
-        values = [[astuple(look)[place] for look in of_turn] for of_turn in looks]
+    for field in fields(Look):
+        values = [[getattr(look, field.name) for look in of_turn] for of_turn in looks]
         summary[field.name] = [round(statistics.mean(one), 4) for one in values]
         summary[f"{field.name}_half_width"] = [
             round(Z_95 * statistics.stdev(one) / len(one) ** 0.5, 4) for one in values

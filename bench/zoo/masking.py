@@ -42,6 +42,8 @@ def measure(arguments: argparse.Namespace) -> Result:
     Raises:
         FileNotFoundError, ValueError: a run cannot be read, or has no attention that a token could be hidden from.
     """
+    if arguments.sentences < 1:
+        raise ValueError("sentences must be at least 1")
     sentences = read_lines(arguments.data / f"{TEST_SPLIT}.{SOURCE}")[: arguments.sentences]
     rows: list[Mapping[str, Any]] = []
     for run in arguments.runs:

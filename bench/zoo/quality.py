@@ -10,14 +10,14 @@ from bench.report import table
 from bench.zoo.served import Served, serve
 from bench.zoo.step import no_pictures
 from bench.zoo.systems import SOURCE, TARGET, translates
-from model.classification import accuracy_facts, read_labelled
+from model.classification import CLASSIFICATION, accuracy_facts, read_labelled
 from model.evaluate import TEST_SPLIT, read_test_set, score
 from model.share import Share
 from model.zoo import MULTI30K, SST2
 from service.bundle import Manifest, read_manifest
 
 NAME = "quality"
-DEV_SPLIT = "dev"
+DEV_SPLIT = CLASSIFICATION.validation_split
 NUM_BEAMS = 5
 
 

@@ -9,11 +9,12 @@ import numpy as np
 from bench.record import Result
 from bench.zoo.bleu import Counts, Statistics
 from model.translation import TRANSLATION
-from model.zoo import PLAN, SYSTEMS
+from model.zoo import MULTI30K, PLAN, SYSTEMS
 from service.bundle import Manifest
 
 Row = Mapping[str, Any]
-SOURCE, TARGET = "en", "de"  # languages of all that translate
+assert MULTI30K.languages is not None
+SOURCE, TARGET = MULTI30K.languages  # of all that translate
 TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION)
 COMPARED = tuple(name for name in TRANSLATING if PLAN[name].seeds > 1)
 
