@@ -103,7 +103,8 @@ def draw(result: Result, folder: Path) -> None:
         axis.set_xlabel("turn")
     for axis in axes[:, 0]:
         axis.set_ylabel("instruction kept, %")
-    axes[0, 0].legend(frameon=False, fontsize=6, loc="center right")
+    # Where a name is kept or lost at once there is room.
+    axes[1, 0].legend(frameon=False, fontsize=6, loc="center", title="model, earlier answers", title_fontsize=6)
     save(figure, folder / "recall.svg")
 
 
@@ -118,7 +119,7 @@ def _draw_kind(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
             [max(0.0, share - 100 * row["interval_95"][0]) for share, row in zip(shares, series, strict=True)],
             [max(0.0, 100 * row["interval_95"][1] - share) for share, row in zip(shares, series, strict=True)],
         ]
-        label = f"{MODELS[name]}, {EARLIER[earlier]} earlier answers"
+        label = f"{MODELS[name]}, {EARLIER[earlier]}"
         axis.errorbar(left, shares, ends, label=label, color=COLOURS[name], linestyle=STYLES[earlier], marker=".")
     axis.set_xticks(range(len(turns)), [str(turn) for turn in turns])
     axis.set_ylim(-4, 104)
