@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from export.recurrent import STATE_INPUTS
 from model.causal import CausalModel
 from model.data import pad
 from model.factory import TranslationModel
-from model.recurrent import Memory, RecurrentModel
+from model.recurrent import RecurrentModel, State
 
 Ids = Sequence[int]
-CARRIED = ("state", "cell", "feed")  # what `export.recurrent.states` calls the fields of `model.recurrent.State`
 
 
 @dataclass(frozen=True)
@@ -31,24 +30,27 @@ def forced_pass(model: TranslationModel | CausalModel, sources: Sequence[Ids], t
     """`targets` are what the step reads: they begin with the start token, or with the source's own last token."""
     if isinstance(model, CausalModel):
         return _causal_pass(model, sources, targets)
+    if isinstance(model, RecurrentModel):
+        return _recurrent_pass(model, sources, targets)
     padded, lengths = pad(sources, model.config.pad_id), torch.tensor([len(source) for source in sources])
-    memory: Any  # each model decodes its own
     memory, encoder_maps = model.encode(padded, lengths, need_weights=True)
     target = pad(targets, model.config.pad_id)
     decoded, decoder_maps, cross_maps = model.decode(target, memory, lengths, need_weights=True)
-    hidden = memory if isinstance(memory, Tensor) else memory.annotations
     maps = {"encoder": None, "decoder": decoder_maps, "cross": cross_maps, **(encoder_maps or {})}
-    states = _carried(model, target, memory, lengths) if isinstance(model, RecurrentModel) else {}
-    return ForcedPass(hidden, model.logits(decoded), maps, states)
+    return ForcedPass(memory, model.logits(decoded), maps)
 
 
-def _carried(model: RecurrentModel, target: Tensor, memory: Memory, source_lengths: Tensor) -> dict[str, Tensor]:
-    state = model.begin(memory)
-    carried = [state]
-    for position, embedded in enumerate(model.embed_steps(target)):
-        state = model.step(embedded, position, state, memory, source_lengths).state
-        carried.append(state)
-    return {name: torch.stack(steps, dim=1) for name, steps in zip(CARRIED, zip(*carried, strict=True), strict=True)}
+def _recurrent_pass(model: RecurrentModel, sources: Sequence[Ids], targets: Sequence[Ids]) -> ForcedPass:
+    padded, lengths = pad(sources, model.config.pad_id), torch.tensor([len(source) for source in sources])
+    memory, _ = model.encode(padded, lengths)
+    steps = list(model.steps(pad(targets, model.config.pad_id), memory, lengths))
+    logits = model.logits(torch.stack([step.features for step in steps], dim=1))
+    cross = torch.stack([step.weights for step in steps], dim=1)[None, :, None] if model.score is not None else None
+    carried = [model.begin(memory), *(step.state for step in steps)]
+    states = {
+        STATE_INPUTS[name]: torch.stack([getattr(state, name) for state in carried], dim=1) for name in State._fields
+    }
+    return ForcedPass(memory.annotations, logits, {"encoder": None, "decoder": None, "cross": cross}, states)
 
 
 def _causal_pass(model: CausalModel, sources: Sequence[Ids], targets: Sequence[Ids]) -> ForcedPass:

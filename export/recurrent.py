@@ -22,6 +22,8 @@ from service.bundle import Attention, State, Window
 
 # ONNX names the gates of a GRU z, r, h and those of an LSTM i, o, f, c; PyTorch r, z, n and i, f, g, o.
 GATES = {"gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
+# The step's inputs that carry the fields of `model.recurrent.State`.
+STATE_INPUTS = {"hidden": "state", "cell": "cell", "feed": "feed"}
 LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -37,11 +39,12 @@ def states(model: RecurrentModel) -> tuple[State, ...]:
         size = model.score.key_size
         made.append(State(input="keys", fill="encoder", encoder_output="keys", shape=("source", size)))
     hidden = (config.decoder_size,)
-    made.append(State(input="state", output="state_out", fill="encoder", encoder_output="first_state", shape=hidden))
+    state, cell, feed = STATE_INPUTS.values()
+    made.append(State(input=state, output="state_out", fill="encoder", encoder_output="first_state", shape=hidden))
     if config.cell == "lstm":
-        made.append(State(input="cell", output="cell_out", fill="zeros", shape=hidden))
+        made.append(State(input=cell, output="cell_out", fill="zeros", shape=hidden))
     if config.input_feeding:
-        made.append(State(input="feed", output="feed_out", fill="zeros", shape=(config.embedding_size,)))
+        made.append(State(input=feed, output="feed_out", fill="zeros", shape=(config.embedding_size,)))
     return tuple(made)
 
 

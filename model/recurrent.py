@@ -3,7 +3,7 @@
 Shapes use B batch, S source, T target, E embedding, H state of the decoder, A annotation, K key, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -109,6 +109,7 @@ class RecurrentModel(nn.Module):
         return Memory(annotations, keys, state, self.dropout(hidden.transpose(0, 1).flatten(1))), None
 
     def begin(self, memory: Memory) -> State:
+        """The decoder's state before its first step."""
         feed = memory.state.new_zeros(memory.state.size(0), self.config.embedding_size)
         return State(memory.state, torch.zeros_like(memory.state), feed)
 
@@ -195,16 +196,19 @@ class RecurrentModel(nn.Module):
         Returns:
             (B, T, E), no maps of the decoder, and the cross weights (1, B, 1, T, S) where they are wanted and exist.
         """
+        steps = list(self.steps(target, memory, source_lengths))
+        features = torch.stack([step.features for step in steps], dim=1)
+        if not need_weights or self.score is None:
+            return features, None, None
+        return features, None, torch.stack([step.weights for step in steps], dim=1)[None, :, None]
+
+    def steps(self, target: Tensor, memory: Memory, source_lengths: Tensor) -> Iterator[Step]:
+        """What each of the T steps gives that read target prefixes (B, T)."""
         state = self.begin(memory)
-        features, maps = [], []
         for position, embedded in enumerate(self.embed_steps(target)):
             step = self.step(embedded, position, state, memory, source_lengths)
             state = step.state
-            features.append(step.features)
-            maps.append(step.weights)
-        if not need_weights or self.score is None:
-            return torch.stack(features, dim=1), None, None
-        return torch.stack(features, dim=1), None, torch.stack(maps, dim=1)[None, :, None]
+            yield step
 
     def logits(self, features: Tensor) -> Tensor:
         """(..., E) to (..., V), by the embedding's own matrix."""
