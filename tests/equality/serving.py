@@ -1,19 +1,34 @@
-"""Bundles behind the service's own HTTP, in this process."""
+"""Bundles of models, and those behind the service's own HTTP, in this process."""
 
 import asyncio
 import contextlib
 import secrets
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx2 as httpx
 
+from export.bundle import Label, export_bundle
+from export.verify import TOLERANCE
+from model.checkpoint import save_checkpoint
+from model.factory import Model
 from service.app import create_app
 from service.bundle import MANIFEST, read_manifest, write_manifest
 from service.loading import load_backend
 from service.settings import Settings
+
+
+def write_bundles(
+    folder: Path, models: Mapping[str, Model], tokenizer: Path, sentences: Sequence[str], tolerance: float = TOLERANCE
+) -> Path:
+    """Write `checkpoints/NAME` and `bundles/NAME` of each model; the export compares the two."""
+    for name, model in models.items():
+        checkpoint = folder / "checkpoints" / name
+        save_checkpoint(checkpoint, model.config, model.state_dict(), tokenizer, {})
+        export_bundle(checkpoint, folder / "bundles" / name, Label(name), sentences, tolerance)
+    return folder
 
 
 @contextlib.asynccontextmanager

@@ -10,8 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.bundle import Label, export_bundle
-from model.checkpoint import load_checkpoint, save_checkpoint
+from model.checkpoint import load_checkpoint
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
 from model.reference import beam, greedy, log_softmax, pytorch_steps
@@ -21,7 +20,7 @@ from service.engine.request import DecodingParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import assert_same, generated_ids
 from tests.equality.running import make_request, run
-from tests.equality.serving import client_of
+from tests.equality.serving import client_of, write_bundles
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "fixed-context": {"attention": "none"},
@@ -44,22 +43,24 @@ GREEDY = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS)
 BEAMS = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
 
 
+def make_model(vocab_size: int, changes: dict[str, Any]) -> RecurrentModel:
+    """Random weights, none of which does nothing."""
+    settings = {"embedding_size": 12, "encoder_size": 8, "decoder_size": 16, **changes}
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(4)
+        model = RecurrentModel(RecurrentConfig(vocab_size, **settings)).eval()
+        for parameter in model.parameters():
+            parameter.add_(0.4 * torch.randn_like(parameter))
+    return model
+
+
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of random weights and a bundle of each system; the export has compared the two."""
-    folder = tmp_path_factory.mktemp("recurrent")
     tokenizer = checkpoint / "tokenizer.json"
-    for name, changes in SYSTEMS.items():
-        settings = {"embedding_size": 12, "encoder_size": 8, "decoder_size": 16, **changes}
-        config = RecurrentConfig(read_tokenizer(tokenizer).get_vocab_size(), **settings)
-        with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(4)
-            model = RecurrentModel(config)
-            for parameter in model.parameters():
-                parameter.add_(0.4 * torch.randn_like(parameter))
-        save_checkpoint(folder / "checkpoints" / name, config, model.state_dict(), tokenizer, {})
-        export_bundle(folder / "checkpoints" / name, folder / "bundles" / name, Label(name), toy_sentences)
-    return folder
+    vocab_size = read_tokenizer(tokenizer).get_vocab_size()
+    models = {name: make_model(vocab_size, changes) for name, changes in SYSTEMS.items()}
+    return write_bundles(tmp_path_factory.mktemp("recurrent"), models, tokenizer, toy_sentences)
 
 
 System = tuple[RecurrentModel, OnnxRunner, list[tuple[int, ...]]]
@@ -123,6 +124,18 @@ def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(system: S
             assert token.logprob == pytest.approx(logprobs[place, token.id], abs=1e-4)
         for one in target.attention.values():
             np.testing.assert_allclose(one, maps, atol=1e-5)
+
+
+def test_a_step_reads_no_more_of_the_source_than_the_batch_has(system: System) -> None:
+    model, runner, sources = system
+    if not kinds_of(model):
+        return
+    lengths = np.array([3, 5], np.int32)
+    ids = np.array([[*source[:2], 2, *source[:2]] for source in sources[:2]], np.int64)
+    runner.fill(0, runner.encode(ids, lengths, runner.manifest.encoder.outputs), [0, 1])
+    given = runner.step(np.array([1, 1]), np.array([0, 0], np.int32), lengths, ["cross_attention"])
+    assert given["cross_attention"].shape == (2, 1, 1, 5)
+    assert runner.manifest.limits.max_source_tokens > 5  # for which the buffers have room
 
 
 def test_alone_equals_batched(system: System) -> None:

@@ -11,11 +11,10 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn.functional import cosine_similarity, normalize
 
-from export.bundle import Label, export_bundle
-from model.checkpoint import load_model, save_checkpoint
+from model.checkpoint import load_model
 from model.config import CausalConfig, ClassifierConfig, RecurrentConfig, TransformerConfig
 from model.factory import build_model
-from tests.equality.serving import client_of
+from tests.equality.serving import client_of, write_bundles
 
 pytestmark = pytest.mark.anyio
 CONFIGS: dict[str, Any] = {
@@ -29,16 +28,12 @@ CONFIGS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of random weights of each kind, and its bundle."""
-    folder = tmp_path_factory.mktemp("similar")
     tokenizer = checkpoint / "tokenizer.json"
     size = Tokenizer.from_file(str(tokenizer)).get_vocab_size()
     with torch.random.fork_rng():
         torch.manual_seed(6)
-        for name, config in CONFIGS.items():
-            model = build_model(config(size))
-            save_checkpoint(folder / "checkpoints" / name, config(size), model.state_dict(), tokenizer, {})
-            export_bundle(folder / "checkpoints" / name, folder / "bundles" / name, Label(name), ["A dog."])
-    return folder
+        models = {name: build_model(config(size)) for name, config in CONFIGS.items()}
+    return write_bundles(tmp_path_factory.mktemp("similar"), models, tokenizer, ["A dog."])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.bundle import Label, export_bundle, half_bundle, quantize_bundle, verify_bundle
+from export.bundle import half_bundle, quantize_bundle, verify_bundle
 from export.quantize import Recipe
 from export.sessions import encode, open_sessions
 from export.verify import VerificationError
@@ -25,7 +25,7 @@ from service.engine.request import DecodingParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import assert_same, generated_ids
 from tests.equality.running import make_request, run
-from tests.equality.serving import client_of
+from tests.equality.serving import client_of, write_bundles
 
 SLOTS = 5
 LINFORMER: dict[str, Any] = {"encoder_attention": "linformer", "linformer_size": SLOTS, "max_positions": 48}
@@ -56,13 +56,10 @@ def make_model(vocab_size: int, changes: dict[str, Any]) -> Transformer:
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint and a bundle of each system; the export has compared the two."""
-    folder = tmp_path_factory.mktemp("variants")
     tokenizer = checkpoint / "tokenizer.json"
-    for name, changes in SYSTEMS.items():
-        model = make_model(read_tokenizer(tokenizer).get_vocab_size(), changes)
-        save_checkpoint(folder / "checkpoints" / name, model.config, model.state_dict(), tokenizer, {})
-        export_bundle(folder / "checkpoints" / name, folder / "bundles" / name, Label(name), toy_sentences, 1e-5)
-    return folder
+    vocab_size = read_tokenizer(tokenizer).get_vocab_size()
+    models = {name: make_model(vocab_size, changes) for name, changes in SYSTEMS.items()}
+    return write_bundles(tmp_path_factory.mktemp("variants"), models, tokenizer, toy_sentences, 1e-5)
 
 
 System = tuple[Transformer, OnnxRunner, list[tuple[int, ...]]]
