@@ -102,8 +102,9 @@ def _recurrent(description: str, **sizes: Any) -> System:
 
 
 def _luong(description: str, attention: str, input_feeding: bool = True, **others: Any) -> System:
-    others |= {"attention": attention, "input_feeding": input_feeding}
-    return _recurrent(description, query="current", decoder_size=384, **others)
+    return _recurrent(
+        description, attention=attention, query="current", input_feeding=input_feeding, decoder_size=384, **others
+    )
 
 
 def _chat(description: str, has_ghost_attention: bool) -> System:

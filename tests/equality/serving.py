@@ -12,11 +12,12 @@ import httpx2 as httpx
 
 from export.bundle import Label, export_bundle
 from export.verify import TOLERANCE
-from model.checkpoint import save_checkpoint
-from model.factory import Model
+from model.checkpoint import load_checkpoint, save_checkpoint
+from model.factory import Model, TranslationModel
 from service.app import create_app
-from service.bundle import MANIFEST, read_manifest, write_manifest
+from service.bundle import MANIFEST, read_bundle, read_manifest, write_manifest
 from service.loading import load_backend
+from service.runtime.ort import OnnxRunner
 from service.settings import Settings
 
 
@@ -29,6 +30,16 @@ def write_bundles(
         save_checkpoint(checkpoint, model.config, model.state_dict(), tokenizer, {})
         export_bundle(checkpoint, folder / "bundles" / name, Label(name), sentences, tolerance)
     return folder
+
+
+def load_system(
+    folder: Path, name: str, sentences: Sequence[str]
+) -> tuple[TranslationModel, OnnxRunner, list[tuple[int, ...]]]:
+    """One of the models that `write_bundles` wrote, its bundle in ONNX Runtime, and the sentences as sources."""
+    model, tokenizer = load_checkpoint(folder / "checkpoints" / name)
+    bundle = folder / "bundles" / name
+    runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=12)
+    return model, runner, [tuple(encoding.ids) for encoding in tokenizer.encode_batch(list(sentences))]
 
 
 @contextlib.asynccontextmanager

@@ -15,12 +15,11 @@ from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
 from model.reference import beam, greedy, log_softmax, pytorch_steps
 from model.tokenizer import read_tokenizer
-from service.bundle import read_bundle
 from service.engine.request import DecodingParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import assert_same, generated_ids
 from tests.equality.running import make_request, run
-from tests.equality.serving import client_of, write_bundles
+from tests.equality.serving import client_of, load_system, write_bundles
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "fixed-context": {"attention": "none"},
@@ -68,12 +67,9 @@ System = tuple[RecurrentModel, OnnxRunner, list[tuple[int, ...]]]
 
 @pytest.fixture(scope="module", params=SYSTEMS)
 def system(request: pytest.FixtureRequest, folder: Path, toy_sentences: list[str]) -> System:
-    """A model, its bundle in ONNX Runtime, and sources."""
-    model, tokenizer = load_checkpoint(folder / "checkpoints" / request.param)
+    model, runner, sources = load_system(folder, request.param, toy_sentences)
     assert isinstance(model, RecurrentModel)
-    bundle = folder / "bundles" / request.param
-    runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=12)
-    return model, runner, [tuple(encoding.ids) for encoding in tokenizer.encode_batch(toy_sentences)]
+    return model, runner, sources
 
 
 def kinds_of(model: RecurrentModel) -> frozenset[str]:

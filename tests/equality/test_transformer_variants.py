@@ -25,7 +25,7 @@ from service.engine.request import DecodingParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import assert_same, generated_ids
 from tests.equality.running import make_request, run
-from tests.equality.serving import client_of, write_bundles
+from tests.equality.serving import client_of, load_system, write_bundles
 
 SLOTS = 5
 LINFORMER: dict[str, Any] = {"encoder_attention": "linformer", "linformer_size": SLOTS, "max_positions": 48}
@@ -67,12 +67,9 @@ System = tuple[Transformer, OnnxRunner, list[tuple[int, ...]]]
 
 @pytest.fixture(scope="module", params=SYSTEMS)
 def system(request: pytest.FixtureRequest, folder: Path, toy_sentences: list[str]) -> System:
-    """A model, its bundle in ONNX Runtime, and sources."""
-    model, tokenizer = load_checkpoint(folder / "checkpoints" / request.param)
+    model, runner, sources = load_system(folder, request.param, toy_sentences)
     assert isinstance(model, Transformer)
-    bundle = folder / "bundles" / request.param
-    runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=12)
-    return model, runner, [tuple(encoding.ids) for encoding in tokenizer.encode_batch(toy_sentences)]
+    return model, runner, sources
 
 
 def expected_maps(model: Transformer, source: tuple[int, ...], written: list[int]) -> dict[str, NDArray[Any]]:
