@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from export.builder import Axis, GraphBuilder
-from export.parts import FLOAT, linear
+from export.parts import FLOAT, linear, token_mask
 from model.attention import AttentionWithoutWeights
 from model.linformer import LinformerAttention, Projections
 from model.transformer import SelfAttention
@@ -27,7 +27,7 @@ class EncoderAttention:
         self._size = size
         self._projections = projections
         if projections is not None:
-            self._is_token = self._token_mask()  # (B, S)
+            _, self._is_token = token_mask(graph, lengths, graph.add("Squeeze", size))  # (B, S)
 
     def add(self, number: int, x: str, module: SelfAttention) -> str:
         """From x (B, S, M) to what layer `number` adds to it, of the same shape."""
@@ -84,9 +84,3 @@ class EncoderAttention:
         first, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
         whole = graph.weight(f"encoder.projection.{place}", projections.matrices[place])  # (k, n)
         return graph.add("Slice", whole, first, self._size, axis)
-
-    def _token_mask(self) -> str:
-        graph = self._graph
-        size = graph.add("Squeeze", self._size)
-        positions = graph.add("Range", graph.constant(0, np.int64), size, graph.constant(1, np.int64))  # (S,)
-        return graph.add("Less", positions, graph.add("Unsqueeze", self._lengths, graph.constant([1], np.int64)))

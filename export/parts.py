@@ -8,10 +8,11 @@ from onnx import TensorProto
 from torch import Tensor, nn
 
 from export.builder import GraphBuilder
-from model.transformer import AddNorm, FeedForward
+from model.transformer import AddNorm, Embedded, FeedForward
 from service.bundle import TOP_TOKENS
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
+KEY_VALUE = ("key", "value")  # as names of states have them
 
 
 def linear(graph: GraphBuilder, name: str, x: str, *linears: nn.Linear) -> str:
@@ -28,6 +29,30 @@ def scaled_embedding(graph: GraphBuilder, table: Tensor, ids: str) -> str:
     # The table stays unscaled: the output projection is the same tensor.
     embedded = graph.add("Gather", graph.weight("embedding", table), ids)
     return graph.add("Mul", embedded, graph.constant(math.sqrt(table.size(1)), np.float32))
+
+
+def embedded_source(graph: GraphBuilder, model: Embedded, ids: str) -> tuple[str, str]:
+    """`Embedded.embed` of ids (B, S): the vectors (B, S, M), and S as (1,) int64."""
+    size, first = graph.add("Shape", ids, start=1), graph.constant([0], np.int64)
+    positions = graph.add("Slice", graph.weight("positions", model.positions), first, size, first)  # (S, M)
+    return graph.add("Add", scaled_embedding(graph, model.embedding.weight, ids), positions), size
+
+
+def embedded_tokens(graph: GraphBuilder, model: Embedded, ids: str, positions: str) -> str:
+    """`Embedded.embed` of one id a row (B,), each at a position of its own (B,): (B, 1, M)."""
+    position = graph.add("Gather", graph.weight("positions", model.positions), positions)  # (B, M)
+    x = graph.add("Add", scaled_embedding(graph, model.embedding.weight, ids), position)
+    return graph.add("Unsqueeze", x, graph.constant([1], np.int64))
+
+
+def token_mask(graph: GraphBuilder, lengths: str, size: str) -> tuple[str, str]:
+    """What stands for a token and what for padding: positions (S,), and (B, S) whether they are below lengths (B,).
+
+    All are int64; `size` () is S.
+    """
+    positions = graph.add("Range", graph.constant(0, np.int64), size, graph.constant(1, np.int64))
+    column = graph.add("Unsqueeze", lengths, graph.constant([1], np.int64))  # (B, 1)
+    return positions, graph.add("Less", positions, column)
 
 
 def scores(graph: GraphBuilder, features: str, table: Tensor) -> None:

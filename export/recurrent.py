@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from export.builder import GraphBuilder, WeightFile
-from export.parts import FLOAT, INT32, INT64, linear, scaled_embedding, scores
+from export.parts import FLOAT, INT32, INT64, linear, scaled_embedding, scores, token_mask
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
 from model.scores import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
@@ -169,14 +169,11 @@ class _Step:
     def _weigh(self, query: str) -> str:
         """The weights (B, S) of `model.scores.align`, and of them the largest alone where attention is hard."""
         graph, config = self._graph, self._config
-        zero, one = graph.constant(0, np.int64), graph.constant(1, np.int64)
-        positions = graph.add("Range", zero, self._longest, one)  # (S,)
-        column = graph.constant([1], np.int64)
-        lengths = graph.add("Unsqueeze", graph.add("Cast", self._source_lengths, to=INT64), column)  # (B, 1)
-        mask = graph.add("Less", positions, lengths)
+        lengths = graph.add("Cast", self._source_lengths, to=INT64)
+        positions, mask = token_mask(graph, lengths, self._longest)
         distances = ""
         if config.window != "global":
-            centres = graph.add("Unsqueeze", self._centres(query), column)
+            centres = graph.add("Unsqueeze", self._centres(query), graph.constant([1], np.int64))
             distances = graph.add("Sub", graph.add("Cast", positions, to=FLOAT), centres)
             is_near = graph.add(
                 "LessOrEqual", graph.add("Abs", distances), graph.constant(float(config.window_radius), np.float32)

@@ -3,39 +3,37 @@
 Axes: B batch, S source, T slots of the target's buffers, M width, H heads, D width of a head, V vocabulary. An
 attention map of the step is as wide as the batch's longest row, not as the buffers.
 
-The encoder's attention is in `export.encoder_attention`. The step uses
-`GroupQueryAttention`: its cost follows each row's length instead of the buffer's, and it writes a row's new key and
-value into the buffer that it reads. Cross-attention is the same operator with no new keys.
+The encoder's attention is in `export.encoder_attention`, the step's in `export.cached_attention`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import cast
 
 import numpy as np
 import onnx
 from torch import nn
 
-from export.builder import CONTRIB, GraphBuilder, WeightFile
+from export.builder import GraphBuilder, WeightFile
+from export.cached_attention import CachedAttention
 from export.encoder_attention import EncoderAttention
 from export.parts import (
     FLOAT,
     INT32,
     INT64,
+    KEY_VALUE,
     add_norm,
     before,
+    embedded_source,
+    embedded_tokens,
     feed_forward,
     layer_norm,
     linear,
-    scaled_embedding,
     scores,
 )
-from model.attention import MultiHeadAttention
 from model.classifier import Classifier
 from model.config import TransformerConfig
 from model.transformer import DecoderLayer, EncoderLayer, Transformer
 from service.bundle import Attention, State
-
-AFTER_SOFTMAX = 2  # which scores GroupQueryAttention returns as its map
 
 
 def states(config: TransformerConfig) -> tuple[State, ...]:
@@ -43,7 +41,7 @@ def states(config: TransformerConfig) -> tuple[State, ...]:
     heads, size = config.num_heads, config.head_size
     made: list[State] = []
     for layer in range(config.decoder_layers):
-        for part in ("key", "value"):
+        for part in KEY_VALUE:
             own, cross = f"self_{part}.{layer}", f"cross_{part}.{layer}"
             output = f"self_{part}_out.{layer}"
             made += [
@@ -84,23 +82,20 @@ def encoder_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
     and values, hold numbers that mean nothing.
     """
     graph = GraphBuilder("encoder", weights)
-    hidden, _ = encoder_layers(graph, model)
+    hidden, _, _ = encoder_layers(graph, model)
     _project_cross_attention(graph, model, hidden)
     return graph.build()
 
 
-def encoder_layers(graph: GraphBuilder, model: Transformer | Classifier) -> tuple[str, str]:
+def encoder_layers(graph: GraphBuilder, model: Transformer | Classifier) -> tuple[str, str, str]:
     """The encoder from its inputs to its outputs `hidden` and maps.
 
     Returns:
-        The last layer (B, S, M), and the lengths (B,) int64.
+        The last layer (B, S, M), and as int64 the lengths (B,) and S, (1,).
     """
     ids = graph.input("source_ids", INT64, ("batch", "source"))
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
-    size = graph.add("Shape", ids, start=1)  # (1,)
-    first = graph.constant([0], np.int64)
-    positions = graph.add("Slice", graph.weight("positions", model.positions), first, size, first)  # (S, M)
-    x = graph.add("Add", scaled_embedding(graph, model.embedding.weight, ids), positions)  # (B, S, M)
+    x, size = embedded_source(graph, model, ids)  # (B, S, M)
     attention = EncoderAttention(graph, lengths, size, model.projections if isinstance(model, Transformer) else None)
     for number, layer in enumerate(cast(Iterable[EncoderLayer], model.encoder)):
         name = f"encoder.{number}"
@@ -111,7 +106,7 @@ def encoder_layers(graph: GraphBuilder, model: Transformer | Classifier) -> tupl
     if isinstance(model, Transformer):
         x = _stack_norm(graph, "encoder", x, model.encoder_norm)
     graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", model.config.d_model)))  # a name
-    return x, lengths
+    return x, lengths, size
 
 
 def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
@@ -124,87 +119,31 @@ def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
     lengths = graph.input("lengths", INT32, ("batch",))
     source_lengths = graph.input("source_lengths", INT32, ("batch",))
     one = graph.constant(1, np.int32)
-    target = _Columns(graph, lengths, graph.add("Add", lengths, one))
-    source = _Columns(graph, graph.add("Sub", source_lengths, one), source_lengths)
-    position = graph.add("Gather", graph.weight("positions", model.positions), lengths)  # (B, M)
-    x = graph.add("Add", scaled_embedding(graph, model.embedding.weight, token_ids), position)  # (B, M)
+    total = graph.add("Add", lengths, one)
+    target = CachedAttention(graph, config, lengths, graph.add("ReduceMax", total, keepdims=0))
+    last = graph.add("Sub", source_lengths, one)
+    source = CachedAttention(graph, config, last, graph.add("ReduceMax", source_lengths, keepdims=0))
+    x = embedded_tokens(graph, model, token_ids, lengths)  # (B, 1, M)
     begin, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
-    x = graph.add("Unsqueeze", x, axis)  # (B, 1, M)
     nothing = graph.add("Slice", x, begin, begin, axis)  # (B, 0, M)
     for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
-        name, own, cross = f"decoder.{number}", layer.self_attention, layer.cross_attention
-        read = before(graph, f"{name}.self_attention.output", x, layer.self_attention_norm)
-        qkv = linear(graph, f"{name}.self_attention.qkv", read, own.query, own.key, own.value)
-        attended = _attend_cached(graph, own, qkv, ["", ""], "self", number, target)
-        projected = linear(graph, f"{name}.self_attention.output", attended, own.output)
-        x = add_norm(graph, f"{name}.self_attention.output", x, projected, layer.self_attention_norm)
+        name, cross = f"decoder.{number}", layer.cross_attention
+        past = target.buffers(graph.input, "self_{}", number, "target")
+        present = target.buffers(graph.output, "self_{}_out", number, "target")
+        x = target.add(name, x, layer, past, present)
         read = before(graph, f"{name}.cross_attention.output", x, layer.cross_attention_norm)
         query = linear(graph, f"{name}.cross_attention.query", read, cross.query)
-        attended = _attend_cached(graph, cross, query, [nothing, nothing], "cross", number, source)
+        memory = source.buffers(graph.input, "cross_{}", number, "source")
+        attended = source.attend(query, [nothing, nothing], memory, causal=False)
         projected = linear(graph, f"{name}.cross_attention.output", attended, cross.output)
         x = add_norm(graph, f"{name}.cross_attention.output", x, projected, layer.cross_attention_norm)
         x = feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
     x = _stack_norm(graph, "decoder", x, model.decoder_norm)
-    _stack_maps(graph, "decoder_attention", target, config)
-    _stack_maps(graph, "cross_attention", source, config)
+    target.stack_maps("decoder_attention")
+    source.stack_maps("cross_attention")
     x = graph.add("Squeeze", x, axis)  # (B, M)
     scores(graph, x, model.embedding.weight)
     return graph.build()
-
-
-class _Columns:
-    """Which slots of a buffer each row of the batch may look at; what the attention of every layer shares."""
-
-    def __init__(self, graph: GraphBuilder, last: str, lengths: str) -> None:
-        self.last = last  # (B,) int32, the last valid slot
-        self.longest = graph.add("ReduceMax", lengths, keepdims=0)  # () int32
-        self.maps: list[str] = []  # of the layers so far, each (B, H, 1, columns)
-
-
-def _attend_cached(
-    graph: GraphBuilder,
-    attention: MultiHeadAttention,
-    queries: str,
-    new: Sequence[str],
-    kind: str,
-    number: int,
-    columns: _Columns,
-) -> str:
-    """Attend over a buffer of keys and values, after writing this step's own where `kind` is "self".
-
-    Args:
-        queries: (B, 1, M), or (B, 1, 3M) with the new keys and values beside them.
-        new: new keys and values, (B, 0, M); "" where they are with the queries.
-
-    Returns:
-        (B, 1, M).
-    """
-    heads = attention.num_heads
-    axis = "target" if kind == "self" else "source"
-    shape = ("batch", heads, axis, attention.query.out_features // heads)
-    past = [graph.input(f"{kind}_{part}.{number}", FLOAT, shape) for part in ("key", "value")]
-    present = ["", ""]
-    if kind == "self":
-        present = [graph.output(f"{kind}_{part}_out.{number}", FLOAT, shape) for part in ("key", "value")]
-    attended, attention_map = graph.unique("attended"), graph.unique("map")
-    graph.add_multi(
-        "GroupQueryAttention",
-        [queries, *new, *past, columns.last, columns.longest],
-        [attended, *present, attention_map],
-        domain=CONTRIB,
-        num_heads=heads,
-        kv_num_heads=heads,
-        causal=int(kind == "self"),
-        qk_output=AFTER_SOFTMAX,
-    )
-    columns.maps.append(attention_map)
-    return attended
-
-
-def _stack_maps(graph: GraphBuilder, name: str, columns: _Columns, config: TransformerConfig) -> None:
-    """The maps of all layers as one output (B, H, L, columns): one to bind instead of one a layer."""
-    graph.output(name, FLOAT, ("batch", config.num_heads, config.decoder_layers, f"longest_{name}"))
-    graph.add("Concat", *columns.maps, output=name, axis=2)
 
 
 def _project_cross_attention(graph: GraphBuilder, model: Transformer, memory: str) -> None:

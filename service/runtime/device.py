@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 
 from service.bundle import Graph, Manifest, State
-from service.runtime.protocol import Array, Int32, Int64
+from service.runtime.protocol import Array, Int32, Int64, states_alike
 from service.runtime.provider import Provider, load_if_there, load_session, session_options
 
 _ROW_INPUTS: Mapping[str, type[Any]] = {"token_ids": np.int64, "lengths": np.int32, "source_lengths": np.int32}
@@ -171,10 +171,8 @@ class DeviceRunner:
     def _allocate(self) -> list[_StateGroup]:
         limits = self.manifest.limits
         sizes = {"source": limits.max_source_tokens, "target": limits.max_target_tokens}
-        kinds: dict[tuple[Any, ...], list[State]] = {}
-        for state in self.manifest.states:
-            kinds.setdefault((state.shape, state.dtype, state.output is None), []).append(state)
-        return [_StateGroup(alike, self.max_rows, sizes, self.provider) for alike in kinds.values()]
+        alike = states_alike(self.manifest.states)
+        return [_StateGroup(states, self.max_rows, sizes, self.provider) for states in alike]
 
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         """What fills states stays on the device, for `fill` alone; all else comes as arrays."""

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 from service.bundle import Manifest, State
-from service.runtime.protocol import Array, Int32, Int64
+from service.runtime.protocol import Array, Int32, Int64, states_alike
 from service.runtime.provider import Provider, load_if_there, load_session, session_options
 
 _DTYPES: dict[str, type[Any]] = {
@@ -101,16 +101,6 @@ def _num_bytes(state: State, sizes: Mapping[str, int]) -> int:
     return math.prod(shape) * np.dtype(state.dtype).itemsize
 
 
-def _group(states: Sequence[State], sizes: Mapping[str, int]) -> list[_StateGroup]:
-    def kind(state: State) -> tuple[Any, ...]:
-        return state.shape, state.dtype, state.output is None
-
-    kinds: dict[tuple[Any, ...], list[State]] = {}
-    for state in states:
-        kinds.setdefault(kind(state), []).append(state)
-    return [_StateGroup(alike, sizes) for alike in kinds.values()]
-
-
 @dataclass(frozen=True)
 class _Binding:
     """What one kind of step call is bound to: `fixed` outputs have arrays of their own, each run makes the others."""
@@ -161,7 +151,7 @@ class OnnxRunner:
         if sum(_num_bytes(state, self._largest) for state in manifest.states) > room_bytes:
             first = {"rows": FIRST_ROWS, "source": FIRST_SLOTS, "target": FIRST_SLOTS}
             self._sizes = {axis: min(first[axis], largest) for axis, largest in self._largest.items()}
-        self._groups = _group(manifest.states, self._sizes)
+        self._groups = [_StateGroup(states, self._sizes) for states in states_alike(manifest.states)]
         self._token_ids = np.zeros(max_rows, np.int64)
         self._lengths = np.zeros(max_rows, np.int32)
         self._source_lengths = np.ones(max_rows, np.int32)

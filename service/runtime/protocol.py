@@ -10,11 +10,19 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Manifest
+from service.bundle import Manifest, State
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Array = NDArray[Any]
+
+
+def states_alike(states: Sequence[State]) -> list[list[State]]:
+    """The states by shape and kind: those of one list can lie in one array, and move at once."""
+    kinds: dict[tuple[Any, ...], list[State]] = {}
+    for state in states:
+        kinds.setdefault((state.shape, state.dtype, state.output is None), []).append(state)
+    return list(kinds.values())
 
 
 class Runner(Protocol):
