@@ -213,8 +213,7 @@ def train_zoo(arguments: argparse.Namespace) -> None:
 
 def _precision(run: Path, wanted: str) -> str:
     """A run ends as it began."""
-    path = run / "train.json"
-    return read_train_config(path).precision if path.exists() else wanted
+    return read_train_config(run / "train.json").precision if (run / "state.safetensors").exists() else wanted
 
 
 def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) -> None:

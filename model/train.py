@@ -3,7 +3,8 @@
 A run is a folder:
 
     train.json, config.json, tokenizer.json   what is trained, and how
-    state.safetensors                         weights, optimiser and counters at the end of the last epoch
+    state.safetensors                         weights, optimiser and counters at the end of the last epoch; with it, of
+                                              epoch 0, a run begins
     epochs/0001.safetensors ...               the weights of the last epochs, for averaging
     best/, averaged/                          checkpoints: lowest validation loss; mean of the last epochs
     log.jsonl                                 one line an epoch; of an epoch that was repeated, two
@@ -77,53 +78,60 @@ class Trainer:
         """
         self.run, self.config, self.task = run, config, task
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        run.mkdir(parents=True, exist_ok=True)
-        self._check_settings()
-        self.tokenizer = self._read_or_train_tokenizer(data)
+        # Until all is read nothing is written: what cannot be trained leaves no settings behind.
+        is_begun = self._state_path.exists()
+        if is_begun:
+            self._check_settings()
+        self.tokenizer = read_tokenizer(self._tokenizer_path) if is_begun else self._train_tokenizer(data)
         self.train_examples = self._read_examples(data, "train")
         self.validation_examples = self._read_examples(data, task.validation_split)
         examples = repr((self.train_examples, self.validation_examples))
         self._data_digest = hashlib.sha256(examples.encode()).hexdigest()
-        self.model_config = self._read_or_write_model_config(make_model)
+        self.model_config = make_model(self.tokenizer.get_vocab_size())
+        if is_begun and read_model_config(self._config_path) != self.model_config:
+            raise ValueError(f"{self.run} was begun with another model; choose another folder")
         torch.manual_seed(config.seed)
         self.model = build_model(self.model_config).to(self.device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
         self.progress = Progress()
-        if self._state_path.exists():
+        if is_begun:
             self._load_state()
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        self.run.mkdir(parents=True, exist_ok=True)
+        replace_text(self._settings_path, to_json(self.config))
+        replace_text(self._tokenizer_path, self.tokenizer.to_str(pretty=True))
+        replace_text(self._config_path, to_json(self.model_config))
+        self._save_state()
 
     @property
     def _state_path(self) -> Path:
         return self.run / "state.safetensors"
 
     @property
+    def _settings_path(self) -> Path:
+        return self.run / "train.json"
+
+    @property
+    def _config_path(self) -> Path:
+        return self.run / "config.json"
+
+    @property
     def _tokenizer_path(self) -> Path:
         return self.run / "tokenizer.json"
 
     def _check_settings(self) -> None:
-        path, now = self.run / "train.json", to_json(self.config)
-        if not path.exists():
-            replace_text(path, now)
-            return
+        began = read_train_config(self._settings_path)
         # A longer run of the same settings is the same run.
-        stored = dataclasses.asdict(dataclasses.replace(read_train_config(path), max_epochs=self.config.max_epochs))
+        stored = dataclasses.asdict(dataclasses.replace(began, max_epochs=self.config.max_epochs))
         changed = [name for name, value in dataclasses.asdict(self.config).items() if stored[name] != value]
         if changed:
             raise ValueError(f"{self.run} was begun with other settings: {', '.join(changed)}; choose another folder")
 
-    def _read_or_train_tokenizer(self, data: Path) -> Tokenizer:
-        if not self._tokenizer_path.exists():
-            texts = self.task.read_texts(data, self.config)
-            replace_text(self._tokenizer_path, train_tokenizer(texts, self.config.vocab_size).to_str(pretty=True))
-        return read_tokenizer(self._tokenizer_path)
-
-    def _read_or_write_model_config(self, make_model: Callable[[int], ModelConfig]) -> ModelConfig:
-        path, wanted = self.run / "config.json", make_model(self.tokenizer.get_vocab_size())
-        if not path.exists():
-            replace_text(path, to_json(wanted))
-        elif read_model_config(path) != wanted:
-            raise ValueError(f"{self.run} was begun with another model; choose another folder")
-        return wanted
+    def _train_tokenizer(self, data: Path) -> Tokenizer:
+        return train_tokenizer(self.task.read_texts(data, self.config), self.config.vocab_size)
 
     def _read_examples(self, data: Path, split: str) -> list[Any]:
         examples = self.task.read_examples(data, split, self.tokenizer, self.config)

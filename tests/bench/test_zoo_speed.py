@@ -9,8 +9,9 @@ import torch
 from bench.record import Result
 from bench.zoo.speed import DECODING_ROUNDS, SENTENCES, add_arguments, measure
 from bench.zoo.speed_report import ratios, tables, training_minutes
-from model.config import PRECISIONS, TrainConfig, TransformerConfig, to_json
-from model.tokenizer import read_tokenizer
+from model.config import PRECISIONS, TrainConfig, TransformerConfig
+from model.train import Trainer
+from model.translation import TRANSLATION
 from model.zoo import SYSTEMS, bundle_name
 from service.bundle import MANIFEST, read_manifest, write_manifest
 
@@ -27,20 +28,19 @@ def zoo(
     for name, one in (("transformer", bundle), ("sentiment", classifier_bundle)):
         copy = Path(shutil.copytree(one, folder / "bundles" / bundle_name(name)))
         write_manifest(copy, read_manifest(copy).model_copy(update={"name": bundle_name(name)}))
-    run = folder / "runs" / "transformer-1"
-    run.mkdir(parents=True)
-    shutil.copy(bundle / read_manifest(bundle).source_tokenizer, run / "tokenizer.json")
-    vocab_size = read_tokenizer(run / "tokenizer.json").get_vocab_size()
-    config = TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1)
-    (run / "config.json").write_text(to_json(config), encoding="utf-8")
-    (run / "train.json").write_text(to_json(TrainConfig(batch_tokens=128)), encoding="utf-8")
-    epochs = [{"epoch": 1, "step": 100, "seconds": 40.0}, {"epoch": 2, "step": 200, "seconds": 50.0}]
-    (run / "log.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs), encoding="utf-8")
-    (run / "scores.json").write_text("{}", encoding="utf-8")
     data = folder / "data" / SYSTEMS["transformer"].corpus.folder
     data.mkdir(parents=True)
     for name in ("train.en", "train.de", "val.en", "val.de", SENTENCES):
         (data / name).write_text("\n".join(toy_sentences) + "\n", encoding="utf-8")
+
+    def make_config(vocab_size: int) -> TransformerConfig:
+        return TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1)
+
+    run, config = folder / "runs" / "transformer-1", TrainConfig(vocab_size=300, batch_tokens=128)
+    Trainer(run, config, TRANSLATION, data, make_config, torch.device("cpu"))
+    epochs = [{"epoch": 1, "step": 100, "seconds": 40.0}, {"epoch": 2, "step": 200, "seconds": 50.0}]
+    (run / "log.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs), encoding="utf-8")
+    (run / "scores.json").write_text("{}", encoding="utf-8")
     return folder
 
 
@@ -104,7 +104,7 @@ def test_training_takes_as_long_as_its_updates() -> None:
 def test_speeds_are_compared_round_by_round() -> None:
     assert ratios([10.0, 20.0, 90.0], [10.0, 10.0, 90.0]) == [1, 2, 1]
     rows = (
-        {"threads": 2},
+        {"threads": 2, "updates_a_round": 3},
         {"system": "transformer", "parameters": 1, "tokens_per_s": {"1": [10.0, 10.0, 90.0]}},
         {"system": "bahdanau", "parameters": 2, "tokens_per_s": {"1": [10.0, 20.0, 90.0]}},
     )
@@ -134,15 +134,24 @@ def test_the_table_leaves_open_what_was_not_measured() -> None:
         },
     )
     text = tables(Result(rows=rows))["speed"]
-    assert "| `transformer` | 2,093,056 | 400 | 250 | 6,000 | 25 | 62 | 2,000 |  | 9,000 |  |" in text
+    assert "| `transformer` | 2,093,056 | 400 | 250 | 6,000 | 25, bfloat16 | 62 | 2,000 |  | 9,000 |  |" in text
     assert (
         "| `bahdanau` | 2,099,840 |  |  |  |  |  | 3,000 | 1.50 x (1.50 to 1.50) | 4,500 | 0.50 x (0.50 to 0.50) |"
         in text
     )
-    assert "| `sentiment` | 1,000 | 100 | 99 | 600 | 1 | 2 |  |  |  |  |" in text
-    assert "2 threads" in text
+    assert "| `sentiment` | 1,000 | 100 | 99 | 600 | 1, float32 | 2 |  |  |  |  |" in text
+    assert "2 threads; medians of rounds in which all systems take turns: 1 of 3 updates, 1 of decoding." in text
+
+
+def test_who_chats_is_not_compared_with_who_translates() -> None:
+    settings = {"threads": 2, "updates_a_round": 3}
+    rows = [{"system": name, "parameters": 1, "tokens_per_s": {"1": [9.0]}} for name in ("transformer", "chat-gatt")]
+    assert "| `chat-gatt` | 1 |  |  |  |  |  | 9 |  |" in tables(Result(rows=(settings, *rows)))["speed"]
 
 
 def test_without_the_transformer_there_is_nothing_to_compare_with() -> None:
-    rows = ({"threads": 1}, {"system": "bahdanau", "parameters": 1, "tokens_per_s": {"1": [3000.0]}})
+    rows = (
+        {"threads": 1, "updates_a_round": 3},
+        {"system": "bahdanau", "parameters": 1, "tokens_per_s": {"1": [3000.0]}},
+    )
     assert "| `bahdanau` | 1 |  |  |  |  |  | 3,000 |  |" in tables(Result(rows=rows))["speed"]

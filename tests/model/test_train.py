@@ -193,9 +193,15 @@ def test_other_settings_for_a_run_that_is_there_are_refused_by_name(
         )
 
 
-def test_other_data_for_a_run_that_is_there_are_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_other_data_for_a_run_that_is_there_are_refused(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
+) -> None:
+    """Also where the run died before its first epoch ended."""
     config = dataclasses.replace(TOY, max_epochs=1)
-    Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU).fit()
+    trainer = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU)
+    if epochs:
+        trainer.fit()
     data = Path(shutil.copytree(corpus, tmp_path / "data"))
     path = data / "train.de"
     path.write_text(path.read_text(encoding="utf-8").replace("M", "N"), encoding="utf-8")
@@ -210,10 +216,11 @@ def test_a_kill_after_the_log_repeats_the_epoch_and_its_line(
         raise KeyboardInterrupt
 
     config = dataclasses.replace(TOY, max_epochs=1)
+    trainer = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU)
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "_save_state", kill)
         with pytest.raises(KeyboardInterrupt):
-            Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU).fit()
+            trainer.fit()
     Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU).fit()
     assert len((tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 2
     assert list(read_log(tmp_path / "run")) == [1]
@@ -272,6 +279,30 @@ def test_pairs_that_are_too_long_are_left_out(tmp_path: Path, corpus: Path, toy_
 def test_a_limit_that_leaves_no_example_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
     with pytest.raises(ValueError, match="no example of train"):
         Trainer(tmp_path / "run", dataclasses.replace(TOY, max_length_tokens=2), TRANSLATION, corpus, toy_config, CPU)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_could_not_begin_leaves_the_folder_to_others(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    """Its settings stood there, and the command without the mistake was refused."""
+    run = tmp_path / "run"
+    with pytest.raises(ValueError, match="vocab_size is 100"):
+        Trainer(run, dataclasses.replace(TOY, vocab_size=100), TRANSLATION, corpus, toy_config, CPU)
+    with pytest.raises(FileNotFoundError):
+        Trainer(run, dataclasses.replace(TOY, precision="bfloat16"), TRANSLATION, tmp_path, toy_config, CPU)
+    train(run, corpus, toy_config)
+    assert_same_run(unbroken, run)
+
+
+def test_a_run_that_died_as_it_began_begins_anew(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    run = tmp_path / "run"
+    Trainer(run, dataclasses.replace(TOY, seed=9), TRANSLATION, corpus, toy_config, CPU)
+    (run / "state.safetensors").unlink()  # which is written last
+    train(run, corpus, toy_config)
+    assert_same_run(unbroken, run)
 
 
 @pytest.mark.parametrize(

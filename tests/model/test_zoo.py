@@ -76,6 +76,7 @@ def test_a_run_ends_in_the_precision_that_it_began_with(tmp_path: Path, monkeypa
     monkeypatch.setattr("model.__main__.train_and_score", remember)
     (tmp_path / "bahdanau-1").mkdir()
     (tmp_path / "bahdanau-1" / "train.json").write_text("{}", encoding="utf-8")  # older than the setting
+    (tmp_path / "bahdanau-1" / "state.safetensors").touch()
     train_zoo(argparse.Namespace(data=tmp_path, runs=tmp_path, systems=["bahdanau"], seeds=2, precision="bfloat16"))
     assert begun == {"bahdanau-1": "float32", "bahdanau-2": "bfloat16"}
 
