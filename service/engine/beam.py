@@ -46,6 +46,10 @@ class BeamGeneration(Generation):
     def hypotheses(self) -> list[Hypothesis]:
         return self._open
 
+    @property
+    def _num_growing(self) -> int:
+        return max(0, self._parameters.num_return_sequences - len(self._finished))
+
     def advance(self, scores: StepScores, moves: Moves) -> tuple[Target, ...]:
         if not all(isfinite(scores.best_logprobs[row]) for row in self.rows[: len(self._open)]):
             raise NotFiniteError

@@ -88,12 +88,20 @@ class Generation(ABC):
             self.outputs |= WHOLE
 
     def count_maps(self) -> None:
-        """Take from the request's budget what the step that comes adds to the maps of the targets it returns."""
+        """Take from the request's budget what the step that comes adds to the maps of the targets it returns.
+
+        Never more than the answer will hold: a search may go on when what it returns has ended.
+        """
         budget = self.request.map_budget
         if budget is not None:
             maps = self.hypotheses()[0].maps  # all are as long
             numbers = sum(budget.per_column[kind] * maps.next_columns(kind) for kind in maps.steps)
-            budget.left -= self.request.parameters.num_return_sequences * numbers
+            budget.left -= self._num_growing * numbers
+
+    @property
+    def _num_growing(self) -> int:
+        """How many of the targets that it returns are certain to have another token."""
+        return 1
 
     @property
     def has_spent_budget(self) -> bool:

@@ -19,6 +19,7 @@ from service.engine.request import (
     Failed,
     Generated,
     GenerateRequest,
+    MapBudget,
     StopCondition,
     Target,
 )
@@ -129,6 +130,26 @@ def test_searches_in_one_batch_find_what_the_slow_search_finds(
     copies = [dataclasses.replace(request, stop=request.stop and request.stop.copy()) for request in requests]
     for request, targets in zip(requests, run(manifest, max_rows, copies), strict=True):
         check_targets(targets, request, searched(manifest, request))
+
+
+@given(data=st.data())
+@settings(deadline=None, derandomize=True, max_examples=60)
+def test_a_budget_of_maps_pays_for_no_more_than_the_answer_holds(data: st.DataObject) -> None:
+    """A search that went on behind its returned targets was charged for rows that nobody would get."""
+    manifest = fake_manifest(vocabulary=40, max_target_tokens=MAX_TARGET_TOKENS)
+    drawn = requests_of(40, st.integers(1, 8)).filter(lambda request: END not in request.parameters.suppress_tokens)
+    budget = MapBudget(10**9, {"cross": 1, "decoder": 1})
+    kinds = frozenset(budget.per_column)
+    request = dataclasses.replace(data.draw(drawn), attention=kinds, map_budget=budget)
+    (targets,) = run(manifest, 8, [request])
+    assert len(targets) == request.parameters.num_return_sequences
+    lengths = [len(target.tokens) for target in targets]
+    # A row of "cross" is as wide as the source; one of "decoder" as what was read, which an answer fills up with zeros.
+    numbers = sum(length * len(request.source_ids) + length * (length + 1) // 2 for length in lengths)
+    spent = 10**9 - budget.left
+    assert 0 < spent <= numbers
+    if request.parameters.num_beams == 1:
+        assert spent == numbers
 
 
 @pytest.mark.parametrize("max_rows", [8, 9, 17])
