@@ -44,13 +44,13 @@ def _recurrent_pass(model: RecurrentModel, sources: Sequence[Ids], targets: Sequ
     padded, lengths = pad(sources, model.config.pad_id), torch.tensor([len(source) for source in sources])
     memory, _ = model.encode(padded, lengths)
     steps = list(model.steps(pad(targets, model.config.pad_id), memory, lengths))
-    logits = model.logits(torch.stack([step.features for step in steps], dim=1))
-    cross = torch.stack([step.weights for step in steps], dim=1)[None, :, None] if model.score is not None else None
+    features, cross = model.stacked(steps)
     carried = [model.begin(memory), *(step.state for step in steps)]
     states = {
         STATE_INPUTS[name]: torch.stack([getattr(state, name) for state in carried], dim=1) for name in State._fields
     }
-    return ForcedPass(memory.annotations, logits, {"encoder": None, "decoder": None, "cross": cross}, states)
+    maps = {"encoder": None, "decoder": None, "cross": cross}
+    return ForcedPass(memory.annotations, model.logits(features), maps, states)
 
 
 def _causal_pass(model: CausalModel, sources: Sequence[Ids], targets: Sequence[Ids]) -> ForcedPass:

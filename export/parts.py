@@ -12,6 +12,7 @@ from model.transformer import AddNorm, Embedded, FeedForward
 from service.bundle import TOP_TOKENS
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
+LOWEST = float(np.finfo(np.float32).min)  # a score that no weight comes of
 KEY_VALUE = ("key", "value")  # as names of states have them
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from export.builder import GraphBuilder, WeightFile
-from export.parts import FLOAT, INT32, INT64, linear, scaled_embedding, scores, token_mask
+from export.parts import FLOAT, INT32, INT64, LOWEST, linear, scaled_embedding, scores, token_mask
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
 from model.scores import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
@@ -24,7 +24,6 @@ from service.bundle import Attention, State, Window
 GATES = {"gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
 # The step's inputs that carry the fields of `model.recurrent.State`.
 STATE_INPUTS = {"hidden": "state", "cell": "cell", "feed": "feed"}
-LOWEST = float(np.finfo(np.float32).min)
 
 
 def states(model: RecurrentModel) -> tuple[State, ...]:

@@ -149,6 +149,8 @@ class RecurrentConfig(ModelConfig):
             raise ValueError("a fixed context vector has no query, no window and nothing to select")
         if self.query == "previous" and (self.input_feeding or self.window != "global"):
             raise ValueError("input feeding and windows go with the current state as the query")
+        if self.selection != "soft" and self.window == "local-p":
+            raise ValueError("the weights of local-p sum to less than 1: no position can be drawn from them")
         if self.selection == "marginal" and (self.query == "previous" or self.input_feeding):
             raise ValueError("only where no later state depends on what was selected can a step be marginalised alone")
 

@@ -44,5 +44,5 @@ def training_loss(model: TranslationModel, batch: Batch, smoothing: float) -> Te
     if isinstance(model, RecurrentModel) and model.config.selection == "reinforce":
         return reinforce_loss(model, batch, smoothing)
     if isinstance(model, RecurrentModel) and model.config.selection == "marginal":
-        return marginal_loss(model, batch)
+        return marginal_loss(model, batch, smoothing)
     return cross_entropy(model, batch, smoothing)

@@ -72,10 +72,11 @@ class _Drawing:
         return functional.one_hot(places.squeeze(1), weights.size(1)).to(weights.dtype)
 
 
-def marginal_loss(model: RecurrentModel, batch: Batch) -> Tensor:
+def marginal_loss(model: RecurrentModel, batch: Batch, smoothing: float) -> Tensor:
     """-sum_t log sum_s a_ts p(y_t | y_<t, s): every position's prediction, weighed (Deng et al. 2018, equation 1).
 
-    Exact, since no later state depends on which position was looked at.
+    Exact, since no later state depends on which position was looked at. With label smoothing, which the paper does not
+    have, p is exp(-c) of the smoothed cross-entropy c.
     """
     memory, _ = model.encode(batch.source, batch.source_lengths)
     state = model.begin(memory)
@@ -97,4 +98,4 @@ def marginal_loss(model: RecurrentModel, batch: Batch) -> Tensor:
     features = model.features(read).view(*of_every_guess, -1)  # (N, S, E)
     counted_weights = torch.stack(weights, dim=1)[counted]  # (N, S)
     log_weights = counted_weights.clamp_min(torch.finfo(counted_weights.dtype).tiny).log()
-    return projected_mixture(features, log_weights, model.embedding.weight, batch.target_output[counted])
+    return projected_mixture(features, log_weights, model.embedding.weight, batch.target_output[counted], smoothing)

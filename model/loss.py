@@ -9,21 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from model.precision import at_least_float32, product_type
 
 CHUNK_ROWS = 512
-
-
-def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, ignore_id: int) -> Tensor:
-    """Sum of the label-smoothed cross-entropies (Szegedy et al. 2016, section 7), in nats: the slow, obvious form.
-
-    Args:
-        logits: (N, V).
-        targets: (N,) ids; rows whose target is `ignore_id` count nothing.
-    """
-    return functional.cross_entropy(logits, targets, ignore_index=ignore_id, label_smoothing=smoothing, reduction="sum")
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
@@ -85,7 +74,7 @@ def _loss_and_gradients(
 def projected_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ignore_id: int
 ) -> Tensor:
-    """`smoothed_cross_entropy(hidden @ weight.T, ...)`, in chunks of rows; arguments are those of `projected_costs`."""
+    """Sum of the label-smoothed cross-entropies (Szegedy et al. 2016, section 7); as `projected_costs` has it."""
     return projected_costs(hidden, weight, targets, smoothing, ignore_id)[0]
 
 
@@ -111,8 +100,12 @@ def projected_costs(
     return loss, costs
 
 
-def projected_mixture(hidden: Tensor, log_weights: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """-sum_n log sum_s exp(log_weights_ns) p(targets_n | hidden_ns), in chunks.
+def projected_mixture(
+    hidden: Tensor, log_weights: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0
+) -> Tensor:
+    """-sum_n log sum_s exp(log_weights_ns - c_ns), c the label-smoothed cross-entropy of targets_n and hidden_ns.
+
+    Without smoothing exp(-c_ns) is p(targets_n | hidden_ns).
 
     Args:
         hidden: (N, S, M), what S guesses at each target end with.
@@ -123,7 +116,7 @@ def projected_mixture(hidden: Tensor, log_weights: Tensor, weight: Tensor, targe
     Returns:
         The sum, with gradients for all but the targets.
     """
-    return _project(hidden, log_weights, weight, targets, 0.0)[0]
+    return _project(hidden, log_weights, weight, targets, smoothing)[0]
 
 
 def _project(

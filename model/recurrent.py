@@ -3,7 +3,7 @@
 Shapes use B batch, S source, T target, E embedding, H state of the decoder, A annotation, K key, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -196,11 +196,8 @@ class RecurrentModel(nn.Module):
         Returns:
             (B, T, E), no maps of the decoder, and the cross weights (1, B, 1, T, S) where they are wanted and exist.
         """
-        steps = list(self.steps(target, memory, source_lengths))
-        features = torch.stack([step.features for step in steps], dim=1)
-        if not need_weights or self.score is None:
-            return features, None, None
-        return features, None, torch.stack([step.weights for step in steps], dim=1)[None, :, None]
+        features, weights = self.stacked(list(self.steps(target, memory, source_lengths)))
+        return features, None, weights if need_weights else None
 
     def steps(self, target: Tensor, memory: Memory, source_lengths: Tensor) -> Iterator[Step]:
         """What each of the T steps gives that read target prefixes (B, T)."""
@@ -209,6 +206,13 @@ class RecurrentModel(nn.Module):
             step = self.step(embedded, position, state, memory, source_lengths)
             state = step.state
             yield step
+
+    def stacked(self, steps: Sequence[Step]) -> tuple[Tensor, Tensor | None]:
+        """Features (B, T, E) of all steps, and their weights (1, B, 1, T, S), of one layer and head, or None."""
+        features = torch.stack([step.features for step in steps], dim=1)
+        if self.score is None:
+            return features, None
+        return features, torch.stack([step.weights for step in steps], dim=1)[None, :, None]
 
     def logits(self, features: Tensor) -> Tensor:
         """(..., E) to (..., V), by the embedding's own matrix."""

@@ -47,7 +47,7 @@ def dot(state: Tensor, keys: Tensor) -> Tensor:
 
 
 class AdditiveScore(ProjectedScore):
-    """e_ij = v^T tanh(W s + U h_j) (Bahdanau et al. 2015, section A.1.2).
+    """e_ij = v^T tanh(W s + U h_j) (Bahdanau et al. 2015, section A.1.2, which leaves biases out; W s has one here).
 
     Luong's concat, v^T tanh(W [h_t; h_s]) (Luong et al. 2015, section 3.1), is the same: W is [W U] there.
     """
@@ -97,7 +97,7 @@ class ReducedRankScore(ProjectedScore):
 
 
 class LocationScore(Score):
-    """W h_t (Luong et al. 2015, equation 8): what stands at a position is not looked at."""
+    """W h_t + b (Luong et al. 2015, equation 8, without the bias): what stands at a position is not looked at."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)

@@ -11,12 +11,11 @@ import onnx
 
 from export.builder import GraphBuilder, WeightFile
 from export.encoder_attention import EncoderAttention
-from export.parts import FLOAT, INT32, INT64, linear
+from export.parts import FLOAT, INT32, INT64, LOWEST, linear, token_mask
 from model.attention import MultiHeadAttention
 from model.linformer import LinformerAttention, Projections
 
 RESULT = "hidden"  # the output that is no map
-LOWEST = float(np.finfo(np.float32).min)
 
 
 def exported_graph(
@@ -46,7 +45,9 @@ def plain_graph(module: MultiHeadAttention, weights: WeightFile) -> onnx.ModelPr
     scores = graph.add(
         "Mul", graph.add("MatMul", query, key), graph.constant(1 / math.sqrt(head_size), np.float32)
     )  # (B, H, S, S)
-    masked = graph.add("Where", _token_mask(graph, lengths, size), scores, graph.constant(LOWEST, np.float32))
+    _, is_token = token_mask(graph, lengths, graph.add("Squeeze", size))
+    row = graph.add("Unsqueeze", is_token, graph.constant([1, 2], np.int64))  # (B, 1, 1, S)
+    masked = graph.add("Where", row, scores, graph.constant(LOWEST, np.float32))
     heads = graph.add("MatMul", graph.add("Softmax", masked, axis=-1), value)  # (B, H, S, D)
     merged = graph.add("Reshape", graph.add("Transpose", heads, perm=perms[0]), graph.constant([0, 0, -1], np.int64))
     _output(graph, linear(graph, "self_attention.output", merged, module.output), module)
@@ -101,10 +102,3 @@ def _inputs(graph: GraphBuilder, d_model: int) -> tuple[str, str, str]:
 def _output(graph: GraphBuilder, attended: str, module: MultiHeadAttention | LinformerAttention) -> None:
     shape = ("batch", "source", module.output.out_features)
     graph.add("Identity", attended, output=graph.output(RESULT, FLOAT, shape))
-
-
-def _token_mask(graph: GraphBuilder, lengths: str, size: str) -> str:
-    """(B, 1, 1, S), true for tokens."""
-    zero, one = graph.constant(0, np.int64), graph.constant(1, np.int64)
-    positions = graph.add("Range", zero, graph.add("Squeeze", size), one)  # (S,)
-    return graph.add("Less", positions, graph.add("Unsqueeze", lengths, graph.constant([1, 2, 3], np.int64)))

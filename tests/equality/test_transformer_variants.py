@@ -30,6 +30,7 @@ from tests.equality.serving import client_of, load_system, write_bundles
 SLOTS = 5
 LINFORMER: dict[str, Any] = {"encoder_attention": "linformer", "linformer_size": SLOTS, "max_positions": 48}
 SYSTEMS: dict[str, dict[str, Any]] = {
+    "post-norm": {},
     "pre-norm": {"pre_norm": True},
     "single-head": {"encoder_attention": "single-head"},
     "single-head-without-weights": {"encoder_attention": "single-head-without-weights"},

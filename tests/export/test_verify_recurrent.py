@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -54,6 +55,15 @@ def test_a_weight_of_the_carried_state_that_is_not_the_bundles_is_found(
         dict(model.named_parameters())[name][3] += 0.3
     with pytest.raises(VerificationError, match="states differ"):
         verify(sessions, model, read_tokenizer(tokenizer), toy_sentences[:2])
+
+
+def test_annotations_are_projected_by_the_encoder_and_not_again_by_the_step(
+    checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
+) -> None:
+    exported(tmp_path, checkpoint / "tokenizer.json", toy_sentences[:2], gain=1)
+    for graph, has_it in (("encoder", True), ("step", False)):
+        constants = onnx.load(tmp_path / "bundle" / f"{graph}.onnx", load_external_data=False).graph.initializer
+        assert ("score.annotation.weight" in {one.name for one in constants}) == has_it
 
 
 def test_a_model_that_magnifies_rounding_is_compared_all_the_same(

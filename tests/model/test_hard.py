@@ -76,8 +76,9 @@ def test_the_marginal_is_the_sum_over_every_path(batch: Batch) -> None:
         paths = itertools.product(range(len(source)), repeat=len(target))
         likelihoods = [torch.cat(chosen(model, batch, row, path)[:2]).sum() for path in paths]
         expected = expected - torch.stack(likelihoods).logsumexp(0)
-    torch.testing.assert_close(marginal_loss(model, batch), expected, atol=1e-5, rtol=1e-5)
-    assert torch.equal(training_loss(model, batch, 0.1), marginal_loss(model, batch))
+    torch.testing.assert_close(marginal_loss(model, batch, 0.0), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(training_loss(model, batch, 0.1), marginal_loss(model, batch, 0.1))
+    assert marginal_loss(model, batch, 0.1) != marginal_loss(model, batch, 0.0)
 
 
 @pytest.mark.parametrize("is_expected", [False, True])

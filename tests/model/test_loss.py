@@ -1,8 +1,14 @@
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from model.loss import CHUNK_ROWS, projected_costs, projected_cross_entropy, projected_mixture, smoothed_cross_entropy
+from model.loss import CHUNK_ROWS, projected_costs, projected_cross_entropy, projected_mixture
+
+
+def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, ignore_id: int = -100) -> Tensor:
+    """PyTorch's own."""
+    return functional.cross_entropy(logits, targets, ignore_index=ignore_id, label_smoothing=smoothing, reduction="sum")
 
 
 @pytest.mark.parametrize("rows", [1, CHUNK_ROWS - 1, CHUNK_ROWS, CHUNK_ROWS + 1, 2 * CHUNK_ROWS])
@@ -31,16 +37,19 @@ def test_costs_are_those_of_each_row_without_smoothing() -> None:
 
 
 @pytest.mark.parametrize("guesses", [1, 3, CHUNK_ROWS + 1])
-def test_a_mixture_equals_the_obvious_one_in_value_and_gradients(guesses: int) -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_mixture_equals_the_obvious_one_in_value_and_gradients(guesses: int, smoothing: float) -> None:
     torch.manual_seed(0)
     rows = 2 * CHUNK_ROWS // guesses + 1
     hidden = torch.randn(rows, guesses, 4, dtype=torch.float64, requires_grad=True)
     log_weights = torch.randn(rows, guesses, dtype=torch.float64).log_softmax(1).requires_grad_()
     weight = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(9, (rows,))
-    likelihoods = (hidden @ weight.T).softmax(2)[torch.arange(rows), :, targets]  # (N, S)
+    logs = (hidden @ weight.T).log_softmax(2)  # (N, S, V)
+    smoothed = (1 - smoothing) * functional.one_hot(targets, 9) + smoothing / 9  # (N, V)
+    likelihoods = (logs * smoothed.unsqueeze(1)).sum(2).exp()  # (N, S), where nothing is smoothed p(target)
     obvious = -(log_weights.exp() * likelihoods).sum(1).log().sum()
-    chunked = projected_mixture(hidden, log_weights, weight, targets)
+    chunked = projected_mixture(hidden, log_weights, weight, targets, smoothing)
     inputs = (hidden, log_weights, weight)
     torch.testing.assert_close(chunked, obvious)
     torch.testing.assert_close(torch.autograd.grad(3 * chunked, inputs), torch.autograd.grad(3 * obvious, inputs))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
-from model.scores import align
+from model.scores import ProjectedScore, align
 
 VOCABULARY = 20
 SYSTEMS: dict[str, dict[str, Any]] = {
@@ -162,7 +162,26 @@ def test_a_fixed_context_is_the_encoders_last_states_at_every_step() -> None:
     for row, length in enumerate(lengths.tolist()):
         forward_last, backward_last = memory.annotations[row, length - 1, :4], memory.annotations[row, 0, 4:]
         torch.testing.assert_close(memory.context[row], torch.cat((forward_last, backward_last)))
-    assert decoded(model, SOURCES, TARGETS)[1] is None
+    logits, maps = decoded(model, SOURCES, TARGETS)
+    assert maps is None
+    for row, target in enumerate(TARGETS):
+        c, s = memory.context[row], memory.state[row]
+        for i, y in enumerate(target):
+            embedded = model.embedding.weight[y] * 6**0.5
+            s = gru(model, torch.cat((embedded, c)), s)
+            pairs = model.readout.inner(torch.cat((s, embedded, c)))
+            torch.testing.assert_close(logits[row, i], model.embedding.weight @ pairs.view(6, 2).amax(1))
+
+
+@pytest.mark.parametrize("name", ["Bahdanau", "reduced rank", "Luong general", "Luong concat", "local-p"])
+@torch.no_grad()
+def test_annotations_are_projected_once_for_all_steps(name: str) -> None:
+    model = made(**SYSTEMS[name])
+    assert isinstance(model.score, ProjectedScore)
+    calls: list[int] = []
+    model.score.annotation.register_forward_hook(lambda *_: calls.append(1))
+    decoded(model, SOURCES, TARGETS)
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -173,6 +192,8 @@ def test_a_fixed_context_is_the_encoders_last_states_at_every_step() -> None:
         ({"attention": "additive", "window": "local-p"}, "the current state"),
         ({"attention": "additive", "input_feeding": True}, "the current state"),
         ({"attention": "general", "query": "current", "input_feeding": True, "selection": "marginal"}, "marginalised"),
+        ({"attention": "dot", "query": "current", "window": "local-p", "selection": "marginal"}, "less than 1"),
+        ({"attention": "dot", "query": "current", "window": "local-p", "selection": "reinforce"}, "less than 1"),
         ({"encoder_size": 0}, "encoder_size is 0"),
     ],
 )

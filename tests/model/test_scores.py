@@ -22,7 +22,7 @@ def made(attention: str) -> tuple[Score, Tensor, Tensor]:
 
 
 def literal(attention: str, score: Score, h: Tensor, hs: Tensor, position: int) -> Tensor:
-    """One score of one state (H,) and one annotation (A,), as the equation is printed."""
+    """One score of one state (H,) and one annotation (A,), as the docstring has the equation."""
     weights = dict(score.named_parameters())
     if attention == "dot":
         return h @ hs
@@ -52,9 +52,8 @@ def test_a_score_is_its_equation(attention: str) -> None:
     torch.testing.assert_close(given, torch.tensor(expected, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("attention", set(SCORES) - {"dot", "location"})
-def test_what_is_said_of_the_source_is_computed_once(attention: str) -> None:
-    """Keys have no state in them, and their width is what the score says."""
+@pytest.mark.parametrize("attention", [name for name in SCORES if name not in ("dot", "location")])
+def test_keys_are_as_wide_as_the_score_says(attention: str) -> None:
     score, _, annotations = made(attention)
     assert isinstance(score, ProjectedScore)
     assert score.keys(annotations).shape == (B, S, score.key_size)
