@@ -28,7 +28,7 @@ class Prose:
 PROSE: Mapping[Corpus, Prose] = {
     MULTI30K: Prose(
         "Multi30k, `data/task1/raw`: 29,000 training pairs of image captions, English and German",
-        "Seeing what this attention does with short descriptions of everyday scenes, beside the others of the zoo.",
+        "Seeing {this} with short descriptions of everyday scenes, beside the others of the zoo.",
         "Everything else. It has read 29,000 captions and nothing more. On other text it writes fluent German that has "
         "little to do with the source, and it inherits the captions' habits of describing people by looks, gender and "
         "origin. Do not use it where a translation matters.",
@@ -79,7 +79,7 @@ def card(name: str, manifest: Manifest, results: Results) -> str:
         "A demonstration for Sightline, trained from scratch and compared in [attention.md](../../docs/attention.md).",
         table(["", ""], facts),
         *_section("Figures", _figures(name, manifest.name, results)),
-        *_section("What it is good for", prose.good_for),
+        *_section("What it is good for", prose.good_for.format(this=_what_is_seen(manifest))),
         *_section("What it is not good for", prose.not_good_for),
         *_section("Licence", prose.licence),
     ]
@@ -100,6 +100,10 @@ def _limits(manifest: Manifest) -> str:
     if manifest.goes_on:
         return f"{manifest.limits.max_target_tokens} tokens, read and written together"
     return f"{read}, {manifest.limits.max_target_tokens} of target"
+
+
+def _what_is_seen(manifest: Manifest) -> str:
+    return "what this attention does" if manifest.attention else "what a model without attention does"
 
 
 def _section(title: str, text: str) -> list[str]:

@@ -61,7 +61,7 @@ def scores_bytes(rows: int, tokens: int, keys: int) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=5, help="each figure is the median of so many")
+    parser.add_argument("--rounds", type=int, default=9, help="each figure is the median of so many")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths n")
     parser.add_argument("--threads", type=int, default=usable_threads(), help="of each process")
 

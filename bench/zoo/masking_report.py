@@ -13,7 +13,7 @@ CHOICES = {
     "most attended": "the most attended token",
     "most attended, a word": "the same, where it is not `</s>`",
     "most attended, end": "the same, where it is `</s>`",
-    "random other": "a random other token",
+    "random other": "any other token (mean)",
     "least attended": "the least attended token",
 }
 
@@ -52,7 +52,7 @@ def _of_model(name: str, figures: Figures) -> str:
     weights = (
         f"**{name}**, {largest['tokens']:,} target tokens. The largest weight is {_number(largest)} in the mean. "
         f"It lies on `</s>` for {_percent(on_end)} of them, and `</s>` has {_percent(of_end)} of all weight. "
-        f"Its weight and that of the token before it differ by {_number(unlike)} in the mean."
+        f"The weights of `</s>` and of the token before it differ by {_number(unlike)} in the mean."
     )
     return "\n\n".join([weights, table(head, body), "\n".join(_agreement(figures, removal) for removal in HOW)])
 

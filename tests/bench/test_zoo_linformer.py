@@ -17,7 +17,7 @@ from bench.process import Answering
 from bench.record import Result
 from bench.zoo.attention_graphs import RESULT, exported_graph, without_maps
 from bench.zoo.linformer import MAX_SCORES_BYTES, Variant, add_arguments, measure, modules, variants_of, write_graph
-from bench.zoo.linformer_report import crossover, draw, tables
+from bench.zoo.linformer_report import crossover, draw, is_faster, is_smaller, tables
 from export.builder import WeightFile
 from model.attention import MultiHeadAttention
 from service.runtime.provider import session_options
@@ -100,12 +100,24 @@ def test_memory_is_counted_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_crossover_is_where_ours_is_less_and_stays_so() -> None:
-    theirs = {128: 1.0, 256: 2.0, 512: 4.0, 1024: 8.0}
-    assert crossover({128: 2.0, 256: 2.0, 512: 3.0, 1024: 4.0}, theirs) == "512"
-    assert crossover({128: 0.5, 256: 3.0, 512: 5.0, 1024: 4.0}, theirs) == "1,024"  # less at 128 was no beginning
-    assert crossover({128: 2.0, 256: 2.5, 512: 4.0, 1024: 8.5}, theirs) == "none up to 1,024"
-    assert crossover({256: 1.0, 2048: 99.0}, theirs) == "256"  # lengths that both have
-    assert crossover({}, theirs) == "not measured"
+    assert crossover({128: False, 256: False, 512: True, 1024: True}) == "512"
+    assert crossover({128: True, 256: False, 512: False, 1024: True}) == "1,024"  # less at 128 was no beginning
+    assert crossover({128: True, 256: False, 512: True, 1024: False}) == "none up to 1,024"
+    assert crossover({}) == "not measured"
+
+
+def test_it_is_faster_in_all_rounds_but_one_that_something_disturbed() -> None:
+    theirs = row(128, "operator", None, [1.0, 1.0, 1.0, 9.0], 16)
+    assert is_faster(row(128, "linformer", 32, [0.9, 0.9, 82.0, 8.9], 15), theirs)
+    assert not is_faster(row(128, "linformer", 32, [0.9, 1.0, 1.1, 8.9], 15), theirs)  # in half of them
+    one, other = (row(128, "linformer", 32, [ms], 15) for ms in (0.9, 1.1))
+    assert is_faster(one, other) and not is_faster(other, one)
+
+
+def test_it_is_smaller_by_a_megabyte_and_more() -> None:
+    theirs = row(128, "operator", None, [1.0], 16.2)
+    assert is_smaller(row(128, "linformer", 32, [1.0], 15.2), theirs)
+    assert not is_smaller(row(128, "linformer", 32, [1.0], 15.3), theirs)
 
 
 def row(
@@ -121,9 +133,9 @@ RESULTS = Result(
     rows=(
         {"d_model": 256, "num_heads": 4, "threads": 2, "short": 20},
         row(128, "operator", None, [1.0, 1.2, 0.9], 15),
-        row(128, "plain", None, [2.0], 16),
-        row(128, "linformer", 32, [1.5], 14),
-        row(128, "linformer", 32, [3.0], 14, maps=True),
+        row(128, "plain", None, [2.0, 2.1, 1.9], 16),
+        row(128, "linformer", 32, [1.5, 1.6, 1.4], 14),
+        row(128, "linformer", 32, [3.0, 3.0, 3.0], 14, maps=True),
         row(1024, "operator", None, [50.0], 50),
         row(1024, "plain", None, [70.0], 90),
         row(1024, "linformer", 32, [20.0], 20),
@@ -133,7 +145,7 @@ RESULTS = Result(
 
 def test_the_tables_show_every_measure_and_the_crossover() -> None:
     written = tables(RESULTS)
-    assert "| 128 | 1 (0.9 to 1.2) | 2 (2 to 2) | 1.5 (1.5 to 1.5) |" in written["linformer-time"]
+    assert "| 128 | 1 (0.9 to 1.2) | 2 (1.9 to 2.1) | 1.5 (1.4 to 1.6) |" in written["linformer-time"]
     assert "width 256, 4 heads, projections included, float32, 2 threads" in written["linformer-time"]
     assert "| 1,024 | 50 (16) | 90 (16) | 20 (0.5; 0.125) |" in written["linformer-memory"]
     assert "| 1 | 32 | 1,024 | 128 | 128 | 128 |" in written["linformer-crossover"]

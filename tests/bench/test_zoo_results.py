@@ -1,0 +1,27 @@
+"""What the committed results have to reach: a worse model is not to replace a better one unseen."""
+
+import statistics
+
+from bench.record import read_results
+from bench.zoo import collect, quality
+from bench.zoo.__main__ import RESULTS_OF_ZOO
+from bench.zoo.headline import ADDITIVE, BAR
+from bench.zoo.systems import COMPARED, runs_by_system
+
+RESULTS = read_results(RESULTS_OF_ZOO)
+RUNS = runs_by_system(RESULTS[collect.NAME].result)
+
+
+def test_additive_attention_reaches_its_bar() -> None:
+    assert statistics.mean(run["tokenised_bleu"]["value"] for run in RUNS[ADDITIVE]) >= BAR == 37
+
+
+def test_systems_that_are_compared_differ_by_a_fifth_of_their_parameters_at_the_most() -> None:
+    parameters = [run["parameters"] for name in COMPARED for run in RUNS[name]]
+    assert max(parameters) <= 1.2 * min(parameters)
+
+
+def test_the_classifier_is_right_on_four_sentences_of_five() -> None:
+    (found,) = (row for row in RESULTS[quality.NAME].result.rows if "accuracy" in row)
+    assert 100 * found["correct"] / found["sentences"] >= 80
+    assert found["split"] == "dev"
