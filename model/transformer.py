@@ -7,7 +7,6 @@ Shapes use B batch, S source, T target, M width of the model, H heads, L layers,
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -144,20 +143,6 @@ class DecoderLayer(nn.Module):
         return x, self_weights, cross_weights
 
 
-@dataclass(frozen=True)
-class AttentionMaps:
-    """Weights of one pass, layers first: encoder (L, B, H, S, S), decoder (L, B, H, T, T), cross (L, B, H, T, S).
-
-    Of a Linformer `encoder` are the weights of the slots pulled back to the source, and `encoder_slots` (L, B, H, S, k)
-    those weights themselves.
-    """
-
-    encoder: Tensor
-    decoder: Tensor
-    cross: Tensor
-    encoder_slots: Tensor | None = None
-
-
 class Embedded(nn.Module):
     """What a stack of layers reads: tokens and their positions as vectors."""
 
@@ -225,7 +210,7 @@ class Transformer(Embedded):
             source_lengths: (B,).
 
         Returns:
-            (B, S, M), and the weights or None: "encoder", and of a Linformer "encoder_slots"; see `AttentionMaps`.
+            (B, S, M), and the weights or None, by kind: see `attention_maps`.
         """
         mask = length_mask(source_lengths, source.size(1)).unsqueeze(1)  # (B, 1, 1, S)
         x = self.embed(source)
@@ -273,9 +258,15 @@ class Transformer(Embedded):
         memory, _ = self.encode(source, source_lengths)
         return self.logits(self.decode(target, memory, source_lengths)[0])
 
-    def attention_maps(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> AttentionMaps:
-        """The weights of one forward pass, in evaluation mode or not, as it stands."""
+    def attention_maps(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """The weights of one forward pass, in evaluation mode or not, as it stands; layers first.
+
+        Returns:
+            "encoder" (L, B, H, S, S), "decoder" (L, B, H, T, T) and "cross" (L, B, H, T, S). Of a Linformer "encoder"
+            are the weights of the slots pulled back to the source, and "encoder_slots" (L, B, H, S, k) those weights
+            themselves.
+        """
         memory, encoder_maps = self.encode(source, source_lengths, need_weights=True)
         _, decoder_maps, cross_maps = self.decode(target, memory, source_lengths, need_weights=True)
         assert encoder_maps is not None and decoder_maps is not None and cross_maps is not None
-        return AttentionMaps(decoder=decoder_maps, cross=cross_maps, **encoder_maps)
+        return {**encoder_maps, "decoder": decoder_maps, "cross": cross_maps}

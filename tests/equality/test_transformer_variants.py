@@ -78,10 +78,7 @@ def expected_maps(model: Transformer, source: tuple[int, ...], written: list[int
     read = torch.tensor([[model.config.bos_id, *written[:-1]]])
     with torch.inference_mode():
         maps = model.attention_maps(torch.tensor([source]), torch.tensor([len(source)]), read)
-    kinds = {"encoder": maps.encoder, "decoder": maps.decoder, "cross": maps.cross}
-    if maps.encoder_slots is not None:
-        kinds["encoder_slots"] = maps.encoder_slots
-    return {kind: layers[:, 0].numpy() for kind, layers in kinds.items()}
+    return {kind: layers[:, 0].numpy() for kind, layers in maps.items()}
 
 
 def test_served_outputs_are_pytorchs(system: System) -> None:

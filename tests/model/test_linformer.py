@@ -136,11 +136,10 @@ def test_a_model_shows_slots_and_the_source_and_learns_its_projections(sharing: 
     model = Transformer(replace(CONFIG, linformer_sharing=sharing)).eval()
     source, lengths, target = torch.randint(3, 40, (2, 6)), torch.tensor([6, 3]), torch.randint(3, 40, (2, 5))
     maps = model.attention_maps(source, lengths, target)
-    assert maps.encoder_slots is not None
-    assert maps.encoder_slots.shape == (3, 2, 2, 6, 4)
-    torch.testing.assert_close(maps.encoder_slots.sum(-1), torch.ones(3, 2, 2, 6))
-    assert maps.encoder.shape == (3, 2, 2, 6, 6)
-    assert (maps.encoder[:, 1, ..., 3:] == 0).all()
+    assert maps["encoder_slots"].shape == (3, 2, 2, 6, 4)
+    torch.testing.assert_close(maps["encoder_slots"].sum(-1), torch.ones(3, 2, 2, 6))
+    assert maps["encoder"].shape == (3, 2, 2, 6, 6)
+    assert (maps["encoder"][:, 1, ..., 3:] == 0).all()
     model(source, lengths, target).square().sum().backward()
     assert model.projections is not None and model.projections.matrices.grad is not None
     # Positions that no source has reached have learnt nothing, all others have.
