@@ -49,7 +49,7 @@ def embedded_tokens(graph: GraphBuilder, model: Embedded, ids: str, positions: s
 def token_mask(graph: GraphBuilder, lengths: str, size: str) -> tuple[str, str]:
     """What stands for a token and what for padding: positions (S,), and (B, S) whether they are below lengths (B,).
 
-    All are int64; `size` () is S.
+    `lengths`, `size` () which is S, and the positions are int64.
     """
     positions = graph.add("Range", graph.constant(0, np.int64), size, graph.constant(1, np.int64))
     column = graph.add("Unsqueeze", lengths, graph.constant([1], np.int64))  # (B, 1)

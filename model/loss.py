@@ -74,7 +74,7 @@ def _loss_and_gradients(
 def projected_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ignore_id: int
 ) -> Tensor:
-    """Sum of the label-smoothed cross-entropies (Szegedy et al. 2016, section 7); as `projected_costs` has it."""
+    """Sum of the label-smoothed cross-entropies (Szegedy et al. 2016, section 7); arguments as of `projected_costs`."""
     return projected_costs(hidden, weight, targets, smoothing, ignore_id)[0]
 
 
@@ -100,9 +100,7 @@ def projected_costs(
     return loss, costs
 
 
-def projected_mixture(
-    hidden: Tensor, log_weights: Tensor, weight: Tensor, targets: Tensor, smoothing: float = 0.0
-) -> Tensor:
+def projected_mixture(hidden: Tensor, log_weights: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     """-sum_n log sum_s exp(log_weights_ns - c_ns), c the label-smoothed cross-entropy of targets_n and hidden_ns.
 
     Without smoothing exp(-c_ns) is p(targets_n | hidden_ns).

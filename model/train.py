@@ -74,7 +74,8 @@ class Trainer:
         """Start a run in an empty or missing folder, or take up the one that is there.
 
         Raises:
-            ValueError: the folder holds a run with other settings, of another model, or on other data.
+            ValueError: the folder holds a run with other settings, of another model, on other data, or without its
+                state.
         """
         self.run, self.config, self.task = run, config, task
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -82,6 +83,8 @@ class Trainer:
         is_begun = self._state_path.exists()
         if is_begun:
             self._check_settings()
+        elif (run / "log.jsonl").exists():
+            raise ValueError(f"{run} has a run without the state to go on from; choose another folder")
         self.tokenizer = read_tokenizer(self._tokenizer_path) if is_begun else self._train_tokenizer(data)
         self.train_examples = self._read_examples(data, "train")
         self.validation_examples = self._read_examples(data, task.validation_split)

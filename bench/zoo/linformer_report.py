@@ -61,7 +61,8 @@ def tables(result: Result) -> Mapping[str, str]:
     plain = [row for row in rows if not row["maps"]]
     head = (
         f"One layer, width {facts['d_model']}, {facts['num_heads']} heads, projections included, float32, "
-        f"{facts['threads']} {'thread' if facts['threads'] == 1 else 'threads'}."
+        f"{facts['threads']} {'thread' if facts['threads'] == 1 else 'threads'}; "
+        f"medians of {len(rows[0]['ms'])} rounds."
     )
     times = [_grid(_of(plain, count), _time_cell) for count in counts]
     memories = [_grid(_of(plain, count), _memory_cell) for count in counts]

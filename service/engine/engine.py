@@ -335,7 +335,10 @@ class Engine:
             return Failed("internal")
         if generation.request.stream and (token := generation.new_token) is not None:
             self._tell(handle.sink, TokenEvent(token))
-        return Generated(targets, handle.timings(now)) if targets else None
+        if not targets:
+            return None
+        generation.settle(targets)
+        return Generated(targets, handle.timings(now))
 
     # The ends
 

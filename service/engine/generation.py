@@ -1,7 +1,7 @@
 """What the engine keeps of one request: from its submission, and while it runs in rows of the decoder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,21 +82,33 @@ class Generation(ABC):
         maps = MapRecorder(request.attention, num_source, encoder_maps, len(self.beginning))
         self._first = Hypothesis(maps, request.stop)
         self.wants_maps = bool(self._first.maps.steps)
+        self._row_sizes: list[int] = []  # numbers that each step has added to a target's maps
+        self._paid = 0  # numbers
         # The step's outputs that it needs besides those that every row needs.
         self.outputs = map_outputs(manifest, request.attention, STEP_KINDS)
         if self._prefix or self._reads_logits:
             self.outputs |= WHOLE
 
     def count_maps(self) -> None:
-        """Take from the request's budget what the step that comes adds to the maps of the targets it returns.
+        """Pay with the request's budget for what the step that comes is certain to add to the maps of the answer.
 
-        Never more than the answer will hold: a search may go on when what it returns has ended.
+        A search may go on when as many have ended as it returns; `settle` pays for what it returns instead of those.
         """
         budget = self.request.map_budget
         if budget is not None:
             maps = self.hypotheses()[0].maps  # all are as long
-            numbers = sum(budget.per_column[kind] * maps.next_columns(kind) for kind in maps.steps)
-            budget.left -= self._num_growing * numbers
+            self._row_sizes.append(sum(budget.per_column[kind] * maps.next_columns(kind) for kind in maps.steps))
+            self._pay(self._num_growing * self._row_sizes[-1])
+
+    def settle(self, targets: Sequence[Target]) -> None:
+        """Pay for the maps of what is returned, so far as it is more than was certain."""
+        if self.request.map_budget is not None:
+            self._pay(sum(sum(self._row_sizes[: len(target.tokens)]) for target in targets) - self._paid)
+
+    def _pay(self, numbers: int) -> None:
+        assert self.request.map_budget is not None
+        self.request.map_budget.left -= numbers
+        self._paid += numbers
 
     @property
     def _num_growing(self) -> int:

@@ -46,7 +46,7 @@ class DecodingParameters:
 
 @dataclass
 class MapBudget:
-    """How many numbers of maps the requests of one call may still have between them; the engine counts each step's.
+    """How many numbers of maps the requests of one call may still have between them; the engine counts them.
 
     Without it a call's maps would all be kept until its texts are written and found too large.
     """

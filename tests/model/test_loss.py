@@ -6,7 +6,7 @@ from torch.nn import functional
 from model.loss import CHUNK_ROWS, projected_costs, projected_cross_entropy, projected_mixture
 
 
-def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, ignore_id: int = -100) -> Tensor:
+def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, ignore_id: int) -> Tensor:
     """PyTorch's own."""
     return functional.cross_entropy(logits, targets, ignore_index=ignore_id, label_smoothing=smoothing, reduction="sum")
 

@@ -295,6 +295,15 @@ def test_what_could_not_begin_leaves_the_folder_to_others(
     assert_same_run(unbroken, run)
 
 
+def test_epochs_without_their_state_are_not_mixed_with_new_ones(
+    corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    """The mean of the last epochs would have been that of the old ones."""
+    (unbroken / "state.safetensors").unlink()
+    with pytest.raises(ValueError, match="without the state to go on from"):
+        Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
+
+
 def test_a_run_that_died_as_it_began_begins_anew(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
