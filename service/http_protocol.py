@@ -6,6 +6,8 @@ so the tests over raw sockets decide whether another version of it may be used.
 
 import asyncio
 import secrets
+import socket
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.errors import ApiError, ErrorCode
 from service.middleware import Refuse
 
-MAX_HEAD_BYTES = 32 * 1024
+MAX_HEAD_BYTES = 32 * 1024  # trailers of a body included
+MAX_UNSENT_BYTES = 64 * 1024  # that the kernel holds
+MAX_PIPELINED = 32  # requests of a connection that wait for the answer to one before them
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     A head that is late is answered with 408 and one that is too large with 431; a connection on which nothing ever came
     is closed without a word. While a route reads the body, the route watches its time (408); the rest of a body that no
-    route wants any more has the same time, then the connection is closed. An answer that stays unread is cut off.
+    route wants any more has the same time, then the connection is closed. Of requests sent ahead of their turn more
+    than `MAX_PIPELINED` are not read: the connection is closed behind the answers to those. An answer of which nothing
+    is read for `write_timeout_s` is cut off, also where the connection was closed behind it.
     """
 
     def __init__(self, *arguments: Any, limits: ReadLimits, on_refusal: Refuse, **options: Any) -> None:
@@ -45,19 +51,22 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._unparsed_bytes = 0  # of a head that is not whole yet
         self._head_bytes = 0
-        self._answered: list[Any] = []  # cycles before `self.cycle`, the newest; the first may still be answered
+        self._earlier: deque[Any] = deque()  # cycles before `self.cycle`, the newest, that may still be answered
 
     # Reading
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Else the kernel takes megabytes and long tells nothing of a client that reads slowly.
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading_timer()
         self._stop_write_timer()
         # uvicorn tells the newest request alone that its client has left; with pipelining another one runs.
-        for cycle in self._answered:
+        for cycle in self._earlier:
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
@@ -84,19 +93,28 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value) + len(b": \r\n")
-        super().on_header(name, value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse("headers_too_large")
+        if not self._is_refused and not self._is_in_body:  # trailers are nobody's
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._unparsed_bytes = 0
-        if self._head_bytes > MAX_HEAD_BYTES:
+        if self._head_bytes > MAX_HEAD_BYTES:  # by its path
             self._refuse("headers_too_large")
         if self._is_refused:
+            return
+        if self.cycle is not None:
+            self._earlier.append(self.cycle)
+        while self._earlier and self._earlier[0].response_complete:  # they are answered in their order
+            self._earlier.popleft()
+        if len(self._earlier) > MAX_PIPELINED:
+            self._is_refused = True
+            self.cycle.keep_alive = False
             return
         self._is_in_body = True
         self._stop_reading_timer()
         self._read_timer = self.loop.call_later(self._limits.body_timeout_s, self._on_late_body)
-        before = [self.cycle] if self.cycle is not None else []
-        self._answered = [cycle for cycle in (*self._answered, *before) if not cycle.response_complete]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -123,12 +141,12 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._unparsed_bytes:
             self._refuse("client_too_slow")
         else:
-            self.transport.close()
+            self._close()
 
     def _on_late_body(self) -> None:
         self._read_timer = None
         if self.cycle.response_complete:
-            self.transport.close()
+            self._close()
 
     def _stop_reading_timer(self) -> None:
         if self._read_timer is not None:
@@ -143,7 +161,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_reading_timer()
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(self._error_answer(ApiError(code)))
-        self.transport.close()
+        self._close()
 
     def _error_answer(self, error: ApiError) -> bytes:
         request_id = secrets.token_hex(12)
@@ -163,12 +181,42 @@ class GuardedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """More waits to be read by the client than the transport likes to hold."""
         super().pause_writing()
-        self._stop_write_timer()
-        self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+        self._watch_reader()
 
-    def resume_writing(self) -> None:
-        self._stop_write_timer()
-        super().resume_writing()
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_closing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch_closing()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._watch_closing()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._watch_closing()
+
+    def _watch_closing(self) -> None:
+        """A connection that is closed waits until all that was written is read."""
+        if self.transport.is_closing():
+            self._watch_reader()
+
+    def _watch_reader(self) -> None:
+        if self._write_timer is None:
+            unread = self.transport.get_write_buffer_size()
+            self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self._check_reader, unread)
+
+    def _check_reader(self, unread_before: int) -> None:
+        """Cut off a client that has read nothing since the timer was armed."""
+        self._write_timer = None
+        unread = self.transport.get_write_buffer_size()
+        if unread >= unread_before > 0:
+            self.transport.abort()
+        elif unread > 0:
+            self._watch_reader()
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:

@@ -1,12 +1,17 @@
 """Hostile clients over raw sockets. These tests decide whether another version of uvicorn may be used."""
 
+import asyncio
 import contextlib
 import json
 import socket
 import time
+from unittest.mock import Mock
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
+from service.http_protocol import MAX_PIPELINED, GuardedProtocol, ReadLimits
 from tests.service.conftest import Serve, Wire, read_all
 
 QUICK = {"header_timeout_s": 0.2, "body_timeout_s": 0.2, "keep_alive_s": 1}
@@ -185,3 +190,62 @@ def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
         answer = exchange(wire, data)
         ids = [line for line in answer.split(b"\r\n") if line.startswith(b"x-request-id")]
         assert ids == [b"x-request-id: r%d" % place for place in range(5)]
+
+
+def test_of_requests_sent_ahead_of_their_turn_no_more_than_some_are_read(serve: Serve) -> None:
+    """Each was compared with all before it, and kept: a megabyte of them held up the event loop for seconds."""
+    with serve() as wire, wire.connect() as connection:
+        started = time.monotonic()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(b"GET /health/live HTTP/1.1\r\n\r\n" * 30_000)
+        answers = read_all(connection)
+        assert time.monotonic() - started < 5
+        if answers:  # the reset of what was sent too much may overtake them
+            assert answers.startswith(b"HTTP/1.1 200 ")
+        assert wire.get("/health/live")[0] == 200
+
+
+def test_the_last_answer_before_the_limit_says_that_the_connection_ends(serve: Serve) -> None:
+    with serve() as wire, wire.connect() as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\n\r\n" * (MAX_PIPELINED + 9))
+        heads = read_all(connection).split(b"HTTP/1.1 ")[1:]
+        assert len(heads) == 1 + MAX_PIPELINED
+        assert [b"connection: close" in head for head in heads] == [False] * MAX_PIPELINED + [True]
+
+
+def test_trailers_without_end_are_cut_off(serve: Serve) -> None:
+    """They were kept as headers, for as long as a body may take."""
+    with serve(body_timeout_s=30) as wire:
+        started = time.monotonic()
+        trailers = b"a:b\r\n" * 100_000
+        exchange(wire, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + trailers)
+        assert time.monotonic() - started < 5
+        assert wire.get("/health/live")[0] == 200
+
+
+def test_a_few_trailers_are_read_and_forgotten(serve: Serve) -> None:
+    with serve() as wire:
+        chunks = b"%x\r\n%s\r\n0\r\nX-Sum: 1\r\n\r\n" % (len(BODY), BODY)
+        answer = exchange(wire, POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("unread", [[90, 90], [90, 50, 20, 20]], ids=["nothing is read", "reading stops"])
+async def test_a_closed_connection_waits_for_a_reader_that_reads(unread: list[int]) -> None:
+    """What is left unread may be too little to pause writing, and then no timer ran."""
+    config = uvicorn.Config(Mock())
+    config.load()
+    limits = ReadLimits(header_timeout_s=9, body_timeout_s=9, write_timeout_s=0.01)
+    protocol = GuardedProtocol(config, ServerState(), {}, limits=limits, on_refusal=Mock())
+    transport = Mock()
+    transport.is_closing.side_effect = lambda: transport.close.called
+    middle = [size for size in unread[1:-1] for _ in range(2)]  # seen when one timer ends and when the next begins
+    transport.get_write_buffer_size.side_effect = [unread[0], *middle, unread[-1]]
+    protocol.connection_made(transport)
+    protocol.timeout_keep_alive_handler()
+    transport.abort.assert_not_called()
+    await asyncio.sleep(0.2)
+    transport.abort.assert_called_once()
+    assert transport.get_write_buffer_size.call_count == 2 + len(middle)
+    protocol.connection_lost(None)

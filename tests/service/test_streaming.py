@@ -252,6 +252,25 @@ def test_a_large_answer_keeps_its_place_until_it_is_read(serve: Serve, make_back
         client.close()
 
 
+def test_a_slow_reader_gets_the_whole_of_a_large_answer(serve: Serve, make_backend: MakeBackend) -> None:
+    """The whole answer had the time of one piece: a reader of a megabyte a second got ten."""
+    with serve(make_backend(), write_timeout_s=0.3) as wire:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", wire.port))
+        body = orjson.dumps({"inputs": ["x" * 60] * 8, "parameters": {**LONG, "return_attention": True}})
+        head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        answer, started = b"", time.monotonic()
+        while data := client.recv(20_000):
+            answer += data
+            time.sleep(0.01)
+        assert time.monotonic() - started > 2 * 0.3
+        head, _, content = answer.partition(b"\r\n\r\n")
+        assert b"content-length: %d" % len(content) in head
+        client.close()
+
+
 def test_two_hundred_clients_that_give_up_leave_a_service_that_answers(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.005), max_rows=4) as wire:
         for _ in range(200):
