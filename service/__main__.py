@@ -1,7 +1,7 @@
 """`python -m service`: read the settings, serve, and say by the exit code how it ended.
 
-0 after a clean drain, 1 where the engine died or a second signal cut the drain short, 2 for settings or an installation
-that cannot be used, 3 for a bundle that cannot be served or a port that cannot be had.
+0 after a drain, also one whose time ran out, 1 where the engine died or a second signal cut the drain short, 2 for
+settings or an installation that cannot be used, 3 for a bundle that cannot be served or a port that cannot be had.
 """
 
 import sys

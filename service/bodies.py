@@ -31,8 +31,8 @@ async def receive_body(call: Call, body_format: BodyFormat, body_type: type[Body
     """Read a call's body and check it.
 
     Raises:
-        ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`, `malformed_json`, or the first thing
-            that is not allowed.
+        ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`, `overloaded`, `malformed_json`, or the
+            first thing that is not allowed.
         ClientGoneError: the client left before it had sent everything.
     """
     media_type = _check_media_type(call, body_format.media_types)
@@ -62,19 +62,27 @@ async def _read(call: Call) -> bytes:
     if announced is not None and announced.isdigit() and int(announced) > limit:
         raise too_large
     body = bytearray()
+    service = call.service
     try:
         async with asyncio.timeout(call.service.settings.body_timeout_s):
             while True:
                 message = await call.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
-                body += message.get("body", b"")
+                part = message.get("body", b"")
+                body += part
+                service.num_body_bytes += len(part)
                 if len(body) > limit:
                     raise too_large
+                # One alone has the limit of its own.
+                if len(body) < service.num_body_bytes > service.settings.max_waiting_bytes:
+                    raise ApiError("overloaded")
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
         raise ApiError("client_too_slow") from None
+    finally:
+        service.num_body_bytes -= len(body)
     call.num_bytes = len(body)
     return bytes(body)
 

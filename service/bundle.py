@@ -186,7 +186,7 @@ class Manifest(_Part):
 
     schema_version: int
     name: Name
-    architecture: str  # for people; the service never looks at it
+    architecture: str  # for people: the service decides nothing by it
     description: str
     license: str
     created: int  # seconds since 1970

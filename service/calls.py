@@ -58,7 +58,7 @@ class Call(HttpRequest):
         self.num_bytes = 0  # of the body
         self.tail = b""  # what came behind the JSON of the body
         self.tokenize_ms = 0.0  # spent on it so far
-        self.deadline = float("inf")  # on the service's clock
+        self.deadline = float("inf")  # on the engines' clock, `time.monotonic`
         self._to_observe: tuple[Histogram, float] | None = None
 
     @contextlib.contextmanager
@@ -81,11 +81,11 @@ class Call(HttpRequest):
                 message = "It must be a whole number of milliseconds above 0."
                 raise ApiError("invalid_parameter", message, param="X-Request-Timeout-Ms")
             timeout_s = min(timeout_s, float(wanted) / 1000)
-        self.deadline = self.service.clock() + timeout_s - (time.monotonic() - self.record.started)
+        self.deadline = self.record.started + timeout_s
 
     @property
     def seconds_left(self) -> float:
-        return max(0.0, self.deadline - self.service.clock())
+        return max(0.0, self.deadline - time.monotonic())
 
     def take_place(self, model: ServedModel, sequences: int) -> Reservation:
         """Reserve a place at the model's door until the answer was sent, before anything is spent on the call.

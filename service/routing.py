@@ -30,6 +30,7 @@ BODY_ERRORS: tuple[ErrorCode, ...] = (
     "malformed_json",
     "client_too_slow",
     "body_too_large",
+    "overloaded",
     "unsupported_media_type",
     "invalid_parameter",
     *UNAVAILABLE_ERRORS,

@@ -1,7 +1,6 @@
 """What is being served, and whether it is loading or draining. Every route reads it; only start and end write."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,11 +37,10 @@ class Backend:
 class Service:
     """The one object that the routes share. Used from the event loop's thread alone."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is the engines' own: deadlines are read on it."""
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings = settings
         self.metrics = metrics
-        self.clock = clock
+        self.num_body_bytes = 0  # of bodies that are not yet whole
         self.is_draining = False
         self._backend: Backend | None = None
         self._doors: dict[str, Door] = {}

@@ -65,7 +65,9 @@ class Settings(BaseModel):
         description="Sequences that may wait for one model, beside those in its rows; more are refused.",
     )
     max_waiting_bytes: int = Field(
-        default=16 * 1024 * 1024, ge=1, description="Bytes of request bodies that one model may hold; more are refused."
+        default=16 * 1024 * 1024,
+        ge=1,
+        description="Bytes of request bodies that one model may hold, and all that still come in; more are refused.",
     )
     max_waiting_tokens: int = Field(
         default=65536,
@@ -82,7 +84,7 @@ class Settings(BaseModel):
     )
     body_timeout_s: float = Field(default=10.0, gt=0, description="Seconds that a client has to send a request's body.")
     write_timeout_s: float = Field(
-        default=10.0, gt=0, description="Seconds that a client may leave an answer unread before it is cut off."
+        default=10.0, gt=0, description="Seconds that a client may read nothing of an answer before it is cut off."
     )
     keep_alive_s: int = Field(
         default=5,

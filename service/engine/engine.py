@@ -35,7 +35,12 @@ from service.engine.single import SingleGeneration
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
+MAX_FAILURES = 8  # of a graph's runs one after another: then it is no request's fault
 logger = logging.getLogger(__name__)
+
+
+class RuntimeFailedError(Exception):
+    """A graph fails whatever it is given, as on a device that has broken down: nothing can be served any more."""
 
 
 class Engine:
@@ -68,6 +73,7 @@ class Engine:
         self._waiting: dict[int, Handle] = {}
         self._map_names: dict[str, Sequence[str]] = {one.kind: one.outputs for one in self._manifest.attention}
         self._rows = Rows(runner)
+        self._failures = {"encoder": 0, "step": 0}  # of each graph, one after another
         # The two ways in from other threads: appending to a deque and emptying it from the left need no lock.
         self._arrived: deque[Handle] = deque()
         self._given_up: deque[Handle] = deque()
@@ -143,7 +149,11 @@ class Engine:
             self._given_up.append(handle)
 
     def step(self) -> None:
-        """One turn: drop what is over, run one batch of newcomers, run the decoder once over all rows."""
+        """One turn: drop what is over, run one batch of newcomers, run the decoder once over all rows.
+
+        Raises:
+            RuntimeFailedError: the runtime has no more use.
+        """
         self._take_in()
         self._drop_expired(self._clock())
         batch = [self._waiting[id_] for id_ in self._scheduler.next_batch(self._rows.num_free)]
@@ -228,10 +238,12 @@ class Engine:
             logger.exception("the encoder failed on a batch of %d", len(batch))
             if len(batch) == 1:
                 self._finish(batch[0], Failed("internal"))
-            else:
+            self._count_failure("encoder")
+            if len(batch) > 1:
                 for handle in batch:
                     self._encode([handle])
             return
+        self._failures["encoder"] = 0
         for index, handle in enumerate(batch):
             if isinstance(handle.request, EncodeRequest):
                 self._deliver_encoded(handle, handle.request, encoded, index)
@@ -293,7 +305,9 @@ class Engine:
             logger.exception("a decoder step failed with %d rows", num_running)
             for generation in self._rows.generations:
                 self._end(generation, Failed("internal"))
+            self._count_failure("step")
             return
+        self._failures["step"] = 0
         now = self._clock()
         self._tell(self._observer.on_step, num_running, now - started)
         if self._rows.wants_maps:
@@ -339,6 +353,12 @@ class Engine:
             return None
         generation.settle(targets)
         return Generated(targets, handle.timings(now))
+
+    def _count_failure(self, graph: str) -> None:
+        """Raises RuntimeFailedError where a graph fails whatever it is given."""
+        self._failures[graph] += 1
+        if self._failures[graph] == MAX_FAILURES:
+            raise RuntimeFailedError(f"{graph}: {MAX_FAILURES} runs failed one after another")
 
     # The ends
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from service.bundle import Manifest
 from service.engine.attention import STEP_KINDS, MapRecorder, Maps, map_outputs
 from service.engine.hypothesis import Hypothesis
-from service.engine.processors import has_processors_beside_min_new_tokens, make_processors, process
+from service.engine.processors import changes_other_tokens, make_processors, process
 from service.engine.request import (
     Event,
     FinishReason,
@@ -78,7 +78,7 @@ class Generation(ABC):
         self._num_alternatives = parameters.top_logprobs
         self._processors = make_processors(parameters, self._end_id)
         # Where the end token alone may be forbidden, the step's top tokens hold all that can be picked.
-        self._reads_logits = parameters.do_sample or has_processors_beside_min_new_tokens(parameters)
+        self._reads_logits = parameters.do_sample or changes_other_tokens(self._processors)
         maps = MapRecorder(request.attention, num_source, encoder_maps, len(self.beginning))
         self._first = Hypothesis(maps, request.stop)
         self.wants_maps = bool(self._first.maps.steps)

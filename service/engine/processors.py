@@ -78,9 +78,9 @@ class EndWhereNothingIsLeft:
             scores[self._end_id] = 0.0
 
 
-def has_processors_beside_min_new_tokens(parameters: DecodingParameters) -> bool:
-    """Whether more than the end token may be made less likely."""
-    return bool(parameters.repetition_penalty != 1.0 or parameters.no_repeat_ngram_size or parameters.suppress_tokens)
+def changes_other_tokens(processors: Sequence[Processor]) -> bool:
+    """Whether more than the end token may become less, or more, likely."""
+    return not all(isinstance(one, MinNewTokens | EndWhereNothingIsLeft) for one in processors)
 
 
 def make_processors(parameters: DecodingParameters, end_id: int) -> list[Processor]:

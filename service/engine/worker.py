@@ -120,9 +120,9 @@ class Worker:
     async def stop(self, timeout_s: float) -> None:
         """Refuse new requests, let those in flight finish for so long, fail the rest ("draining"), end the thread.
 
-        Again does nothing.
+        Again does nothing, also while the first call waits.
         """
-        if self._is_stopping:
+        if self._is_draining:
             return
         self._refusal = self._refusal or "draining"
         await self._join(timeout_s, is_draining=True)

@@ -118,12 +118,12 @@ async def decode(body: DecodeBody, call: Call) -> Response:
         "skip_special_tokens": body.skip_special_tokens is not False,
     }
     with naming({"ids[0]": "ids"} if is_one else {}):
-        return json_answer(detokenized(check_body(wanted, DetokenizeBody), call)["texts"])
+        return json_answer((await detokenized(check_body(wanted, DetokenizeBody), call))["texts"])
 
 
 def add_routes(app: FastAPI) -> None:
-    joining: tuple[ErrorCode, ...] = ("model_not_found", "overloaded")
-    splitting: tuple[ErrorCode, ...] = (*joining, "empty_input", "unsupported_parameter", "response_too_large")
+    joining: tuple[ErrorCode, ...] = ("model_not_found", "response_too_large")
+    splitting: tuple[ErrorCode, ...] = (*joining, "empty_input", "unsupported_parameter")
     classifying: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
     encoding: tuple[ErrorCode, ...] = (*classifying, "response_too_large")
     for path, endpoint, answer, errors in (

@@ -16,7 +16,8 @@ from service.schemas import DetokenizeBody, Side, TokenizeBody
 from service.serving import ServedModel
 from service.tokenizer import TextTokenizer, TokenSpan
 
-# A token is a byte at the least, so this bounds the answer; and tokenising takes some hundred times as much memory.
+# A token is a byte at the least, so this bounds the answer; and tokenising takes some hundred times as much memory. As
+# many ids make a text of some megabytes at the most.
 MAX_TEXT_BYTES = 100_000
 
 
@@ -56,22 +57,30 @@ def _named(tokenizer: TextTokenizer, spans: Sequence[TokenSpan]) -> list[dict[st
 
 async def detokenize(body: DetokenizeBody, call: Call) -> Response:
     """Join token ids to texts."""
-    return json_answer(detokenized(body, call))
+    return json_answer(await detokenized(body, call))
 
 
-def detokenized(body: DetokenizeBody, call: Call) -> dict[str, Any]:
+async def detokenized(body: DetokenizeBody, call: Call) -> dict[str, Any]:
     """The answer, for any door."""
     model = call.service.model(body.model)
     call.take_place(model, len(body.ids))
     tokenizer = tokenizer_of(model, body.side)
     if not body.ids:
         raise ApiError("empty_input", "The list is empty.", param="ids")
-    for place, ids in enumerate(body.ids):
-        if ids and max(ids) >= len(tokenizer):
-            inner = next(inner for inner, id_ in enumerate(ids) if id_ >= len(tokenizer))
-            message = f"A token id of this model is below {len(tokenizer)}."
-            raise ApiError("invalid_parameter", message, param=f"ids[{place}][{inner}]")
-    texts = [tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in body.ids]
+    num_ids = sum(map(len, body.ids))
+    if num_ids > MAX_TEXT_BYTES:
+        message = f"The lists have {num_ids} ids; a call joins at most {MAX_TEXT_BYTES}."
+        raise ApiError("response_too_large", message)
+
+    def run() -> list[str]:
+        for place, ids in enumerate(body.ids):
+            if ids and max(ids) >= len(tokenizer):
+                inner = next(inner for inner, id_ in enumerate(ids) if id_ >= len(tokenizer))
+                message = f"A token id of this model is below {len(tokenizer)}."
+                raise ApiError("invalid_parameter", message, param=f"ids[{place}][{inner}]")
+        return [tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in body.ids]
+
+    texts = run() if num_ids <= INLINE_CHARACTERS else await asyncio.to_thread(run)
     return {"model": model.name, "texts": texts}
 
 
@@ -80,6 +89,6 @@ def tokenizer_of(model: ServedModel, side: Side) -> TextTokenizer:
 
 
 def add_routes(app: FastAPI) -> None:
-    errors: tuple[ErrorCode, ...] = ("model_not_found", "empty_input", "overloaded")
-    add_route(app, "POST", "/v1/tokenize", tokenize, TokenizeAnswer, errors=(*errors, "response_too_large"))
+    errors: tuple[ErrorCode, ...] = ("model_not_found", "empty_input", "response_too_large")
+    add_route(app, "POST", "/v1/tokenize", tokenize, TokenizeAnswer, errors=errors)
     add_route(app, "POST", "/v1/detokenize", detokenize, DetokenizeAnswer, errors=errors)

@@ -155,6 +155,15 @@ async def full(running: Running) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
+async def flooded(running: Running) -> AsyncIterator[None]:
+    """Bodies that are still coming in take all that they may."""
+    service = running.app.state.service
+    service.num_body_bytes += service.settings.max_waiting_bytes
+    yield
+    service.num_body_bytes -= service.settings.max_waiting_bytes
+
+
+@contextlib.asynccontextmanager
 async def busy(running: Running) -> AsyncIterator[None]:
     """The engine is at work for a while."""
     runner = running.backend.runners[0]
@@ -256,7 +265,7 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "unsupported_task": Cause(models=["idle"]),
     "response_too_large": Cause(narrow, change=partial(with_any_of, UNBOUNDED)),
     "internal": Cause(wrong),
-    "overloaded": Cause(full),
+    "overloaded": Cause(flooded),
     "queue_timeout": Cause(busy, encode_s=0.25, settings={"queue_timeout_s": 0.02}),
     "loading": Cause(is_loading=True),
     "draining": Cause(draining),
@@ -314,6 +323,20 @@ async def test_every_route_gives_an_error_where_it_declares_it_and_nowhere_else(
                         break
             is_declared = code in operation.errors and (operation.reads_body or code not in HEAD_ERRORS)
             assert (code in found) == is_declared, f"{operation}: {found}"
+
+
+async def test_every_route_that_asks_a_model_refuses_at_a_full_door(
+    start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logs.access_logger.name)
+    cause = Cause(full)
+    async with caused(start, make_backend, cause) as running, full(running):
+        for operation in filter(lambda one: one.reads_body, OPERATIONS):
+            answers = cause.answers(running, operation)
+            found = {getattr(caplog.records[-1], logs.FIELDS)["code"] async for _ in answers}
+            asks_model = bool({"model_not_found", "empty_input"} & operation.errors.keys())
+            assert ("overloaded" in found) == asks_model, f"{operation}: {found}"
+            assert None not in found or not asks_model, operation
 
 
 def check(operation: Operation, answer: httpx.Response, code: ErrorCode | None) -> None:

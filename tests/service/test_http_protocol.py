@@ -12,7 +12,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from service.http_protocol import MAX_PIPELINED, GuardedProtocol, ReadLimits
-from tests.service.conftest import Serve, Wire, read_all
+from tests.service.conftest import Serve, Wire, read_all, wait_until
 
 QUICK = {"header_timeout_s": 0.2, "body_timeout_s": 0.2, "keep_alive_s": 1}
 POST = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -69,6 +69,28 @@ def test_bytes_that_drip_do_not_extend_the_time(serve: Serve) -> None:
 def test_a_stalled_body_is_408(serve: Serve) -> None:
     with serve(**QUICK) as wire:
         check(exchange(wire, POST + b"Content-Length: 100\r\n\r\n" + BODY), 408, "client_too_slow")
+
+
+def test_bodies_that_do_not_end_are_counted_together(serve: Serve) -> None:
+    """Each had the largest size for ten seconds: a few hundred connections took all memory before any door."""
+    with serve(max_body_bytes=10_000, max_waiting_bytes=10_000) as wire:
+
+        def answers(status: int) -> bool:
+            return wire.post("/v1/generate", {"inputs": "x"})[0] == status
+
+        unended = POST + b"Content-Length: 10000\r\n\r\n" + b" " * 9_990
+        with wire.connect() as first, wire.connect() as second:
+            first.sendall(unended)
+            wait_until(lambda: answers(503))
+            second.sendall(unended)
+            assert second.recv(65536).startswith(b"HTTP/1.1 503 ")
+        wait_until(lambda: answers(200))
+
+
+def test_one_body_alone_may_be_as_large_as_its_own_limit(serve: Serve) -> None:
+    with serve(max_body_bytes=10_000, max_waiting_bytes=10_000) as wire:
+        whole = POST + b"Connection: close\r\nContent-Length: 10000\r\n\r\n" + BODY.ljust(10_000)
+        assert exchange(wire, whole).startswith(b"HTTP/1.1 200 ")
 
 
 def drip_until_closed(connection: socket.socket, byte: bytes, timeout_s: float = 3.0) -> bool:

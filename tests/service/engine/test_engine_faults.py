@@ -2,6 +2,7 @@
 
 import pytest
 
+from service.engine.engine import MAX_FAILURES, RuntimeFailedError
 from service.engine.observer import NullObserver
 from service.engine.request import (
     DecodingParameters,
@@ -104,3 +105,43 @@ def test_sinks_stop_conditions_and_observers_that_raise_harm_nobody_else() -> No
     harness.run()
     assert harness.final(bad) == Failed("internal")
     assert harness.ids(good) == harness.expected(SOURCES[3])
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(step_calls=frozenset(range(1, 100))), Faults(encode_calls=frozenset(range(1, 100)))],
+    ids=["step", "encoder"],
+)
+def test_a_graph_that_fails_whatever_it_is_given_ends_the_engine(faults: Faults) -> None:
+    """It stayed ready, and answered every call with 500."""
+    harness = Harness(faults=faults)
+    for _ in range(MAX_FAILURES - 1):
+        handle = harness.generate((5, 6))
+        harness.run()
+        assert harness.final(handle) == Failed("internal")
+    harness.generate((5, 6))
+    with pytest.raises(RuntimeFailedError, match=f"{MAX_FAILURES} runs failed"):
+        harness.run()
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(step_calls=frozenset(range(1, 200, 2))), Faults(encode_calls=frozenset(range(1, 200, 2)))],
+    ids=["step", "encoder"],
+)
+def test_failures_with_a_success_between_them_do_not_add_up(faults: Faults) -> None:
+    harness = Harness(faults=faults)
+    finals = []
+    for _ in range(3 * MAX_FAILURES):
+        handle = harness.generate((5, 6), parameters=DecodingParameters(max_new_tokens=1))
+        harness.run()
+        finals.append(harness.final(handle))
+    assert finals.count(Failed("internal")) == 3 * MAX_FAILURES / 2
+
+
+def test_a_batch_that_fails_whole_ends_the_engine_too() -> None:
+    harness = Harness(faults=Faults(encode_calls=frozenset(range(1, 100))))
+    for _ in range(MAX_FAILURES):
+        harness.generate((5, 6))
+    with pytest.raises(RuntimeFailedError):
+        harness.run()

@@ -14,7 +14,7 @@ from service.engine.processors import (
     Processor,
     RepetitionPenalty,
     SuppressTokens,
-    has_processors_beside_min_new_tokens,
+    changes_other_tokens,
     make_processors,
     process,
 )
@@ -117,7 +117,7 @@ def test_whatever_may_forbid_comes_before_the_end_is_let_through() -> None:
 def test_only_the_end_tokens_delay_leaves_the_other_tokens_alone(
     parameters: DecodingParameters, expected: bool
 ) -> None:
-    assert has_processors_beside_min_new_tokens(parameters) is expected
+    assert changes_other_tokens(make_processors(parameters, END)) is expected
 
 
 def slowly_processed(

@@ -48,6 +48,19 @@ async def test_ids_that_are_none_are_refused(running: Running, ids: object, code
     assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (code, param)
 
 
+async def test_more_ids_than_a_call_joins_are_refused_with_the_count(running: Running) -> None:
+    for ids in ([[1] * 120_000], [[1] * 60_000] * 2):
+        answer = await running.post("/v1/detokenize", {"ids": ids})
+        assert answer.json()["error"]["code"] == "response_too_large"
+        assert "120000 ids" in answer.json()["error"]["message"]
+    assert len((await running.post("/v1/detokenize", {"ids": [[40] * 100_000]})).json()["texts"][0]) >= 100_000
+
+
+async def test_a_long_list_whose_ids_are_no_tokens_is_refused_by_place_too(running: Running) -> None:
+    answer = await running.post("/v1/detokenize", {"ids": [[1] * 60_000, [1, 10**6]]})
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("invalid_parameter", "ids[1][1]")
+
+
 async def test_no_ids_are_no_text(running: Running) -> None:
     assert (await running.post("/v1/detokenize", {"ids": [[]]})).json()["texts"] == [""]
 
