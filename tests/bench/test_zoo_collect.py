@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from bench.record import Result
+from bench.record import Recorded, Result, write_result
 from bench.zoo import collect
 from bench.zoo.headline import headline
 from bench.zoo.lengths import buckets_of
@@ -70,9 +70,9 @@ def replace_outputs(run: Path, outputs: Sequence[str]) -> None:
 
 
 @pytest.fixture
-def collected(tmp_path: Path, data: Path) -> Callable[[], Result]:
-    def run() -> Result:
-        return collect.measure(Namespace(runs=tmp_path / "runs", data=data))
+def collected(tmp_path: Path, data: Path) -> Callable[..., Result]:
+    def run(keep: bool = False) -> Result:
+        return collect.measure(Namespace(runs=tmp_path / "runs", data=data, keep=keep, results=tmp_path))
 
     return run
 
@@ -97,6 +97,36 @@ def test_a_run_that_is_not_scored_or_does_not_translate_is_left_out(
     make_run("sentiment-1", GOOD)
     make_run("linformer-1", GOOD)
     assert list(runs_by_system(collected())) == ["linformer"]
+
+
+def test_runs_of_several_machines_come_together(
+    tmp_path: Path, make_run: MakeRun, collected: Callable[..., Result]
+) -> None:
+    """Of a run that both have, what lies in the folder counts."""
+    with pytest.raises(FileNotFoundError, match="has no result of collect"):
+        collected(keep=True)
+    make_run("luong-dot-1", GOOD)
+    make_run("bahdanau-2", BAD)
+    first = collected()
+    write_result(tmp_path, collect.NAME, Recorded({}, "", first))
+    shutil.rmtree(tmp_path / "runs")
+    make_run("bahdanau-2", GOOD)
+    make_run("bahdanau-1", BAD)
+    runs = runs_by_system(collected(keep=True))
+    assert runs["luong-dot"] == runs_by_system(first)["luong-dot"]
+    assert [run["seed"] for run in runs["bahdanau"]] == [1, 2]
+    assert runs["bahdanau"] == runs_by_system(collected())["bahdanau"]
+
+
+def test_runs_of_another_test_set_are_not_kept(
+    tmp_path: Path, data: Path, make_run: MakeRun, collected: Callable[..., Result]
+) -> None:
+    make_run("luong-dot-1", GOOD)
+    write_result(tmp_path, collect.NAME, Recorded({}, "", collected()))
+    path = data / "test_2016_flickr.en"
+    path.write_text(path.read_text(encoding="utf-8").replace("She", "Now she"), encoding="utf-8")
+    with pytest.raises(ValueError, match="is of another test set"):
+        collected(keep=True)
 
 
 def test_a_run_of_another_name_is_refused(make_run: MakeRun, collected: Callable[[], Result]) -> None:
