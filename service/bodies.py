@@ -36,12 +36,15 @@ async def receive_body(call: Call, body_format: BodyFormat, body_type: type[Body
         ClientGoneError: the client left before it had sent everything.
     """
     media_type = _check_media_type(call, body_format.media_types)
-    data = await _read(call)
-    if not data and body_format.is_optional:
-        return check_body({}, body_type)
-    if media_type == FORM:  # away from the event loop: a megabyte of percent signs takes a while
-        return await asyncio.to_thread(parse_form, data, body_type)
-    return parse_body(_json_part(call, data, body_format.length_header), body_type)
+    try:
+        data = await _read(call)
+        if not data and body_format.is_optional:
+            return check_body({}, body_type)
+        if media_type == FORM:  # away from the event loop: a megabyte of percent signs takes a while
+            return await asyncio.to_thread(parse_form, data, body_type)
+        return parse_body(_json_part(call, data, body_format.length_header), body_type)
+    finally:
+        call.service.num_body_bytes -= call.num_bytes  # from here on a door counts them
 
 
 def _check_media_type(call: Call, media_types: Sequence[str]) -> str:
@@ -71,20 +74,17 @@ async def _read(call: Call) -> bytes:
                     raise ClientGoneError
                 part = message.get("body", b"")
                 body += part
+                call.num_bytes += len(part)
                 service.num_body_bytes += len(part)
                 if len(body) > limit:
                     raise too_large
-                # One alone has the limit of its own.
+                if not message.get("more_body", False):
+                    return bytes(body)
+                # One alone has the limit of its own, and what is whole is not held up by what is not.
                 if len(body) < service.num_body_bytes > service.settings.max_waiting_bytes:
                     raise ApiError("overloaded")
-                if not message.get("more_body", False):
-                    break
     except TimeoutError:
         raise ApiError("client_too_slow") from None
-    finally:
-        service.num_body_bytes -= len(body)
-    call.num_bytes = len(body)
-    return bytes(body)
 
 
 def _json_part(call: Call, data: bytes, length_header: str | None) -> bytes:

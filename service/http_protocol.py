@@ -5,8 +5,11 @@ so the tests over raw sockets decide whether another version of it may be used.
 """
 
 import asyncio
+import fcntl
 import secrets
 import socket
+import struct
+import termios
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -30,14 +33,24 @@ class ReadLimits:
     write_timeout_s: float
 
 
+def num_unread(transport: asyncio.Transport) -> int:
+    """Bytes that the client's machine has not taken yet, those that the kernel holds included; 0 where it holds all."""
+    unwritten = transport.get_write_buffer_size()
+    if not unwritten:
+        return 0
+    queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    return unwritten + int(struct.unpack("i", queued)[0])
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection.
 
     A head that is late is answered with 408 and one that is too large with 431; a connection on which nothing ever came
     is closed without a word. While a route reads the body, the route watches its time (408); the rest of a body that no
     route wants any more has the same time, then the connection is closed. Of requests sent ahead of their turn more
-    than `MAX_PIPELINED` are not read: the connection is closed behind the answers to those. An answer of which nothing
-    is read for `write_timeout_s` is cut off, also where the connection was closed behind it.
+    than `MAX_PIPELINED` are not read: the connection is closed behind the answers to those, which its reset may
+    overtake. An answer of which nothing is read for `write_timeout_s` is cut off, also where the connection was closed
+    behind it.
     """
 
     def __init__(self, *arguments: Any, limits: ReadLimits, on_refusal: Refuse, **options: Any) -> None:
@@ -49,7 +62,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_in_body = False
         self._is_refused = False
-        self._unparsed_bytes = 0  # of a head that is not whole yet
+        self._unparsed_bytes = 0  # of a head, or of what stands between the parts of a body, that is not whole yet
         self._head_bytes = 0
         self._earlier: deque[Any] = deque()  # cycles before `self.cycle`, the newest, that may still be answered
 
@@ -77,8 +90,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self._read_timer is None and not self._is_in_body:  # the first bytes after an idle time
             self._arm_head_timer()
-        if not self._is_in_body:
-            self._unparsed_bytes += len(data)
+        self._unparsed_bytes += len(data)
         super().data_received(data)
         if self._unparsed_bytes > MAX_HEAD_BYTES:
             self._refuse("headers_too_large")
@@ -118,6 +130,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._unparsed_bytes = 0
         if not self._is_refused:
             super().on_body(body)
 
@@ -154,12 +167,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._read_timer = None
 
     def _refuse(self, code: ErrorCode) -> None:
-        """Answer with an error where no answer is under way, and close."""
+        """Answer with an error where no answer is under way or was given, and close."""
         if self._is_refused:
             return
         self._is_refused = True
         self._stop_reading_timer()
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._is_in_body and (self.cycle is None or self.cycle.response_complete):
             self.transport.write(self._error_answer(ApiError(code)))
         self._close()
 
@@ -179,9 +192,15 @@ class GuardedProtocol(HttpToolsProtocol):
     # Writing
 
     def pause_writing(self) -> None:
-        """More waits to be read by the client than the transport likes to hold."""
+        """More waits to be read by the client than the transport likes to hold; until it has, no more is written."""
         super().pause_writing()
         self._watch_reader()
+
+    def resume_writing(self) -> None:
+        # What is written from now on would hide what is read.
+        self._stop_write_timer()
+        super().resume_writing()
+        self._watch_closing()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -206,13 +225,13 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _watch_reader(self) -> None:
         if self._write_timer is None:
-            unread = self.transport.get_write_buffer_size()
+            unread = num_unread(self.transport)
             self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self._check_reader, unread)
 
     def _check_reader(self, unread_before: int) -> None:
         """Cut off a client that has read nothing since the timer was armed."""
         self._write_timer = None
-        unread = self.transport.get_write_buffer_size()
+        unread = num_unread(self.transport)
         if unread >= unread_before > 0:
             self.transport.abort()
         elif unread > 0:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -35,7 +35,7 @@ from service.engine.single import SingleGeneration
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
-MAX_FAILURES = 8  # of a graph's runs one after another: then it is no request's fault
+MAX_FAILURES = 8  # of a graph one after another, of different requests each: then it is no request's fault
 logger = logging.getLogger(__name__)
 
 
@@ -73,7 +73,7 @@ class Engine:
         self._waiting: dict[int, Handle] = {}
         self._map_names: dict[str, Sequence[str]] = {one.kind: one.outputs for one in self._manifest.attention}
         self._rows = Rows(runner)
-        self._failures = {"encoder": 0, "step": 0}  # of each graph, one after another
+        self._failures: Counter[str] = Counter()  # of each graph, one after another
         # The two ways in from other threads: appending to a deque and emptying it from the left need no lock.
         self._arrived: deque[Handle] = deque()
         self._given_up: deque[Handle] = deque()
@@ -226,6 +226,13 @@ class Engine:
 
     def _encode(self, batch: Sequence[Handle]) -> None:
         """Encode a batch and admit it; where that fails, each alone, so that one request cannot fail another."""
+        is_well = self._encode_together(batch)
+        if not is_well and len(batch) > 1:
+            is_well = sum(self._encode_together([handle]) for handle in batch) > 0
+        self._count_run("encoder", is_well=is_well)
+
+    def _encode_together(self, batch: Sequence[Handle]) -> bool:
+        """Whether it went well; one that was alone has failed otherwise."""
         try:
             encoded = self._run_encoder(batch)
             now = self._clock()
@@ -238,15 +245,11 @@ class Engine:
             logger.exception("the encoder failed on a batch of %d", len(batch))
             if len(batch) == 1:
                 self._finish(batch[0], Failed("internal"))
-            self._count_failure("encoder")
-            if len(batch) > 1:
-                for handle in batch:
-                    self._encode([handle])
-            return
-        self._failures["encoder"] = 0
+            return False
         for index, handle in enumerate(batch):
             if isinstance(handle.request, EncodeRequest):
                 self._deliver_encoded(handle, handle.request, encoded, index)
+        return True
 
     def _run_encoder(self, batch: Sequence[Handle]) -> Mapping[str, Array]:
         lengths = np.array([len(handle.source_request.source_ids) for handle in batch], np.int32)  # (B,)
@@ -305,9 +308,9 @@ class Engine:
             logger.exception("a decoder step failed with %d rows", num_running)
             for generation in self._rows.generations:
                 self._end(generation, Failed("internal"))
-            self._count_failure("step")
+            self._count_run("step", is_well=False)
             return
-        self._failures["step"] = 0
+        self._count_run("step", is_well=True)
         now = self._clock()
         self._tell(self._observer.on_step, num_running, now - started)
         if self._rows.wants_maps:
@@ -354,9 +357,9 @@ class Engine:
         generation.settle(targets)
         return Generated(targets, handle.timings(now))
 
-    def _count_failure(self, graph: str) -> None:
+    def _count_run(self, graph: str, *, is_well: bool) -> None:
         """Raises RuntimeFailedError where a graph fails whatever it is given."""
-        self._failures[graph] += 1
+        self._failures[graph] = 0 if is_well else self._failures[graph] + 1
         if self._failures[graph] == MAX_FAILURES:
             raise RuntimeFailedError(f"{graph}: {MAX_FAILURES} runs failed one after another")
 

@@ -144,6 +144,11 @@ async def never_whole() -> AsyncIterator[bytes]:
     yield b"}"
 
 
+async def in_parts(body: bytes) -> AsyncIterator[bytes]:
+    yield body[:1]
+    yield body[1:]
+
+
 @contextlib.asynccontextmanager
 async def full(running: Running) -> AsyncIterator[None]:
     """No door has a place left."""
@@ -265,7 +270,7 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "unsupported_task": Cause(models=["idle"]),
     "response_too_large": Cause(narrow, change=partial(with_any_of, UNBOUNDED)),
     "internal": Cause(wrong),
-    "overloaded": Cause(flooded),
+    "overloaded": Cause(flooded, content=in_parts),
     "queue_timeout": Cause(busy, encode_s=0.25, settings={"queue_timeout_s": 0.02}),
     "loading": Cause(is_loading=True),
     "draining": Cause(draining),

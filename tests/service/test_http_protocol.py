@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from service import http_protocol
 from service.http_protocol import MAX_PIPELINED, GuardedProtocol, ReadLimits
 from tests.service.conftest import Serve, Wire, read_all, wait_until
 
@@ -74,17 +75,16 @@ def test_a_stalled_body_is_408(serve: Serve) -> None:
 def test_bodies_that_do_not_end_are_counted_together(serve: Serve) -> None:
     """Each had the largest size for ten seconds: a few hundred connections took all memory before any door."""
     with serve(max_body_bytes=10_000, max_waiting_bytes=10_000) as wire:
-
-        def answers(status: int) -> bool:
-            return wire.post("/v1/generate", {"inputs": "x"})[0] == status
-
+        service = wire.server._service
         unended = POST + b"Content-Length: 10000\r\n\r\n" + b" " * 9_990
         with wire.connect() as first, wire.connect() as second:
             first.sendall(unended)
-            wait_until(lambda: answers(503))
+            wait_until(lambda: service.num_body_bytes == 9_990)
             second.sendall(unended)
             assert second.recv(65536).startswith(b"HTTP/1.1 503 ")
-        wait_until(lambda: answers(200))
+            # They do not keep out what is whole.
+            assert wire.post("/v1/generate", {"inputs": "x"})[0] == 200
+        wait_until(lambda: service.num_body_bytes == 0)
 
 
 def test_one_body_alone_may_be_as_large_as_its_own_limit(serve: Serve) -> None:
@@ -245,6 +245,27 @@ def test_trailers_without_end_are_cut_off(serve: Serve) -> None:
         assert wire.get("/health/live")[0] == 200
 
 
+def test_a_trailer_without_end_is_cut_off(serve: Serve) -> None:
+    """A header is told when it is whole, so one that never is was kept, and copied with each piece that came."""
+    with serve(body_timeout_s=30) as wire:
+        started = time.monotonic()
+        exchange(wire, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: " + b"b" * 1_000_000)
+        assert time.monotonic() - started < 5
+
+
+def test_what_goes_wrong_behind_an_early_answer_is_no_second_answer(serve: Serve) -> None:
+    with serve(body_timeout_s=30) as wire:
+        head = b"POST /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
+        with wire.connect() as connection:
+            connection.sendall(head)
+            first = connection.recv(65536)
+            assert first.startswith(b"HTTP/1.1 404 ")
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(b"no size\r\n")
+            assert b"HTTP/1.1" not in read_all(connection)
+        assert b'code="malformed_request"' not in wire.get("/metrics")[1]
+
+
 def test_a_few_trailers_are_read_and_forgotten(serve: Serve) -> None:
     with serve() as wire:
         chunks = b"%x\r\n%s\r\n0\r\nX-Sum: 1\r\n\r\n" % (len(BODY), BODY)
@@ -252,22 +273,48 @@ def test_a_few_trailers_are_read_and_forgotten(serve: Serve) -> None:
         assert answer.startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize("unread", [[90, 90], [90, 50, 20, 20]], ids=["nothing is read", "reading stops"])
-async def test_a_closed_connection_waits_for_a_reader_that_reads(unread: list[int]) -> None:
-    """What is left unread may be too little to pause writing, and then no timer ran."""
+def made_protocol(transport: Mock, write_timeout_s: float) -> GuardedProtocol:
     config = uvicorn.Config(Mock())
     config.load()
-    limits = ReadLimits(header_timeout_s=9, body_timeout_s=9, write_timeout_s=0.01)
+    limits = ReadLimits(header_timeout_s=9, body_timeout_s=9, write_timeout_s=write_timeout_s)
     protocol = GuardedProtocol(config, ServerState(), {}, limits=limits, on_refusal=Mock())
+    protocol.connection_made(transport)
+    return protocol
+
+
+@pytest.mark.anyio
+async def test_what_is_written_after_a_pause_does_not_hide_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A level that was as high as one timeout before counted as nothing read: whoever read steadily was cut off."""
+    transport = Mock()
+    transport.is_closing.return_value = False
+    monkeypatch.setattr(http_protocol, "num_unread", lambda transport: 90)
+    protocol = made_protocol(transport, write_timeout_s=0.1)
+    for _ in range(6):
+        protocol.pause_writing()
+        await asyncio.sleep(0.05)
+        protocol.resume_writing()
+    transport.abort.assert_not_called()
+    protocol.pause_writing()
+    await asyncio.sleep(0.3)
+    transport.abort.assert_called_once()
+    protocol.connection_lost(None)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("unread", [[90, 90], [90, 50, 20, 20]], ids=["nothing is read", "reading stops"])
+async def test_a_closed_connection_waits_for_a_reader_that_reads(
+    monkeypatch: pytest.MonkeyPatch, unread: list[int]
+) -> None:
+    """What is left unread may be too little to pause writing, and then no timer ran."""
     transport = Mock()
     transport.is_closing.side_effect = lambda: transport.close.called
     middle = [size for size in unread[1:-1] for _ in range(2)]  # seen when one timer ends and when the next begins
-    transport.get_write_buffer_size.side_effect = [unread[0], *middle, unread[-1]]
-    protocol.connection_made(transport)
+    num_unread = Mock(side_effect=[unread[0], *middle, unread[-1]])
+    monkeypatch.setattr(http_protocol, "num_unread", num_unread)
+    protocol = made_protocol(transport, write_timeout_s=0.01)
     protocol.timeout_keep_alive_handler()
     transport.abort.assert_not_called()
     await asyncio.sleep(0.2)
     transport.abort.assert_called_once()
-    assert transport.get_write_buffer_size.call_count == 2 + len(middle)
+    assert num_unread.call_count == 2 + len(middle)
     protocol.connection_lost(None)

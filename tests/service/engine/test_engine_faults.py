@@ -139,9 +139,20 @@ def test_failures_with_a_success_between_them_do_not_add_up(faults: Faults) -> N
     assert finals.count(Failed("internal")) == 3 * MAX_FAILURES / 2
 
 
-def test_a_batch_that_fails_whole_ends_the_engine_too() -> None:
-    harness = Harness(faults=Faults(encode_calls=frozenset(range(1, 100))))
-    for _ in range(MAX_FAILURES):
-        harness.generate((5, 6))
-    with pytest.raises(RuntimeFailedError):
+def test_requests_of_one_batch_that_fail_are_one_failure() -> None:
+    """One call with eight poisoned inputs ended the service of everybody."""
+    harness = Harness(max_rows=2 * MAX_FAILURES, faults=Faults(raising_id=40))
+    bad = [harness.generate((5, 40)) for _ in range(2 * MAX_FAILURES)]
+    harness.run()
+    assert {harness.final(handle) for handle in bad} == {Failed("internal")}
+    good = harness.generate((5, 6))
+    harness.run()
+    assert harness.ids(good) == harness.expected((5, 6))
+
+
+def test_one_of_a_batch_that_goes_well_is_no_failure() -> None:
+    harness = Harness(faults=Faults(raising_id=40))
+    for _ in range(2 * MAX_FAILURES):
+        handles = harness.generate((5, 40)), harness.generate((5, 6))
         harness.run()
+        assert harness.final(handles[0]) == Failed("internal")
