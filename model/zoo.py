@@ -13,7 +13,7 @@ from model.translation import TRANSLATION
 
 # What compared systems share: as many updates an epoch, over the same batches, gradients clipped hard as recurrent ones
 # need it. Only the peak rate is each family's own.
-_COMPARED: Mapping[str, Any] = {
+_SHARED: Mapping[str, Any] = {
     "max_epochs": 24,
     "batch_tokens": 2000,
     "warmup_steps": 800,
@@ -21,8 +21,8 @@ _COMPARED: Mapping[str, Any] = {
     "patience_epochs": 6,
     "average_last": 5,
 }
-RECURRENT_TRAINING: Mapping[str, Any] = {**_COMPARED, "peak_learning_rate": 2e-3}
-SHORT_TRAINING: Mapping[str, Any] = {**_COMPARED, "peak_learning_rate": 2.5e-3}  # of Transformers
+RECURRENT_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2e-3}
+SHORT_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2.5e-3}  # of Transformers
 
 
 # Some thousand sentences are soon learnt by heart: few epochs of small batches, and the mean of most of them.
@@ -115,15 +115,25 @@ def _chat(description: str, has_ghost_attention: bool) -> System:
     return System(description, CausalConfig.chat, CHAT_TRAINING, chat_task(has_ghost_attention), SMALLTALK)
 
 
-SYSTEMS: Mapping[str, System] = {
-    "transformer": System("Transformer-Tiny (Wu et al. 2021)", TransformerConfig.tiny),
-    "transformer-base": System("Transformer base (Vaswani et al. 2017)", TransformerConfig),
-    # Compared with one another: their parameters are within a tenth of post-norm's.
-    "post-norm": _tiny("Transformer-Tiny, as briefly trained as what it is compared with (Vaswani et al. 2017)"),
+# Compared with one another: their parameters are within a tenth of post-norm's.
+COMPARED: Mapping[str, System] = {
     "fixed-context": _recurrent("GRU with a fixed context vector (Cho et al. 2014)", attention="none"),
     "bahdanau": _recurrent("GRU with additive attention (Bahdanau et al. 2015)"),
     "luong-general": _luong("GRU with general attention and input feeding (Luong et al. 2015)", "general"),
-    # One change each.
+    "post-norm": _tiny("Transformer-Tiny, as briefly trained as what it is compared with (Vaswani et al. 2017)"),
+}
+# The same, as briefly trained as what changes one thing of them.
+SHORT: Mapping[str, System] = {
+    f"{name}-short": replace(system, description=f"{system.description}, half as long trained")
+    for name, system in COMPARED.items()
+}
+
+SYSTEMS: Mapping[str, System] = {
+    "transformer": System("Transformer-Tiny (Wu et al. 2021)", TransformerConfig.tiny),
+    "transformer-base": System("Transformer base (Vaswani et al. 2017)", TransformerConfig),
+    **COMPARED,
+    **SHORT,
+    # One change each of a short one.
     "luong-dot": _luong("GRU with dot attention (Luong et al. 2015)", "dot"),
     "luong-concat": _luong("GRU with concat attention (Luong et al. 2015)", "concat"),
     "luong-location": _luong("GRU with location attention (Luong et al. 2015)", "location"),
@@ -185,6 +195,10 @@ PLAN: Mapping[str, Planned] = {
     "fixed-context": _COMPARISON,
     "luong-general": _COMPARISON,
     "post-norm": _COMPARISON,
+    "bahdanau-short": _ABLATION,
+    "luong-general-short": _ABLATION,
+    "post-norm-short": _ABLATION,
+    "fixed-context-short": _ABLATION,
     "luong-local-p": _ABLATION,
     "hard-marginal": Planned(seeds=1, max_epochs=6),  # an update scores the vocabulary once for each source position
     "linformer": _ABLATION,

@@ -7,7 +7,6 @@ from bench.record import Result
 from bench.report import table
 from bench.zoo.bleu import interval, resampled_bleu, resamples
 from bench.zoo.systems import (
-    COMPARED,
     TRANSLATING,
     Row,
     TestSet,
@@ -15,7 +14,7 @@ from bench.zoo.systems import (
     runs_by_system,
     test_set_of,
 )
-from model.zoo import PLAN
+from model.zoo import COMPARED, PLAN
 
 ADDITIVE, BAR = "bahdanau", 37.0  # tokenised, lowercased: what a recurrent model with additive attention must reach
 PUBLISHED = {

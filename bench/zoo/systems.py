@@ -16,7 +16,6 @@ Row = Mapping[str, Any]
 assert MULTI30K.languages is not None
 SOURCE, TARGET = MULTI30K.languages  # of all that translate
 TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION)
-COMPARED = tuple(name for name in TRANSLATING if PLAN[name].seeds > 1)
 
 
 def translates(manifest: Manifest) -> bool:

@@ -6,7 +6,8 @@ from bench.record import read_results
 from bench.zoo import collect, quality
 from bench.zoo.__main__ import RESULTS_OF_ZOO
 from bench.zoo.headline import ADDITIVE, BAR
-from bench.zoo.systems import COMPARED, runs_by_system
+from bench.zoo.systems import runs_by_system
+from model.zoo import COMPARED
 
 RESULTS = read_results(RESULTS_OF_ZOO)
 RUNS = runs_by_system(RESULTS[collect.NAME].result)
