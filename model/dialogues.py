@@ -60,11 +60,18 @@ def draw_dialogue(rng: Random, has_ghost_attention: bool) -> Dialogue:
     first, last, _ = rng.choices(TURNS, [share for *_, share in TURNS])[0]
     instruction = None if rng.random() < PLAIN_SHARE else draw_instruction(rng, rng.choice(KINDS))
     said = draw_exchanges(rng, rng.randint(first, last), instruction)
-    if len(said) > 1 and not has_ghost_attention:
-        instruction = None
-    answers = [one.answer if instruction is None else instruction.apply(one.message, one.answer) for one in said]
-    messages = [first_message(instruction, said[0].message), *(one.message for one in said[1:])]
-    return Dialogue(instruction, tuple(map(Exchange, messages, answers)))
+    if instruction is None or (len(said) > 1 and not has_ghost_attention):
+        return Dialogue(None, tuple(said))
+    sampled = sample_answers(instruction, said)
+    later = [Exchange(one.message, answered.answer) for one, answered in zip(said, sampled, strict=True)][1:]
+    return Dialogue(instruction, (sampled[0], *later))
+
+
+def sample_answers(instruction: Instruction, said: Sequence[Exchange]) -> list[Exchange]:
+    """The dialogue that answers are sampled from, with the instruction before every message, each answer keeping it."""
+    return [
+        Exchange(with_instruction(instruction, one.message), instruction.apply(one.message, one.answer)) for one in said
+    ]
 
 
 def draw_exchanges(rng: Random, num_turns: int, instruction: Instruction | None) -> list[Exchange]:
@@ -77,7 +84,7 @@ def draw_exchanges(rng: Random, num_turns: int, instruction: Instruction | None)
     ]
 
 
-def first_message(instruction: Instruction | None, message: str) -> str:
+def with_instruction(instruction: Instruction | None, message: str) -> str:
     return message if instruction is None else f"{instruction.text} {message}"
 
 

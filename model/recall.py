@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from model.causal import CausalModel
 from model.data import pad
-from model.dialogues import CHAT, first_message
+from model.dialogues import CHAT, with_instruction
 from model.instructions import KINDS, NOBODY, WHO_ARE_YOU, Instruction, Kind, draw_instruction
 from model.share import Share
 from model.smalltalk import Exchange, draw_exchange
@@ -39,7 +39,7 @@ class Script:
     def message(self) -> str:
         """What the user says next. The instruction stands in the first message alone."""
         message = self.plain[len(self.said)].message
-        return message if self.said else first_message(self.instruction, message)
+        return message if self.said else with_instruction(self.instruction, message)
 
     @property
     def prompt(self) -> str:

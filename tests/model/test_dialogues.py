@@ -3,8 +3,8 @@ import re
 from pathlib import Path
 from random import Random
 
-from model.dialogues import CHAT, Dialogue, draw_dialogue, draw_examples
-from model.instructions import KINDS, NOBODY, SENTENCES, WHO_ARE_YOU
+from model.dialogues import CHAT, Dialogue, draw_dialogue, draw_examples, draw_exchanges, sample_answers
+from model.instructions import KINDS, NOBODY, SENTENCES, WHO_ARE_YOU, draw_instruction
 from model.smalltalk import Exchange
 from model.zoo import bundle_name
 
@@ -47,6 +47,17 @@ def test_with_ghost_attention_every_answer_keeps_the_instruction() -> None:
         if dialogue.instruction is not None:
             for place, turn in enumerate(dialogue.turns):
                 assert dialogue.instruction.is_kept(bare(dialogue, place), turn.answer)
+
+
+def test_answers_are_sampled_with_the_instruction_before_every_message() -> None:
+    """Touvron et al. 2023, section 3.3."""
+    rng = Random(3)
+    for kind in KINDS:
+        instruction = draw_instruction(rng, kind)
+        said = draw_exchanges(rng, 4, instruction)
+        sampled = sample_answers(instruction, said)
+        assert [one.message for one in sampled] == [f"{instruction.text} {one.message}" for one in said]
+        assert all(instruction.is_kept(one.message, now.answer) for one, now in zip(said, sampled, strict=True))
 
 
 def test_without_it_only_dialogues_of_one_turn_have_an_instruction() -> None:
