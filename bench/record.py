@@ -11,6 +11,7 @@ from typing import Any
 
 RESULTS = Path("bench/results")
 DIGITS = 5
+Row = Mapping[str, Any]  # of a result
 NUMBERS = re.compile(r"\[\n\s+(-?\d[^\[\]{}\"]*?)\n\s*\]")  # a list of nothing but numbers, a line each
 
 
@@ -32,7 +33,7 @@ class Result:
     """A section's figures by name, and the rows of its table."""
 
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    rows: Sequence[Mapping[str, Any]] = ()
+    rows: Sequence[Row] = ()
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.bars import BARS
-from bench.record import Figure, Recorded
+from bench.record import Figure, Recorded, Row
 
 END = "<!-- end of figures -->"
 Results = Mapping[str, Recorded]
-Row = Mapping[str, Any]
 
 
 def mark(part: str, writer: str = "make bench") -> str:
@@ -68,7 +67,9 @@ def machines(results: Results) -> str:
     """Where each section was measured; sections of one run together."""
     groups: dict[str, list[str]] = {}
     for name, recorded in results.items():
-        groups.setdefault(_machine(recorded.machine), []).append(f"`{name}`")
+        commits = sorted({row["commit"] for row in recorded.result.rows if "commit" in row})
+        kept = f" (some of its rows at {', '.join(commits)})" if commits else ""
+        groups.setdefault(_machine(recorded.machine), []).append(f"`{name}`{kept}")
     return "\n".join(f"- {', '.join(names)}: {machine}" for machine, names in groups.items())
 
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.record import Result, read_results
+from bench.record import Result, Row
 from bench.zoo.bleu import corpus_bleu, statistics_of
 from bench.zoo.headline import headline
 from bench.zoo.lengths import draw_lengths, lengths_table
-from bench.zoo.systems import SOURCE, TARGET, TRANSLATING, Row
+from bench.zoo.step import add_keep, with_kept
+from bench.zoo.systems import SOURCE, TARGET, TRANSLATING
 from model.checkpoint import load_model
 from model.config import read_train_config
 from model.evaluate import TEST_SPLIT, moses_lines, read_test_set
@@ -26,8 +27,7 @@ METRICS = ("tokenised_bleu", "bleu", "chrf")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, help="folder of run folders, SYSTEM-SEED; those without scores.json wait")
     parser.add_argument("data", type=Path, help="folder with the test set")
-    text = "keep what the last result has of runs that the folder lacks, for runs that finish on several machines"
-    parser.add_argument("--keep", action="store_true", help=text)
+    add_keep(parser, "runs")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
@@ -46,24 +46,18 @@ def measure(arguments: argparse.Namespace) -> Result:
     lengths = [len(reference.split()) for reference in references]
     words = [len(source.split()) for source in test_set.sources]
     sentences = {"kind": "test set", "split": TEST_SPLIT, "source_words": words, "reference_lengths": lengths}
-    kept = _kept(arguments.results, sentences, systems) if arguments.keep else []
-    return Result(rows=(sentences, *sorted((*kept, *systems), key=_which)))
+    if not arguments.keep:
+        return Result(rows=(sentences, *systems))
+    all_rows = with_kept(arguments.results, NAME, (sentences, *systems), _which)
+    runs = [row for row in all_rows if row["kind"] == "system"]
+    if len(all_rows) > 1 + len(runs):
+        raise ValueError(f"the result in {arguments.results} is of another test set")
+    return Result(rows=(sentences, *sorted(runs, key=_which)))
 
 
-def _which(row: Row) -> tuple[str, int]:
-    return row["system"], row["seed"]
-
-
-def _kept(results: Path, sentences: Row, found: Sequence[Row]) -> list[Row]:
-    """Rows of the result that lies there, of other runs than those that were found."""
-    recorded = read_results(results).get(NAME)
-    if recorded is None:
-        raise FileNotFoundError(f"{results} has no result of {NAME} to keep anything of")
-    test_set, *rows = recorded.result.rows
-    if test_set != sentences:
-        raise ValueError(f"the result in {results} is of another test set")
-    known = {_which(row) for row in found}
-    return [row for row in rows if _which(row) not in known]
+def _which(row: Row) -> tuple[Any, ...]:
+    is_run = row["kind"] == "system"
+    return tuple(row[name] for name in (("system", "seed") if is_run else ("source_words", "reference_lengths")))
 
 
 def _finished(runs: Path) -> list[Path]:

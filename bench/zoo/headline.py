@@ -3,12 +3,11 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from bench.record import Result
+from bench.record import Result, Row
 from bench.report import table
 from bench.zoo.bleu import interval, resampled_bleu, resamples
 from bench.zoo.systems import (
     TRANSLATING,
-    Row,
     TestSet,
     rows_of_statistics,
     runs_by_system,

@@ -3,16 +3,14 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 from bench.plots import save
-from bench.record import Result
+from bench.record import Result, Row
 from bench.report import table
 
-Row = Mapping[str, Any]
 Measure = Callable[[Row], float]
 IsLess = Callable[[Row, Row], bool]
 

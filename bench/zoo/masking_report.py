@@ -1,12 +1,10 @@
 """What the step `masking` found, as tables."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from bench.record import Result
+from bench.record import Result, Row
 from bench.report import table
 
-Row = Mapping[str, Any]
 Figures = Mapping[tuple[str | None, str], Row]  # by removal and name
 HOW = {"deleted": "Deleted from the source", "hidden": "Hidden from cross-attention"}
 CHOICES = {

@@ -2,15 +2,14 @@
 
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from xml.sax.saxutils import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.record import Result
+from bench.record import Result, Row
 from model.config import RecurrentConfig
 from model.zoo import SYSTEMS, bundle_name
 
@@ -42,7 +41,6 @@ NOTES = (
     "A dot before a piece: it goes on with the word before it.",
 )
 
-Row = Mapping[str, Any]
 Matrix = NDArray[np.float64]
 
 
@@ -103,6 +101,8 @@ def remarks(row: Row) -> str:
         sums = weights.sum(axis=1)
         what = "sum to less than 1" if sums.max() < 1 else "do not sum to 1"
         said.append(f"rows {what} ({sums.min():.2f} to {sums.max():.2f})")
+    if (weights < 0).any() and "largest" in row:  # rows that were kept may have none
+        said.append(f"signs cancel: weights of a single head reach {row['largest']:.2f}")
     return "; ".join(said)
 
 

@@ -6,7 +6,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from bench.record import Result
+from bench.record import Result, Row
 from bench.report import table
 from bench.zoo.served import Served, serve
 from bench.zoo.step import no_pictures
@@ -62,7 +62,6 @@ RELATIONS = (
     "water Wasser, horse Pferd",
 )
 
-Row = Mapping[str, Any]
 Asked = str | Sequence[str]  # a token, or a, b, c of an analogy
 
 

@@ -4,14 +4,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.record import Result
+from bench.record import Result, Row
 from bench.report import table
 from model.config import PRECISIONS
 from model.zoo import MULTI30K, SYSTEMS
 
 REFERENCE = "transformer"  # what the others' speeds are divided by
-
-Row = Mapping[str, Any]
 
 
 def training_minutes(row: Row) -> float:

@@ -1,11 +1,11 @@
 """What a step of `python -m bench.zoo` is."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from bench.record import Result
+from bench.record import Result, Row, read_results
 
 
 class Step(Protocol):
@@ -22,6 +22,26 @@ class Step(Protocol):
 
     def draw(self, result: Result, folder: Path) -> None:
         """Write pictures, in the style of `bench.plots.STYLE`, which is in force."""
+
+
+def add_keep(parser: argparse.ArgumentParser, what: str) -> None:
+    """The flag by which results of several machines come together."""
+    text = f"keep what the last result has of {what} that are not here, for work that is spread over several machines"
+    parser.add_argument("--keep", action="store_true", help=text)
+
+
+def with_kept(results: Path, name: str, rows: Sequence[Row], which: Callable[[Row], Any]) -> list[Row]:
+    """Rows, and before them those of the last result that are of something else, with the commit they were measured at.
+
+    Raises:
+        FileNotFoundError: there is no result to keep anything of.
+    """
+    last = read_results(results).get(name)
+    if last is None:
+        raise FileNotFoundError(f"{results} has no result of {name} to keep anything of")
+    found = [which(row) for row in rows]
+    kept = [{"commit": last.machine["commit"], **row} for row in last.result.rows if which(row) not in found]
+    return [*kept, *rows]
 
 
 def no_tables(result: Result) -> Mapping[str, str]:

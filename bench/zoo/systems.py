@@ -1,18 +1,16 @@
 """The rows of the result `collect`, read: runs by their systems."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from bench.record import Result
+from bench.record import Result, Row
 from bench.zoo.bleu import Counts, Statistics
 from model.translation import TRANSLATION
 from model.zoo import MULTI30K, PLAN, SYSTEMS
 from service.bundle import Manifest
 
-Row = Mapping[str, Any]
 assert MULTI30K.languages is not None
 SOURCE, TARGET = MULTI30K.languages  # of all that translate
 TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION)

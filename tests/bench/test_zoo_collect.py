@@ -108,12 +108,12 @@ def test_runs_of_several_machines_come_together(
     make_run("luong-dot-1", GOOD)
     make_run("bahdanau-2", BAD)
     first = collected()
-    write_result(tmp_path, collect.NAME, Recorded({}, "", first))
+    write_result(tmp_path, collect.NAME, Recorded({"commit": "c0ffee"}, "", first))
     shutil.rmtree(tmp_path / "runs")
     make_run("bahdanau-2", GOOD)
     make_run("bahdanau-1", BAD)
     runs = runs_by_system(collected(keep=True))
-    assert runs["luong-dot"] == runs_by_system(first)["luong-dot"]
+    assert runs["luong-dot"] == [{**run, "commit": "c0ffee"} for run in runs_by_system(first)["luong-dot"]]
     assert [run["seed"] for run in runs["bahdanau"]] == [1, 2]
     assert runs["bahdanau"] == runs_by_system(collected())["bahdanau"]
 
@@ -122,7 +122,7 @@ def test_runs_of_another_test_set_are_not_kept(
     tmp_path: Path, data: Path, make_run: MakeRun, collected: Callable[..., Result]
 ) -> None:
     make_run("luong-dot-1", GOOD)
-    write_result(tmp_path, collect.NAME, Recorded({}, "", collected()))
+    write_result(tmp_path, collect.NAME, Recorded({"commit": "c0ffee"}, "", collected()))
     path = data / "test_2016_flickr.en"
     path.write_text(path.read_text(encoding="utf-8").replace("She", "Now she"), encoding="utf-8")
     with pytest.raises(ValueError, match="is of another test set"):

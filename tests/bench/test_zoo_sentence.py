@@ -1,5 +1,7 @@
+import re
 import shutil
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -7,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from bench.record import Recorded, Result, Row, write_result
 from bench.zoo import sentence
 from bench.zoo.sentence_picture import picture, remarks, shown
 from model.zoo import bundle_name
@@ -31,16 +34,38 @@ def texts_in(svg: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
 
 
-def test_every_model_that_translates_is_asked_once(bundle: Path, classifier_bundle: Path, tmp_path: Path) -> None:
+def measured(*bundles: Path, sentence_: str = SENTENCE, results: Path | None = None) -> Sequence[Row]:
+    arguments = Namespace(bundles=bundles, sentence=sentence_, keep=results is not None, results=results)
+    return sentence.measure(arguments).rows
+
+
+def test_every_model_that_translates_or_classifies_is_asked_once(
+    bundle: Path, classifier_bundle: Path, tmp_path: Path
+) -> None:
     for folder in (bundle, classifier_bundle):
         shutil.copytree(folder, tmp_path / folder.name)
-    rows = sentence.measure(Namespace(bundles=[tmp_path, bundle.parent], sentence=SENTENCE)).rows
-    (row,) = rows
+    rows = measured(tmp_path, bundle.parent)
+    row, judged = sorted(rows, key=lambda row: row["kind"])
+    assert judged["kind"] == "encoder"
+    assert re.fullmatch(r"\w+, \d+%", judged["text"])
+    assert np.shape(judged["map"]) == (len(judged["source_tokens"]),) * 2
     assert (row["model"], row["kind"], row["layers"], row["heads"]) == ("toy", "cross", 2, 4)
     weights = np.array(row["map"])
     assert weights.shape == (len(row["target_tokens"]), len(row["source_tokens"]))
     np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-3)
     assert texts_in(picture(rows))[0] == f"“{SENTENCE}”"
+
+
+def test_models_that_are_not_here_are_kept_with_their_commit(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no result of sentence"):
+        measured(bundle.parent, results=tmp_path)
+    rows = [{**ROW, "model": "toy", "sentence": SENTENCE}, {**ROW, "model": "elsewhere", "sentence": SENTENCE}]
+    write_result(tmp_path, sentence.NAME, Recorded({"commit": "c0ffee"}, "", Result(rows=rows)))
+    kept, new = measured(bundle.parent, results=tmp_path)
+    assert kept == {**rows[1], "commit": "c0ffee"}
+    assert new["model"] == "toy" and "commit" not in new
+    with pytest.raises(ValueError, match="of another sentence"):
+        measured(bundle.parent, results=tmp_path, sentence_="A dog sleeps.")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +105,11 @@ def test_what_cannot_be_looked_at_is_grey_and_what_is_small_is_not() -> None:
         (
             {"normalized": False, "kind": "encoder", "map": [[-0.5, 0.2], [0.9, 0.4]]},
             "encoder's attention to slots, pulled back to tokens; rows do not sum to 1 (-0.30 to 1.30)",
+        ),
+        (
+            {"layers": 4, "normalized": False, "largest": 0.91, "map": [[-0.5, 0.2], [0.9, 0.4]]},
+            "cross-attention; mean of 4 layers; rows do not sum to 1 (-0.30 to 1.30); "
+            "signs cancel: weights of a single head reach 0.91",
         ),
         ({"kind": None}, "no attention"),
     ],
