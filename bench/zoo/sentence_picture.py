@@ -17,7 +17,7 @@ from model.zoo import SYSTEMS, bundle_name
 COLUMNS, PANEL, MARGIN = 3, 330, 14
 LABELS, MAP = 66, 246  # widths: of a row's label, of a map
 CELL = 16  # height
-HEAD, FOOT = 98, 66  # above and below a map
+HEAD, FOOT = 110, 66  # above and below a map
 LINE = 13  # height of a line of a panel's head
 PICTURE_HEAD, PICTURE_FOOT = 44, 84
 ROWS_WITHOUT_MAP = 5  # as high as so many
@@ -102,7 +102,7 @@ def remarks(row: Row) -> str:
         what = "sum to less than 1" if sums.max() < 1 else "do not sum to 1"
         said.append(f"rows {what} ({sums.min():.2f} to {sums.max():.2f})")
     if (weights < 0).any() and "largest" in row:  # rows that were kept may have none
-        said.append(f"signs cancel: weights of a single head reach {row['largest']:.2f}")
+        said.append(f"signs cancel: single heads reach {row['largest']:.2f}")
     return "; ".join(said)
 
 
@@ -121,7 +121,7 @@ def _panel(row: Row) -> str:
         (f"“{row['text']}”", 'font-style="italic"'),
         (remarks(row), 'fill="#a03000"'),
     ):
-        for line in textwrap.wrap(text, LETTERS, max_lines=2, placeholder=" …"):
+        for line in textwrap.wrap(text, LETTERS, max_lines=3, placeholder=" …"):
             head.append(_text(0, 13 + LINE * len(head), line, style))
     below = _no_map() if row["kind"] is None else _map(row)
     return "".join([*head, f'<g transform="translate({LABELS} {HEAD})">{below}</g>'])

@@ -109,7 +109,7 @@ def test_what_cannot_be_looked_at_is_grey_and_what_is_small_is_not() -> None:
         (
             {"layers": 4, "normalized": False, "largest": 0.91, "map": [[-0.5, 0.2], [0.9, 0.4]]},
             "cross-attention; mean of 4 layers; rows do not sum to 1 (-0.30 to 1.30); "
-            "signs cancel: weights of a single head reach 0.91",
+            "signs cancel: single heads reach 0.91",
         ),
         ({"kind": None}, "no attention"),
     ],
