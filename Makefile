@@ -5,6 +5,7 @@ PYTHON ?= python3.11
 RUNTIME ?= cpu# cpu or gpu
 DATA ?= data/multi30k# a folder of parallel text: train.en, train.de, val.en, ...
 ZOO_DATA ?= data# a folder with the folders multi30k and sst2
+SYSTEMS ?=# of the zoo, as in 'luong-dot chat-gatt'; all where none is named
 RUN ?= runs/multi30k-en-de
 PRECISION ?= float32# of training; bfloat16 is faster where the processor has it, see docs/training.md
 BUNDLE ?= bundles/multi30k-en-de
@@ -44,8 +45,8 @@ fix: $(DEV)/ready  ## what `check` can mend by itself
 train: $(DEV)/ready  ## train from DATA into RUN; run it again to resume
 	$(DEV)/bin/python -m model train $(DATA) --run $(RUN) --precision $(PRECISION)
 
-zoo: $(DEV)/ready  ## train, score and export every system from ZOO_DATA, many hours; run it again to resume
-	$(DEV)/bin/python -m model zoo $(ZOO_DATA) --runs runs/zoo --precision $(PRECISION)
+zoo: $(DEV)/ready  ## train, score and export every system from ZOO_DATA, or SYSTEMS, many hours; run it again to resume
+	$(DEV)/bin/python -m model zoo $(ZOO_DATA) --runs runs/zoo --precision $(PRECISION) $(if $(SYSTEMS),--systems $(SYSTEMS))
 	$(DEV)/bin/python -m export zoo runs/zoo --out runs/zoo-bundles --half-weights
 
 evaluate: $(DEV)/ready  ## BLEU of RUN's averaged checkpoint on DATA's test set

@@ -135,7 +135,7 @@ class RecurrentModel(nn.Module):
         select = select or self._select
         if self.config.query == "previous":
             # c_i from s_(i-1), then s_i = f(s_(i-1), y_(i-1), c_i) (Bahdanau et al. 2015, equations 4 to 6). A fixed
-            # context vector is read at every step, as in Cho et al. 2014.
+            # context vector is read at every step, as in Cho et al. 2014, section 2.2 (equation 3 of Bahdanau et al.).
             context, weights = self._attend(state.hidden, position, memory, source_lengths, select)
             hidden, cell = self._advance(torch.cat((embedded, context), dim=1), state)
         else:

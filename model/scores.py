@@ -146,7 +146,7 @@ class PredictedPosition(nn.Module):
 def align(
     scores: Tensor, source_lengths: Tensor, centres: Tensor | None = None, radius: int = 0, is_gaussian: bool = False
 ) -> Tensor:
-    """The weights of one step.
+    """The weights of one step, a softmax over the source or over a window (Luong et al. 2015, equation 7, section 3.2).
 
     Args:
         scores: (B, S).

@@ -1,6 +1,7 @@
 """Every bundle of the repository answers over HTTP, says what it is, and is small."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -30,6 +31,14 @@ def input_of(folder: Path) -> str:
 def test_bundles_stay_small() -> None:
     assert all(size(folder) <= 6 * MEGABYTE for folder in BUNDLES)
     assert sum(map(size, BUNDLES)) <= 30 * MEGABYTE
+
+
+@pytest.mark.skipif(not Path(".git").exists(), reason="no checkout")
+def test_a_checkout_stays_small() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, check=True, text=True)
+    files = [Path(name) for name in listed.stdout.split("\0") if name]
+    assert len(files) > 100
+    assert sum(path.stat().st_size for path in files) < 45 * MEGABYTE
 
 
 @each_bundle

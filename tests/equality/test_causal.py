@@ -25,8 +25,10 @@ from service.engine.request import DecodingParameters, Encoded, EncodeRequest, E
 from service.runtime.ort import OnnxRunner
 from tests.equality.running import FAR, make_request, run, run_events
 from tests.equality.serving import client_of
+from tests.equality.systems import random_models, small_systems
 
 MAX_POSITIONS = 200
+SYSTEMS = small_systems(CausalConfig, max_positions=MAX_POSITIONS)
 MAX_NEW_TOKENS = 12
 GREEDY = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS)
 BEAMS = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
@@ -34,21 +36,15 @@ BEAMS = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_retur
 Ids = tuple[int, ...]
 
 
-@pytest.fixture(scope="module")
-def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=SYSTEMS)
+def folder(
+    request: pytest.FixtureRequest, checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A checkpoint of random weights and its bundle, which the export has compared."""
-    tokenizer = read_tokenizer(checkpoint / "tokenizer.json")
-    config = CausalConfig(
-        tokenizer.get_vocab_size(), d_model=32, num_heads=4, d_ff=48, layers=3, max_positions=MAX_POSITIONS
-    )
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(4)
-        model = CausalModel(config)
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-        model.embedding.weight *= 0.5
+    tokenizer = checkpoint / "tokenizer.json"
+    model = random_models(SYSTEMS, tokenizer, noise=0.1)[request.param]
     folder = tmp_path_factory.mktemp("causal")
-    save_checkpoint(folder / "checkpoint", config, model.state_dict(), checkpoint / "tokenizer.json", {})
+    save_checkpoint(folder / "checkpoint", model.config, model.state_dict(), tokenizer, {})
     export_bundle(folder / "checkpoint", folder / "bundle", Label("causal"), toy_sentences)
     return folder
 
@@ -203,7 +199,7 @@ def test_encode_gives_the_last_layer_over_the_prompt(
         np.testing.assert_allclose(found[len(prompt)], features[0].numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["layers.0.self_attention.key.weight", "layers.2.feed_forward.outer.bias"])
+@pytest.mark.parametrize("name", ["layers.0.self_attention.key.weight", "layers.1.feed_forward.outer.bias"])
 def test_a_weight_that_is_not_the_bundles_is_found(
     name: str, folder: Path, model: CausalModel, toy_sentences: list[str], tmp_path: Path
 ) -> None:

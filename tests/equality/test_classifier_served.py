@@ -11,28 +11,48 @@ import torch
 
 from model.checkpoint import load_model
 from model.classifier import Classifier
+from model.config import ClassifierConfig
 from model.tokenizer import encode_lines
 from service.bundle import read_bundle
 from service.engine.engine import Engine
 from service.engine.request import Encoded, EncodeRequest, Event
 from service.runtime.ort import OnnxRunner
-from tests.equality.serving import client_of
+from tests.equality.running import FAR
+from tests.equality.serving import client_of, write_bundles
+from tests.equality.systems import MakeConfig, random_models, small, small_systems
 
 pytestmark = pytest.mark.anyio
 ENCODER = frozenset({"encoder"})
-FAR = 1e9
+SYSTEMS: dict[str, MakeConfig] = {
+    "three-labels": small("sentiment", labels=("bad", "fair", "good")),
+    **small_systems(ClassifierConfig),
+}
 
 
 @pytest.fixture(scope="module")
-def model(classifier_checkpoint: Path) -> Classifier:
-    model, _ = load_model(classifier_checkpoint)
+def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of random weights and a bundle of each system; the export has compared the two."""
+    tokenizer = checkpoint / "tokenizer.json"
+    models = random_models(SYSTEMS, tokenizer, noise=0.3)
+    return write_bundles(tmp_path_factory.mktemp("classifiers"), models, tokenizer, toy_sentences)
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def name(request: pytest.FixtureRequest) -> str:
+    system: str = request.param
+    return system
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path, name: str) -> Classifier:
+    model, _ = load_model(folder / "checkpoints" / name)
     assert isinstance(model, Classifier)
     return model
 
 
 @pytest.fixture(scope="module")
-def texts_ids(classifier_checkpoint: Path, toy_sentences: list[str]) -> list[list[int]]:
-    return encode_lines(load_model(classifier_checkpoint)[1], toy_sentences)
+def texts_ids(folder: Path, name: str, toy_sentences: list[str]) -> list[list[int]]:
+    return encode_lines(load_model(folder / "checkpoints" / name)[1], toy_sentences)
 
 
 def pytorchs(model: Classifier, ids: list[int]) -> tuple[Any, Any]:
@@ -58,9 +78,10 @@ def run(runner: OnnxRunner, sources: list[list[int]], max_batch_tokens: int) -> 
 
 
 def test_the_engine_gives_pytorchs_labels_and_maps_alone_and_in_a_batch(
-    model: Classifier, classifier_bundle: Path, texts_ids: list[list[int]]
+    name: str, model: Classifier, folder: Path, texts_ids: list[list[int]]
 ) -> None:
-    runner = OnnxRunner(classifier_bundle, read_bundle(classifier_bundle), num_threads=1)
+    bundle = folder / "bundles" / name
+    runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1)
     runner.warm_up(256)
     for max_batch_tokens in (1, 1024):
         for ids, result in zip(texts_ids, run(runner, texts_ids, max_batch_tokens), strict=True):
@@ -71,21 +92,22 @@ def test_the_engine_gives_pytorchs_labels_and_maps_alone_and_in_a_batch(
 
 
 @pytest.fixture
-async def client(classifier_bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(classifier_bundle.parent) as client:
+async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(folder / "bundles") as client:
         yield client
 
 
 async def test_the_service_answers_with_pytorchs_probabilities(
-    model: Classifier, client: httpx.AsyncClient, toy_sentences: list[str], texts_ids: list[list[int]]
+    name: str, model: Classifier, client: httpx.AsyncClient, toy_sentences: list[str], texts_ids: list[list[int]]
 ) -> None:
-    answer = (await client.post("/v1/classify", json={"inputs": toy_sentences, "return_attention": True})).json()
+    asked = {"model": name, "inputs": toy_sentences, "return_attention": True}
+    answer = (await client.post("/v1/classify", json=asked)).json()
     for ids, text, output in zip(texts_ids, toy_sentences, answer["outputs"], strict=True):
         logprobs, maps = pytorchs(model, ids)
         scores = {one["label"]: one["score"] for one in output["labels"]}
         assert [scores[label] for label in model.config.labels] == pytest.approx(np.exp(logprobs).tolist(), abs=1e-5)
         np.testing.assert_allclose(np.reshape(output["maps"][0]["data"], maps.shape), maps, atol=1e-5)
-        alone = (await client.post("/v1/classify", json={"inputs": text})).json()["outputs"][0]["labels"]
+        alone = (await client.post("/v1/classify", json={"model": name, "inputs": text})).json()["outputs"][0]["labels"]
         assert [one["label"] for one in alone] == [one["label"] for one in output["labels"]]
         assert [one["score"] for one in alone] == pytest.approx([one["score"] for one in output["labels"]], abs=1e-6)
 

@@ -14,52 +14,35 @@ from model.checkpoint import load_checkpoint
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
 from model.reference import beam, greedy, log_softmax, pytorch_steps
-from model.tokenizer import read_tokenizer
 from service.engine.request import DecodingParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import assert_same, generated_ids
 from tests.equality.running import make_request, run
 from tests.equality.serving import client_of, load_system, write_bundles
+from tests.equality.systems import MakeConfig, random_models, small, small_systems
 
-SYSTEMS: dict[str, dict[str, Any]] = {
-    "fixed-context": {"attention": "none"},
-    "fixed-context-lstm": {"attention": "none", "cell": "lstm", "bidirectional": False},
-    "bahdanau": {"attention": "additive"},
-    "bahdanau-lstm": {"attention": "additive", "cell": "lstm"},
-    "multiplicative": {"attention": "general"},
-    "reduced-rank": {"attention": "reduced_rank", "attention_size": 3},
-    "luong-dot": {"attention": "dot", "query": "current", "input_feeding": True},
-    "luong-general": {"attention": "general", "query": "current", "input_feeding": True, "cell": "lstm"},
-    "luong-concat": {"attention": "concat", "query": "current", "input_feeding": True},
-    "luong-location": {"attention": "location", "query": "current", "input_feeding": True},
-    "local-m": {"attention": "general", "query": "current", "window": "local-m", "window_radius": 1},
-    "local-p": {"attention": "general", "query": "current", "window": "local-p", "window_radius": 2},
-    "hard-reinforce": {"attention": "additive", "selection": "reinforce"},
-    "hard-marginal": {"attention": "general", "query": "current", "selection": "marginal"},
+SYSTEMS: dict[str, MakeConfig] = {
+    # What the zoo could have and has not.
+    "fixed-context-lstm": small("fixed-context", cell="lstm", bidirectional=False),
+    "bahdanau-lstm": small("bahdanau", cell="lstm"),
+    "luong-general-lstm": small("luong-general", cell="lstm"),
+    "luong-local-m-without-feeding": small("luong-local-m", input_feeding=False),
+    "luong-local-p-without-feeding": small("luong-local-p", input_feeding=False),
+    "hard-reinforce-previous": small("hard-reinforce", attention="additive", query="previous"),
+    **small_systems(RecurrentConfig),
 }
 MAX_NEW_TOKENS = 12
 GREEDY = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS)
 BEAMS = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
 
 
-def make_model(vocab_size: int, changes: dict[str, Any]) -> RecurrentModel:
-    """Random weights, none of which does nothing."""
-    settings = {"embedding_size": 12, "encoder_size": 8, "decoder_size": 16, **changes}
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(4)
-        model = RecurrentModel(RecurrentConfig(vocab_size, **settings)).eval()
-        for parameter in model.parameters():
-            parameter.add_(0.4 * torch.randn_like(parameter))
-    return model
-
-
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of random weights and a bundle of each system; the export has compared the two."""
     tokenizer = checkpoint / "tokenizer.json"
-    vocab_size = read_tokenizer(tokenizer).get_vocab_size()
-    models = {name: make_model(vocab_size, changes) for name, changes in SYSTEMS.items()}
-    return write_bundles(tmp_path_factory.mktemp("recurrent"), models, tokenizer, toy_sentences)
+    models = random_models(SYSTEMS, tokenizer, noise=0.2)
+    few = toy_sentences[:3]  # the shortest and the longest among them: the export's reference is slow
+    return write_bundles(tmp_path_factory.mktemp("recurrent"), models, tokenizer, few)
 
 
 System = tuple[RecurrentModel, OnnxRunner, list[tuple[int, ...]]]

@@ -3,36 +3,25 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx2 as httpx
 import pytest
-import torch
-from tokenizers import Tokenizer
 from torch.nn.functional import cosine_similarity, normalize
 
 from model.checkpoint import load_model
-from model.config import CausalConfig, ClassifierConfig, RecurrentConfig, TransformerConfig
-from model.factory import build_model
 from tests.equality.serving import client_of, write_bundles
+from tests.equality.systems import random_models, small
 
 pytestmark = pytest.mark.anyio
-CONFIGS: dict[str, Any] = {
-    "causal": lambda size: CausalConfig(size, d_model=16, num_heads=2, d_ff=32, layers=1),
-    "classifier": lambda size: ClassifierConfig(size, d_model=16, num_heads=2, d_ff=32, labels=("no", "yes")),
-    "recurrent": lambda size: RecurrentConfig(size, embedding_size=12, encoder_size=8, decoder_size=16),
-    "transformer": lambda size: TransformerConfig(size, d_model=16, num_heads=2, d_ff=32),
-}
+# One of each architecture.
+SYSTEMS = {name: small(name) for name in ("chat-gatt", "sentiment", "bahdanau", "post-norm")}
 
 
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of random weights of each kind, and its bundle."""
     tokenizer = checkpoint / "tokenizer.json"
-    size = Tokenizer.from_file(str(tokenizer)).get_vocab_size()
-    with torch.random.fork_rng():
-        torch.manual_seed(6)
-        models = {name: build_model(config(size)) for name, config in CONFIGS.items()}
+    models = random_models(SYSTEMS, tokenizer, noise=0.1)
     return write_bundles(tmp_path_factory.mktemp("similar"), models, tokenizer, ["A dog."])
 
 
@@ -42,7 +31,7 @@ async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SYSTEMS)
 async def test_the_service_gives_pytorchs_neighbours_alone_and_many_at_once(
     name: str, folder: Path, client: httpx.AsyncClient
 ) -> None:

@@ -156,6 +156,7 @@ def test_luongs_step_is_his_equations(name: str) -> None:
 
 @torch.no_grad()
 def test_a_fixed_context_is_the_encoders_last_states_at_every_step() -> None:
+    """Cho et al. 2014, section 2.2; Bahdanau et al. 2015, section 2.1, equations 1 to 3."""
     model = made(attention="none")
     source, lengths = padded(SOURCES)
     memory, _ = model.encode(source, lengths)

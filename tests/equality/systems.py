@@ -1,0 +1,65 @@
+"""The systems of `model.zoo`, small: their widths and layers shrink, and all else that they are is the zoo's own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from model.config import ModelConfig
+from model.factory import Model, build_model
+from model.tokenizer import read_tokenizer
+from model.zoo import PLAN, SYSTEMS
+
+# All widths shrink alike: sizes that differ in the zoo differ here, and what stands in a ratio goes on to.
+WIDTHS = ("embedding_size", "encoder_size", "decoder_size", "attention_size", "d_model", "d_ff")
+SHRINK = 4  # leaves heads 8 wide, and ONNX Runtime's GroupQueryAttention takes none that are narrower
+DEPTHS = ("encoder_layers", "decoder_layers", "layers")
+MAX_LAYERS = 2  # one that reads what another wrote
+
+MakeConfig = Callable[[int], ModelConfig]  # from the size of the vocabulary
+
+
+def small(name: str, **changes: Any) -> MakeConfig:
+    """A system of the zoo but for its size, and for `changes`."""
+
+    def make_config(vocab_size: int) -> ModelConfig:
+        config = SYSTEMS[name].make_config(vocab_size)
+        widths = {field: getattr(config, field) // SHRINK for field in WIDTHS if hasattr(config, field)}
+        depths = {field: min(getattr(config, field), MAX_LAYERS) for field in DEPTHS if hasattr(config, field)}
+        return replace(config, **{**widths, **depths, **changes})
+
+    return make_config
+
+
+def small_systems(kind: type[ModelConfig], **changes: Any) -> dict[str, MakeConfig]:
+    """Every system of one architecture that is trained; one of several whose training alone differs."""
+    names: dict[ModelConfig, str] = {}
+    for name in PLAN:
+        names.setdefault(full_config(name), name)
+    return {name: small(name, **changes) for config, name in names.items() if isinstance(config, kind)}
+
+
+def full_config(name: str) -> ModelConfig:
+    """A system's configuration as the zoo has it, with some vocabulary."""
+    return SYSTEMS[name].make_config(1000)
+
+
+def random_models(systems: Mapping[str, MakeConfig], tokenizer: Path, noise: float) -> dict[str, Model]:
+    """A model of each with random weights, none of which does nothing."""
+    vocab_size = read_tokenizer(tokenizer).get_vocab_size()
+    return {name: _random_model(make_config(vocab_size), noise) for name, make_config in systems.items()}
+
+
+def _random_model(config: ModelConfig, noise: float) -> Model:
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(4)
+        model = build_model(config).eval()
+        for parameter in model.parameters():
+            parameter.add_(noise * torch.randn_like(parameter))
+        norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+        if norms:  # left alone, tied embeddings repeat the token that was read last
+            norms[-1].weight.normal_()
+    return model
