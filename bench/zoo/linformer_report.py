@@ -119,12 +119,14 @@ def _memory_cell(row: Row) -> str:
 
 
 def _with_over_without(plain: Sequence[Row]) -> Callable[[Row], str]:
-    """Time with maps, and how many times that is the time without."""
+    """Time with maps, how many times that is the time without, and the peak of memory."""
     found = {(row["rows"], row["tokens"], _kind(row)): row for row in plain}
 
     def cell(row: Row) -> str:
         without = found[row["rows"], row["tokens"], _kind(row)]
-        return f"{_number(milliseconds(row))} ({milliseconds(row) / milliseconds(without):.1f} x)"
+        return (
+            f"{_number(milliseconds(row))} ({milliseconds(row) / milliseconds(without):.1f} x), {peak_mb(row):.0f} MB"
+        )
 
     return cell
 

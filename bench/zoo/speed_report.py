@@ -47,9 +47,16 @@ def tables(result: Result) -> Mapping[str, str]:
     text = (
         f"{threads} {'thread' if threads == 1 else 'threads'}; medians of rounds in which all systems take turns: "
         f"{trained} of {settings['updates_a_round']} updates, {decoded} of decoding. "
-        "Ratios are of systems that translate."
+        f"Ratios are of systems that translate.{_spread(rows)}"
     )
     return {"speed": f"{table(head, body)}\n\n{text}"}
+
+
+def _spread(rows: Sequence[Row]) -> str:
+    """How far the rounds of an update lie apart, at the most."""
+    times = [row["update_ms"][each] for row in rows if "update_ms" in row for each in PRECISIONS]
+    most = max((max(one) / min(one) - 1 for one in times), default=0)
+    return f" Of an update the slowest round takes up to {most:.0%} longer than the fastest." if most else ""
 
 
 def _training(row: Row) -> list[str]:

@@ -149,7 +149,7 @@ def test_the_tables_show_every_measure_and_the_crossover() -> None:
     assert "width 256, 4 heads, projections included, float32, 2 threads" in written["linformer-time"]
     assert "| 1,024 | 50 (16) | 90 (16) | 20 (0.5; 0.125) |" in written["linformer-memory"]
     assert "| 1 | 32 | 1,024 | 128 | 128 | 128 |" in written["linformer-crossover"]
-    assert "| 128 | 3 (2.0 x) |" in written["linformer-maps"]
+    assert "| 128 | 3 (2.0 x), 14 MB |" in written["linformer-maps"]
     assert "| 1,024 | 0.1 | 0.1 / 20 |" in written["linformer-short"]
 
 

@@ -120,7 +120,7 @@ def test_the_table_leaves_open_what_was_not_measured() -> None:
             "updates": 6000,
             "log_minutes": 61.5,
             "precision": "bfloat16",
-            "update_ms": {"float32": [400.0], "bfloat16": [250.0]},
+            "update_ms": {"float32": [400.0, 300.0, 500.0], "bfloat16": [250.0]},
             "tokens_per_s": {"1": [2000.0], "32": [9000.0]},
         },
         {"system": "bahdanau", "parameters": 2099840, "tokens_per_s": {"1": [3000.0], "32": [4500.0]}},
@@ -140,7 +140,8 @@ def test_the_table_leaves_open_what_was_not_measured() -> None:
         in text
     )
     assert "| `sentiment` | 1,000 | 100 | 99 | 600 | 1, float32 | 2 |  |  |  |  |" in text
-    assert "2 threads; medians of rounds in which all systems take turns: 1 of 3 updates, 1 of decoding." in text
+    assert "2 threads; medians of rounds in which all systems take turns: 3 of 3 updates, 1 of decoding." in text
+    assert "the slowest round takes up to 67% longer than the fastest." in text
 
 
 def test_who_chats_is_not_compared_with_who_translates() -> None:
