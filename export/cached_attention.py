@@ -13,6 +13,7 @@ from model.attention import MultiHeadAttention
 from model.config import StackConfig
 from model.transformer import DecoderLayer, EncoderLayer
 
+HEAD_SIZE_STEP = 8  # ONNX Runtime's operator takes no other sizes of heads than its multiples
 AFTER_SOFTMAX = 2  # which scores `GroupQueryAttention` returns as its map
 NOTHING = ("", "")  # instead of the names of keys and values
 
@@ -21,7 +22,16 @@ class CachedAttention:
     """Adds the attention of one layer after another, all over buffers of the same rows and lengths."""
 
     def __init__(self, graph: GraphBuilder, config: StackConfig, last: str, longest: str) -> None:
-        """`last` (B,) int32 is each row's last valid slot, `longest` () int32 the longest row's number of slots."""
+        """`last` (B,) int32 is each row's last valid slot, `longest` () int32 the longest row's number of slots.
+
+        Raises:
+            ValueError: the operator does not take heads of this size.
+        """
+        if config.head_size % HEAD_SIZE_STEP:
+            raise ValueError(
+                f"heads of {config.head_size} ({config.d_model} / {config.num_heads}) cannot be exported: "
+                f"the operator takes multiples of {HEAD_SIZE_STEP}"
+            )
         self._graph = graph
         self._heads = config.num_heads
         self._head_size = config.head_size

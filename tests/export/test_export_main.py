@@ -9,6 +9,10 @@ from export import __main__ as export_main
 from export.__main__ import SENTENCES, main
 from export.bundle import Label, quantize_bundle
 from export.verify import VerificationError
+from model.checkpoint import save_checkpoint
+from model.config import TransformerConfig
+from model.tokenizer import read_tokenizer
+from model.transformer import Transformer
 from service.bundle import ChatTemplate, Languages, Verification, read_bundle, read_manifest, write_manifest
 from tests.export.products import everywhere
 
@@ -76,6 +80,20 @@ def test_weights_that_do_not_fit_exit_with_2_and_one_line(
     (folder / "config.json").write_text(json.dumps({**config, "d_ff": 128}), encoding="utf-8")
     assert main([str(folder), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_heads_that_the_runtime_does_not_take_are_refused_by_their_size(
+    checkpoint: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime said so first, in lines of its own, when everything was written."""
+    config = TransformerConfig(
+        read_tokenizer(checkpoint / "tokenizer.json").get_vocab_size(), d_model=16, num_heads=4, d_ff=16
+    )
+    tokenizer = checkpoint / "tokenizer.json"
+    save_checkpoint(tmp_path / "narrow", config, Transformer(config).state_dict(), tokenizer, {})
+    assert main([str(tmp_path / "narrow"), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: heads of 4 (16 / 4) cannot be exported")
+    assert not (tmp_path / "toy").exists()
 
 
 def test_a_name_that_no_request_could_use_is_refused(
