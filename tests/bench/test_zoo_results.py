@@ -2,12 +2,14 @@
 
 import statistics
 
+import pytest
+
 from bench.record import read_results
 from bench.zoo import collect, quality
 from bench.zoo.__main__ import RESULTS_OF_ZOO
 from bench.zoo.headline import ADDITIVE, BAR
 from bench.zoo.systems import runs_by_system
-from model.zoo import COMPARED
+from model.zoo import COMPARED, PLAN
 
 RESULTS = read_results(RESULTS_OF_ZOO)
 RUNS = runs_by_system(RESULTS[collect.NAME].result)
@@ -15,6 +17,12 @@ RUNS = runs_by_system(RESULTS[collect.NAME].result)
 
 def test_additive_attention_reaches_its_bar() -> None:
     assert statistics.mean(run["tokenised_bleu"]["value"] for run in RUNS[ADDITIVE]) >= BAR == 37
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_system_has_the_seeds_and_the_epochs_that_are_planned(name: str) -> None:
+    assert [run["seed"] for run in RUNS[name]] == list(range(1, 1 + PLAN[name].seeds))
+    assert all(run["epochs"] <= PLAN[name].max_epochs for run in RUNS[name])
 
 
 def test_systems_that_are_compared_differ_by_a_fifth_of_their_parameters_at_the_most() -> None:
