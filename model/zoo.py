@@ -120,7 +120,7 @@ COMPARED: Mapping[str, System] = {
     "fixed-context": _recurrent("GRU with a fixed context vector (Cho et al. 2014)", attention="none"),
     "bahdanau": _recurrent("GRU with additive attention (Bahdanau et al. 2015)"),
     "luong-general": _luong("GRU with general attention and input feeding (Luong et al. 2015)", "general"),
-    "post-norm": _tiny("Transformer-Tiny, as briefly trained as what it is compared with (Vaswani et al. 2017)"),
+    "post-norm": _tiny("Transformer-Tiny, trained as what it is compared with (Vaswani et al. 2017)"),
 }
 # The same, as briefly trained as what changes one thing of them.
 SHORT: Mapping[str, System] = {
@@ -133,7 +133,7 @@ SYSTEMS: Mapping[str, System] = {
     "transformer-base": System("Transformer base (Vaswani et al. 2017)", TransformerConfig),
     **COMPARED,
     **SHORT,
-    # One change each of a short one.
+    # One change each of a short one, of hard attention two or three.
     "luong-dot": _luong("GRU with dot attention (Luong et al. 2015)", "dot"),
     "luong-concat": _luong("GRU with concat attention (Luong et al. 2015)", "concat"),
     "luong-location": _luong("GRU with location attention (Luong et al. 2015)", "location"),

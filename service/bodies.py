@@ -16,6 +16,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MAX_FORM_FIELDS = 64
+SMALL_BYTES = 65_536  # of a body; uvicorn holds as much of each connection, uncounted
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ async def _read(call: Call) -> bytes:
                     raise too_large
                 if not message.get("more_body", False):
                     return bytes(body)
-                # One alone has the limit of its own, and what is whole is not held up by what is not.
-                if len(body) < service.num_body_bytes > service.settings.max_waiting_bytes:
-                    raise ApiError("overloaded")
+                # What is whole, or small, is not held up by what does not end.
+                if len(body) > SMALL_BYTES and service.num_body_bytes > service.settings.max_waiting_bytes:
+                    raise ApiError("overloaded", "Too many bytes of bodies are coming in.")
     except TimeoutError:
         raise ApiError("client_too_slow") from None
 

@@ -50,7 +50,8 @@ class GuardedProtocol(HttpToolsProtocol):
     route wants any more has the same time, then the connection is closed. Of requests sent ahead of their turn more
     than `MAX_PIPELINED` are not read: the connection is closed behind the answers to those, which its reset may
     overtake. An answer of which nothing is read for `write_timeout_s` is cut off, also where the connection was closed
-    behind it.
+    behind it. The client's machine tells in steps that it has read, of some 200 kB and less: who reads less in that
+    time may be cut off too.
     """
 
     def __init__(self, *arguments: Any, limits: ReadLimits, on_refusal: Refuse, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""One sentence through every served model that translates, and what each looks at."""
+"""One sentence through every served model that translates or classifies, and what each looks at."""
 
 import argparse
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ SENTENCE = "A man in a red jacket is skiing down a steep slope."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "folders of bundles; those that do not translate are passed over, and names that came before"
+    text = "folders of bundles; those that neither translate nor classify are passed over, and names that came before"
     parser.add_argument("bundles", type=Path, nargs="+", help=text)
     parser.add_argument("--sentence", default=SENTENCE)
     add_keep(parser, "models")

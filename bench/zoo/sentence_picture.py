@@ -116,12 +116,12 @@ def _text(x: float, y: float, text: str, style: str = "") -> str:
 
 def _panel(row: Row) -> str:
     head = [_text(0, 12, row["model"], 'font-size="12" font-weight="bold"')]
-    for text, style in (
-        (row["description"], 'fill="#555"'),
-        (f"“{row['text']}”", 'font-style="italic"'),
-        (remarks(row), 'fill="#a03000"'),
+    for text, style, lines in (
+        (row["description"], 'fill="#555"', 2),
+        (f"“{row['text']}”", 'font-style="italic"', 2),
+        (remarks(row), 'fill="#a03000"', 3),
     ):
-        for line in textwrap.wrap(text, LETTERS, max_lines=3, placeholder=" …"):
+        for line in textwrap.wrap(text, LETTERS, max_lines=lines, placeholder=" …"):
             head.append(_text(0, 13 + LINE * len(head), line, style))
     below = _no_map() if row["kind"] is None else _map(row)
     return "".join([*head, f'<g transform="translate({LABELS} {HEAD})">{below}</g>'])

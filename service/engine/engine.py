@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -35,12 +35,12 @@ from service.engine.single import SingleGeneration
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
-MAX_FAILURES = 8  # of a graph one after another, of different requests each: then it is no request's fault
+MAX_FAILURES = 8  # of a graph one after another, each of another call: then it is no call's fault
 logger = logging.getLogger(__name__)
 
 
 class RuntimeFailedError(Exception):
-    """A graph fails whatever it is given, as on a device that has broken down: nothing can be served any more."""
+    """Encoder or decoder fails whatever it is given, as on a device that has broken down: nothing can be served."""
 
 
 class Engine:
@@ -73,7 +73,8 @@ class Engine:
         self._waiting: dict[int, Handle] = {}
         self._map_names: dict[str, Sequence[str]] = {one.kind: one.outputs for one in self._manifest.attention}
         self._rows = Rows(runner)
-        self._failures: Counter[str] = Counter()  # of each graph, one after another
+        # Of each graph, one after another: a request of each run that failed. Those of a call have one id.
+        self._failures: dict[str, set[str]] = {"encoder": set(), "step": set()}
         # The two ways in from other threads: appending to a deque and emptying it from the left need no lock.
         self._arrived: deque[Handle] = deque()
         self._given_up: deque[Handle] = deque()
@@ -229,7 +230,10 @@ class Engine:
         is_well = self._encode_together(batch)
         if not is_well and len(batch) > 1:
             is_well = sum(self._encode_together([handle]) for handle in batch) > 0
-        self._count_run("encoder", is_well=is_well)
+        if is_well:
+            self._failures["encoder"].clear()
+        else:
+            self._note_failure("encoder", batch[0])
 
     def _encode_together(self, batch: Sequence[Handle]) -> bool:
         """Whether it went well; one that was alone has failed otherwise."""
@@ -306,11 +310,12 @@ class Engine:
             outputs = self._rows.step()
         except Exception:
             logger.exception("a decoder step failed with %d rows", num_running)
-            for generation in self._rows.generations:
+            generations = self._rows.generations
+            for generation in generations:
                 self._end(generation, Failed("internal"))
-            self._count_run("step", is_well=False)
+            self._note_failure("step", generations[0].handle)
             return
-        self._count_run("step", is_well=True)
+        self._failures["step"].clear()
         now = self._clock()
         self._tell(self._observer.on_step, num_running, now - started)
         if self._rows.wants_maps:
@@ -357,10 +362,11 @@ class Engine:
         generation.settle(targets)
         return Generated(targets, handle.timings(now))
 
-    def _count_run(self, graph: str, *, is_well: bool) -> None:
-        """Raises RuntimeFailedError where a graph fails whatever it is given."""
-        self._failures[graph] = 0 if is_well else self._failures[graph] + 1
-        if self._failures[graph] == MAX_FAILURES:
+    def _note_failure(self, graph: str, handle: Handle) -> None:
+        """Raises RuntimeFailedError where a graph fails whatever it is given; `handle` is one of the failed run's."""
+        failures = self._failures[graph]
+        failures.add(handle.request.request_id)
+        if len(failures) == MAX_FAILURES:
             raise RuntimeFailedError(f"{graph}: {MAX_FAILURES} runs failed one after another")
 
     # The ends

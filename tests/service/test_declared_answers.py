@@ -18,6 +18,7 @@ import pytest
 
 from service import logs, outputs
 from service.app import create_app
+from service.bodies import SMALL_BYTES
 from service.bundle import ChatTemplate
 from service.errors import ERRORS, ErrorCode
 from service.loading import load_backend
@@ -145,8 +146,8 @@ async def never_whole() -> AsyncIterator[bytes]:
 
 
 async def in_parts(body: bytes) -> AsyncIterator[bytes]:
-    yield body[:1]
-    yield body[1:]
+    yield body.ljust(SMALL_BYTES + 1)
+    yield b" "
 
 
 @contextlib.asynccontextmanager

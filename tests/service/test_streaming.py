@@ -271,6 +271,26 @@ def test_a_slow_reader_gets_the_whole_of_a_large_answer(serve: Serve, make_backe
         client.close()
 
 
+def test_what_the_kernel_holds_counts_as_unread(serve: Serve, make_backend: MakeBackend) -> None:
+    """What the server's own buffer holds falls in steps of 100 kB and more, and between them seemed to stand still."""
+    with serve(make_backend(), write_timeout_s=0.5) as wire:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", wire.port))
+        body = orjson.dumps({"inputs": ["x" * 60] * 8, "parameters": {**LONG, "return_attention": True}})
+        head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        answer = b""
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:  # 50 kB a second
+            answer += client.recv(1000)
+            time.sleep(0.02)
+        answer += read_all(client)
+        head, _, content = answer.partition(b"\r\n\r\n")
+        assert b"content-length: %d" % len(content) in head
+        client.close()
+
+
 def test_two_hundred_clients_that_give_up_leave_a_service_that_answers(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.005), max_rows=4) as wire:
         for _ in range(200):

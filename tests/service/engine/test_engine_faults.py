@@ -10,6 +10,7 @@ from service.engine.request import (
     EncodeRequest,
     Event,
     Failed,
+    Final,
     GenerateRequest,
 )
 from service.runtime.fake import Faults
@@ -107,44 +108,41 @@ def test_sinks_stop_conditions_and_observers_that_raise_harm_nobody_else() -> No
     assert harness.ids(good) == harness.expected(SOURCES[3])
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [Faults(step_calls=frozenset(range(1, 100))), Faults(encode_calls=frozenset(range(1, 100)))],
-    ids=["step", "encoder"],
-)
+ALWAYS, EVERY_OTHER = frozenset(range(1, 100)), frozenset(range(1, 200, 2))
+
+
+def ask(harness: Harness, call: str, *sources: tuple[int, ...]) -> list[Final]:
+    """How the requests of one call end."""
+    parameters = DecodingParameters(max_new_tokens=1)
+    handles = [harness.submit(GenerateRequest(call, source, FAR, parameters=parameters)) for source in sources]
+    harness.run()
+    return [harness.final(handle) for handle in handles]
+
+
+@pytest.mark.parametrize("faults", [Faults(step_calls=ALWAYS), Faults(encode_calls=ALWAYS)], ids=["step", "encoder"])
 def test_a_graph_that_fails_whatever_it_is_given_ends_the_engine(faults: Faults) -> None:
     """It stayed ready, and answered every call with 500."""
     harness = Harness(faults=faults)
-    for _ in range(MAX_FAILURES - 1):
-        handle = harness.generate((5, 6))
-        harness.run()
-        assert harness.final(handle) == Failed("internal")
-    harness.generate((5, 6))
+    for number in range(MAX_FAILURES - 1):
+        assert ask(harness, f"call {number}", (5, 6)) == [Failed("internal")]
     with pytest.raises(RuntimeFailedError, match=f"{MAX_FAILURES} runs failed"):
-        harness.run()
+        ask(harness, "one more", (5, 6))
 
 
 @pytest.mark.parametrize(
-    "faults",
-    [Faults(step_calls=frozenset(range(1, 200, 2))), Faults(encode_calls=frozenset(range(1, 200, 2)))],
-    ids=["step", "encoder"],
+    "faults", [Faults(step_calls=EVERY_OTHER), Faults(encode_calls=EVERY_OTHER)], ids=["step", "encoder"]
 )
 def test_failures_with_a_success_between_them_do_not_add_up(faults: Faults) -> None:
     harness = Harness(faults=faults)
-    finals = []
-    for _ in range(3 * MAX_FAILURES):
-        handle = harness.generate((5, 6), parameters=DecodingParameters(max_new_tokens=1))
-        harness.run()
-        finals.append(harness.final(handle))
-    assert finals.count(Failed("internal")) == 3 * MAX_FAILURES / 2
+    finals = [ask(harness, f"call {number}", (5, 6)) for number in range(3 * MAX_FAILURES)]
+    assert finals.count([Failed("internal")]) == 3 * MAX_FAILURES / 2
 
 
-def test_requests_of_one_batch_that_fail_are_one_failure() -> None:
-    """One call with eight poisoned inputs ended the service of everybody."""
-    harness = Harness(max_rows=2 * MAX_FAILURES, faults=Faults(raising_id=40))
-    bad = [harness.generate((5, 40)) for _ in range(2 * MAX_FAILURES)]
-    harness.run()
-    assert {harness.final(handle) for handle in bad} == {Failed("internal")}
+def test_one_call_alone_ends_nothing() -> None:
+    """One with eight poisoned inputs ended the service of everybody."""
+    harness = Harness(max_rows=2, faults=Faults(raising_id=40))
+    bad = ask(harness, "poison", *[(5, 40)] * 3 * MAX_FAILURES)
+    assert bad == [Failed("internal")] * len(bad)
     good = harness.generate((5, 6))
     harness.run()
     assert harness.ids(good) == harness.expected((5, 6))
@@ -152,7 +150,5 @@ def test_requests_of_one_batch_that_fail_are_one_failure() -> None:
 
 def test_one_of_a_batch_that_goes_well_is_no_failure() -> None:
     harness = Harness(faults=Faults(raising_id=40))
-    for _ in range(2 * MAX_FAILURES):
-        handles = harness.generate((5, 40)), harness.generate((5, 6))
-        harness.run()
-        assert harness.final(handles[0]) == Failed("internal")
+    for number in range(2 * MAX_FAILURES):
+        assert Failed("internal") in ask(harness, f"call {number}", (5, 40), (5, 6))

@@ -176,6 +176,17 @@ async def test_stopping_fails_what_takes_too_long() -> None:
         assert not worker.is_alive
 
 
+async def test_stopping_again_does_not_wait_as_well() -> None:
+    async with running(runner_of(max_rows=1, step_s=0.02)) as worker:
+        ticket = worker.submit("m0", request(parameters=LONG))
+        stopping = asyncio.create_task(worker.stop(timeout_s=5))
+        await asyncio.sleep(0)
+        await worker.stop(timeout_s=0)
+        assert worker.is_alive and not stopping.done()
+        await stopping
+        assert isinstance(await ticket.result(), Generated)
+
+
 async def test_stopping_does_not_wait_for_a_call_that_hangs() -> None:
     release = threading.Event()
     async with running(runner_of(faults=Faults(hang=release))) as worker:
