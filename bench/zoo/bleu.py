@@ -80,3 +80,27 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
     """The middle 95 % of resampled values."""
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean score of several outputs, and what resampling the sentences makes of it."""
+
+    value: float
+    resampled: NDArray[np.float64]  # (R,)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return interval(self.resampled)
+
+    def __sub__(self, other: "Estimate") -> "Estimate":
+        return Estimate(self.value - other.value, self.resampled - other.resampled)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def estimate(rows: Sequence[Counts], samples: Counts) -> Estimate:
+    """Of several outputs of the same sentences; see `resampled_bleu`."""
+    return Estimate(mean_bleu(rows), resampled_bleu(rows, samples))

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.record import Result, Row
 from bench.zoo.bleu import corpus_bleu, statistics_of
+from bench.zoo.changes import changes_table
 from bench.zoo.headline import headline
 from bench.zoo.lengths import draw_lengths, lengths_table
 from bench.zoo.step import add_keep, with_kept
@@ -115,7 +116,7 @@ def _scored(path: Path, references: Sequence[str]) -> dict[str, Any]:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    return {**headline(result), **lengths_table(result)}
+    return {**headline(result), **changes_table(result), **lengths_table(result)}
 
 
 draw = draw_lengths

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bench.plots import save
 from bench.record import Result
 from bench.report import table
-from bench.zoo.bleu import Counts, interval, mean_bleu, resampled_bleu, resamples
+from bench.zoo.bleu import Counts, Estimate, estimate, resamples
 from bench.zoo.systems import rows_of_statistics, runs_by_system, test_set_of
 
 MOST = 10**6
@@ -24,25 +24,6 @@ LINES = {  # systems: label, colour, marker
     "transformer": ("Transformer, shipped", "#9a9a9a", "D"),
 }
 WITHOUT, WITH = "fixed-context", "bahdanau"  # attention
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds, and what resampling the sentences makes of it."""
-
-    value: float
-    resampled: NDArray[np.float64]  # (R,)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return interval(self.resampled)
-
-    def __sub__(self, other: "Estimate") -> "Estimate":
-        return Estimate(self.value - other.value, self.resampled - other.resampled)
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.value:.1f} [{low:.1f}, {high:.1f}]"
 
 
 @dataclass(frozen=True)
@@ -64,10 +45,7 @@ def buckets_of(result: Result) -> list[Bucket]:
 
 def _bucket(number: int, inside: NDArray[np.bool_], rows: Mapping[str, Sequence[Counts]]) -> Bucket:
     samples = resamples(int(inside.sum()), stream=number)
-    bleu = {}
-    for name, runs in rows.items():
-        parts = [run[inside] for run in runs]
-        bleu[name] = Estimate(mean_bleu(parts), resampled_bleu(parts, samples))
+    bleu = {name: estimate([run[inside] for run in runs], samples) for name, runs in rows.items()}
     first, last = BUCKETS[number]
     return Bucket(f"{first} or more" if last == MOST else f"{first} to {last}", int(inside.sum()), bleu)
 

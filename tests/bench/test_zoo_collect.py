@@ -10,11 +10,13 @@ from sacrebleu.metrics.bleu import BLEU
 
 from bench.record import Recorded, Result, write_result
 from bench.zoo import collect
+from bench.zoo.changes import CONTROLS, changes_table
 from bench.zoo.headline import headline
 from bench.zoo.lengths import buckets_of
-from bench.zoo.systems import runs_by_system
+from bench.zoo.systems import TRANSLATING, runs_by_system
 from model.config import TrainConfig, to_json
 from model.evaluate import moses_lines, read_test_set, score
+from model.zoo import PLAN
 
 SOURCES = ["A man sleeps.", "A dog runs over a very wide and green field.", "She reads.", "Two men wait for a bus."] * 5
 REFERENCES = ["Ein Mann schläft.", "Ein Hund rennt über ein weites Feld.", "Sie liest.", "Zwei Männer warten."] * 5
@@ -191,6 +193,26 @@ def test_a_part_of_the_sentences_has_the_score_that_sacrebleu_gives_it(
         assert buckets[1].bleu[name].value == pytest.approx(expected)
         low, high = buckets[0].bleu[name].interval
         assert low <= buckets[0].bleu[name].value <= high
+
+
+def test_a_change_stands_beside_what_was_trained_as_long(make_run: MakeRun, collected: Callable[..., Result]) -> None:
+    make_run("luong-dot-1", BAD)
+    assert "`luong-dot`" not in changes_table(collected())["changes"]
+    make_run("luong-general-short-1", GOOD)
+    make_run("bahdanau-short-1", GOOD)
+    result = collected()
+    runs = runs_by_system(result)
+    theirs, ours = (runs[name][0]["tokenised_bleu"]["value"] for name in ("luong-general-short", "luong-dot"))
+    rows = lines_of(changes_table(result)["changes"])
+    assert list(rows)[2:] == ["`luong-dot`"]
+    assert rows["`luong-dot`"][2:4] == ["`luong-general-short`", f"{theirs:.1f}"]
+    assert rows["`luong-dot`"][4].startswith(f"{ours - theirs:.1f} [-")
+
+
+def test_every_system_that_changes_one_thing_is_compared_with_one_trained_as_long() -> None:
+    compared = {name for name, planned in PLAN.items() if name in TRANSLATING and planned.max_epochs == 12}
+    assert compared == CONTROLS.keys() | {"fixed-context-short", "post-norm-short"}
+    assert all(PLAN[name].max_epochs == PLAN[control].max_epochs for name, (control, _) in CONTROLS.items())
 
 
 def test_the_table_of_lengths_has_what_attention_adds(make_run: MakeRun, collected: Callable[[], Result]) -> None:
