@@ -8,6 +8,7 @@ import logging
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -230,65 +231,55 @@ def test_a_pipelining_client_that_leaves_gives_up_what_runs(serve: Serve, make_b
         assert wire.backend.runners[0].num_encodes == 1  # those behind it never began
 
 
-def test_a_large_answer_keeps_its_place_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
-    with serve(make_backend(), write_timeout_s=30) as wire:
-        service = wire.server._service
-        door = service.door(service.model(None))
-        client = socket.socket()
+@contextlib.contextmanager
+def large_answer(wire: Wire) -> Iterator[socket.socket]:
+    """To a client whose machine takes little of it at a time."""
+    with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", wire.port))
         body = orjson.dumps({"inputs": ["x" * 60] * 8, "parameters": {**LONG, "return_attention": True}})
         head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
         client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        yield client
+
+
+def assert_is_whole(answer: bytes) -> None:
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(content) in head and len(content) > 1_000_000
+    assert len(orjson.loads(content)["outputs"]) == 8
+
+
+def test_a_large_answer_keeps_its_place_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(), write_timeout_s=30) as wire, large_answer(wire) as client:
+        service = wire.server._service
+        door = service.door(service.model(None))
         wait_until(lambda: wire.backend.runners[0].num_steps >= 60)
         wire.wait_idle()
         time.sleep(0.3)
         assert door.num_sequences == 8
-        answer = read_all(client)
-        head, _, content = answer.partition(b"\r\n\r\n")
-        assert b"content-length: %d" % len(content) in head and len(content) > 1_000_000
-        assert len(orjson.loads(content)["outputs"]) == 8
+        assert_is_whole(read_all(client))
         wait_until(lambda: door.num_sequences == 0)
-        client.close()
 
 
 def test_a_slow_reader_gets_the_whole_of_a_large_answer(serve: Serve, make_backend: MakeBackend) -> None:
     """The whole answer had the time of one piece: a reader of a megabyte a second got ten."""
-    with serve(make_backend(), write_timeout_s=0.3) as wire:
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", wire.port))
-        body = orjson.dumps({"inputs": ["x" * 60] * 8, "parameters": {**LONG, "return_attention": True}})
-        head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    with serve(make_backend(), write_timeout_s=0.3) as wire, large_answer(wire) as client:
         answer, started = b"", time.monotonic()
         while data := client.recv(20_000):
             answer += data
             time.sleep(0.01)
         assert time.monotonic() - started > 2 * 0.3
-        head, _, content = answer.partition(b"\r\n\r\n")
-        assert b"content-length: %d" % len(content) in head
-        client.close()
+        assert_is_whole(answer)
 
 
 def test_what_the_kernel_holds_counts_as_unread(serve: Serve, make_backend: MakeBackend) -> None:
     """What the server's own buffer holds falls in steps of 100 kB and more, and between them seemed to stand still."""
-    with serve(make_backend(), write_timeout_s=0.5) as wire:
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", wire.port))
-        body = orjson.dumps({"inputs": ["x" * 60] * 8, "parameters": {**LONG, "return_attention": True}})
-        head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        answer = b""
-        end = time.monotonic() + 2.5
+    with serve(make_backend(), write_timeout_s=0.5) as wire, large_answer(wire) as client:
+        answer, end = b"", time.monotonic() + 2.5
         while time.monotonic() < end:  # 50 kB a second
             answer += client.recv(1000)
             time.sleep(0.02)
-        answer += read_all(client)
-        head, _, content = answer.partition(b"\r\n\r\n")
-        assert b"content-length: %d" % len(content) in head
-        client.close()
+        assert_is_whole(answer + read_all(client))
 
 
 def test_two_hundred_clients_that_give_up_leave_a_service_that_answers(serve: Serve, make_backend: MakeBackend) -> None:
