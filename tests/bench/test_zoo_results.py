@@ -8,7 +8,7 @@ from bench.record import read_results
 from bench.zoo import collect, quality
 from bench.zoo.__main__ import RESULTS_OF_ZOO
 from bench.zoo.headline import ADDITIVE, BAR
-from bench.zoo.systems import runs_by_system
+from bench.zoo.systems import TRANSLATING, runs_by_system
 from model.zoo import COMPARED, PLAN
 
 RESULTS = read_results(RESULTS_OF_ZOO)
@@ -17,6 +17,10 @@ RUNS = runs_by_system(RESULTS[collect.NAME].result)
 
 def test_additive_attention_reaches_its_bar() -> None:
     assert statistics.mean(run["tokenised_bleu"]["value"] for run in RUNS[ADDITIVE]) >= BAR == 37
+
+
+def test_every_system_that_translates_has_been_trained() -> None:
+    assert set(RUNS) == set(TRANSLATING)
 
 
 @pytest.mark.parametrize("name", RUNS)
