@@ -22,7 +22,7 @@ _SHARED: Mapping[str, Any] = {
     "average_last": 5,
 }
 RECURRENT_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2e-3}
-SHORT_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2.5e-3}  # of Transformers
+TRANSFORMER_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2.5e-3}
 
 
 # Some thousand sentences are soon learnt by heart: few epochs of small batches, and the mean of most of them.
@@ -91,7 +91,7 @@ def _tiny(description: str, **changes: Any) -> System:
     def make_config(vocab_size: int) -> ModelConfig:
         return replace(TransformerConfig.tiny(vocab_size), **changes)
 
-    return System(description, make_config, SHORT_TRAINING)
+    return System(description, make_config, TRANSFORMER_TRAINING)
 
 
 def _recurrent(description: str, **sizes: Any) -> System:
@@ -124,7 +124,7 @@ COMPARED: Mapping[str, System] = {
 }
 # The same, as briefly trained as what changes one thing of them.
 SHORT: Mapping[str, System] = {
-    f"{name}-short": replace(system, description=f"{system.description}, half as long trained")
+    f"{name}-short": replace(system, description=f"{system.description}, trained half as long")
     for name, system in COMPARED.items()
 }
 

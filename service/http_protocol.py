@@ -34,7 +34,7 @@ class ReadLimits:
 
 
 def num_unread(transport: asyncio.Transport) -> int:
-    """Bytes that the client's machine has not taken yet, those that the kernel holds included; 0 where it holds all."""
+    """Bytes that the client's machine has not taken yet, those in our kernel included; 0 where all are there."""
     unwritten = transport.get_write_buffer_size()
     if not unwritten:
         return 0

@@ -229,7 +229,8 @@ class Engine:
         """Encode a batch and admit it; where that fails, each alone, so that one request cannot fail another."""
         is_well = self._encode_together(batch)
         if not is_well and len(batch) > 1:
-            is_well = sum(self._encode_together([handle]) for handle in batch) > 0
+            alone = [self._encode_together([handle]) for handle in batch]
+            is_well = any(alone)
         if is_well:
             self._failures["encoder"].clear()
         else:

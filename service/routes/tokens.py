@@ -16,9 +16,9 @@ from service.schemas import DetokenizeBody, Side, TokenizeBody
 from service.serving import ServedModel
 from service.tokenizer import TextTokenizer, TokenSpan
 
-# A token is a byte at the least, so this bounds the answer; and tokenising takes some hundred times as much memory. As
-# many ids make a text of some megabytes at the most.
+# A token is a byte at the least, so this bounds the answer; and tokenising takes some hundred times as much memory.
 MAX_TEXT_BYTES = 100_000
+MAX_IDS = 100_000  # that a call joins: to a text of some megabytes at the most
 
 
 async def tokenize(body: TokenizeBody, call: Call) -> Response:
@@ -68,8 +68,8 @@ async def detokenized(body: DetokenizeBody, call: Call) -> dict[str, Any]:
     if not body.ids:
         raise ApiError("empty_input", "The list is empty.", param="ids")
     num_ids = sum(map(len, body.ids))
-    if num_ids > MAX_TEXT_BYTES:
-        message = f"The lists have {num_ids} ids; a call joins at most {MAX_TEXT_BYTES}."
+    if num_ids > MAX_IDS:
+        message = f"The lists have {num_ids} ids; a call joins at most {MAX_IDS}."
         raise ApiError("response_too_large", message)
 
     def run() -> list[str]:

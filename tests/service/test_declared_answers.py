@@ -191,6 +191,7 @@ async def narrow(running: Running) -> AsyncIterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outputs, "MAX_NUMBERS", 0)
         patch.setattr(tokens, "MAX_TEXT_BYTES", 0)
+        patch.setattr(tokens, "MAX_IDS", 0)
         yield
 
 
