@@ -21,7 +21,7 @@ from bench.ourselves import batching, maps, memory, mixed, overhead, start
 from bench.plots import draw
 from bench.record import RESULTS, Recorded, Result, read_results, write_result
 from bench.servers import section as servers
-from service.cpu import usable_threads
+from service.machine import usable_threads
 
 SECTIONS: Mapping[str, Callable[[Options], Result]] = {
     "library-base": library.run_base,

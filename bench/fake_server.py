@@ -13,7 +13,7 @@ from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
 from service.loading import find_bundles
 from service.logs import configure_logging
-from service.runtime.fake import FakeRunner, fake_manifest
+from service.runtime.fake import HIDDEN, FakeRunner, fake_manifest
 from service.server import DrainingServer
 from service.serving import Backend, ServedModel
 from service.settings import Settings, read_settings
@@ -29,10 +29,9 @@ def load_fake(settings: Settings, observer_of: Callable[[str], EngineObserver]) 
     engine = Engine(
         FakeRunner(manifest, settings.max_rows),
         max_batch_tokens=settings.max_batch_tokens,
-        queue_timeout_s=settings.queue_timeout_s,
         observer=observer_of(manifest.name),
     )
-    models = {manifest.name: ServedModel(manifest.name, manifest, tokenizer, tokenizer, "cpu")}
+    models = {manifest.name: ServedModel(manifest.name, manifest, tokenizer, tokenizer, "cpu", HIDDEN)}
     engines = {manifest.name: engine}
     return Backend(models, engines, Worker(engines))
 

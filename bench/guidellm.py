@@ -23,7 +23,7 @@ from bench.__main__ import DOCUMENTS, write_report
 from bench.models import Models
 from bench.record import RESULTS, Recorded, Result, write_result
 from bench.server import serving
-from service.cpu import usable_threads
+from service.machine import usable_threads
 
 SECTION = "guidellm"
 # Fewer than the service has places for: who is refused asks again at once, and takes the processor that both share.

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from service.cpu import usable_threads
 from service.logs import configure_logging
+from service.machine import usable_threads
 from service.settings import SettingsError, read_settings
 
 EXIT_SETTINGS = 2

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -12,8 +13,21 @@ from prometheus_client import Histogram
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from service.admission import Reservation
-from service.engine.request import Cancelled, Compared, Encoded, Event, Failed, Generated, Request, Timings
+from service.admission import Reservation, ResponseReservation
+from service.engine.request import (
+    Cancelled,
+    Compared,
+    Encoded,
+    EncodeRequest,
+    Event,
+    Failed,
+    Generated,
+    GenerateRequest,
+    Request,
+    SimilarRequest,
+    Timings,
+)
+from service.engine.throughput import Throughput
 from service.engine.worker import Ticket
 from service.errors import ApiError, ClientGoneError, ErrorWriter
 from service.serving import ServedModel, Service
@@ -21,6 +35,7 @@ from service.serving import ServedModel, Service
 T = TypeVar("T")
 Result = TypeVar("Result", Generated, Encoded, Compared)
 
+FLOAT_BYTES = 4
 RECORD = "sightline.record"  # where the scope keeps a call's Record
 # The engine ends what is late at its next step; where no step comes any more, the call ends by itself so much later.
 DEADLINE_SLACK_S = 0.5
@@ -60,6 +75,9 @@ class Call(HttpRequest):
         self.tokenize_ms = 0.0  # spent on it so far
         self.deadline = float("inf")  # on the engines' clock, `time.monotonic`
         self._to_observe: tuple[Histogram, float] | None = None
+        self._reservation: Reservation | None = None
+        self.response_memory = ResponseReservation(self.service.response_memory)
+        resources.callback(self.response_memory.release)
 
     @contextlib.contextmanager
     def tokenizing(self) -> Iterator[None]:
@@ -87,21 +105,32 @@ class Call(HttpRequest):
     def seconds_left(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
-    def take_place(self, model: ServedModel, sequences: int) -> Reservation:
-        """Reserve a place at the model's door until the answer was sent, before anything is spent on the call.
+    def reserve(self, model: ServedModel, sequences: int, units: float = 0.0) -> Reservation:
+        """Have the call admitted to a model until its response was sent, before anything is spent on it.
+
+        Args:
+            model: which model.
+            sequences: of the call.
+            units: estimated work of all its sequences, see `Throughput`; 0 if the engine has none.
 
         Raises:
             ApiError: `overloaded`.
         """
         self.record.model = model.name
-        return self.resources.enter_context(self.service.door(model).reserve(sequences, self.num_bytes))
+        reservation = self.service.admission(model).reserve(sequences, self.num_bytes, units, self.seconds_left)
+        self._reservation = self.resources.enter_context(reservation)
+        return reservation
 
     def submit(self, model: ServedModel, requests: Sequence[Request]) -> list[Ticket]:
         """Hand requests to the engine; whatever ends the call also gives them up."""
-        worker = self.service.backend.worker
+        worker, reservation = self.service.backend.worker, self._reservation
+        assert reservation is not None, "a call is admitted before it submits"
+        units = [units_of(request, self.service.admission(model).throughput) for request in requests]
+        reservation.units = sum(units)
+        self.response_memory.reserve(sum(bytes_of(request, model) for request in requests))
         tickets = []
-        for request in requests:
-            ticket = worker.submit(model.name, request)
+        for request, work in zip(requests, units, strict=True):
+            ticket = worker.submit(model.name, request, partial(reservation.finish, work))
             self.resources.callback(ticket.cancel)
             tickets.append(ticket)
         return tickets
@@ -128,6 +157,19 @@ class Call(HttpRequest):
         finally:
             gone.cancel()
             work.cancel()
+
+    async def run_in_time(self, work: Callable[[], T], *, is_short: bool) -> T:
+        """Run a function: a short one at once, another one in a thread until the call's deadline.
+
+        Raises:
+            ApiError: `deadline_exceeded`; the thread is left to end by itself.
+        """
+        if is_short:
+            return work()
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(work), self.seconds_left)
+        except TimeoutError:
+            raise ApiError("deadline_exceeded") from None
 
     async def until_gone(self) -> None:
         """Wait until the client has closed its connection. The body must have been read."""
@@ -164,6 +206,22 @@ class Call(HttpRequest):
             "output_tokens": output_tokens,
             "finish_reasons": list(reasons),
         } | {f"{name}_ms": value for name, value in timings_ms.items() if name != "total"}
+
+
+def units_of(request: Request, throughput: Throughput) -> float:
+    """Estimated work of a request, see `Throughput`."""
+    if not isinstance(request, GenerateRequest):
+        return 1.0
+    return throughput.generation_units(request.parameters, len(request.target_prefix))
+
+
+def bytes_of(request: Request, model: ServedModel) -> int:
+    """Bytes of the vectors that a request's result holds; its tokens and attention maps are not counted here."""
+    if isinstance(request, EncodeRequest):
+        return FLOAT_BYTES * len(request.source_ids) * model.hidden_size
+    if isinstance(request, SimilarRequest):
+        return 2 * FLOAT_BYTES * len(request.token_ids) * model.manifest.limits.vocabulary  # cosines and their sum
+    return 0
 
 
 async def _gather(parts: Sequence[Awaitable[T]]) -> list[T]:

@@ -1,6 +1,5 @@
-"""From what a client asks to what the engine is asked: a place at the door, token ids, decoding parameters."""
+"""From a client's request to the engine's: admission, token ids, decoding parameters."""
 
-import asyncio
 import dataclasses
 import secrets
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from service.engine.request import DecodingParameters, GenerateRequest
 from service.errors import ApiError
 from service.fields import Texts
 from service.maps import MapWriter
+from service.outputs import BYTES_PER_TOKEN
 from service.parameters import MAX_SEED, Parameters
 from service.serving import ServedModel
 from service.tokenizer import StopStrings, TextStream, TextTokenizer
@@ -20,8 +20,22 @@ Ids = tuple[int, ...]
 INLINE_CHARACTERS = 16_384
 
 
-async def read_sources(call: Call, model: ServedModel, inputs: Texts, *, truncate: bool = False) -> list[Ids]:
-    """Reserve a place for the inputs of a call, then tokenise them.
+async def read_sources(
+    call: Call,
+    model: ServedModel,
+    inputs: Texts,
+    *,
+    truncate: bool = False,
+    parameters: DecodingParameters | None = None,
+) -> list[Ids]:
+    """Have the inputs of a call admitted, then tokenise them.
+
+    Args:
+        call: which call.
+        model: which model.
+        inputs: texts.
+        truncate: cut inputs that are too long.
+        parameters: how each input's target is generated; None if the inputs are only encoded.
 
     Returns:
         The source ids of each input, the end token last.
@@ -29,10 +43,12 @@ async def read_sources(call: Call, model: ServedModel, inputs: Texts, *, truncat
     Raises:
         ApiError: `overloaded`; or `input_too_long`, unless `truncate` says to cut what is too long.
     """
-    place = call.take_place(model, len(inputs.texts))
+    throughput = call.service.admission(model).throughput
+    units = 1.0 if parameters is None else throughput.generation_units(parameters, 0)
+    reservation = call.reserve(model, len(inputs.texts), units * len(inputs.texts))
     limits = [model.manifest.limits.max_source_tokens] * len(inputs.texts)
     sources = await _tokenize(call, model.source_tokenizer, inputs, limits, truncate=truncate)
-    place.add_tokens(sum(map(len, sources)))
+    reservation.add_tokens(sum(map(len, sources)))
     return sources
 
 
@@ -73,14 +89,15 @@ async def _tokenize(
     """Ids of each input, which must have no more than its limit."""
 
     def run() -> list[Ids]:
-        return [
-            _fitting(tokenizer, inputs, place, max_tokens, truncate, add_special_tokens)
-            for place, max_tokens in enumerate(limits)
-        ]
+        ids: list[Ids] = []
+        for place, max_tokens in enumerate(limits):
+            if not call.seconds_left:  # nobody waits for the rest
+                raise ApiError("deadline_exceeded")
+            ids.append(_fitting(tokenizer, inputs, place, max_tokens, truncate, add_special_tokens))
+        return ids
 
-    is_short = sum(map(len, inputs.texts)) <= INLINE_CHARACTERS
     with call.tokenizing():
-        return run() if is_short else await asyncio.to_thread(run)
+        return await call.run_in_time(run, is_short=sum(map(len, inputs.texts)) <= INLINE_CHARACTERS)
 
 
 def _fitting(
@@ -165,7 +182,8 @@ def generate_requests(
     To score a target, let it be the prefix, its end token included, and `parameters.max_new_tokens` 0.
 
     Raises:
-        ApiError: `response_too_large`; the maps that are wanted certainly are.
+        ApiError: `response_too_large` if the requested maps certainly are; `overloaded` if the responses in progress
+            leave no room for this one.
     """
 
     def request(index: int, source: Ids, prefix: Ids) -> GenerateRequest:
@@ -189,6 +207,10 @@ def generate_requests(
     requests = [
         request(index, source, prefix) for index, (source, prefix) in enumerate(zip(sources, prefixes, strict=True))
     ]
+    throughput = call.service.admission(model).throughput
+    num_tokens = sum(len(one.target_prefix) + throughput.expected_tokens(one.parameters) for one in requests)
+    num_tokens *= parameters.num_return_sequences * (1 + parameters.top_logprobs)
+    call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)
     if maps:
         maps.check(requests)
     return requests

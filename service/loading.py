@@ -41,11 +41,12 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
         runner = _open_runner(folder, manifest, provider, settings)
         runner.warm_up(settings.max_batch_tokens)
         _rehearse(runner)
-        models[manifest.name] = ServedModel(manifest.name, manifest, source, target, runner.provider)
+        models[manifest.name] = ServedModel(
+            manifest.name, manifest, source, target, runner.provider, runner.hidden_size
+        )
         engines[manifest.name] = Engine(
             runner,
             max_batch_tokens=settings.max_batch_tokens,
-            queue_timeout_s=settings.queue_timeout_s,
             observer=observer_of(manifest.name),
         )
         logger.debug("loaded %s in %.2f s", manifest.name, time.perf_counter() - started)

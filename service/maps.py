@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from service.admission import ResponseReservation
 from service.bundle import Attention
+from service.calls import Call
 from service.engine.attention import ENCODER_KINDS
 from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, SourceRequest, Target
 from service.errors import ApiError
-from service.outputs import MAX_NUMBERS, check_size, numbers
+from service.outputs import BYTES_PER_NUMBER, MAX_NUMBERS, check_size, numbers
 from service.parameters import Encoding, MapSelection, Reduce
 from service.serving import ServedModel
 
@@ -26,12 +28,21 @@ class Selection:
     reduce: Reduce
 
     def count(self, source_tokens: int, beginning_tokens: int, target_tokens: int) -> int:
-        """How many numbers that is; `beginning_tokens` are those that the decoder reads before it writes."""
+        """Numbers in the response; `beginning_tokens` are those that the decoder reads before it writes."""
+        return self.shown_maps * self.positions(source_tokens, beginning_tokens, target_tokens)
+
+    def positions(self, source_tokens: int, beginning_tokens: int, target_tokens: int) -> int:
+        """Numbers in one map."""
         rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
         columns = self.attention.columns or source_tokens
         if self.attention.kind == "decoder":
             columns = beginning_tokens - 1 + target_tokens
-        return self.shown_maps * rows * columns
+        return rows * columns
+
+    def bytes_per_column(self, encoding: Encoding) -> int:
+        """Bytes that one column of a row takes, over layers and heads: as float32 of all, and in the response."""
+        recorded = np.dtype(np.float32).itemsize * self.attention.layers * self.attention.heads
+        return recorded + BYTES_PER_NUMBER[encoding] * self.shown_maps
 
     @property
     def shown_maps(self) -> int:
@@ -62,8 +73,14 @@ class Selection:
 class MapWriter:
     """Writes the maps of one answer, and refuses it as soon as it is too large."""
 
-    def __init__(self, model: ServedModel, wanted: MapSelection, path: str = "") -> None:
-        """`path` is that of `wanted` in an error, with a dot at its end.
+    def __init__(self, model: ServedModel, wanted: MapSelection, memory: ResponseReservation, path: str = "") -> None:
+        """Select the maps of a call.
+
+        Args:
+            model: which model.
+            wanted: the maps that the call asks for.
+            memory: of the call's response.
+            path: that of `wanted` in an error, with a dot at its end.
 
         Raises:
             ApiError: the model has no such kind, layer or head.
@@ -72,29 +89,44 @@ class MapWriter:
         self._encoding = wanted.encoding
         self._selections = _select(model, wanted, path)
         self._count = 0  # numbers that have been written
+        self._memory = memory
+        self._bytes: dict[str, int] = {
+            one.attention.kind: one.bytes_per_column(wanted.encoding) for one in self._selections
+        }
         per_column: dict[str, int] = {one.attention.kind: one.shown_maps for one in self._selections}
-        self.budget = MapBudget(MAX_NUMBERS, per_column)  # of the call's requests
+        self.budget = MapBudget(MAX_NUMBERS, per_column, self._bytes, memory.use)  # of the call's requests
 
     @property
     def kinds(self) -> frozenset[str]:
         return frozenset(selection.attention.kind for selection in self._selections)
 
     def check(self, requests: Sequence[SourceRequest]) -> None:
-        """Refuse what is certain to be too large before anything is computed.
+        """Refuse what is certain to be too large before anything is computed, and reserve memory for what is not.
 
         Raises:
-            ApiError: `response_too_large`.
+            ApiError: `response_too_large`, `overloaded`.
         """
         self._check_count(sum(map(self._least_count, requests)))
+        self._memory.reserve(sum(map(self._least_bytes, requests)))
         for request in requests:
             if isinstance(request, GenerateRequest):  # the encoder's maps are shown with each target
-                self.budget.left -= request.parameters.num_return_sequences * self._count_of(request, 0)
+                num_targets = request.parameters.num_return_sequences
+                self.budget.left -= num_targets * self._count_of(request, 0)
+                self.budget.use_bytes(num_targets * self._bytes_of(request, 0))
 
     def _least_count(self, request: SourceRequest) -> int:
         if isinstance(request, EncodeRequest):
             return self._count_of(request, 0)
-        target_tokens = len(request.target_prefix) + _least_new_tokens(request)
-        return request.parameters.num_return_sequences * self._count_of(request, target_tokens)
+        return request.parameters.num_return_sequences * self._count_of(request, _least_target_tokens(request))
+
+    def _least_bytes(self, request: SourceRequest) -> int:
+        """Bytes that the maps of a request are certain to take."""
+        of_encoder = self._bytes_of(request, 0)
+        if isinstance(request, EncodeRequest):
+            return of_encoder
+        of_hypothesis = self._bytes_of(request, _least_target_tokens(request)) - of_encoder
+        parameters = request.parameters
+        return parameters.num_return_sequences * of_encoder + parameters.num_beams * of_hypothesis
 
     def write(self, request: GenerateRequest, target: Target) -> dict[str, Any]:
         """The maps of one target, with the tokens that their rows and columns stand for.
@@ -133,14 +165,23 @@ class MapWriter:
         beginning_tokens = len(self._model.manifest.beginning(request.source_ids))
         return sum(one.count(source_tokens, beginning_tokens, target_tokens) for one in self._selections)
 
+    def _bytes_of(self, request: SourceRequest, target_tokens: int) -> int:
+        source_tokens = len(request.source_ids)
+        beginning_tokens = len(self._model.manifest.beginning(request.source_ids))
+        return sum(
+            self._bytes[one.attention.kind] * one.positions(source_tokens, beginning_tokens, target_tokens)
+            for one in self._selections
+        )
+
     def _check_count(self, count: int) -> None:
         check_size("maps", count, "Choose fewer kinds, layers or heads, or reduce the heads.")
 
 
-def map_writer(model: ServedModel, wanted: MapSelection | None, param: str) -> MapWriter | None:
-    """What writes the maps that a field asks for; None where it asks for none.
+def map_writer(call: Call, model: ServedModel, wanted: MapSelection | None, param: str) -> MapWriter | None:
+    """Return the writer of the maps that a field asks for; None if it asks for none.
 
     Args:
+        call: in which they are returned.
         model: which model.
         wanted: the field's value.
         param: its path in an error.
@@ -152,13 +193,14 @@ def map_writer(model: ServedModel, wanted: MapSelection | None, param: str) -> M
         return None
     if not model.manifest.attention:
         raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", param=param)
-    return MapWriter(model, wanted, f"{param}.")
+    return MapWriter(model, wanted, call.response_memory, f"{param}.")
 
 
-def _least_new_tokens(request: GenerateRequest) -> int:
-    """How many tokens a request generates for certain; a stop string may end it at the first."""
+def _least_target_tokens(request: GenerateRequest) -> int:
+    """Target tokens that a request is certain to have; a stop string may end it at the first generated one."""
     parameters = request.parameters
-    return min(parameters.max_new_tokens, 1 if request.stop else max(1, parameters.min_new_tokens))
+    least_new = min(parameters.max_new_tokens, 1 if request.stop else max(1, parameters.min_new_tokens))
+    return len(request.target_prefix) + least_new
 
 
 def _select(model: ServedModel, wanted: MapSelection, path: str) -> list[Selection]:

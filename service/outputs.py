@@ -1,7 +1,7 @@
 """From what the engine gives to what a client reads: texts, tokens by name, numbers as lists or base64."""
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ from service.parameters import Encoding
 from service.tokenizer import TextStream, TextTokenizer
 
 MAX_NUMBERS = 1_000_000  # in one answer
+# Bytes that a response takes, measured and rounded up: its text, and the objects that it is written from.
+BYTES_PER_NUMBER: Mapping[Encoding, int] = {"float": 16, "base64": 10}
+BYTES_PER_TOKEN = 512  # an alternative of a token counts as a token
 
 
 def text_of(tokenizer: TextTokenizer, ids: Iterable[int], stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> str:

@@ -36,7 +36,7 @@ BODY_ERRORS: tuple[ErrorCode, ...] = (
     *UNAVAILABLE_ERRORS,
 )
 # For routes to declare: what one that hands texts to the engine can answer with,
-ENGINE_ERRORS: tuple[ErrorCode, ...] = ("empty_input", "overloaded", "queue_timeout", "deadline_exceeded")
+ENGINE_ERRORS: tuple[ErrorCode, ...] = ("empty_input", "overloaded", "deadline_exceeded")
 # and one that does a task with a model which the call names.
 TASK_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "input_too_long", "unsupported_task", *ENGINE_ERRORS)
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from service.admission import Door
+from service.admission import AdmissionController, ResponseMemory
 from service.bundle import Manifest, Task
 from service.engine.engine import Engine
 from service.engine.worker import Worker
 from service.errors import ApiError
+from service.machine import usable_memory
 from service.metrics import Metrics, ModelMetrics
 from service.settings import Settings
 from service.tokenizer import TextTokenizer
@@ -23,6 +24,7 @@ class ServedModel:
     source_tokenizer: TextTokenizer
     target_tokenizer: TextTokenizer
     provider: Literal["cpu", "cuda"]
+    hidden_size: int  # M of `Encoded.hidden`
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Backend:
     worker: Worker
 
 
+def response_bytes(memory: int) -> int:
+    """The default of `max_response_bytes` in a process that may use so many bytes of memory."""
+    return min(max(memory // 8, 32 << 20), 1 << 30)
+
+
 class Service:
     """The one object that the routes share. Used from the event loop's thread alone."""
 
@@ -43,7 +50,8 @@ class Service:
         self.num_body_bytes = 0  # of bodies that no door counts yet
         self.is_draining = False
         self._backend: Backend | None = None
-        self._doors: dict[str, Door] = {}
+        self.response_memory = ResponseMemory(settings.max_response_bytes or response_bytes(usable_memory()))
+        self._admissions: dict[str, AdmissionController] = {}
         self._model_metrics: dict[str, ModelMetrics] = {}
         self._default_model = ""
 
@@ -51,10 +59,12 @@ class Service:
         """Begin to serve; `observers` are those that the engines tell."""
         settings = self.settings
         for name in backend.models:
-            self._doors[name] = Door(
+            self._admissions[name] = AdmissionController(
                 settings.max_rows + settings.max_waiting_sequences,
                 settings.max_waiting_bytes,
                 settings.max_waiting_tokens,
+                backend.engines[name].throughput,
+                settings.queue_timeout_s,
             )
             observers[name].watch(backend.engines[name])
         self._model_metrics.update(observers)
@@ -102,8 +112,8 @@ class Service:
             raise ApiError("unsupported_task", message, param="model")
         return model
 
-    def door(self, model: ServedModel) -> Door:
-        return self._doors[model.name]
+    def admission(self, model: ServedModel) -> AdmissionController:
+        return self._admissions[model.name]
 
     def metrics_of(self, model: ServedModel) -> ModelMetrics:
         return self._model_metrics[model.name]

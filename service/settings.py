@@ -74,7 +74,18 @@ class Settings(BaseModel):
         ge=1,
         description="Source tokens that one model may hold, running ones included; more are refused.",
     )
-    queue_timeout_s: float = Field(default=5.0, gt=0, description="Seconds that a sequence may wait before it runs.")
+    max_response_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Bytes that the responses in progress may take together until they are read; 0 takes an eighth of "
+        "the memory that the process may use, between 32 MiB and 1 GiB.",
+    )
+    queue_timeout_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="Longest expected time in seconds that calls in progress may delay a new one; otherwise it is "
+        "refused at once.",
+    )
     request_timeout_s: float = Field(
         default=30.0, gt=0, description="Seconds that a request may take; X-Request-Timeout-Ms can only shorten it."
     )

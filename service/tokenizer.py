@@ -56,7 +56,7 @@ class TextTokenizer:
             data = b"" if id_ in special_ids else _token_bytes(token, byte_of)
             self._bytes.append(data)
             self._names.append(token if id_ in special_ids else data.decode("utf-8", "replace"))
-        self._longest_token_bytes = max(map(len, self._bytes))
+        self.longest_token_bytes = max(map(len, self._bytes))
 
     def __len__(self) -> int:
         """Ids lie below."""
@@ -73,12 +73,12 @@ class TextTokenizer:
         # The tokenizer's own normaliser, not unicodedata: that takes minutes for a megabyte of mixed combining marks.
         normalizer = self._tokenizer.normalizer
         normalized = text if normalizer is None else normalizer.normalize_str(text)
-        return math.ceil(len(normalized.encode()) / self._longest_token_bytes)
+        return math.ceil(len(normalized.encode()) / self.longest_token_bytes)
 
     def beginning(self, text: str, num_tokens: int) -> str:
         """As much of a text as has its first `num_tokens` tokens; to tokenise a megabyte takes hundreds of them."""
         # Normalisation makes at most three characters of two bytes; the rest keeps the cut's own tokens far away.
-        return text[: 4 * num_tokens * self._longest_token_bytes]
+        return text[: 4 * num_tokens * self.longest_token_bytes]
 
     def encode_spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
         """Tokens with their characters in `text` as it was given.

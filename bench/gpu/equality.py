@@ -69,7 +69,7 @@ def compare(expected: Runner, given: Runner, sources: Sequence[Ids]) -> Equality
 
 def generate(runner: Runner, sources: Sequence[Ids], parameters: DecodingParameters) -> list[Target]:
     """The best output of each source through the engine, all submitted at once."""
-    engine = Engine(runner, queue_timeout_s=math.inf)
+    engine = Engine(runner)
     results: list[list[Event]] = [[] for _ in sources]
     for source, events in zip(sources, results, strict=True):
         engine.submit(GenerateRequest("gpu", tuple(source), math.inf, parameters), events.append)

@@ -42,7 +42,7 @@ class SightlineDecoder:
         from service.runtime.ort import OnnxRunner
 
         runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=num_threads, max_rows=max_rows)
-        self._engine = Engine(runner, queue_timeout_s=math.inf)
+        self._engine = Engine(runner)
 
     def prepare(self, sources: Sequence[Ids]) -> list[tuple[int, ...]]:
         return [tuple(source) for source in sources]

@@ -22,7 +22,7 @@ from export.builder import WeightFile
 from model.attention import MultiHeadAttention
 from model.config import TransformerConfig
 from model.linformer import LinformerAttention, Projections
-from service.cpu import usable_threads
+from service.machine import usable_threads
 
 __all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]
 

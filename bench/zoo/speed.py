@@ -29,7 +29,7 @@ from model.evaluate import TEST_SPLIT
 from model.train import Trainer, read_log
 from model.zoo import SYSTEMS, Corpus, bundle_name
 from service.bundle import MANIFEST, read_bundle
-from service.cpu import usable_threads
+from service.machine import usable_threads
 
 __all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]
 

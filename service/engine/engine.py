@@ -32,6 +32,7 @@ from service.engine.rows import Rows, num_rows
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.scores import StepScores
 from service.engine.single import SingleGeneration
+from service.engine.throughput import Throughput
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
@@ -56,14 +57,12 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         *,
         max_batch_tokens: int = 1024,
-        queue_timeout_s: float = 5.0,
         observer: EngineObserver | None = None,
     ) -> None:
         """`max_batch_tokens` bounds one encoder call, padding included; deadlines are read on `clock`."""
         self._runner = runner
         self._manifest = runner.manifest
         self._clock = clock
-        self._queue_timeout_s = queue_timeout_s
         self._observer = observer or NullObserver()
         self._ids = count()
         self._max_batch_tokens = max_batch_tokens
@@ -73,6 +72,7 @@ class Engine:
         self._waiting: dict[int, Handle] = {}
         self._map_names: dict[str, Sequence[str]] = {one.kind: one.outputs for one in self._manifest.attention}
         self._rows = Rows(runner)
+        self.throughput = Throughput()
         # Of each graph, one after another: a request of each run that failed. Those of a call have one id.
         self._failures: dict[str, set[str]] = {"encoder": set(), "step": set()}
         # The two ways in from other threads: appending to a deque and emptying it from the left need no lock.
@@ -157,13 +157,16 @@ class Engine:
         """
         self._take_in()
         self._drop_expired(self._clock())
-        batch = [self._waiting[id_] for id_ in self._scheduler.next_batch(self._rows.num_free)]
+        held = self._rows.held() if self._waiting else {}
+        batch = [self._waiting[id_] for id_ in self._scheduler.next_batch(self._rows.num_free, held)]
         if batch:
             self._run(batch, started=self._clock())
             for handle in batch:
                 del self._waiting[handle.id]
-        if len(self._rows):
+        num_rows = len(self._rows)
+        if num_rows:
             self._decode()
+        self.throughput.on_turn(len(batch) + num_rows, self._clock(), is_saturated=len(self._scheduler) > 0)
 
     # The queue
 
@@ -173,11 +176,10 @@ class Engine:
         for _ in range(len(self._arrived)):
             handle = self._arrived[0]
             request = handle.request
-            expires = min(request.deadline, handle.submitted + self._queue_timeout_s)
             rows = num_rows(request) if isinstance(request, GenerateRequest) else 0
             # What compares tokens has no tokens for the encoder; as a whole batch it has a turn of its own.
             tokens = self._max_batch_tokens if isinstance(request, SimilarRequest) else len(request.source_ids)
-            self._scheduler.add(Waiting(handle.id, tokens, rows, expires))
+            self._scheduler.add(Waiting(handle.id, request.request_id, tokens, rows, request.deadline))
             self._waiting[handle.id] = handle
             self._arrived.popleft()
         for handle in given_up:
@@ -196,9 +198,7 @@ class Engine:
 
     def _drop_expired(self, now: float) -> None:
         for id_ in self._scheduler.remove_expired(now):
-            handle = self._waiting.pop(id_)
-            is_late = handle.request.deadline <= now
-            self._finish(handle, Failed("deadline_exceeded" if is_late else "queue_timeout"))
+            self._finish(self._waiting.pop(id_), Failed("deadline_exceeded"))
         for generation in self._rows.generations:
             if generation.request.deadline <= now:
                 self._end(generation, Failed("deadline_exceeded"))
@@ -346,8 +346,9 @@ class Engine:
     def _advance(self, generation: Generation, scores: StepScores, moves: Moves, now: float) -> Event | None:
         """Let a generation take its part of a step; its final event where it ends."""
         handle = generation.handle
-        if generation.has_spent_budget:
-            return Failed("response_too_large")
+        refusal = generation.map_refusal
+        if refusal is not None:
+            return Failed(refusal)
         try:
             targets = generation.advance(scores, moves)
         except NotFiniteError:
@@ -361,6 +362,7 @@ class Engine:
         if not targets:
             return None
         generation.settle(targets)
+        self.throughput.on_generated(max(len(target.tokens) for target in targets))
         return Generated(targets, handle.timings(now))
 
     def _note_failure(self, graph: str, handle: Handle) -> None:

@@ -13,6 +13,7 @@ from service.engine.hypothesis import Hypothesis
 from service.engine.processors import changes_other_tokens, make_processors, process
 from service.engine.request import (
     Event,
+    FailureCode,
     FinishReason,
     GenerateRequest,
     Request,
@@ -96,9 +97,12 @@ class Generation(ABC):
         """
         budget = self.request.map_budget
         if budget is not None:
-            maps = self.hypotheses()[0].maps  # all are as long
-            self._row_sizes.append(sum(budget.per_column[kind] * maps.next_columns(kind) for kind in maps.steps))
+            hypotheses = self.hypotheses()
+            maps = hypotheses[0].maps  # all are as long
+            columns = {kind: maps.next_columns(kind) for kind in maps.steps}
+            self._row_sizes.append(sum(budget.per_column[kind] * count for kind, count in columns.items()))
             self._pay(self._num_growing * self._row_sizes[-1])
+            budget.use_bytes(len(hypotheses) * sum(budget.bytes_per_column[kind] * columns[kind] for kind in columns))
 
     def settle(self, targets: Sequence[Target]) -> None:
         """Pay for the maps of what is returned, so far as it is more than was certain."""
@@ -116,9 +120,9 @@ class Generation(ABC):
         return 1
 
     @property
-    def has_spent_budget(self) -> bool:
-        """Whether the maps of its call are more than an answer may hold."""
-        return self.request.map_budget is not None and self.request.map_budget.left < 0
+    def map_refusal(self) -> FailureCode | None:
+        """The reason why the maps of its call cannot be returned; None if they can so far."""
+        return None if self.request.map_budget is None else self.request.map_budget.refusal
 
     @abstractmethod
     def hypotheses(self) -> list[Hypothesis]:

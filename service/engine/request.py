@@ -1,6 +1,6 @@
 """What the engine is asked, and what it answers. One request is one sequence; the edge splits longer calls."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FinishReason = Literal["eos", "length", "stop", "forced"]
-FailureCode = Literal["deadline_exceeded", "queue_timeout", "draining", "engine_dead", "response_too_large", "internal"]
+FailureCode = Literal["deadline_exceeded", "overloaded", "draining", "engine_dead", "response_too_large", "internal"]
 
 
 class StopCondition(Protocol):
@@ -46,13 +46,27 @@ class DecodingParameters:
 
 @dataclass
 class MapBudget:
-    """How many numbers of maps the requests of one call may still have between them; the engine counts them.
+    """Numbers of attention maps that the requests of one call may still have together; the engine counts them.
 
     Without it a call's maps would all be kept until its texts are written and found too large.
     """
 
     left: int
-    per_column: Mapping[str, int]  # by kind: what an answer shows of one column of a row, over layers and heads
+    # By kind, of one column of a row: the numbers in the response, and the bytes that recording and writing them take.
+    per_column: Mapping[str, int]
+    bytes_per_column: Mapping[str, int]
+    use: Callable[[int], bool]  # takes bytes of the memory for responses; False if there is no room for more
+    _has_room: bool = True
+
+    def use_bytes(self, num_bytes: int) -> None:
+        self._has_room = self._has_room and self.use(num_bytes)
+
+    @property
+    def refusal(self) -> FailureCode | None:
+        """The reason why the call cannot be answered; None if it can so far."""
+        if self.left < 0:
+            return "response_too_large"
+        return None if self._has_room else "overloaded"
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,7 @@ class GenerateRequest:
     target_prefix: tuple[int, ...] = ()  # the tokens that every target begins with
     stop: StopCondition | None = None  # it is told the generated tokens, not the prefix
     attention: frozenset[str] = frozenset()  # kinds of maps to keep
-    map_budget: MapBudget | None = None  # where it is spent, the request fails with "response_too_large"
+    map_budget: MapBudget | None = None  # the request fails with its refusal
     stream: bool = False  # one TokenEvent a generated token besides the result; not with beams
 
 

@@ -1,5 +1,6 @@
 """The running rows: 0 to n-1 without a gap, their input arrays and their decoder state moving as one."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,10 @@ class Rows:
     @property
     def num_free(self) -> int:
         return self._runner.max_rows - len(self._owners)
+
+    def held(self) -> dict[str, int]:
+        """Rows by the calls that their generations belong to."""
+        return Counter(owner.request.request_id for owner in self._owners)
 
     def find(self, handle: Handle) -> Generation | None:
         return next((one for one in self._generations if one.handle is handle), None)

@@ -1,68 +1,140 @@
-"""Which waiting requests the encoder takes next. Integers only: no tensor, no clock, no socket."""
+"""Choice of the waiting sequences that the encoder takes next. Integers only: no tensor, no clock, no socket."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A request in the queue, as far as scheduling is concerned."""
+    """A sequence in the queue, as far as scheduling is concerned."""
 
     id: int  # rises with each arrival: the smaller, the older
+    call: str  # the same for all sequences of one call
     source_tokens: int
-    num_rows: int  # decoder rows it needs; 0 for one that only encodes
-    expires: float  # when it has waited too long
+    num_rows: int  # decoder rows it needs; 0 if it is only encoded
+    expires: float  # its deadline
+
+
+class _Queue:
+    """Waiting sequences of one kind, by call."""
+
+    def __init__(self) -> None:
+        # Dictionaries keep the order of insertion and remove any member in constant time.
+        self._by_id: dict[int, Waiting] = {}
+        self._calls: dict[str, dict[int, Waiting]] = {}  # in the order of their turns
+        self._oldest_is_next = False
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._by_id.values())
+
+    def add(self, one: Waiting) -> None:
+        self._by_id[one.id] = one
+        self._calls.setdefault(one.call, {})[one.id] = one
+
+    def remove(self, id_: int) -> Waiting | None:
+        one = self._by_id.pop(id_, None)
+        if one is not None:
+            of_call = self._calls[one.call]
+            del of_call[id_]
+            if not of_call:
+                del self._calls[one.call]
+        return one
+
+    def take(self, one: Waiting) -> None:
+        """Remove a sequence that goes now; its call has its next turn after all others."""
+        self.remove(one.id)
+        if one.call in self._calls:
+            self._calls[one.call] = self._calls.pop(one.call)
+        self._oldest_is_next = not self._oldest_is_next
+
+    def in_turn(self, held: Mapping[str, int]) -> Iterator[Waiting]:
+        """Iterate over the sequences in the order in which they are due.
+
+        Every second one is the oldest. The others are of the call that holds the fewest rows, and of several such
+        calls of the one whose last turn is longest ago. So a small call need not wait for all sequences of a large
+        one, and a large call makes progress however many small ones arrive.
+
+        Args:
+            held: decoder rows that each call has already.
+        """
+        rows = dict(held)
+        following = {call: iter(of_call.values()) for call, of_call in self._calls.items()}
+        heads = {call: next(iterator) for call, iterator in following.items()}
+        oldest_is_next = self._oldest_is_next
+        while heads:
+            if oldest_is_next:
+                one = min(heads.values(), key=lambda head: head.id)
+            else:
+                one = min(heads.values(), key=lambda head: rows.get(head.call, 0))
+            yield one
+            oldest_is_next = not oldest_is_next
+            rows[one.call] = rows.get(one.call, 0) + one.num_rows
+            del heads[one.call]
+            head = next(following[one.call], None)
+            if head is not None:
+                heads[one.call] = head
 
 
 class Scheduler:
-    """A first-in, first-out queue that leaves in encoder batches.
+    """A queue that leaves in encoder batches and is fair between calls.
 
-    Requests that need rows keep their order: none passes one that waits for rows. Requests that need none may pass
-    them. The oldest request that can go always goes, so nothing starves; what fills its batch is chosen by length.
+    Sequences that need rows go in the order of `_Queue.in_turn`: none is passed while it waits for its rows. Sequences
+    that need none may pass them. The first of either kind, whichever is older, always goes, so nothing starves; the
+    rest of its batch is chosen by length.
     """
 
     def __init__(self, max_batch_tokens: int) -> None:
-        """`max_batch_tokens` bounds a batch's tokens, padding included; a longer request goes alone."""
+        """`max_batch_tokens` bounds a batch's tokens, padding included; a longer sequence goes alone."""
         self._max_batch_tokens = max_batch_tokens
-        # Dictionaries keep the order of arrival and give up any member at once.
-        self._for_rows: dict[int, Waiting] = {}
-        self._for_encoder: dict[int, Waiting] = {}
+        self._for_rows = _Queue()
+        self._for_encoder = _Queue()
         self._next_expiry = float("inf")  # nothing expires before
 
     def __len__(self) -> int:
         return len(self._for_rows) + len(self._for_encoder)
 
     def add(self, waiting: Waiting) -> None:
-        queue = self._for_rows if waiting.num_rows else self._for_encoder
-        queue[waiting.id] = waiting
+        self._queue_of(waiting).add(waiting)
         self._next_expiry = min(self._next_expiry, waiting.expires)
 
     def remove(self, id_: int) -> bool:
-        """Take a request out of the queue; False where it is not in it."""
-        removed = self._for_rows.pop(id_, None) or self._for_encoder.pop(id_, None)
+        """Remove a sequence from the queue; False if it is not in it."""
+        removed = self._for_rows.remove(id_) or self._for_encoder.remove(id_)
         return removed is not None
 
     def remove_expired(self, now: float) -> list[int]:
-        """Take out, oldest first, the requests that have waited too long."""
+        """Remove the sequences whose deadline has passed, oldest first."""
         if now < self._next_expiry:
             return []
-        waiting = [*self._for_rows.values(), *self._for_encoder.values()]
+        waiting = [*self._for_rows, *self._for_encoder]
         expired = sorted(one.id for one in waiting if one.expires <= now)
         self._next_expiry = min((one.expires for one in waiting if one.expires > now), default=float("inf"))
         for id_ in expired:
             self.remove(id_)
         return expired
 
-    def next_batch(self, free_rows: int) -> list[int]:
-        """Take out the requests of the next encoder call, shortest first; empty where none can go."""
-        candidates = self._candidates(free_rows)
-        if not candidates:
+    def next_batch(self, free_rows: int, held: Mapping[str, int]) -> list[int]:
+        """Remove the sequences of the next encoder call, shortest first; empty if none can go.
+
+        Args:
+            free_rows: decoder rows that are free.
+            held: decoder rows that each call has already.
+        """
+        for_rows = self._that_fit(free_rows, held)
+        for_encoder = list(self._for_encoder)
+        heads = [*for_rows[:1], *islice(self._for_encoder.in_turn({}), 1)]
+        if not heads:
             return []
-        oldest = min(candidates, key=lambda one: one.id)
-        batch = [oldest]
-        longest = real_tokens = oldest.source_tokens
-        # Sorting is stable: of two that fit equally well the older comes first.
-        for one in sorted(candidates, key=lambda one: abs(one.source_tokens - oldest.source_tokens)):
-            if one is oldest:
+        first = min(heads, key=lambda one: one.id)
+        batch = [first]
+        longest = real_tokens = first.source_tokens
+        # Sorting is stable: of two that fit equally well the one that is due earlier comes first.
+        for one in sorted(for_rows + for_encoder, key=lambda one: abs(one.source_tokens - first.source_tokens)):
+            if one is first:
                 continue
             padded_tokens = max(longest, one.source_tokens) * (len(batch) + 1)
             # At least half of what the encoder computes is real: an outlier waits for company or goes alone.
@@ -72,15 +144,20 @@ class Scheduler:
             longest = max(longest, one.source_tokens)
             real_tokens += one.source_tokens
         for one in batch:
-            self.remove(one.id)
+            self._queue_of(one).take(one)
         return [one.id for one in sorted(batch, key=lambda one: (one.source_tokens, one.id))]
 
-    def _candidates(self, free_rows: int) -> list[Waiting]:
-        """What could go now: the head of the queue for rows as far as the rows reach, and all that need none."""
-        candidates = list(self._for_encoder.values())
-        for one in self._for_rows.values():
+    def _queue_of(self, one: Waiting) -> _Queue:
+        return self._for_rows if one.num_rows else self._for_encoder
+
+    def _that_fit(self, free_rows: int, held: Mapping[str, int]) -> list[Waiting]:
+        """The sequences that are due next for rows, as far as the free rows reach."""
+        fitting: list[Waiting] = []
+        if not free_rows:
+            return fitting
+        for one in self._for_rows.in_turn(held):
             free_rows -= one.num_rows
             if free_rows < 0:
                 break
-            candidates.append(one)
-        return candidates
+            fitting.append(one)
+        return fitting

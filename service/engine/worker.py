@@ -20,7 +20,9 @@ JOIN_TIMEOUT_S = 1.0  # how long a call that is under way may still take when th
 class Ticket:
     """One request's way back: its events in order, the final one last. It belongs to the event loop's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        """`on_end` is called with the final event's delivery."""
+        self._on_end = on_end
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._final: Final | None = None  # its final event once it has been read
         self._cancel: Callable[[], None] | None = None
@@ -51,6 +53,8 @@ class Ticket:
 
     def _deliver(self, event: Event) -> None:
         self._events.put_nowait(event)
+        if not isinstance(event, TokenEvent):
+            self._on_end()
 
 
 class Worker:
@@ -98,15 +102,20 @@ class Worker:
         started = self._step_started
         return 0.0 if started is None else time.monotonic() - started
 
-    def submit(self, model: str, request: Request) -> Ticket:
+    def submit(self, model: str, request: Request, on_end: Callable[[], None] = lambda: None) -> Ticket:
         """Hand a request to a model's engine; never waits.
+
+        Args:
+            model: its name.
+            request: for its engine.
+            on_end: called on the event loop's thread when the request has ended.
 
         Raises:
             KeyError: no model of that name.
             ValueError: the model cannot run the request.
         """
         engine = self._engines[model]
-        ticket = Ticket()
+        ticket = Ticket(on_end)
         if self._refusal is not None:
             ticket._deliver(Failed(self._refusal))
             return ticket

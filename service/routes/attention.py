@@ -25,11 +25,11 @@ async def attention(body: AttentionBody, call: Call) -> Response:
     generates nothing answers with its encoder's maps alone.
     """
     model = call.service.model(body.model, "attention")
-    maps = MapWriter(model, body)
+    maps = MapWriter(model, body, call.response_memory)
     if "generate" not in model.manifest.tasks:
         return await _of_encoder(body, call, model, maps)
     parameters = decoding_parameters(call, model, body.parameters)
-    sources = await read_sources(call, model, Texts((body.input,), "input", is_list=False))
+    sources = await read_sources(call, model, Texts((body.input,), "input", is_list=False), parameters=parameters)
     if body.target is None:
         prefixes = await read_prefixes(call, model, body.parameters.target_prefix, sources)
     else:

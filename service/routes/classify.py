@@ -28,7 +28,7 @@ async def classify(body: ClassifyBody, call: Call) -> Response:
 async def classified(body: ClassifyBody, call: Call) -> dict[str, Any]:
     """The answer, for any door."""
     model = call.service.model(body.model, "classify")
-    maps = map_writer(model, body.return_attention, "return_attention")
+    maps = map_writer(call, model, body.return_attention, "return_attention")
     kinds = maps.kinds if maps else frozenset[str]()
     sources = await read_sources(call, model, body.inputs, truncate=body.truncate)
     requests = [

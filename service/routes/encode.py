@@ -11,7 +11,7 @@ from service.answers import EncodeAnswer
 from service.calls import Call, json_answer
 from service.engine.request import Encoded, EncodeRequest
 from service.inputs import read_sources
-from service.outputs import check_size, numbers
+from service.outputs import BYTES_PER_NUMBER, check_size, numbers
 from service.routing import TASK_ERRORS, add_route
 from service.schemas import EncodeBody, Pooling
 
@@ -29,9 +29,11 @@ async def encoded(body: EncodeBody, call: Call) -> dict[str, Any]:
     model = call.service.model(body.model, "encode")
     sources = await read_sources(call, model, body.inputs, truncate=body.truncate)
     requests = [EncodeRequest(call.record.request_id, source, call.deadline) for source in sources]
+    num_numbers = model.hidden_size * (sum(map(len, sources)) if body.pooling == "none" else len(sources))
+    check_size("embeddings", num_numbers, "Send fewer inputs.")
+    call.response_memory.reserve(num_numbers * BYTES_PER_NUMBER[body.encoding])
     results = await call.results(call.submit(model, requests), Encoded)
     vectors = [pool(result.hidden, body.pooling, body.normalize) for result in results]
-    check_size("embeddings", sum(one.size for one in vectors), "Send fewer inputs.")
     input_tokens = sum(map(len, sources))
     timings_ms = call.account(model, [result.timings for result in results], input_tokens, 0)
     answer: dict[str, Any] = {

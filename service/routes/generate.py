@@ -62,8 +62,8 @@ async def _begin(body: GenerateBody, call: Call) -> Begun:
     model = call.service.model(body.model, "generate")
     wanted = body.parameters
     parameters = decoding_parameters(call, model, wanted)
-    maps = map_writer(model, wanted.return_attention, "parameters.return_attention")
-    sources = await read_sources(call, model, body.inputs)
+    maps = map_writer(call, model, wanted.return_attention, "parameters.return_attention")
+    sources = await read_sources(call, model, body.inputs, parameters=parameters)
     prefixes = await read_prefixes(call, model, wanted.target_prefix, sources)
     requests = generate_requests(
         call, model, parameters, sources, prefixes, stop=wanted.stop, maps=maps, stream=body.stream

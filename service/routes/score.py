@@ -21,7 +21,7 @@ async def score(body: ScoreBody, call: Call) -> Response:
     Each target gets its end token; its score is the sum of the log-probabilities of all its tokens.
     """
     model = call.service.model(body.model, "generate")
-    sources = await read_sources(call, model, body.inputs)
+    sources = await read_sources(call, model, body.inputs, parameters=DecodingParameters())
     targets = await read_targets(call, model, body.targets, sources)
     parameters = DecodingParameters(max_new_tokens=0, top_logprobs=body.top_logprobs)
     requests = generate_requests(call, model, parameters, sources, targets)

@@ -27,7 +27,7 @@ async def similar(body: SimilarBody, call: Call) -> Response:
     Nearness is the cosine of embeddings; what was asked with and special tokens are left out.
     """
     model = call.service.model(body.model, "similar")
-    call.take_place(model, 1)
+    call.reserve(model, 1, units=1.0)
     tokenizer = tokenizer_of(model, body.side)
     with call.tokenizing():
         if body.token is not None:

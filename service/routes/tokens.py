@@ -1,6 +1,5 @@
 """POST /v1/tokenize and /v1/detokenize: what the model reads and writes, seen from outside."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from service.tokenizer import TextTokenizer, TokenSpan
 
 # A token is a byte at the least, so this bounds the answer; and tokenising takes some hundred times as much memory.
 MAX_TEXT_BYTES = 100_000
+BYTES_PER_SPAN = 450  # that a token of a response takes; a token is a byte of text at least
 MAX_IDS = 100_000  # that a call joins: to a text of some megabytes at the most
 
 
@@ -32,18 +32,19 @@ async def tokenize(body: TokenizeBody, call: Call) -> Response:
 async def tokenized(body: TokenizeBody, call: Call) -> dict[str, Any]:
     """The answer, for any door."""
     model = call.service.model(body.model)
-    call.take_place(model, len(body.inputs.texts))
+    call.reserve(model, len(body.inputs.texts))
     tokenizer = tokenizer_of(model, body.side)
     texts = body.inputs.texts
     num_bytes = sum(len(text.encode()) for text in texts)
     if num_bytes > MAX_TEXT_BYTES:
         message = f"The inputs have {num_bytes} bytes of text; a call splits at most {MAX_TEXT_BYTES}."
         raise ApiError("response_too_large", message)
+    call.response_memory.reserve(num_bytes * BYTES_PER_SPAN)
 
     def run() -> list[list[TokenSpan]]:
         return [tokenizer.encode_spans(text, add_special_tokens=body.add_special_tokens) for text in texts]
 
-    spans = run() if sum(map(len, texts)) <= INLINE_CHARACTERS else await asyncio.to_thread(run)
+    spans = await call.run_in_time(run, is_short=sum(map(len, texts)) <= INLINE_CHARACTERS)
     call.record.details["input_tokens"] = sum(map(len, spans))
     return {"model": model.name, "outputs": [_named(tokenizer, one) for one in spans]}
 
@@ -63,7 +64,7 @@ async def detokenize(body: DetokenizeBody, call: Call) -> Response:
 async def detokenized(body: DetokenizeBody, call: Call) -> dict[str, Any]:
     """The answer, for any door."""
     model = call.service.model(body.model)
-    call.take_place(model, len(body.ids))
+    call.reserve(model, len(body.ids))
     tokenizer = tokenizer_of(model, body.side)
     if not body.ids:
         raise ApiError("empty_input", "The list is empty.", param="ids")
@@ -71,6 +72,7 @@ async def detokenized(body: DetokenizeBody, call: Call) -> dict[str, Any]:
     if num_ids > MAX_IDS:
         message = f"The lists have {num_ids} ids; a call joins at most {MAX_IDS}."
         raise ApiError("response_too_large", message)
+    call.response_memory.reserve(num_ids * tokenizer.longest_token_bytes)
 
     def run() -> list[str]:
         for place, ids in enumerate(body.ids):
@@ -80,7 +82,7 @@ async def detokenized(body: DetokenizeBody, call: Call) -> dict[str, Any]:
                 raise ApiError("invalid_parameter", message, param=f"ids[{place}][{inner}]")
         return [tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in body.ids]
 
-    texts = run() if num_ids <= INLINE_CHARACTERS else await asyncio.to_thread(run)
+    texts = await call.run_in_time(run, is_short=num_ids <= INLINE_CHARACTERS)
     return {"model": model.name, "texts": texts}
 
 

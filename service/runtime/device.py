@@ -186,6 +186,11 @@ class DeviceRunner:
         values = zip(outputs, io.get_outputs(), strict=True)
         return {name: value if name in self._filling else value.numpy() for name, value in values}
 
+    @property
+    def hidden_size(self) -> int:
+        """M of the encoder's last layer, (B, S, M)."""
+        return next(int(node.shape[-1]) for node in self._encoder.get_outputs() if node.name == "hidden")
+
     def compare(self, token_ids: Int64) -> Array:
         (cosines,) = self._similar.run(["cosines"], {"token_ids": token_ids})
         return np.asarray(cosines)

@@ -172,6 +172,11 @@ class OnnxRunner:
         feed = {"source_ids": source_ids, "source_lengths": source_lengths}
         return dict(zip(outputs, self._encoder.run(list(outputs), feed), strict=True))
 
+    @property
+    def hidden_size(self) -> int:
+        """M of the encoder's last layer, (B, S, M)."""
+        return next(int(node.shape[-1]) for node in self._encoder.get_outputs() if node.name == "hidden")
+
     def compare(self, token_ids: Int64) -> Array:
         (cosines,) = self._similar.run(["cosines"], {"token_ids": token_ids})
         return np.asarray(cosines)

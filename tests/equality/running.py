@@ -18,7 +18,7 @@ def run_events(
     runner: OnnxRunner, requests: Sequence[GenerateRequest], shuffle: Random | None = None
 ) -> list[list[Event]]:
     """Every request's events. One engine gets all at once, or in an order and at times that `shuffle` draws."""
-    engine = Engine(runner, queue_timeout_s=FAR)
+    engine = Engine(runner)
     events: list[list[Event]] = [[] for _ in requests]
     waiting = list(range(len(requests)))
     if shuffle is not None:

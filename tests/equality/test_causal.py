@@ -187,7 +187,7 @@ def test_generation_goes_on_to_the_last_position(model: CausalModel, runner: Onn
 def test_encode_gives_the_last_layer_over_the_prompt(
     model: CausalModel, runner: OnnxRunner, prompts: list[Ids]
 ) -> None:
-    engine, events = Engine(runner, queue_timeout_s=FAR), list[Event]()
+    engine, events = Engine(runner), list[Event]()
     for prompt in prompts[1:4]:
         engine.submit(EncodeRequest("e", prompt, FAR), events.append)
     while engine.has_work:

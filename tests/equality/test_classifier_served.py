@@ -65,7 +65,7 @@ def pytorchs(model: Classifier, ids: list[int]) -> tuple[Any, Any]:
 
 
 def run(runner: OnnxRunner, sources: list[list[int]], max_batch_tokens: int) -> list[Encoded]:
-    engine, events = Engine(runner, max_batch_tokens=max_batch_tokens, queue_timeout_s=FAR), list[list[Event]]()
+    engine, events = Engine(runner, max_batch_tokens=max_batch_tokens), list[list[Event]]()
     for ids in sources:
         events.append([])
         request = EncodeRequest("equality", tuple(ids), FAR, wants_labels=True, attention=ENCODER)

@@ -22,7 +22,7 @@ from service.bundle import Languages, Manifest
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
-from service.runtime.fake import FakeRunner, Faults, fake_classifier_manifest, fake_manifest
+from service.runtime.fake import HIDDEN, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
 from service.server import DrainingServer
 from service.serving import Backend, ServedModel
 from service.settings import Settings
@@ -84,12 +84,11 @@ class FakeBackend:
             engine = Engine(
                 runner,
                 max_batch_tokens=settings.max_batch_tokens,
-                queue_timeout_s=settings.queue_timeout_s,
                 observer=observer_of(manifest.name),
             )
             self.engines.append(engine)
             engines[manifest.name] = engine
-            served[manifest.name] = ServedModel(manifest.name, manifest, self.tokenizer, self.tokenizer, "cpu")
+            served[manifest.name] = ServedModel(manifest.name, manifest, self.tokenizer, self.tokenizer, "cpu", HIDDEN)
         return Backend(served, engines, Worker(engines))
 
     @property

@@ -156,7 +156,7 @@ async def full(running: Running) -> AsyncIterator[None]:
     service = running.app.state.service
     with contextlib.ExitStack() as places:
         for model in service.backend.models.values():
-            places.enter_context(service.door(model).reserve(10**6, 0))
+            places.enter_context(service.admission(model).reserve(10**6, 0))
         yield
 
 
@@ -273,7 +273,6 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "response_too_large": Cause(narrow, change=partial(with_any_of, UNBOUNDED)),
     "internal": Cause(wrong),
     "overloaded": Cause(flooded, content=in_parts),
-    "queue_timeout": Cause(busy, encode_s=0.25, settings={"queue_timeout_s": 0.02}),
     "loading": Cause(is_loading=True),
     "draining": Cause(draining),
     "engine_dead": Cause(dead),

@@ -62,7 +62,7 @@ def test_the_table_has_every_code_and_every_503_says_when_to_come_back() -> None
 
 def test_every_code_is_caused_by_a_test() -> None:
     others = {
-        *("client_too_slow", "unsupported_task", "response_too_large", "internal", "overloaded", "queue_timeout"),
+        *("client_too_slow", "unsupported_task", "response_too_large", "internal", "overloaded"),
         *("loading", "draining", "engine_dead", "deadline_exceeded"),
     }
     assert {code for code, *_ in SIMPLE} | others | ON_THE_WIRE == set(ERRORS)
@@ -140,17 +140,40 @@ async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
         for answer in answers[3:]:
             check(answer, "overloaded")
         assert await running.metric('sightline_request_failure_total{code="overloaded"}') == 2
-        assert running.app.state.service.door(running.app.state.service.model(None)).num_sequences == 0
+        assert running.app.state.service.admission(running.app.state.service.model(None)).num_sequences == 0
 
 
-async def test_queue_timeout(start: Start, make_backend: MakeBackend) -> None:
-    async with start(make_backend(step_s=0.05), max_rows=1, queue_timeout_s=0.05) as running:
-        first = asyncio.ensure_future(
-            running.post("/v1/generate", {"inputs": "x", "parameters": {"min_new_tokens": 8}})
-        )
+async def test_a_call_that_would_wait_too_long_is_refused_at_once_and_an_admitted_one_never(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    """Calls were admitted, and failed when one of their sequences had waited for queue_timeout_s."""
+    hang = threading.Event()
+    backend = make_backend(faults=Faults(hang=hang))
+    async with start(backend, max_rows=1, queue_timeout_s=0.05) as running:
+        calls = [asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"})) for _ in range(2)]
+        await until(lambda: running.backend.num_busy == 2)
+        await asyncio.sleep(0.2)  # longer than queue_timeout_s
+        running.backend.engines[0].throughput.units_per_s = 100.0
+        refused = await running.post("/v1/generate", {"inputs": "y"})
+        check(refused, "overloaded")
+        assert "would wait about 0.7 s; at most 0.05 s are accepted (SIGHTLINE_QUEUE_TIMEOUT_S)" in refused.text
+        hang.set()
+        assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200, 200]
+
+
+async def test_a_call_that_cannot_end_before_its_deadline_is_refused_at_once(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    hang = threading.Event()
+    async with start(make_backend(faults=Faults(hang=hang))) as running:
+        call = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
         await until(lambda: running.backend.num_busy == 1)
-        check(await running.post("/v1/generate", {"inputs": "y"}), "queue_timeout")
-        assert (await first).status_code == 200
+        running.backend.engines[0].throughput.units_per_s = 100.0
+        refused = await running.post("/v1/generate", {"inputs": "y"}, **{"X-Request-Timeout-Ms": "500"})
+        check(refused, "overloaded")
+        assert "would take about 0.7 s, and has 0.5 s left" in refused.text
+        hang.set()
+        assert (await call).status_code == 200
 
 
 async def test_loading(start: Start, make_backend: MakeBackend) -> None:

@@ -170,7 +170,7 @@ def test_a_client_that_leaves_frees_its_rows_within_a_step(
         # One step is under way when the client leaves; the news may need some more on a busy machine, of 60.
         assert runner.num_steps - steps <= 5
         service = wire.server._service
-        wait_until(lambda: service.door(service.model(None)).num_sequences == 0)
+        wait_until(lambda: service.admission(service.model(None)).num_sequences == 0)
         assert b'sightline_request_failure_total{code="client_closed_request"} 1.0' in wire.get("/metrics")[1]
 
 
@@ -252,13 +252,13 @@ def assert_is_whole(answer: bytes) -> None:
 def test_a_large_answer_keeps_its_place_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(), write_timeout_s=30) as wire, large_answer(wire) as client:
         service = wire.server._service
-        door = service.door(service.model(None))
+        admission = service.admission(service.model(None))
         wait_until(lambda: wire.backend.runners[0].num_steps >= 60)
         wire.wait_idle()
         time.sleep(0.3)
-        assert door.num_sequences == 8
+        assert admission.num_sequences == 8
         assert_is_whole(read_all(client))
-        wait_until(lambda: door.num_sequences == 0)
+        wait_until(lambda: admission.num_sequences == 0)
 
 
 def test_a_slow_reader_gets_the_whole_of_a_large_answer(serve: Serve, make_backend: MakeBackend) -> None:

@@ -144,7 +144,7 @@ def test_a_budget_of_maps_pays_for_what_the_answer_holds_and_never_more(data: st
     lengths = [len(target.tokens) for target in targets]
     # A row of "cross" is as wide as the source; one of "decoder" as what was read, which an answer fills up with zeros.
     numbers = sum(length * len(request.source_ids) + length * (length + 1) // 2 for length in lengths)
-    budget = MapBudget(numbers, kinds)
+    budget = MapBudget(numbers, kinds, kinds, lambda num_bytes: True)
     (again,) = run(manifest, 8, [dataclasses.replace(request, map_budget=budget)])
     assert list(map(ids_of, again)) == list(map(ids_of, targets))
     assert budget.left == 0

@@ -5,8 +5,8 @@ import pytest
 from service.engine.scheduler import Scheduler, Waiting
 
 
-def waiting(id_: int, source_tokens: int, num_rows: int = 1, expires: float = 1000) -> Waiting:
-    return Waiting(id_, source_tokens, num_rows, expires)
+def waiting(id_: int, source_tokens: int = 5, num_rows: int = 1, expires: float = 1000, call: str = "") -> Waiting:
+    return Waiting(id_, call or str(id_), source_tokens, num_rows, expires)
 
 
 def scheduler_of(*requests: Waiting, max_batch_tokens: int = 100) -> Scheduler:
@@ -17,69 +17,69 @@ def scheduler_of(*requests: Waiting, max_batch_tokens: int = 100) -> Scheduler:
 
 
 def test_an_empty_queue_gives_an_empty_batch() -> None:
-    assert scheduler_of().next_batch(free_rows=4) == []
+    assert scheduler_of().next_batch(4, {}) == []
 
 
 def test_a_lone_request_goes_at_once_and_leaves_the_queue() -> None:
     scheduler = scheduler_of(waiting(0, 5))
-    assert scheduler.next_batch(free_rows=1) == [0]
+    assert scheduler.next_batch(1, {}) == [0]
     assert len(scheduler) == 0
-    assert scheduler.next_batch(free_rows=1) == []
+    assert scheduler.next_batch(1, {}) == []
 
 
 def test_a_batch_is_sorted_by_length() -> None:
     scheduler = scheduler_of(waiting(0, 7), waiting(1, 5), waiting(2, 6))
-    assert scheduler.next_batch(free_rows=3) == [1, 2, 0]
+    assert scheduler.next_batch(3, {}) == [1, 2, 0]
 
 
 def test_the_rows_go_to_the_oldest() -> None:
     scheduler = scheduler_of(waiting(0, 9), waiting(1, 5), waiting(2, 9))
-    assert scheduler.next_batch(free_rows=2) == [1, 0]
-    assert scheduler.next_batch(free_rows=0) == []
-    assert scheduler.next_batch(free_rows=1) == [2]
+    assert scheduler.next_batch(2, {}) == [1, 0]
+    assert scheduler.next_batch(0, {}) == []
+    assert scheduler.next_batch(1, {}) == [2]
 
 
 def test_a_request_that_needs_more_rows_than_are_free_is_not_passed_by_later_ones() -> None:
     scheduler = scheduler_of(waiting(0, 5, num_rows=4), waiting(1, 5, num_rows=1))
-    assert scheduler.next_batch(free_rows=3) == []
-    assert scheduler.next_batch(free_rows=4) == [0]
+    assert scheduler.next_batch(3, {}) == []
+    assert scheduler.next_batch(4, {}) == [0]
 
 
 def test_encode_only_requests_pass_those_that_wait_for_rows() -> None:
     scheduler = scheduler_of(waiting(0, 5), waiting(1, 5, num_rows=0), waiting(2, 6, num_rows=0))
-    assert scheduler.next_batch(free_rows=0) == [1, 2]
-    assert scheduler.next_batch(free_rows=1) == [0]
+    assert scheduler.next_batch(0, {}) == [1, 2]
+    assert scheduler.next_batch(1, {}) == [0]
 
 
 def test_a_batch_stays_within_the_padded_tokens() -> None:
     scheduler = scheduler_of(*(waiting(i, 10) for i in range(5)), max_batch_tokens=30)
-    assert scheduler.next_batch(free_rows=9) == [0, 1, 2]
-    assert scheduler.next_batch(free_rows=9) == [3, 4]
+    assert scheduler.next_batch(9, {}) == [0, 1, 2]
+    assert scheduler.next_batch(9, {}) == [3, 4]
 
 
 def test_a_request_longer_than_the_budget_goes_alone() -> None:
     scheduler = scheduler_of(waiting(0, 50), waiting(1, 50), max_batch_tokens=30)
-    assert scheduler.next_batch(free_rows=9) == [0]
-    assert scheduler.next_batch(free_rows=9) == [1]
+    assert scheduler.next_batch(9, {}) == [0]
+    assert scheduler.next_batch(9, {}) == [1]
 
 
 def test_the_oldest_goes_first_with_those_nearest_to_its_length() -> None:
     scheduler = scheduler_of(waiting(0, 40), waiting(1, 2), waiting(2, 2), waiting(3, 2), waiting(4, 39))
-    assert scheduler.next_batch(free_rows=9) == [4, 0]
-    assert scheduler.next_batch(free_rows=9) == [1, 2, 3]
+    assert scheduler.next_batch(9, {}) == [4, 0]
+    assert scheduler.next_batch(9, {}) == [1, 2, 3]
 
 
 def test_at_least_half_of_a_batch_is_real() -> None:
     scheduler = scheduler_of(waiting(0, 2), waiting(1, 2), waiting(2, 2), waiting(3, 40), max_batch_tokens=1000)
-    assert scheduler.next_batch(free_rows=9) == [0, 1, 2]
-    assert scheduler.next_batch(free_rows=9) == [3]
+    assert scheduler.next_batch(9, {}) == [0, 1, 2]
+    assert scheduler.next_batch(9, {}) == [3]
 
 
 def test_a_removed_request_never_goes() -> None:
     scheduler = scheduler_of(waiting(0, 5), waiting(1, 5, num_rows=0))
     assert scheduler.remove(0)
     assert not scheduler.remove(0)
-    assert scheduler.next_batch(free_rows=9) == [1]
+    assert scheduler.next_batch(9, {}) == [1]
 
 
 def test_requests_expire_at_their_time_oldest_first() -> None:
@@ -90,28 +90,89 @@ def test_requests_expire_at_their_time_oldest_first() -> None:
     assert scheduler.remove_expired(10) == [1, 2]
     assert scheduler.remove_expired(29) == []
     assert scheduler.remove_expired(31) == [0]
-    assert scheduler.next_batch(free_rows=9) == [3]
+    assert scheduler.next_batch(9, {}) == [3]
+
+
+def order_of(scheduler: Scheduler, held: dict[str, int] | None = None) -> list[int]:
+    """The order in which sequences get a single row that is freed again and again."""
+    order: list[int] = []
+    while batch := scheduler.next_batch(1, held or {}):
+        order += batch
+    return order
+
+
+def test_sequences_of_one_call_keep_their_order() -> None:
+    scheduler = scheduler_of(*(waiting(id_, call="a") for id_ in range(6)))
+    assert order_of(scheduler) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_small_call_passes_the_many_sequences_of_a_large_one() -> None:
+    """It waited behind all of them: twelve calls of 32 inputs kept a single input waiting for longer than it could."""
+    large = [waiting(id_, call="large") for id_ in range(32)]
+    assert order_of(scheduler_of(*large, waiting(32, call="small"))).index(32) <= 2
+
+
+def test_calls_take_turns() -> None:
+    calls = [waiting(8 * number + place, call="abc"[number]) for number in range(3) for place in range(8)]
+    scheduler = scheduler_of(*calls)
+    calls_in_order = [id_ // 8 for id_ in order_of(scheduler)]
+    # Every second turn is the oldest's, which is of the first call until that is done; the others share the rest.
+    assert calls_in_order[:12] == [0, 0, 1, 0, 2, 0, 1, 0, 2, 0, 1, 0]
+
+
+def test_a_call_that_holds_no_row_comes_before_those_that_do() -> None:
+    scheduler = scheduler_of(waiting(0, call="a"), waiting(1, call="b"), waiting(2, call="c"))
+    assert scheduler.next_batch(1, {"a": 3, "b": 1}) == [2]
+    assert scheduler.next_batch(1, {"a": 3, "b": 1}) == [0]  # every second turn is the oldest's
+    assert scheduler.next_batch(1, {"b": 1}) == [1]
+
+
+def test_rows_that_are_freed_together_are_shared_between_calls() -> None:
+    large = [waiting(id_, call="large") for id_ in range(20)]
+    scheduler = scheduler_of(*large, waiting(20, call="b"), waiting(21, call="c"), max_batch_tokens=1000)
+    assert {20, 21} <= set(scheduler.next_batch(5, {}))
+
+
+def test_a_large_call_makes_progress_however_many_small_ones_arrive() -> None:
+    scheduler = scheduler_of(*(waiting(id_, call="large") for id_ in range(10)))
+    taken: list[int] = []
+    for id_ in range(10, 50):  # a flood: for each row that is freed another call has come
+        scheduler.add(waiting(id_))
+        taken += scheduler.next_batch(1, {"large": 1})
+    assert set(range(10)) <= set(taken[:20])
+
+
+def test_sequences_that_are_only_encoded_take_turns_too() -> None:
+    large = [waiting(id_, 30, num_rows=0, call="large") for id_ in range(9)]
+    scheduler = scheduler_of(*large, waiting(9, 30, num_rows=0, call="small"), max_batch_tokens=30)
+    assert order_of(scheduler).index(9) <= 2
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_arrives_the_oldest_that_can_go_goes_within_budget_and_rows(seed: int) -> None:
+def test_whatever_arrives_the_first_that_is_due_goes_within_budget_and_rows(seed: int) -> None:
     rng = random.Random(seed)
     budget = rng.choice([20, 64, 200])
     scheduler, queue = Scheduler(budget), dict[int, Waiting]()
     for id_ in range(200):
-        queue[id_] = waiting(id_, rng.randint(1, 60), num_rows=rng.choice([0, 1, 1, 3]))
+        queue[id_] = waiting(id_, rng.randint(1, 60), num_rows=rng.choice([0, 1, 1, 3]), call=rng.choice("abcdef"))
         scheduler.add(queue[id_])
         if rng.random() < 0.5:
             continue
         free_rows = rng.randint(0, 6)
-        head = next((one for one in queue.values() if one.num_rows), None)
-        can_go = [one.id for one in queue.values() if one.num_rows == 0 or (one is head and one.num_rows <= free_rows)]
-        batch = [queue.pop(one) for one in scheduler.next_batch(free_rows)]
+        held = {call: rng.randint(1, 9) for call in rng.sample("abcdef", 3)}
+        for_encoder = [one for one in queue.values() if not one.num_rows]
+        heads = dict(reversed([(one.call, one) for one in queue.values() if one.num_rows]))
+        batch = [queue.pop(one) for one in scheduler.next_batch(free_rows, held)]
         lengths = [one.source_tokens for one in batch]
-        assert bool(batch) == bool(can_go)
+        if for_encoder or (heads and free_rows >= 3):
+            assert batch
         if batch:
-            assert min(can_go) == min(one.id for one in batch)
             assert lengths == sorted(lengths)
             assert sum(one.num_rows for one in batch) <= free_rows
             assert len(batch) == 1 or len(batch) * max(lengths) <= min(budget, 2 * sum(lengths))
+        first_of_call = [one for one in batch if one.num_rows and heads[one.call] is one]
+        assert bool(first_of_call) == any(one.num_rows for one in batch) or for_encoder
         assert len(scheduler) == len(queue)
+    waited = [one.id for one in queue.values()]
+    left = [id_ for _ in range(1000) for id_ in scheduler.next_batch(9, {})]
+    assert sorted(left) == waited

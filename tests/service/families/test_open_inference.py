@@ -195,8 +195,8 @@ async def test_the_tasks_of_a_call_need_one_place_and_not_two(start: Start) -> N
     async with start(max_rows=1, max_waiting_sequences=1) as running:
         outputs = await infer(running, TEXTS, "embedding", "text_output")
         assert outputs["embedding"].shape == (2, 4)
-        door = running.app.state.service.door(running.app.state.service.model("fake"))
-        assert (door.num_sequences, door.num_bytes, door.num_tokens) == (0, 0, 0)
+        admission = running.app.state.service.admission(running.app.state.service.model("fake"))
+        assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
 
 async def test_the_id_comes_back(running: Running) -> None:

@@ -219,7 +219,9 @@ async def test_statuses_are_the_services_own_and_types_are_teis(start: Start, ma
         held = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
         await until(lambda: running.backend.num_busy == 1)
         late = asyncio.ensure_future(running.post("/embed", {"inputs": "x"}, **{"x-request-timeout-ms": "500"}))
-        await until(lambda: running.app.state.service.door(running.app.state.service.model(None)).num_sequences == 2)
+        await until(
+            lambda: running.app.state.service.admission(running.app.state.service.model(None)).num_sequences == 2
+        )
         full = await running.post("/embed", {"inputs": "x"})
         assert (full.status_code, full.json()["error_type"], full.headers["retry-after"]) == (503, "Overloaded", "1")
         answer = await late

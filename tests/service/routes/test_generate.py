@@ -106,8 +106,8 @@ async def test_every_place_is_given_back_whatever_happened(start: Start, make_ba
         for body in ({"inputs": "x"}, {"inputs": "x", "stream": True}, {"inputs": "x" * 70}, {"inputs": "ok"}):
             await running.post("/v1/generate", body)
         service = running.app.state.service
-        door = service.door(service.model(None))
-        assert (door.num_sequences, door.num_bytes, door.num_tokens) == (0, 0, 0)
+        admission = service.admission(service.model(None))
+        assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
 
 async def test_a_refused_call_is_never_tokenised(start: Start, make_backend: MakeBackend) -> None:

@@ -91,7 +91,7 @@ async def test_scores_have_deadlines_and_places_as_generations_have(start: Start
         assert answer.json()["error"]["code"] == "deadline_exceeded"
         await until(lambda: running.backend.num_busy == 0)
         service = running.app.state.service
-        assert service.door(service.model(None)).num_sequences == 0
+        assert service.admission(service.model(None)).num_sequences == 0
 
 
 async def test_scored_tokens_are_told_but_not_counted_as_generated(
