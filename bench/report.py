@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.bars import BARS
+from bench.bars import BARS, Bar
 from bench.record import Figure, Recorded, Row
 
 END = "<!-- end of figures -->"
@@ -49,10 +49,10 @@ def all_figures(results: Results) -> dict[str, Figure]:
     return {name: figure for recorded in results.values() for name, figure in recorded.result.figures.items()}
 
 
-def bars_table(results: Results) -> str:
+def bars_table(results: Results, bars: Sequence[Bar] = BARS) -> str:
     figures = all_figures(results)
     rows = []
-    for bar in BARS:
+    for bar in bars:
         figure = figures.get(bar.figure)
         sign = "<=" if bar.better == "lower" else ">="
         if figure is None:

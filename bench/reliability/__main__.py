@@ -1,0 +1,53 @@
+"""`python -m bench.reliability [SECTION ...]`: measure the figures of docs/reliability.md and write them there.
+
+Run it on a quiet machine, from a clean checkout. The section `responses` needs root, for a control group.
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from bench import machine
+from bench.record import RESULTS, Recorded, Result, read_results, write_result
+from bench.reliability import overload, responses
+from bench.reliability.options import Options
+from bench.reliability.report import WRITER, parts
+from bench.report import write_into
+
+SECTIONS: Mapping[str, Callable[[Options], Result]] = {"overload": overload.run, "responses": responses.run}
+FOLDER = RESULTS / "reliability"
+DOCUMENT = Path("docs/reliability.md")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="python -m bench.reliability", description=__doc__)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"any of {', '.join(SECTIONS)}; default: all")
+    parser.add_argument("--report", action="store_true", help="measure nothing; write the tables of existing results")
+    parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
+    parser.add_argument("--rounds", type=int, default=3, help="each figure is the median of so many (default: 3)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each load (default: 10)")
+    parser.add_argument("--results", type=Path, default=FOLDER)
+    parser.add_argument("--document", type=Path, default=DOCUMENT)
+    parsed = parser.parse_args(words)
+    unknown = set(parsed.sections) - SECTIONS.keys()
+    if unknown:
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    if not parsed.report:
+        options = Options(parsed.sentences.read_text(encoding="utf-8").splitlines(), parsed.rounds, parsed.seconds)
+        for name in parsed.sections or SECTIONS:
+            print(name, flush=True)
+            described = machine.describe()
+            result = SECTIONS[name](options)
+            for row in result.rows:
+                print(f"  {dict(row)}", flush=True)
+            command = shlex.join(["python", "-m", "bench.reliability", *words])
+            write_result(parsed.results, name, Recorded(described, command, result))
+    for part, text in parts(read_results(parsed.results)).items():
+        write_into(parsed.document, part, text, WRITER)
+
+
+if __name__ == "__main__":
+    main()

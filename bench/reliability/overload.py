@@ -1,0 +1,199 @@
+"""More calls than can be served: useful work, a small client among large ones, and health checks under retries.
+
+Clients and service share the machine. A call is useful if it is answered with 200; goodput is the inputs of useful
+calls a second.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.load import GENERATE, with_client
+from bench.record import Figure, Result
+from bench.reliability.options import Options
+from bench.server import RunningServer, serving
+from loadtest.client import Client
+from loadtest.load import Load, Measurement, run_load
+from loadtest.outcome import Success
+from loadtest.report import Distribution
+
+INPUTS, BEAMS = 32, 4  # of a large call
+PEAK_CLIENTS = (1, 2, 3, 4)
+OVERLOADS = (3, 10)
+LARGE_CLIENTS = 12
+RETRYING_CLIENTS = 600
+PROBE_PAUSE_S = 0.02
+
+
+def run(options: Options) -> Result:
+    with serving(Path("bundles")) as server:
+        rows: list[dict[str, Any]] = []
+        figures: dict[str, Figure] = {}
+        _warm_up(server, options)
+        for name, bodies, inputs, clients in (
+            ("large", _large_bodies(options.sentences), INPUTS, PEAK_CLIENTS),
+            ("single", _single_bodies(options.sentences), 1, (16, 64, 128)),
+        ):
+            figures |= _goodput(server, options, name, Load(GENERATE, bodies), inputs, clients, rows)
+        figures |= _small_among_large(server, options, rows)
+        figures |= _retries(server, options, rows)
+    return Result(figures, rows)
+
+
+def _large_bodies(sentences: Sequence[str]) -> list[bytes]:
+    turns = itertools.cycle(sentences)
+    return [_body(list(itertools.islice(turns, INPUTS)), num_beams=BEAMS) for _ in range(len(sentences))]
+
+
+def _single_bodies(sentences: Sequence[str]) -> list[bytes]:
+    return [_body(sentence) for sentence in sentences]
+
+
+def _body(inputs: Any, **parameters: Any) -> bytes:
+    return json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+
+
+def _warm_up(server: RunningServer, options: Options) -> None:
+    _run(server, Load(GENERATE, _single_bodies(options.sentences), clients=8, requests=200))
+
+
+def _run(server: RunningServer, load: Load) -> Measurement:
+    async def work(client: Client) -> Measurement:
+        return await run_load(client, load)
+
+    return with_client(server.url, work)
+
+
+def _goodput(
+    server: RunningServer,
+    options: Options,
+    name: str,
+    load: Load,
+    inputs: int,
+    clients: Sequence[int],
+    rows: list[dict[str, Any]],
+) -> dict[str, Figure]:
+    """The best goodput of a closed loop, and the goodput when several times as much is offered, in turn."""
+    ratios: dict[int, list[float]] = {factor: [] for factor in OVERLOADS}
+    for _ in range(options.rounds):
+        closed = [
+            _useful(_run(server, replace(load, clients=count, duration_s=options.seconds)), inputs) for count in clients
+        ]
+        peak = max(closed)
+        rows.append({"load": f"{name}: best of {', '.join(map(str, clients))} clients", "goodput": round(peak, 1)})
+        for factor in OVERLOADS:
+            measured = _run(server, replace(load, rate=factor * peak / inputs, duration_s=options.seconds))
+            goodput = _useful(measured, inputs)
+            ratios[factor].append(goodput / peak)
+            rows.append(
+                {
+                    "load": f"{name}: {factor} times as much",
+                    "goodput": round(goodput, 1),
+                    "answered": _answered(measured),
+                    "sent": len(measured.outcomes),
+                }
+            )
+    return {f"overload.{name}.{factor}": Figure.of(ratios[factor]) for factor in OVERLOADS}
+
+
+def _useful(measured: Measurement, inputs: int) -> float:
+    return inputs * _answered(measured) / measured.elapsed_s
+
+
+def _answered(measured: Measurement) -> int:
+    return sum(isinstance(outcome, Success) for outcome in measured.outcomes)
+
+
+def _small_among_large(server: RunningServer, options: Options, rows: list[dict[str, Any]]) -> dict[str, Figure]:
+    """One client with single inputs, alone and beside clients whose calls are large."""
+    small = Load(GENERATE, _single_bodies(options.sentences), clients=1, duration_s=2 * options.seconds)
+    large = Load(
+        GENERATE, _large_bodies(options.sentences), clients=LARGE_CLIENTS, duration_s=2 * options.seconds + 1.0
+    )
+
+    async def beside(client: Client) -> Measurement:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run_load(client, large))
+            await asyncio.sleep(1.0)
+            return await run_load(client, small)
+
+    success: list[float] = []
+    slowdown: list[float] = []
+    for _ in range(options.rounds):
+        p99 = []
+        for load, measured in (("alone", _run(server, small)), ("beside large", with_client(server.url, beside))):
+            times = Distribution.of_seconds(
+                outcome.latency_s for outcome in measured.outcomes if isinstance(outcome, Success)
+            )
+            assert times is not None, "no call of the small client was answered"
+            p99.append(times.p99)
+            answered = _answered(measured)
+            rows.append(
+                {
+                    "load": f"one client with single inputs, {load}",
+                    "answered": answered,
+                    "sent": len(measured.outcomes),
+                    "p50_ms": round(times.p50, 1),
+                    "p99_ms": round(times.p99, 1),
+                }
+            )
+        success.append(100 * answered / len(measured.outcomes))
+        slowdown.append(p99[1] / p99[0])
+    return {"overload.small.success": Figure.of(success, "%"), "overload.small.p99": Figure.of(slowdown)}
+
+
+def _retries(server: RunningServer, options: Options, rows: list[dict[str, Any]]) -> dict[str, Figure]:
+    """Health checks while many clients repeat refused calls, with and without regard for `Retry-After`."""
+    figures = {}
+    for name, honors in (("Retry-After", True), ("at once", False)):
+        load = Load(
+            GENERATE,
+            _large_bodies(options.sentences),
+            clients=RETRYING_CLIENTS,
+            duration_s=2 * options.seconds,
+            honors_retry_after=honors,
+        )
+
+        async def probed(client: Client, load: Load = load) -> tuple[Measurement, list[float]]:
+            times: list[float] = []
+            async with asyncio.TaskGroup() as group:
+                loading = group.create_task(run_load(client, load))
+                await asyncio.sleep(0.5)
+                while not loading.done():
+                    times.append(await _health_seconds(server.port))
+                    await asyncio.sleep(PROBE_PAUSE_S)
+            return loading.result(), times
+
+        measured, times = with_client(server.url, probed)
+        health = Distribution.of_seconds(times)
+        assert health is not None, "no health check was answered"
+        rows.append(
+            {
+                "load": f"{RETRYING_CLIENTS} clients with large calls, retrying: {name}",
+                "answered": _answered(measured),
+                "sent": len(measured.outcomes),
+                "health_p50_ms": round(health.p50, 1),
+                "health_p99_ms": round(health.p99, 1),
+            }
+        )
+        figures[f"overload.health.{name}"] = Figure.of([health.p99], "ms")
+    return figures
+
+
+async def _health_seconds(port: int) -> float:
+    """Seconds that `GET /health/live` takes on a connection of its own."""
+    started = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+    finally:
+        writer.close()
+    if b" 200 " not in answer.split(b"\r\n", 1)[0]:
+        raise RuntimeError(f"/health/live answered {answer[:100]!r}")
+    return time.perf_counter() - started

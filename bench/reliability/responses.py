@@ -1,0 +1,77 @@
+"""Large responses in a small container: 200 clients, each with a request of 1.4 kB and a response of 11 MB.
+
+The service runs in a control group of its own with a limit of 1 GiB; this needs root.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bench.load import GENERATE, with_client
+from bench.record import Figure, Result
+from bench.reliability.limited import limited_memory
+from bench.reliability.options import Options
+from bench.server import serving
+from loadtest.client import BrokenAnswerError, Client
+
+LIMIT_BYTES = 1 << 30
+CLIENTS = 200
+WORDS = 143  # of the source and of the forced target
+SECONDS = 60.0
+PAUSE_S = 1.0  # of a client after a refusal, as Retry-After asks
+
+
+def run(options: Options) -> Result:
+    text = " ".join(["dog"] * WORDS)
+    large = json.dumps({"input": text, "target": text}).encode()
+    small = json.dumps({"inputs": options.sentences[0]}).encode()
+    statuses: Counter[str] = Counter()
+    normal: Counter[str] = Counter()
+    with limited_memory(LIMIT_BYTES) as group, contextlib.ExitStack() as stack:
+        with group.entered():
+            server = stack.enter_context(serving(Path("bundles")))
+
+        async def send(client: Client, path: str, body: bytes, counts: Counter[str]) -> bool:
+            try:
+                status = str((await client.post(path, body)).status)
+            except (OSError, TimeoutError, BrokenAnswerError) as error:
+                status = type(error).__name__
+            counts[status] += 1
+            return status == "200"
+
+        async def repeat(client: Client, path: str, body: bytes, counts: Counter[str], pause_s: float) -> None:
+            loop = asyncio.get_running_loop()
+            end = loop.time() + SECONDS
+            while loop.time() < end:
+                if not await send(client, path, body, counts) or pause_s < PAUSE_S:
+                    await asyncio.sleep(pause_s)
+
+        async def work(client: Client) -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(CLIENTS):
+                    tasks.create_task(repeat(client, "/v1/attention", large, statuses, PAUSE_S))
+                tasks.create_task(repeat(client, GENERATE, small, normal, 0.1))
+
+        with_client(server.url, work)
+        survived = server.process.exit_code is None
+        peak = group.peak_bytes / 1e6
+    rows: list[dict[str, Any]] = [
+        {"load": f"{CLIENTS} clients, {WORDS} words in and out, all maps", **_sorted(statuses)},
+        {"load": "one client with single inputs beside them", **_sorted(normal)},
+    ]
+    answered = 100 * normal["200"] / normal.total()
+    return Result(
+        {
+            "responses.survived": Figure.of([float(survived)], ""),
+            "responses.peak": Figure.of([peak], "MB"),
+            "responses.normal": Figure.of([answered], "%"),
+        },
+        rows,
+    )
+
+
+def _sorted(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
