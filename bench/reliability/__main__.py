@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
     parser.add_argument("--rounds", type=int, default=3, help="each figure is the median of so many (default: 3)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load (default: 10)")
+    parser.add_argument("--bundles", type=Path, default=Path("bundles"), help="folder to serve (default: bundles)")
+    parser.add_argument("--clients", type=int, default=600, help="of the largest load, at most (default: 600)")
     parser.add_argument("--results", type=Path, default=FOLDER)
     parser.add_argument("--document", type=Path, default=DOCUMENT)
     parsed = parser.parse_args(words)
@@ -36,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     if not parsed.report:
-        options = Options(parsed.sentences.read_text(encoding="utf-8").splitlines(), parsed.rounds, parsed.seconds)
+        sentences = parsed.sentences.read_text(encoding="utf-8").splitlines()
+        options = Options(parsed.bundles, sentences, parsed.rounds, parsed.seconds, parsed.clients)
         for name in parsed.sections or SECTIONS:
             print(name, flush=True)
             described = machine.describe()

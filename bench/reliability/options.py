@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Options:
+    bundles: Path  # the folder that is served
     sentences: Sequence[str]
     rounds: int  # each figure is the median of so many
     seconds: float  # of each load
+    clients: int  # of the largest load, at most

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from bench.load import GENERATE, with_client
@@ -31,7 +30,7 @@ PROBE_PAUSE_S = 0.02
 
 
 def run(options: Options) -> Result:
-    with serving(Path("bundles")) as server:
+    with serving(options.bundles) as server:
         rows: list[dict[str, Any]] = []
         figures: dict[str, Figure] = {}
         _warm_up(server, options)
@@ -154,7 +153,7 @@ def _retries(server: RunningServer, options: Options, rows: list[dict[str, Any]]
         load = Load(
             GENERATE,
             _large_bodies(options.sentences),
-            clients=RETRYING_CLIENTS,
+            clients=min(RETRYING_CLIENTS, options.clients),
             duration_s=2 * options.seconds,
             honors_retry_after=honors,
         )
@@ -174,7 +173,7 @@ def _retries(server: RunningServer, options: Options, rows: list[dict[str, Any]]
         assert health is not None, "no health check was answered"
         rows.append(
             {
-                "load": f"{RETRYING_CLIENTS} clients with large calls, retrying: {name}",
+                "load": f"{load.clients} clients with large calls, retrying: {name}",
                 "answered": _answered(measured),
                 "sent": len(measured.outcomes),
                 "health_p50_ms": round(health.p50, 1),

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from bench.load import GENERATE, with_client
@@ -32,7 +31,7 @@ def run(options: Options) -> Result:
     normal: Counter[str] = Counter()
     with limited_memory(LIMIT_BYTES) as group, contextlib.ExitStack() as stack:
         with group.entered():
-            server = stack.enter_context(serving(Path("bundles")))
+            server = stack.enter_context(serving(options.bundles))
 
         async def send(client: Client, path: str, body: bytes, counts: Counter[str]) -> bool:
             try:

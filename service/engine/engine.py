@@ -362,7 +362,9 @@ class Engine:
         if not targets:
             return None
         generation.settle(targets)
-        self.throughput.on_generated(max(len(target.tokens) for target in targets))
+        if generation.request.parameters.max_new_tokens:
+            num_forced = len(generation.request.target_prefix)
+            self.throughput.on_generated(max(len(target.tokens) for target in targets) - num_forced)
         return Generated(targets, handle.timings(now))
 
     def _note_failure(self, graph: str, handle: Handle) -> None:

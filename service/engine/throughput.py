@@ -6,12 +6,12 @@ from service.engine.request import DecodingParameters
 
 MEMORY_S = 2.0  # a measurement this old counts for 1 / e
 LEAST_S = 0.25  # of saturated work, before there is a measurement
-FIRST_MEAN_STEPS = 32.0
-MEAN_STEPS_SHARE = 1 / 16  # of the newest generation in the mean
+FIRST_MEAN_TOKENS = 32.0
+MEAN_TOKENS_SHARE = 1 / 16  # of the newest generation in the mean
 
 
 class Throughput:
-    """Units of work per second while sequences wait, and the mean number of decoder steps of a generation.
+    """Units of work per second while sequences wait, and the mean number of tokens of a generation.
 
     A unit of work is one row in one decoder step, or one sequence in the encoder. Only time during which sequences
     waited is measured: an engine with few rows does fewer units a second than it can. It is written by the engine's
@@ -20,7 +20,7 @@ class Throughput:
 
     def __init__(self) -> None:
         self.units_per_s: float | None = None  # None until sequences have waited for long enough
-        self.mean_steps = FIRST_MEAN_STEPS
+        self.mean_tokens = FIRST_MEAN_TOKENS
         self._units = 0.0
         self._seconds = 0.0
         self._saturated_since: float | None = None  # the end of the last turn, if sequences still waited then
@@ -42,13 +42,13 @@ class Throughput:
                 self.units_per_s = self._units / self._seconds
         self._saturated_since = now if is_saturated else None
 
-    def on_generated(self, num_steps: int) -> None:
-        """Note a finished generation that took so many decoder steps."""
-        self.mean_steps += MEAN_STEPS_SHARE * (num_steps - self.mean_steps)
+    def on_generated(self, num_tokens: int) -> None:
+        """Note a finished generation of so many tokens, without those that were forced."""
+        self.mean_tokens += MEAN_TOKENS_SHARE * (num_tokens - self.mean_tokens)
 
     def expected_tokens(self, parameters: DecodingParameters) -> float:
         """Tokens that a generation is expected to have: the mean, within its own limits."""
-        return min(parameters.max_new_tokens, max(parameters.min_new_tokens, self.mean_steps))
+        return min(parameters.max_new_tokens, max(parameters.min_new_tokens, self.mean_tokens))
 
     def generation_units(self, parameters: DecodingParameters, num_forced: int) -> float:
         """Estimate the work of a generation whose target begins with so many forced tokens."""
