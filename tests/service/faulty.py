@@ -34,11 +34,15 @@ class Fault:
 
 
 class FaultyRunner:
-    """Runs what another runner runs, with one fault."""
+    """Runs what another runner runs, with one fault at a time."""
 
-    def __init__(self, inner: Runner, fault: Fault) -> None:
+    def __init__(self, inner: Runner, fault: Fault | None = None) -> None:
         self._inner = inner
-        self._fault = fault
+        self.arm(fault)
+
+    def arm(self, fault: Fault | None) -> None:
+        """Have this fault from now on, its calls counted from here; None is no fault."""
+        self._fault = fault or Fault("step", 0, "raise")
         self.num_calls: dict[GraphName, int] = {"encoder": 0, "step": 0, "similar": 0}
         self._poisoned_row: int | None = None
         self._poisoned_source: list[int] | None = None
@@ -115,21 +119,25 @@ def _poisoned(outputs: Mapping[str, Array], place: int) -> dict[str, Array]:
 
 
 class FaultyTokenizer(TextTokenizer):
-    """Raises at one call of a method, counted from 1; all else is that of the tokenizer that it wraps."""
+    """Raises at one call of a method; all else is that of the tokenizer that it wraps."""
 
-    def __init__(self, inner: TextTokenizer, method: str, call: int) -> None:
+    def __init__(self, inner: TextTokenizer) -> None:
         self.__dict__.update(inner.__dict__)
         self._inner = inner
+        self.arm("", 0)
+
+    def arm(self, method: str, call: int) -> None:
+        """Raise at call `call` of a method, counted from 1 and from here."""
         self._method = method
         self._call = call
-        self.num_calls = 0
+        self._num_calls = 0
         self.has_happened = False
 
     def _count(self, method: str) -> None:
         if method != self._method:
             return
-        self.num_calls += 1
-        if self.num_calls == self._call:
+        self._num_calls += 1
+        if self._num_calls == self._call:
             self.has_happened = True
             raise FaultError(method)
 
