@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from export.bundle import half_bundle
 from service.bundle import State, read_bundle, record_files, write_manifest
+from service.engine.checks import run_known_input
 from service.engine.request import DecodingParameters, Failed, Generated
 from service.runtime.device import DeviceRunner
 from service.runtime.ort import OnnxRunner
@@ -109,7 +110,22 @@ class NanForOne:
         return encoded
 
 
-@pytest.mark.parametrize("name", [path.parent.name for path in sorted(Path("bundles").glob("*/manifest.json"))])
+SHIPPED = [path.parent.name for path in sorted(Path("bundles").glob("*/manifest.json"))]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_model_runs_the_known_input(name: str) -> None:
+    runner = open_runner(Path("bundles") / name)
+    run_known_input(runner, "encoder")
+    if runner.manifest.step is not None:
+        run_known_input(runner, "step")
+
+
+def test_a_model_on_a_device_runs_the_known_input(folder: Path) -> None:
+    run_known_input(open_runner(folder / "transformer-half"), "step")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_nan_of_a_shipped_encoder_fails_its_own_sequence_alone(name: str) -> None:
     """The quantised decoder wrote a text all the same, and so did recurrent ones on some processors."""
     manifest = read_bundle(Path("bundles") / name)
