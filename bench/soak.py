@@ -28,7 +28,9 @@ from bench.record import RESULTS, Figure, Recorded, Result, Row, write_result
 from bench.report import table, write_into
 from bench.server import RunningServer, serving
 from loadtest.client import BrokenAnswerError, Client
+from service.bundle import MANIFEST, read_manifest
 from service.cpu import usable_threads
+from service.tokenizer import read_tokenizer
 
 SECTION = "soak"
 WRITER = "make soak"
@@ -40,7 +42,7 @@ LEAVING_SHARE = 1 / 8
 MAX_STAY_S = 0.08  # of a client that leaves
 MAX_IDLE_WAIT_S = 10.0  # for the service to be done with what was given up
 TIMEOUT_S = 60.0
-MAX_CHARACTERS = 600  # within 256 tokens of the shipped models
+MAX_CHARACTERS = 600
 MAX_TOKENS = 32
 LONG_CHARACTERS = 20_000  # are tokenised in another thread, and refused as too long
 MAX_GROWTH = {"resident_mb": 10.0, "descriptors": 0.0, "threads": 0.0}
@@ -74,7 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parse_arguments(words)
     sentences = parsed.sentences.read_text(encoding="utf-8").splitlines()
     with serving(parsed.bundles, threads=usable_threads()) as server:
-        result, failed = run(server, sentences, parsed.minutes * 60, parsed.readings, parsed.clients)
+        result, failed = run(
+            server, texts_of(sentences, parsed.bundles), parsed.minutes * 60, parsed.readings, parsed.clients
+        )
     command = shlex.join(["python", "-m", "bench.soak", *words])
     write_result(parsed.results, SECTION, Recorded(machine.describe(), command, result))
     write_into(parsed.document, SECTION, report(result), WRITER)
@@ -102,11 +106,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def run(
-    server: RunningServer, sentences: Sequence[str], seconds: float, readings: int, clients: int
+    server: RunningServer, texts: Sequence[str], seconds: float, readings: int, clients: int
 ) -> tuple[Result, Counter[str]]:
     """Load a server; return what it measured, and what failed with its count."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rows, failed = runner.run(_load_and_read(server, sentences, seconds, readings, clients))
+        rows, failed = runner.run(_load_and_read(server, texts, seconds, readings, clients))
     first = rows[int(readings * WARM_UP_SHARE)]
     figures = {
         f"{SECTION}.{name}": Figure.of([rows[-1][name] - first[name]], "MB" if name == "resident_mb" else "")
@@ -116,11 +120,11 @@ def run(
 
 
 async def _load_and_read(
-    server: RunningServer, sentences: Sequence[str], seconds: float, readings: int, clients: int
+    server: RunningServer, texts: Sequence[str], seconds: float, readings: int, clients: int
 ) -> tuple[list[Row], Counter[str]]:
     async with Client(server.url, TIMEOUT_S) as client:
         cards = json.loads((await client.get("/v1/models")).body)["data"]
-    calls, counts, rows = all_calls(cards, sentences), Counts(), list[Row]()
+    calls, counts, rows = all_calls(cards, texts), Counts(), list[Row]()
     draw = random.Random(SEED)
     for number in range(1, readings + 1):
         end = time.monotonic() + seconds / readings
@@ -143,12 +147,31 @@ async def _load_and_read(
     return rows, counts.failed
 
 
-def all_calls(cards: Sequence[Body], sentences: Sequence[str]) -> Iterator[Call]:
-    """Yield calls to all endpoints in turn, without end; the models, sentences and lengths change from turn to turn.
+def texts_of(sentences: Sequence[str], bundles: Path) -> list[str]:
+    """Return texts of one to five sentences that all models can read, the longest first.
+
+    The longest inputs decide how much memory the service takes; later they would look like growth.
+    """
+    manifests = {path.parent: read_manifest(path.parent) for path in bundles.glob(f"*/{MANIFEST}")}
+    readers = [
+        (read_tokenizer(folder / manifest.source_tokenizer), manifest.limits.max_source_tokens)
+        for folder, manifest in manifests.items()
+    ]
+    texts = []
+    for number, sentence in enumerate(sentences):
+        text = " ".join([sentence] * (1 + number % 5))[:MAX_CHARACTERS]
+        while any(len(tokenizer.encode(text)) > most for tokenizer, most in readers):
+            text = text[: len(text) // 2]
+        texts.append(text)
+    return sorted(texts, key=len, reverse=True)
+
+
+def all_calls(cards: Sequence[Body], texts: Sequence[str]) -> Iterator[Call]:
+    """Yield calls to all endpoints in turn, without end; the models and texts change from turn to turn.
 
     Args:
         cards: the models, as `GET /v1/models` lists them.
-        sentences: what inputs are made of.
+        texts: the inputs, which every model can read.
     """
     uses: dict[str, Callable[[str, str, int], list[Call]]] = {
         "generate": _generations,
@@ -160,8 +183,7 @@ def all_calls(cards: Sequence[Body], sentences: Sequence[str]) -> Iterator[Call]
         "languages": _translations,
     }
     fitting = {use: [card["id"] for card in cards if use in card["tasks"] or card.get(use)] for use in uses}
-    for number, sentence in enumerate(itertools.cycle(sentences)):
-        text = " ".join([sentence] * (1 + number % 5))[:MAX_CHARACTERS]
+    for number, text in enumerate(itertools.cycle(texts)):
         for use, models in fitting.items():
             if models:
                 yield from uses[use](models[number % len(models)], text, number)
@@ -184,7 +206,7 @@ def _generations(model: str, text: str, number: int) -> list[Call]:
         *(Call("/v1/generate", {**own, "parameters": {"max_new_tokens": 2 * MAX_TOKENS, **one}}) for one in wanted),
         Call("/v1/generate", {**own, "inputs": [text[:100]] * 8}),
         Call("/v1/generate", {**own, "stream": True}),
-        Call("/v1/score", {**own, "targets": text[:200]}),
+        Call("/v1/score", {**own, "targets": text[:100]}),
         Call("/v1/completions", openai),
         Call("/v1/completions", {**openai, "stream": True}),
         *(Call(f"{path}?model={model}", short) for path in ("/", "/generate", "/generate_stream")),

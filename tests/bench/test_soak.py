@@ -11,7 +11,9 @@ from bench.record import Figure, Result, Row
 from bench.report import END, mark
 from bench.server import serving
 from service.app import create_app
+from service.bundle import read_manifest
 from service.settings import Settings
+from service.tokenizer import read_tokenizer
 
 CARDS = [
     {"id": "a", "tasks": ["generate", "encode", "attention", "similar"], "chat": True, "languages": {"source": "en"}},
@@ -43,6 +45,14 @@ def test_a_soak_reads_the_size_of_a_service_that_answers_everything(bundle: Path
     assert result.figures["soak.resident_mb"].value == pytest.approx(
         last["resident_mb"] - first["resident_mb"], abs=0.1
     )
+
+
+def test_texts_fit_every_model_and_the_longest_come_first(bundle: Path) -> None:
+    tokenizer, most = read_tokenizer(bundle / "tokenizer.json"), read_manifest(bundle).limits.max_source_tokens
+    texts = soak.texts_of(["short", "two words", "ÄÖÜ" * 1000, "three more words"], bundle.parent)
+    assert len(texts) == 4
+    assert [len(text) for text in texts] == sorted(map(len, texts), reverse=True)
+    assert most / 3 < max(len(tokenizer.encode(text)) for text in texts) <= most
 
 
 def rows_of(*sizes: tuple[float, int, int]) -> list[Row]:
