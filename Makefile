@@ -11,6 +11,7 @@ PRECISION ?= float32# of training; bfloat16 is faster where the processor has it
 BUNDLE ?= bundles/multi30k-en-de
 COMPOSE ?= docker-compose# or: docker compose
 BENCH ?=# sections and options, see: python -m bench --help
+SOAK ?= 30# minutes
 LOAD ?= --clients 16 --duration 10s# see: python -m loadtest --help
 
 FUZZ_EXAMPLES ?= 500
@@ -21,7 +22,7 @@ GPU := .venv-gpu
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 
-.PHONY: serve test test-docker test-browser fuzz check fix train zoo evaluate export bench gpu-check loadtest image up down clean
+.PHONY: serve test test-docker test-browser fuzz check fix train zoo evaluate export bench soak gpu-check loadtest image up down clean
 
 serve: $(SERVE)/ready  ## serve the bundles that are in bundles/
 	$(SERVE)/bin/python -m service
@@ -57,6 +58,9 @@ export: $(DEV)/ready  ## RUN's averaged checkpoint to BUNDLE
 
 bench: $(DEV)/ready  ## measure all of docs/performance.md, or BENCH='SECTION ...'; some 25 minutes of a quiet machine
 	$(DEV)/bin/python -m bench $(BENCH)
+
+soak: $(DEV)/ready  ## every endpoint for SOAK minutes, clients that leave included: memory, descriptors and threads stay flat
+	$(DEV)/bin/python -m bench.soak --minutes $(SOAK)
 
 gpu-check: $(GPU)/ready  ## on a machine with a GPU: CUDA gives what the CPU gives, and how fast
 	$(GPU)/bin/python -m bench.gpu

@@ -31,6 +31,13 @@ class RunningServer:
                 return int(line.split()[1]) * 1024 / 1e6
         raise RuntimeError("no VmRSS in /proc/PID/status")
 
+    def num_descriptors(self) -> int:
+        """Open files, sockets included."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def num_threads(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/task"))
+
 
 def serving(
     bundles: Path, module: str = "service", **settings: str | int | float

@@ -144,14 +144,25 @@ class Client:
             TimeoutError: when the answer is not whole in time.
             BrokenAnswerError: when there is no whole answer.
         """
+        return await self._send(self.request(path, body))
+
+    async def get(self, path: str) -> Answer:
+        """Get `path`; raises as `post` does."""
+        return await self._send(f"GET {self._prefix}{path} HTTP/1.1\r\nhost: {self._authority}\r\n\r\n".encode("ascii"))
+
+    def request(self, path: str, body: bytes) -> bytes:
+        """Return the bytes of the request that posts `body`, which is JSON."""
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\nhost: {self._authority}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
+        return head.encode("ascii") + body
+
+    async def _send(self, request: bytes) -> Answer:
         async with asyncio.timeout(self._timeout_s):
             connection = await self._take() or await self._connect()
             try:
-                answer = await connection.exchange(head.encode("ascii") + body)
+                answer = await connection.exchange(request)
             except BaseException:
                 await connection.close()
                 raise

@@ -1,6 +1,7 @@
 """Server-sent events of a generation: one a token, one at the end of each input, then what the door ends with."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +26,8 @@ from service.maps import MapWriter
 from service.outputs import generated_tokens, seed_of, token_of
 from service.serving import ServedModel
 from service.tokenizer import TextStream
+
+logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
@@ -239,11 +242,13 @@ class StreamAnswer(Response):
                 self._arrived = [] if self._is_whole else await self._next_arrivals()
             last = self._frames.end(self._outputs)
         except ApiError as error:
-            record.code = error.code
-            last = chunk + self._frames.error(record.error_body(error))
+            last = chunk + self._error_frame(error)
         except ClientGoneError:
             record.code = CLIENT_GONE
             return
+        except Exception:
+            logger.exception("a stream failed", extra={"fields": {"request_id": record.request_id}})
+            last = chunk + self._error_frame(ApiError("internal"))
         finally:
             self._tell()
         await send({"type": "http.response.body", "body": last})
@@ -265,6 +270,11 @@ class StreamAnswer(Response):
             event = success(event, Generated)
         output = self._outputs[arrival.place]
         return self._frames.event(output, output.take(event, arrival.time))
+
+    def _error_frame(self, error: ApiError) -> bytes:
+        record = self._call.record
+        record.code = error.code
+        return self._frames.error(record.error_body(error))
 
     def _tell(self) -> None:
         outputs = self._outputs

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from service.bundle import MAX_BEAMS
 from service.engine.attention import ENCODER_KINDS, encoder_maps, map_outputs, record_step
 from service.engine.beam import BeamGeneration
+from service.engine.checks import GraphName, not_finite, run_known_input
 from service.engine.generation import Generation, Handle, Moves, NotFiniteError, Sink
 from service.engine.observer import EngineObserver, NullObserver
 from service.engine.request import (
@@ -36,12 +37,12 @@ from service.engine.throughput import Throughput
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
-MAX_FAILURES = 8  # of a graph one after another, each of another call: then it is no call's fault
+MAX_FAILURES = 8  # consecutive failures of one graph, from distinct calls, before a known input is tried
 logger = logging.getLogger(__name__)
 
 
 class RuntimeFailedError(Exception):
-    """Encoder or decoder fails whatever it is given, as on a device that has broken down: nothing can be served."""
+    """Encoder or decoder fails on a known input too, as on a device that has broken down: nothing can be served."""
 
 
 class Engine:
@@ -74,7 +75,7 @@ class Engine:
         self._rows = Rows(runner)
         self.throughput = Throughput()
         # Of each graph, one after another: a request of each run that failed. Those of a call have one id.
-        self._failures: dict[str, set[str]] = {"encoder": set(), "step": set()}
+        self._failures: dict[GraphName, set[str]] = {"encoder": set(), "step": set()}
         # The two ways in from other threads: appending to a deque and emptying it from the left need no lock.
         self._arrived: deque[Handle] = deque()
         self._given_up: deque[Handle] = deque()
@@ -243,7 +244,9 @@ class Engine:
             now = self._clock()
             for handle in batch:
                 handle.encode_ended = now
-            newcomers = self._start_generations(batch, encoded)
+            num_tokens = [len(handle.source_request.source_ids) for handle in batch]
+            poisoned = not_finite(self._manifest.states, encoded, num_tokens)
+            newcomers = self._start_generations(batch, encoded, poisoned)
             if newcomers:
                 self._rows.admit(newcomers, encoded)
         except Exception:
@@ -254,6 +257,8 @@ class Engine:
         for index, handle in enumerate(batch):
             if isinstance(handle.request, EncodeRequest):
                 self._deliver_encoded(handle, handle.request, encoded, index)
+            elif index in poisoned:
+                self._fail_not_finite(handle)
         return True
 
     def _run_encoder(self, batch: Sequence[Handle]) -> Mapping[str, Array]:
@@ -278,12 +283,14 @@ class Engine:
             wanted |= map_outputs(self._manifest, request.attention, ENCODER_KINDS)
         return tuple(name for name in self._manifest.encoder.outputs if name in wanted)
 
-    def _start_generations(self, batch: Sequence[Handle], encoded: Mapping[str, Array]) -> list[tuple[Generation, int]]:
-        """The generations of a batch, each with its example's place in it."""
+    def _start_generations(
+        self, batch: Sequence[Handle], encoded: Mapping[str, Array], poisoned: Container[int]
+    ) -> list[tuple[Generation, int]]:
+        """The generations of a batch, each with its example's index; `poisoned` ones are left out."""
         started: list[tuple[Generation, int]] = []
         for index, handle in enumerate(batch):
             request = handle.request
-            if isinstance(request, GenerateRequest):
+            if isinstance(request, GenerateRequest) and index not in poisoned:
                 maps = encoder_maps(self._manifest, encoded, index, request)
                 kind = BeamGeneration if request.parameters.num_beams > 1 else SingleGeneration
                 started.append((kind(handle, request, self._manifest, maps), index))
@@ -299,18 +306,19 @@ class Engine:
             maps = encoder_maps(self._manifest, encoded, index, request)
             self._finish(handle, Encoded(hidden, handle.timings(handle.encode_ended), labels, maps))
         else:
-            logger.error("the encoder gave numbers that are not finite")
-            self._finish(handle, Failed("internal"))
+            self._fail_not_finite(handle)
+
+    def _fail_not_finite(self, handle: Handle) -> None:
+        logger.error("the encoder gave numbers that are not finite")
+        self._finish(handle, Failed("internal"))
 
     # The decoder
 
     def _decode(self) -> None:
         num_running = len(self._rows)
         started = self._clock()
-        try:
-            outputs = self._rows.step()
-        except Exception:
-            logger.exception("a decoder step failed with %d rows", num_running)
+        outputs = self._step_rows()
+        if outputs is None:
             generations = self._rows.generations
             for generation in generations:
                 self._end(generation, Failed("internal"))
@@ -331,6 +339,15 @@ class Engine:
         self._rows.advance(scores.next_ids, moves)
         for generation, event in ended:
             self._end(generation, event)
+
+    def _step_rows(self) -> Mapping[str, Array] | None:
+        """Step all rows; where that fails, each alone, so that one request cannot fail another. None if all fail."""
+        num_running = len(self._rows)
+        try:
+            return self._rows.step()
+        except Exception:
+            logger.exception("a decoder step failed with %d rows", num_running)
+        return self._rows.step_alone() if num_running > 1 else None
 
     def _record_maps(self, outputs: Mapping[str, Array]) -> None:
         wanting = [generation for generation in self._rows if generation.wants_maps]
@@ -367,12 +384,26 @@ class Engine:
             self.throughput.on_generated(max(len(target.tokens) for target in targets) - num_forced)
         return Generated(targets, handle.timings(now))
 
-    def _note_failure(self, graph: str, handle: Handle) -> None:
-        """Raises RuntimeFailedError where a graph fails whatever it is given; `handle` is one of the failed run's."""
+    def _note_failure(self, graph: GraphName, handle: Handle) -> None:
+        """Count a run that failed; `handle` is one of its requests. No row runs after a failed step.
+
+        Raises:
+            RuntimeFailedError: the graph has failed for too many calls in a row, and fails on a known input too.
+        """
         failures = self._failures[graph]
         failures.add(handle.request.request_id)
-        if len(failures) == MAX_FAILURES:
-            raise RuntimeFailedError(f"{graph}: {MAX_FAILURES} runs failed one after another")
+        if len(failures) < MAX_FAILURES:
+            return
+        try:
+            run_known_input(self._runner, graph)
+        except Exception as error:
+            raise RuntimeFailedError(
+                f"{graph}: {MAX_FAILURES} runs failed one after another, then a known input"
+            ) from error
+        logger.warning(
+            "%s: %d runs failed one after another; a known input runs, so the calls are at fault", graph, MAX_FAILURES
+        )
+        failures.clear()
 
     # The ends
 

@@ -1,5 +1,6 @@
 """The running rows: 0 to n-1 without a gap, their input arrays and their decoder state moving as one."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 from service.engine.generation import Generation, Handle, Moves
 from service.engine.request import GenerateRequest
 from service.engine.scores import ALWAYS
-from service.runtime.protocol import Runner
+from service.runtime.protocol import Int32, Int64, Runner
 
 Array = NDArray[Any]
+logger = logging.getLogger(__name__)
 
 
 def num_rows(request: GenerateRequest) -> int:
@@ -93,9 +95,34 @@ class Rows:
         self.wants_maps = any(generation.wants_maps for generation in self._generations)
 
     def step(self) -> Mapping[str, Array]:
-        """Run the decoder once over all rows; `advance` says what they read next."""
-        n = len(self._owners)
-        return self._runner.step(self._token_ids[:n], self._lengths[:n], self._source_lengths[:n], self._outputs)
+        """Run the decoder once over all rows; `advance` says what they read next.
+
+        A step that raises can be repeated by `step_alone`; see `Runner.step`.
+        """
+        return self._runner.step(*self._inputs(slice(len(self._owners))), self._outputs)
+
+    def step_alone(self) -> Mapping[str, Array] | None:
+        """Run the decoder once over each row by itself, after `step` has failed.
+
+        Returns:
+            The outputs of all rows, as `step` gives them; those of a row that fails alone are NaN. None where every row
+            fails.
+        """
+        given: dict[int, Mapping[str, Array]] = {}
+        for row in range(len(self._owners)):
+            try:
+                outputs = self._runner.step(*self._inputs(slice(row, row + 1)), self._outputs, first=row)
+            except Exception:
+                logger.exception("a decoder step failed for one row alone")
+            else:
+                given[row] = {name: array.copy() for name, array in outputs.items()}  # the next run may write over them
+        if not given:
+            return None
+        parts = {name: {row: outputs[name] for row, outputs in given.items()} for name in self._outputs}
+        return {name: _joined(arrays, len(self._owners)) for name, arrays in parts.items()}
+
+    def _inputs(self, rows: slice) -> tuple[Int64, Int32, Int32]:
+        return self._token_ids[rows], self._lengths[rows], self._source_lengths[rows]
 
     def advance(self, token_ids: NDArray[np.int64], moves: Moves) -> None:
         """What the rows that have just been stepped read next, some of them with the state of another.
@@ -113,3 +140,17 @@ class Rows:
 
     def __iter__(self) -> Iterator[Generation]:
         return iter(self._generations)
+
+
+def _joined(parts: Mapping[int, Array], count: int) -> Array:
+    """Outputs of single rows, (1, ...), as one array (count, ...) that is as wide as the widest of them."""
+    some = next(iter(parts.values()))
+    widest = np.max([part.shape[1:] for part in parts.values()], axis=0)
+    joined = np.zeros((count, *widest), some.dtype)
+    for row in range(count):
+        if row in parts:
+            part: tuple[Any, ...] = (row, *map(slice, parts[row].shape[1:]))
+            joined[part] = parts[row][0]
+        elif np.issubdtype(some.dtype, np.floating):
+            joined[row] = np.nan
+    return joined

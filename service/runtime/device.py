@@ -69,10 +69,11 @@ class _StateGroup:
         self._tensor = _zeros((len(states) * max_rows, *self._shape), self._dtype, device)
         self._empty_row = _zeros((1, *self._shape), self._dtype, device)
 
-    def view(self, index: int, batch: int) -> _View:
-        """The first rows of one of the states."""
-        stride = self._max_rows * int(np.prod(self._shape)) * self._dtype.itemsize
-        return _View(self._tensor.data_ptr() + index * stride, self._dtype, (batch, *self._shape))
+    def view(self, index: int, batch: int, first: int = 0) -> _View:
+        """Rows `first` to `first + batch - 1` of one of the states."""
+        row_size = int(np.prod(self._shape)) * self._dtype.itemsize
+        offset = (index * self._max_rows + first) * row_size
+        return _View(self._tensor.data_ptr() + offset, self._dtype, (batch, *self._shape))
 
     def fill(self, mover: _RowMover, first: int, encoded: Mapping[str, Any], examples: Sequence[int]) -> None:
         targets = range(first, first + len(examples))
@@ -99,10 +100,16 @@ def _zeros(shape: Sequence[int], dtype: Any, device: Provider) -> Any:
 
 
 class _Binding:
-    """A step of one batch size with one set of outputs: its inputs are tensors of their own on the device."""
+    """A step of some rows with one set of outputs: its inputs are tensors of their own on the device."""
 
     def __init__(
-        self, session: Any, batch: int, outputs: Sequence[str], groups: Sequence[_StateGroup], device: Provider
+        self,
+        session: Any,
+        first: int,
+        batch: int,
+        outputs: Sequence[str],
+        groups: Sequence[_StateGroup],
+        device: Provider,
     ) -> None:
         self._session = session
         self._outputs = outputs
@@ -113,7 +120,7 @@ class _Binding:
             self._io.bind_ortvalue_input(name, tensor)
         for group in groups:
             for index, state in enumerate(group.states):
-                view = group.view(index, batch)
+                view = group.view(index, batch, first)
                 place = (device, 0, view.dtype, view.shape, view.address)
                 self._io.bind_input(state.input, *place)
                 if state.output is not None:
@@ -166,7 +173,7 @@ class DeviceRunner:
         self._mover = _RowMover(load(manifest.rows), provider)
         self._groups = self._allocate()
         self._filling = {state.encoder_output for state in manifest.states if state.encoder_output is not None}
-        self._bindings: dict[tuple[int, tuple[str, ...]], _Binding] = {}
+        self._bindings: dict[tuple[int, int, tuple[str, ...]], _Binding] = {}  # by first row, batch and outputs
 
     def _allocate(self) -> list[_StateGroup]:
         limits = self.manifest.limits
@@ -209,9 +216,9 @@ class DeviceRunner:
                 group.copy(self._mover, sources, targets)
 
     def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
+        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
     ) -> Mapping[str, Array]:
-        key = (len(token_ids), tuple(outputs))
+        key = (first, len(token_ids), tuple(outputs))
         binding = self._bindings.get(key)
         if binding is None:
             binding = self._bindings[key] = _Binding(self._step, *key, self._groups, self.provider)

@@ -251,7 +251,7 @@ class FakeRunner:
         self._hash[targets] = self._hash[sources]
 
     def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
+        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
     ) -> Mapping[str, Array]:
         self.num_steps += 1
         for output in self._last_outputs.values():
@@ -259,12 +259,13 @@ class FakeRunner:
         time.sleep(self._step_s)
         if self._faults.hang is not None:
             self._faults.hang.wait()
+        rows = np.arange(first, first + len(token_ids))
         if self.num_steps in self._faults.step_calls:
+            self._read[rows, lengths] = GARBAGE  # as a kernel that failed may leave what it had begun to write
             raise FakeFaultError("step")
-        rows = np.arange(len(token_ids))
         self._read[rows, lengths] = token_ids
         self._hash[rows, 0] = _hash_of_next(self._hash[rows, 0].astype(np.int64), token_ids)
-        logits = self._logits(lengths, source_lengths)
+        logits = self._logits(rows, lengths, source_lengths)
         logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         top_ids = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_TOKENS]
         available: dict[str, Array] = {
@@ -281,14 +282,11 @@ class FakeRunner:
         self._last_outputs = {name: array for name, array in given.items() if "attention" not in name}
         return given
 
-    def _logits(self, lengths: Int32, source_lengths: Int32) -> NDArray[np.float32]:
+    def _logits(self, rows: NDArray[np.intp], lengths: Int32, source_lengths: Int32) -> NDArray[np.float32]:
         """(B, V): noise from a hash of all that the row knows, and one token that stands out."""
-        rows = len(lengths)
-        source_hash = _weighted_sum(self._source[:rows], source_lengths)
+        source_hash = _weighted_sum(self._source[rows], source_lengths)
         key = (
-            source_hash * 13
-            + _weighted_sum(self._read[:rows], lengths + 1) * 17
-            + self._hash[:rows, 0].astype(np.int64)
+            source_hash * 13 + _weighted_sum(self._read[rows], lengths + 1) * 17 + self._hash[rows, 0].astype(np.int64)
         ) % PRIME
         tokens = self._manifest.tokens
         vocabulary = self._manifest.limits.vocabulary
@@ -296,9 +294,9 @@ class FakeRunner:
         num_filled = source_lengths - 1 if self._manifest.goes_on else 0
         is_over = lengths - num_filled >= _target_length(source_hash)
         best = np.where(is_over, tokens.end_id, 3 + key % (vocabulary - 3))
-        logits = noise.astype(np.float32)
-        logits[np.arange(rows), best] = 6.0
-        is_poisoned = np.isnan(self._source[:rows]).any(axis=1)
+        logits: NDArray[np.float32] = noise.astype(np.float32)
+        logits[np.arange(len(rows)), best] = 6.0
+        is_poisoned = np.isnan(self._source[rows]).any(axis=1)
         logits[is_poisoned] = np.nan
         return logits
 

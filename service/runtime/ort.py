@@ -74,10 +74,10 @@ class _StateGroup:
         """Whether a step changes it."""
         return self.states[0].output is not None
 
-    def copy_back(self, batch: int) -> None:
-        """Take over what a step wrote elsewhere."""
+    def copy_back(self, rows: slice) -> None:
+        """Take over what a step of these rows wrote elsewhere."""
         if self._copied is not None:
-            self.rows[:, :batch] = self._copied[:, :batch]
+            self.rows[:, rows] = self._copied[:, rows]
 
     def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         rows = slice(first, first + len(examples))
@@ -156,7 +156,7 @@ class OnnxRunner:
         self._lengths = np.zeros(max_rows, np.int32)
         self._source_lengths = np.ones(max_rows, np.int32)
         self._fixed_outputs = self._allocate_fixed_outputs()
-        self._bindings: dict[tuple[int, tuple[str, ...]], _Binding] = {}
+        self._bindings: dict[tuple[int, int, tuple[str, ...]], _Binding] = {}  # by first row, batch and outputs
 
     def _allocate_fixed_outputs(self) -> dict[str, Array]:
         if self._step is None:
@@ -212,20 +212,25 @@ class OnnxRunner:
                     group.copy(source, target, sizes)
 
     def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
+        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
     ) -> Mapping[str, Array]:
-        batch = len(token_ids)
+        rows = slice(first, first + len(token_ids))
         self._reserve("target", int(lengths.max()) + 1)
-        self._token_ids[:batch] = token_ids
-        self._lengths[:batch] = lengths
-        self._source_lengths[:batch] = source_lengths
-        key = (batch, tuple(outputs))
+        self._token_ids[rows] = token_ids
+        self._lengths[rows] = lengths
+        self._source_lengths[rows] = source_lengths
+        key = (first, len(token_ids), tuple(outputs))
         binding = self._bindings.get(key)
         if binding is None:
-            binding = self._bindings[key] = self._bind(batch, outputs)
-        self._step.run_with_iobinding(binding.io)
+            binding = self._bindings[key] = self._bind(rows, outputs)
+        given = self._run_step(binding)
+        # Last, so that a step that raises leaves states of fixed size as they were.
         for group in self._groups:
-            group.copy_back(batch)
+            group.copy_back(rows)
+        return given
+
+    def _run_step(self, binding: _Binding) -> Mapping[str, Array]:
+        self._step.run_with_iobinding(binding.io)
         if not binding.made:
             return binding.fixed
         # As a vector: a list would wrap each of the states' outputs too, which costs more than a small step.
@@ -235,7 +240,7 @@ class OnnxRunner:
         binding.expect_made()
         return {**binding.fixed, **made}
 
-    def _bind(self, batch: int, outputs: Sequence[str]) -> _Binding:
+    def _bind(self, batch: slice, outputs: Sequence[str]) -> _Binding:
         io = self._step.io_binding()
         rows: dict[str, Array] = {
             "token_ids": self._token_ids,
@@ -243,13 +248,13 @@ class OnnxRunner:
             "source_lengths": self._source_lengths,
         }
         for name in rows.keys() & set(self.manifest.decoder.inputs):
-            io.bind_ortvalue_input(name, _wrap(rows[name][:batch]))
+            io.bind_ortvalue_input(name, _wrap(rows[name][batch]))
         for group in self._groups:
             for index, state in enumerate(group.states):
-                io.bind_ortvalue_input(state.input, _wrap(group.rows[index, :batch]))
+                io.bind_ortvalue_input(state.input, _wrap(group.rows[index, batch]))
                 if group.outputs is not None:
-                    io.bind_ortvalue_output(state.output, _wrap(group.outputs[index, :batch]))
-        fixed = {name: self._fixed_outputs[name][:batch] for name in outputs if name in self._fixed_outputs}
+                    io.bind_ortvalue_output(state.output, _wrap(group.outputs[index, batch]))
+        fixed = {name: self._fixed_outputs[name][batch] for name in outputs if name in self._fixed_outputs}
         for name, array in fixed.items():
             io.bind_ortvalue_output(name, _wrap(array))
         binding = _Binding(io, fixed, made=tuple(name for name in outputs if name not in fixed))

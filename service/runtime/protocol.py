@@ -77,15 +77,19 @@ class Runner(Protocol):
         ...
 
     def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
+        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
     ) -> Mapping[str, Array]:
-        """Read one token in each of rows 0 to B-1 and update their states.
+        """Read one token in each of rows `first` to `first + B - 1` and update their states.
+
+        A step that raises may be repeated for any of its rows with the same arguments, and then gives what it would
+        have given: it has changed nothing but the position that the repeated step writes again.
 
         Args:
             token_ids: (B,) the token that each row reads.
             lengths: (B,) how many target tokens each row has read before.
             source_lengths: (B,).
             outputs: names among `manifest.step.outputs`, states excepted.
+            first: the first row.
 
         Returns:
             The outputs by name, row first. Attention maps are the caller's to keep, the others are valid until the next

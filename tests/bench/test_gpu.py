@@ -45,7 +45,7 @@ def test_the_float16_path_agrees_with_float32(bundles: Bundles, toy_sentences: l
 class Skewed(FakeRunner):
     """Whose second row sees another token each time."""
 
-    def step(self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Any) -> Any:
+    def step(self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Any, *, first: int = 0) -> Any:
         return super().step(np.where(np.arange(len(token_ids)) == 1, 7, token_ids), lengths, source_lengths, outputs)
 
 

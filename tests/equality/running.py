@@ -5,7 +5,7 @@ from random import Random
 
 from service.engine.engine import Engine
 from service.engine.request import Event, Generated, GenerateRequest
-from service.runtime.ort import OnnxRunner
+from service.runtime.protocol import Runner
 
 FAR = 1e9  # a deadline, and a time to wait in the queue, that no test comes near
 
@@ -14,9 +14,7 @@ def make_request(source: Sequence[int], **fields: object) -> GenerateRequest:
     return GenerateRequest("equality", tuple(source), FAR, **fields)  # type: ignore[arg-type]
 
 
-def run_events(
-    runner: OnnxRunner, requests: Sequence[GenerateRequest], shuffle: Random | None = None
-) -> list[list[Event]]:
+def run_events(runner: Runner, requests: Sequence[GenerateRequest], shuffle: Random | None = None) -> list[list[Event]]:
     """Every request's events. One engine gets all at once, or in an order and at times that `shuffle` draws."""
     engine = Engine(runner)
     events: list[list[Event]] = [[] for _ in requests]
@@ -38,6 +36,6 @@ def final(events: Sequence[Event]) -> Generated:
     return events[-1]
 
 
-def run(runner: OnnxRunner, requests: Sequence[GenerateRequest], shuffle: Random | None = None) -> list[Generated]:
+def run(runner: Runner, requests: Sequence[GenerateRequest], shuffle: Random | None = None) -> list[Generated]:
     """Every request's result, as `run_events` runs them."""
     return [final(events) for events in run_events(runner, requests, shuffle)]

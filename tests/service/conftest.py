@@ -23,6 +23,7 @@ from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
 from service.runtime.fake import HIDDEN, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
+from service.runtime.protocol import Runner
 from service.server import DrainingServer
 from service.serving import Backend, ServedModel
 from service.settings import Settings
@@ -66,6 +67,7 @@ class FakeBackend:
     encode_s: float = 0.0
     wait_for: threading.Event | None = None  # loading takes until it is set
     error: Exception | None = None  # loading fails with it
+    wrap: Callable[[FakeRunner], Runner] = lambda runner: runner  # makes what the engine is given
     runners: list[FakeRunner] = dataclasses.field(default_factory=list)
     engines: list[Engine] = dataclasses.field(default_factory=list)
 
@@ -82,7 +84,7 @@ class FakeBackend:
             )
             self.runners.append(runner)
             engine = Engine(
-                runner,
+                self.wrap(runner),
                 max_batch_tokens=settings.max_batch_tokens,
                 observer=observer_of(manifest.name),
             )

@@ -22,7 +22,7 @@ from service.engine.request import (
     TokenEvent,
 )
 from service.engine.scores import StepScores
-from service.runtime.fake import PRIME, FakeRunner, Faults, fake_manifest
+from service.runtime.fake import PRIME, FakeFaultError, FakeRunner, Faults, fake_manifest
 from service.runtime.protocol import Array, Int32, Int64, Runner
 
 FAR = 1e9
@@ -179,6 +179,7 @@ class CheckedRunner:
         self.stepped: list[CheckedRow] = []  # the rows of the last step
         self.num_moved = 0
         self.num_branched = 0
+        self.is_retrying = False
 
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         sources = [ids[:length].tolist() for ids, length in zip(source_ids, source_lengths, strict=True)]
@@ -216,14 +217,24 @@ class CheckedRunner:
         self.inner.branch(sources, targets, target_tokens)
 
     def step(
-        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str]
+        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
     ) -> Mapping[str, Array]:
-        assert 0 < len(token_ids) <= len(self.rows)
-        del self.rows[len(token_ids) :]
-        assert lengths.tolist() == [len(row.read) for row in self.rows]
-        assert source_lengths.tolist() == [len(row.source) for row in self.rows]
-        self.stepped = list(self.rows)
-        given = self.inner.step(token_ids, lengths, source_lengths, outputs)
-        for row, token_id in zip(self.rows, token_ids.tolist(), strict=True):
+        if first == 0 and not self.is_retrying:
+            assert 0 < len(token_ids) <= len(self.rows)
+            del self.rows[len(token_ids) :]
+            self.stepped = list(self.rows)
+        rows = self.rows[first : first + len(token_ids)]
+        assert lengths.tolist() == [len(row.read) for row in rows]
+        assert source_lengths.tolist() == [len(row.source) for row in rows]
+        self.is_retrying = first + len(token_ids) < len(self.rows)  # after a step that failed, row by row to the last
+        try:
+            given = self.inner.step(token_ids, lengths, source_lengths, outputs, first=first)
+        except FakeFaultError:
+            if len(token_ids) > 1:
+                self.is_retrying = True
+            else:  # what it holds is of no use; until it is released or branched over it counts as the others do
+                rows[0].read.append(int(token_ids[0]))
+            raise
+        for row, token_id in zip(rows, token_ids.tolist(), strict=True):
             row.read.append(token_id)
         return given

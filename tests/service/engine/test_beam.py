@@ -286,8 +286,8 @@ class OneRowIsNan(FakeRunner):
         super().__init__(fake_manifest(vocabulary=6), max_rows=8)
         self._nan_step, self._nan_rows = step, rows
 
-    def step(self, *arguments: Any) -> Any:
-        outputs = super().step(*arguments)
+    def step(self, *arguments: Any, **options: Any) -> Any:
+        outputs = super().step(*arguments, **options)
         if self.num_steps == self._nan_step:
             for name in {"logits", "logprobs", "top_logprobs"} & set(outputs):
                 outputs[name][self._nan_rows] = math.nan

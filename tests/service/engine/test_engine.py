@@ -141,9 +141,9 @@ def test_the_runner_is_asked_only_for_what_running_rows_need() -> None:
     asked: list[set[str]] = []
 
     class Asked(FakeRunner):
-        def step(self, *arguments: Any) -> Any:
+        def step(self, *arguments: Any, **options: Any) -> Any:
             asked.append(set(arguments[3]))
-            return super().step(*arguments)
+            return super().step(*arguments, **options)
 
     engine = Engine(Asked(fake_manifest(), 4), lambda: 0.0)
     greedy = {"top_ids", "top_logprobs"}
@@ -231,9 +231,9 @@ def test_timings_add_up() -> None:
             harness.now += 0.5
             return super().encode(*arguments)
 
-        def step(self, *arguments: Any) -> Any:
+        def step(self, *arguments: Any, **options: Any) -> Any:
             harness.now += 0.25
-            return super().step(*arguments)
+            return super().step(*arguments, **options)
 
     harness.engine = Engine(Ticking(fake_manifest(), 4), lambda: harness.now)
     handle, encode = harness.generate(SOURCES[3]), harness.encode(SOURCES[3])

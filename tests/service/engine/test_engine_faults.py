@@ -1,7 +1,14 @@
 """What goes wrong in one request harms no other, and is in the log."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 
+from service.bundle import Manifest
+from service.engine.checks import GraphName
 from service.engine.engine import MAX_FAILURES, RuntimeFailedError
 from service.engine.observer import NullObserver
 from service.engine.request import (
@@ -11,10 +18,74 @@ from service.engine.request import (
     Event,
     Failed,
     Final,
+    Generated,
     GenerateRequest,
 )
-from service.runtime.fake import Faults
-from tests.service.engine.conftest import FAR, SOURCES, Harness, StopAfter
+from service.runtime.fake import GARBAGE, FakeFaultError, FakeRunner, Faults, fake_manifest
+from service.runtime.protocol import Array, Int32, Int64, Runner
+from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, run_alone
+from tests.service.faulty import Fault, FaultyRunner
+
+BREAKING = 40  # a source token
+
+
+class Breaking(FakeRunner):
+    """A graph of it raises for every source that has the token BREAKING, and for no other."""
+
+    def __init__(self, graph: GraphName, known_is_finite: bool = True) -> None:
+        super().__init__(fake_manifest(), 4)
+        self._graph = graph
+        self._known_is_finite = known_is_finite
+        self.num_known = 0  # runs of the encoder on the known input
+
+    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+        if self._graph == "encoder" and (source_ids == BREAKING).any():
+            raise FakeFaultError("encoder")
+        given = dict(super().encode(source_ids, source_lengths, outputs))
+        if (source_ids == self.manifest.tokens.end_id).all():
+            self.num_known += 1
+            if not self._known_is_finite:
+                given["hidden" if self._graph == "encoder" else "source_state"][0] = np.nan
+        return given
+
+    def step(self, *arguments: Any, first: int = 0, **options: Any) -> Mapping[str, Array]:
+        rows = slice(first, first + len(arguments[0]))
+        if self._graph == "step" and (self._source[rows] == BREAKING).any():
+            raise FakeFaultError("step")
+        return super().step(*arguments, first=first, **options)
+
+
+class BadFirstState(FakeRunner):
+    """The encoder gives one number that is not finite, which the decoder reads as if it were: nothing tells of it."""
+
+    def __init__(self, name: str, value: float, in_padding: bool = False) -> None:
+        super().__init__(first_hash_manifest(), 8)
+        self._name = name
+        self._value = value
+        self._in_padding = in_padding
+
+    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+        names = [name for name in outputs if name != "first_hash"]
+        given = dict(super().encode(source_ids, source_lengths, names))
+        given["first_hash"] = np.zeros((len(source_ids), 1), np.float32)
+        for row in np.flatnonzero((source_ids == BREAKING).any(axis=1)):
+            place = source_lengths[row] if self._in_padding else source_lengths[row] - 1
+            given[self._name][row, place if self._name == "source_state" else 0] = self._value
+        return given
+
+    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        super().fill(first, {"source_state": np.nan_to_num(encoded["source_state"], nan=GARBAGE)}, examples)
+
+
+def first_hash_manifest() -> Manifest:
+    """That of the fake model, but for a state of fixed size which the encoder fills, as in a recurrent model."""
+    manifest = fake_manifest()
+    encoder = manifest.encoder.model_copy(update={"outputs": (*manifest.encoder.outputs, "first_hash")})
+    states = [
+        state.model_copy(update={"fill": "encoder", "encoder_output": "first_hash"}) if state.input == "hash" else state
+        for state in manifest.states
+    ]
+    return manifest.model_copy(update={"encoder": encoder, "states": tuple(states)})
 
 
 @pytest.mark.parametrize(
@@ -67,8 +138,71 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     assert harness.ids(good) == harness.expected((5, 6))
 
 
-def test_a_step_that_fails_ends_what_runs_and_the_engine_goes_on() -> None:
+LONG = DecodingParameters(min_new_tokens=12, max_new_tokens=12)
+MATES = [  # all in one batch, of 8 rows, for 12 steps
+    GenerateRequest("greedy", SOURCES[1], FAR, LONG, stream=True),
+    GenerateRequest("sampled", SOURCES[2], FAR, replace(LONG, do_sample=True, seed=3, temperature=2.0)),
+    GenerateRequest("beams", SOURCES[3], FAR, replace(LONG, num_beams=3, num_return_sequences=3)),
+    GenerateRequest("mapped", SOURCES[4], FAR, LONG, attention=frozenset({"cross", "decoder"})),
+    GenerateRequest("beams after a prefix", SOURCES[5], FAR, replace(LONG, num_beams=2), target_prefix=(7, 8, 9)),
+]
+
+
+def run_mates(runner: Runner) -> list[tuple[list[Event], Final]]:
+    """The events of each of the mates, and the last of them."""
+    harness = Harness(runner=runner)
+    handles = [harness.submit(request) for request in MATES]
+    harness.run()
+    assert (harness.engine.num_running, harness.engine.num_waiting) == (0, 0)
+    return [(harness.events[handle], harness.final(handle)) for handle in handles]
+
+
+def assert_same_results(given: Final, expected: Final) -> None:
+    assert isinstance(given, Generated) and isinstance(expected, Generated)
+    for target, right in zip(given.targets, expected.targets, strict=True):
+        assert (target.tokens, target.finish_reason, target.score) == (right.tokens, right.finish_reason, right.score)
+        assert target.attention.keys() == right.attention.keys()
+        for kind, array in right.attention.items():
+            np.testing.assert_array_equal(target.attention[kind], array)
+
+
+@pytest.mark.parametrize("call", range(1, 13))
+def test_a_step_that_fails_once_changes_no_result(call: int) -> None:
+    """It failed all that ran. What the failed run had begun to write is written again."""
+    faults = Faults(step_calls=frozenset({call}))
+    expected, given = run_mates(FakeRunner(fake_manifest(), 8)), run_mates(CheckedRunner(8, faults=faults))
+    for (events, final), (right_events, right) in zip(given, expected, strict=True):
+        assert_same_results(final, right)
+        assert events[:-1] == right_events[:-1]
+
+
+@pytest.mark.parametrize("call", range(1, 13))
+@pytest.mark.parametrize("victim", range(len(MATES)))
+def test_a_request_whose_row_breaks_the_decoder_fails_alone(call: int, victim: int) -> None:
+    row = [0, 1, 2, 2, 2, 3, 4, 4].index(victim)
+    expected, given = (
+        run_mates(FaultyRunner(FakeRunner(fake_manifest(), 8), Fault("step", number, "poison", row=row)))
+        for number in (0, call)
+    )
+    for place, ((_, final), (_, right)) in enumerate(zip(given, expected, strict=True)):
+        if place == victim:
+            assert final == Failed("internal")
+        else:
+            assert_same_results(final, right)
+
+
+def test_a_request_that_runs_alone_when_a_step_fails_is_not_tried_again() -> None:
     harness = Harness(max_rows=2, faults=Faults(step_calls=frozenset({2})))
+    alone = harness.generate(SOURCES[0])
+    harness.run()
+    assert harness.final(alone) == Failed("internal")
+    next_one = harness.generate(SOURCES[2])
+    harness.run()
+    assert harness.ids(next_one) == harness.expected(SOURCES[2])
+
+
+def test_a_decoder_that_fails_for_every_row_ends_what_runs_and_the_engine_goes_on() -> None:
+    harness = Harness(max_rows=2, faults=Faults(step_calls=frozenset({2, 3, 4})))
     handles = [harness.generate(source) for source in SOURCES[:3]]
     harness.engine.step()
     harness.engine.step()
@@ -76,6 +210,73 @@ def test_a_step_that_fails_ends_what_runs_and_the_engine_goes_on() -> None:
     assert harness.engine.num_running == 0
     harness.run()
     assert harness.ids(handles[2]) == harness.expected(SOURCES[2])
+
+
+@pytest.mark.parametrize("graph", ["encoder", "step"])
+def test_calls_at_fault_do_not_end_an_engine_that_runs_a_known_input(graph: GraphName) -> None:
+    """Eight calls that failed in a row ended the process, though each had broken its own run."""
+    runner = Breaking(graph)
+    harness = Harness(runner=runner)
+    for number in range(3 * MAX_FAILURES):
+        assert ask(harness, f"call {number}", (5, BREAKING)) == [Failed("internal")]
+    assert runner.num_known == 3
+    good = harness.generate((5, 6))
+    harness.run()
+    assert harness.ids(good) == harness.expected((5, 6))
+
+
+@pytest.mark.parametrize("graph", ["encoder", "step"])
+def test_a_known_input_that_gives_no_finite_numbers_ends_the_engine(graph: GraphName) -> None:
+    harness = Harness(runner=Breaking(graph, known_is_finite=False))
+    for number in range(MAX_FAILURES - 1):
+        assert ask(harness, f"call {number}", (5, BREAKING)) == [Failed("internal")]
+    with pytest.raises(RuntimeFailedError, match=f"{MAX_FAILURES} runs failed"):
+        ask(harness, "one more", (5, BREAKING))
+
+
+def test_the_known_input_harms_no_row_that_runs() -> None:
+    """The encoder may break while rows run, whose states must stay."""
+    runner = Breaking("encoder")
+    harness = Harness(runner=runner)
+    running = [harness.generate(source, parameters=LONG) for source in SOURCES[:2]]
+    harness.engine.step()
+    for number in range(MAX_FAILURES):
+        harness.submit(GenerateRequest(f"call {number}", (5, BREAKING), FAR))
+        harness.engine.step()
+    assert runner.num_known == 1
+    assert harness.engine.num_running == 2
+    harness.run()
+    for handle, source in zip(running, SOURCES, strict=False):
+        assert isinstance(handle.request, GenerateRequest)
+        assert harness.generated(handle).targets == run_alone(handle.request, runner.manifest).targets, source
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["source_state", "first_hash"])
+def test_a_first_state_that_is_not_finite_fails_its_own_request_alone(
+    caplog: pytest.LogCaptureFixture, name: str, value: float
+) -> None:
+    """The decoder may turn it into ordinary scores, as a quantised product does."""
+    runner = BadFirstState(name, value)
+    harness = Harness(runner=runner)
+    sources = [(5, 6, 7), (BREAKING, 8), (9, 10, 11, 12), (13, 14)]
+    handles = [harness.generate(source) for source in sources]
+    encoding = harness.encode((15, 16))
+    harness.run()
+    assert runner.num_encodes == 1  # no graph has failed: nothing is tried again
+    assert harness.final(handles[1]) == Failed("internal")
+    assert [record.getMessage() for record in caplog.records][:1] == ["the encoder gave numbers that are not finite"]
+    for place in (0, 2, 3):
+        assert harness.ids(handles[place]) == harness.expected(sources[place])
+    assert isinstance(harness.final(encoding), Encoded)
+
+
+def test_padding_that_is_not_finite_is_no_fault() -> None:
+    harness = Harness(runner=BadFirstState("source_state", np.nan, in_padding=True))
+    sources = [(BREAKING, 8), (9, 10, 11, 12)]
+    handles = [harness.generate(source) for source in sources]
+    harness.run()
+    assert [harness.ids(handle) for handle in handles] == [harness.expected(source) for source in sources]
 
 
 def test_a_seed_that_no_generator_takes_fails_alone() -> None:

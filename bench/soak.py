@@ -1,0 +1,366 @@
+"""`python -m bench.soak`: all endpoints for half an hour, and whether the service keeps its size.
+
+Clients take the endpoints in turn, over all models of a service that is started for them. One call in eight is given up
+by its client at a random moment. Several times the load pauses: every connection is closed, and once nothing runs or
+waits in the service its resident memory, descriptors and threads are read. Growth is counted from the first reading
+after a fifth of the time. The table goes to docs/reliability.md.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from bench import machine
+from bench.record import RESULTS, Figure, Recorded, Result, Row, write_result
+from bench.report import table, write_into
+from bench.server import RunningServer, serving
+from loadtest.client import BrokenAnswerError, Client
+from service.bundle import MANIFEST, read_manifest
+from service.machine import usable_threads
+from service.tokenizer import read_tokenizer
+
+SECTION = "soak"
+WRITER = "make soak"
+DOCUMENT = Path("docs/reliability.md")
+CLIENTS = 16
+READINGS = 30
+WARM_UP_SHARE = 0.2
+LEAVING_SHARE = 1 / 8
+MAX_STAY_S = 0.08  # of a client that leaves
+MAX_IDLE_WAIT_S = 10.0  # for the service to be done with what was given up
+TIMEOUT_S = 60.0
+MAX_CHARACTERS = 600
+MAX_TOKENS = 32
+LONG_CHARACTERS = 20_000  # are tokenised in another thread, and refused as too long
+MAX_GROWTH = {"resident_mb": 10.0, "descriptors": 0.0, "threads": 0.0}
+SEED = 1
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request and the status of its answer; without a body it is a GET."""
+
+    path: str
+    body: Body | None = None
+    status: int = 200
+
+
+@dataclass
+class Counts:
+    """How the calls ended so far."""
+
+    ended: int = 0  # as they should
+    refused: int = 0  # with 503
+    left: int = 0  # given up by the client
+    failed: Counter[str] = field(default_factory=Counter)  # any other way, by path and reason
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 1 where a call failed or the service grew, else 0."""
+    words = sys.argv[1:] if arguments is None else arguments
+    parsed = parse_arguments(words)
+    sentences = parsed.sentences.read_text(encoding="utf-8").splitlines()
+    with serving(parsed.bundles, threads=usable_threads()) as server:
+        result, failed = run(
+            server, texts_of(sentences, parsed.bundles), parsed.minutes * 60, parsed.readings, parsed.clients
+        )
+    command = shlex.join(["python", "-m", "bench.soak", *words])
+    write_result(parsed.results, SECTION, Recorded(machine.describe(), command, result))
+    write_into(parsed.document, SECTION, report(result), WRITER)
+    print(report(result))
+    for reason, count in failed.items():
+        print(f"error: {count} x {reason}", file=sys.stderr)
+    return 1 if failed or not is_flat(result) else 0
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.soak", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=30, help="of load, without the pauses")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="that send one call after another")
+    parser.add_argument("--readings", type=int, default=READINGS, help="of the service's size; at least 2")
+    parser.add_argument("--bundles", type=Path, default=Path("bundles"), help="a folder of bundles to serve")
+    parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where to write the table")
+    parsed = parser.parse_args(arguments)
+    if parsed.readings < 2:
+        parser.error(f"--readings must be at least 2, got {parsed.readings}")
+    return parsed
+
+
+def run(
+    server: RunningServer, texts: Sequence[str], seconds: float, readings: int, clients: int
+) -> tuple[Result, Counter[str]]:
+    """Load a server; return what it measured, and what failed with its count."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        rows, failed = runner.run(_load_and_read(server, texts, seconds, readings, clients))
+    first = rows[int(readings * WARM_UP_SHARE)]
+    figures = {
+        f"{SECTION}.{name}": Figure.of([rows[-1][name] - first[name]], "MB" if name == "resident_mb" else "")
+        for name in MAX_GROWTH
+    }
+    return Result(figures, rows), failed
+
+
+async def _load_and_read(
+    server: RunningServer, texts: Sequence[str], seconds: float, readings: int, clients: int
+) -> tuple[list[Row], Counter[str]]:
+    async with Client(server.url, TIMEOUT_S) as client:
+        cards = json.loads((await client.get("/v1/models")).body)["data"]
+    calls, counts, rows = all_calls(cards, texts), Counts(), list[Row]()
+    draw = random.Random(SEED)
+    for number in range(1, readings + 1):
+        end = time.monotonic() + seconds / readings
+        async with Client(server.url, TIMEOUT_S) as client, asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(_call_in_turn(client, server.port, calls, end, draw, counts))
+        await _wait_until_idle(server.url)
+        rows.append(
+            {
+                "minutes": round(seconds / readings * number / 60, 3),
+                "calls": counts.ended,
+                "refused": counts.refused,
+                "left": counts.left,
+                "resident_mb": round(server.resident_mb(), 1),
+                "descriptors": server.num_descriptors(),
+                "threads": server.num_threads(),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows, counts.failed
+
+
+def texts_of(sentences: Sequence[str], bundles: Path) -> list[str]:
+    """Return texts of one to five sentences that all models can read, the longest first.
+
+    The longest inputs decide how much memory the service takes; later they would look like growth.
+    """
+    manifests = {path.parent: read_manifest(path.parent) for path in bundles.glob(f"*/{MANIFEST}")}
+    readers = [
+        (read_tokenizer(folder / manifest.source_tokenizer), manifest.limits.max_source_tokens)
+        for folder, manifest in manifests.items()
+    ]
+    texts = []
+    for number, sentence in enumerate(sentences):
+        text = " ".join([sentence] * (1 + number % 5))[:MAX_CHARACTERS]
+        while any(len(tokenizer.encode(text)) > most for tokenizer, most in readers):
+            text = text[: len(text) // 2]
+        texts.append(text)
+    return sorted(texts, key=len, reverse=True)
+
+
+def all_calls(cards: Sequence[Body], texts: Sequence[str]) -> Iterator[Call]:
+    """Yield calls to all endpoints in turn, without end; the models and texts change from turn to turn.
+
+    Args:
+        cards: the models, as `GET /v1/models` lists them.
+        texts: the inputs, which every model can read.
+    """
+    uses: dict[str, Callable[[str, str, int], list[Call]]] = {
+        "generate": _generations,
+        "attention": _maps,
+        "encode": _encodings,
+        "classify": _classifications,
+        "similar": lambda model, text, number: [Call("/v1/similar", {"model": model, "token": "a"})],
+        "chat": _chats,
+        "languages": _translations,
+    }
+    fitting = {use: [card["id"] for card in cards if use in card["tasks"] or card.get(use)] for use in uses}
+    for number, text in enumerate(itertools.cycle(texts)):
+        for use, models in fitting.items():
+            if models:
+                yield from uses[use](models[number % len(models)], text, number)
+        model = cards[number % len(cards)]["id"]
+        yield from _plain(model, text)
+        yield from _mistakes(model)
+
+
+def _generations(model: str, text: str, number: int) -> list[Call]:
+    own: dict[str, Any] = {"model": model, "inputs": text}
+    wanted: list[Body] = [
+        {},
+        {"num_beams": 4, "num_return_sequences": 2},
+        {"do_sample": True, "top_k": 50, "seed": number},
+        {"stop": ["."], "top_logprobs": 3},
+    ]
+    short: Body = {"inputs": text, "parameters": {"max_new_tokens": MAX_TOKENS}}
+    openai = {"model": model, "prompt": text, "max_tokens": MAX_TOKENS}
+    return [
+        *(Call("/v1/generate", {**own, "parameters": {"max_new_tokens": 2 * MAX_TOKENS, **one}}) for one in wanted),
+        Call("/v1/generate", {**own, "inputs": [text[:100]] * 8}),
+        Call("/v1/generate", {**own, "stream": True}),
+        Call("/v1/score", {**own, "targets": text[:100]}),
+        Call("/v1/completions", openai),
+        Call("/v1/completions", {**openai, "stream": True}),
+        *(Call(f"{path}?model={model}", short) for path in ("/", "/generate", "/generate_stream")),
+        *(
+            Call(f"{one}/{name}", {"text_input": text})
+            for one in _paths(model)
+            for name in ("generate", "generate_stream")
+        ),
+        *(Call(f"{one}/infer", {"inputs": [_tensor(text)]}) for one in _paths(model)),
+    ]
+
+
+def _maps(model: str, text: str, number: int) -> list[Call]:
+    return [Call("/v1/attention", {"model": model, "input": text, "reduce": "mean"})]
+
+
+def _encodings(model: str, text: str, number: int) -> list[Call]:
+    return [
+        Call("/v1/encode", {"model": model, "inputs": text, "pooling": "mean"}),
+        Call("/v1/embeddings", {"model": model, "input": text}),
+        *(Call(f"{path}?model={model}", {"inputs": text}) for path in ("/embed", "/embed_all")),
+        Call(f"/similarity?model={model}", {"inputs": {"source_sentence": text, "sentences": [text[:50], text[:80]]}}),
+    ]
+
+
+def _classifications(model: str, text: str, number: int) -> list[Call]:
+    return [
+        Call("/v1/classify", {"model": model, "inputs": text}),
+        Call(f"/predict?model={model}", {"inputs": text}),
+    ]
+
+
+def _chats(model: str, text: str, number: int) -> list[Call]:
+    body = {"model": model, "messages": [{"role": "user", "content": text[:100]}], "max_tokens": MAX_TOKENS}
+    return [Call("/v1/chat/completions", {**body, "stream": is_streamed}) for is_streamed in (False, True)]
+
+
+def _translations(model: str, text: str, number: int) -> list[Call]:
+    return [Call("/translate", {"q": text, "source": "en", "target": "de", "alternatives": 2})]
+
+
+def _plain(model: str, text: str) -> list[Call]:
+    """Calls that need no engine."""
+    return [
+        Call("/v1/tokenize", {"model": model, "inputs": text}),
+        Call("/v1/detokenize", {"model": model, "ids": [[5, 6, 7]]}),
+        Call(f"/tokenize?model={model}", {"inputs": text}),
+        Call(f"/decode?model={model}", {"ids": [5, 6, 7]}),
+        Call("/v2/repository/index", {}),
+        *map(Call, GETS),
+        Call(f"/v1/models/{model}"),
+        *(Call(one + name) for one in _paths(model) for name in ("", "/ready", "/config", "/stats")),
+    ]
+
+
+GETS = (
+    *("/v1/models", "/health", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"),
+    *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/info", "/languages"),
+)
+
+
+def _paths(model: str) -> list[str]:
+    return [f"/v2/models/{model}", f"/v2/models/{model}/versions/1"]
+
+
+def _tensor(text: str) -> Body:
+    return {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [text]}
+
+
+def _mistakes(model: str) -> list[Call]:
+    return [
+        Call("/v1/generate", {"model": model, "inputs": ""}, 422),
+        Call("/v1/generate", {"model": model, "inputs": "x", "parameters": {"num_beams": -1}}, 422),
+        Call("/v1/encode", {"model": model, "inputs": "a " * LONG_CHARACTERS}, 422),
+        Call("/v1/generate", {"model": "nobody", "inputs": "x"}, 404),
+        Call("/v1/nothing", {}, 404),
+        *(Call(f"/v2/repository/models/{model}/{name}", {}, 422) for name in ("load", "unload")),
+    ]
+
+
+async def _call_in_turn(
+    client: Client, port: int, calls: Iterator[Call], end: float, draw: random.Random, counts: Counts
+) -> None:
+    while time.monotonic() < end:
+        call = next(calls)
+        if call.body is not None and draw.random() < LEAVING_SHARE:
+            await _leave(port, client.request(call.path, json.dumps(call.body).encode()), draw)
+            counts.left += 1
+            continue
+        try:
+            answer = await (client.get(call.path) if call.body is None else _post(client, call.path, call.body))
+        except (TimeoutError, BrokenAnswerError, OSError) as error:
+            counts.failed[f"{call.path}: {type(error).__name__}: {error}"] += 1
+            continue
+        if answer.status == call.status and b"event: error" not in answer.body:
+            counts.ended += 1
+        elif answer.status == 503:
+            counts.refused += 1
+        else:
+            counts.failed[f"{call.path}: {answer.status} {answer.body[:200]!r}"] += 1
+
+
+async def _post(client: Client, path: str, body: Body) -> Any:
+    return await client.post(path, json.dumps(body).encode())
+
+
+async def _leave(port: int, request: bytes, draw: random.Random) -> None:
+    """Send a part of a request, or all of it, and break the connection off a moment later."""
+    with contextlib.suppress(OSError):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request if draw.random() < 0.5 else request[: draw.randrange(len(request))])
+        await asyncio.sleep(MAX_STAY_S * draw.random())
+        writer.transport.abort()
+
+
+async def _wait_until_idle(url: str) -> None:
+    """Wait until nothing runs or waits in the service.
+
+    Raises:
+        RuntimeError: something does so for too long.
+    """
+    end = time.monotonic() + MAX_IDLE_WAIT_S
+    while True:
+        async with Client(url, TIMEOUT_S) as client:
+            metrics = (await client.get("/metrics")).body.decode()
+        gauges = ("sightline_num_requests_running{", "sightline_num_requests_waiting{")
+        busy = [line for line in metrics.splitlines() if line.startswith(gauges) and float(line.rsplit(" ", 1)[1])]
+        if not busy:
+            break
+        if time.monotonic() > end:
+            raise RuntimeError(f"{MAX_IDLE_WAIT_S:g} s after the last call: {busy}")
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)  # connections that were closed here are closed there
+
+
+def is_flat(result: Result) -> bool:
+    return all(result.figures[f"{SECTION}.{name}"].value <= most for name, most in MAX_GROWTH.items())
+
+
+def report(result: Result) -> str:
+    """The growth with its limits, and the readings: at most ten, evenly over the time."""
+    names = {"resident_mb": "resident memory, MB", "descriptors": "descriptors", "threads": "threads"}
+    growth = [
+        (text, f"{value:+g}", f"<= {MAX_GROWTH[name]:g}", "yes" if value <= MAX_GROWTH[name] else "**no**")
+        for name, text in names.items()
+        for value in [result.figures[f"{SECTION}.{name}"].value]
+    ]
+    step = -(-len(result.rows) // 10)
+    rows = result.rows[::-1][::step][::-1]
+    head = ("minutes", "calls answered", "refused (503)", "clients that left", *names.values())
+    columns = ("minutes", "calls", "refused", "left", *names)
+    readings = [[f"{row[column]:,}" for column in columns] for row in rows]
+    return f"{table(('growth', 'measured', 'target', 'met'), growth)}\n\n{table(head, readings)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

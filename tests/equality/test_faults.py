@@ -1,0 +1,168 @@
+"""What goes wrong in a real model's graphs for one row harms no other row."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from export.bundle import half_bundle
+from service.bundle import State, read_bundle, record_files, write_manifest
+from service.engine.checks import run_known_input
+from service.engine.request import DecodingParameters, Failed, Generated
+from service.runtime.device import DeviceRunner
+from service.runtime.ort import OnnxRunner
+from service.runtime.protocol import Runner
+from service.tokenizer import read_tokenizer
+from tests.equality.running import final, make_request, run, run_events
+from tests.equality.serving import write_bundles
+from tests.equality.systems import random_models, small
+
+BREAKING = 270  # a step that reads this token raises
+PREFIX = (268, 301)
+LONG = DecodingParameters(max_new_tokens=12, min_new_tokens=12, suppress_tokens=(BREAKING,))
+RECURRENT = {
+    "bahdanau": small("bahdanau"),
+    "luong-general-lstm": small("luong-general", cell="lstm"),  # with input feeding: all kinds of fixed states
+}
+
+
+@pytest.fixture(scope="module")
+def folder(bundle: Path, checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bundles of every kind of state."""
+    made = tmp_path_factory.mktemp("failing")
+    tokenizer = checkpoint / "tokenizer.json"
+    write_bundles(made, random_models(RECURRENT, tokenizer, noise=0.2), tokenizer, toy_sentences[1:2])
+    shutil.copytree(bundle, made / "bundles" / "transformer")
+    half_bundle(bundle, made / "bundles" / "transformer-half", None)
+    return made / "bundles"
+
+
+def open_runner(folder: Path) -> OnnxRunner | DeviceRunner:
+    manifest = read_bundle(folder)
+    if manifest.rows is not None:
+        return DeviceRunner(folder, manifest, provider="cpu", num_threads=1, max_rows=8)
+    return OnnxRunner(folder, manifest, num_threads=1, max_rows=8)
+
+
+def break_step(folder: Path) -> None:
+    """Let the decoder graph raise where a row reads the token BREAKING, as the last thing that it does."""
+    manifest = read_bundle(folder)
+    path = folder / manifest.decoder.file
+    model = onnx.load(path, load_external_data=False)
+    graph = model.graph
+    (maker,) = (node for node in graph.node if "top_logprobs" in node.output)
+    maker.output[list(maker.output).index("top_logprobs")] = "whole_top_logprobs"
+    graph.initializer.extend(
+        [
+            helper.make_tensor("breaking_token", TensorProto.INT64, [1], [BREAKING]),
+            helper.make_tensor("far_outside", TensorProto.INT64, [1], [10**6]),
+            helper.make_tensor("nothing", TensorProto.FLOAT, [1], [0.0]),
+        ]
+    )
+    graph.node.extend(
+        [
+            helper.make_node("Equal", ["token_ids", "breaking_token"], ["is_breaking"]),
+            helper.make_node("Cast", ["is_breaking"], ["breaking_number"], to=TensorProto.INT64),
+            helper.make_node("ReduceMax", ["breaking_number"], ["any_breaking"], keepdims=1),
+            helper.make_node("Mul", ["any_breaking", "far_outside"], ["row_to_gather"]),
+            # Raises where that row does not exist; reads what all layers have led to.
+            helper.make_node("Gather", ["whole_top_logprobs", "row_to_gather"], ["gathered"], axis=0),
+            helper.make_node("Mul", ["gathered", "nothing"], ["zeros"]),
+            helper.make_node("Add", ["whole_top_logprobs", "zeros"], ["top_logprobs"]),
+        ]
+    )
+    onnx.save(model, path)
+    files = {**manifest.files, **record_files(folder, [path.name])}
+    write_manifest(folder, manifest.model_copy(update={"files": files}))
+
+
+def assert_same_results(given: Generated, expected: Generated) -> None:
+    for target, right in zip(given.targets, expected.targets, strict=True):
+        assert [token.id for token in target.tokens] == [token.id for token in right.tokens]
+        given_logprobs, expected_logprobs = ([token.logprob for token in one.tokens] for one in (target, right))
+        np.testing.assert_allclose(given_logprobs, expected_logprobs, atol=1e-5)
+        assert target.attention.keys() == right.attention.keys()
+        for kind, maps in right.attention.items():
+            np.testing.assert_allclose(target.attention[kind], maps, atol=1e-5)
+
+
+class NanForOne:
+    """A runner whose encoder gives NaN as one number of the second example, in what fills one state."""
+
+    def __init__(self, inner: OnnxRunner, state: State) -> None:
+        self.inner = inner
+        self.state = state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def encode(self, *arguments: Any) -> Any:
+        encoded = dict(self.inner.encode(*arguments))
+        assert self.state.encoder_output is not None
+        first_number = (1, *[0] * len(self.state.shape))
+        encoded[self.state.encoder_output] = encoded[self.state.encoder_output].copy()
+        encoded[self.state.encoder_output][first_number] = np.nan
+        return encoded
+
+
+SHIPPED = [path.parent.name for path in sorted(Path("bundles").glob("*/manifest.json"))]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_model_runs_the_known_input(name: str) -> None:
+    runner = open_runner(Path("bundles") / name)
+    run_known_input(runner, "encoder")
+    if runner.manifest.step is not None:
+        run_known_input(runner, "step")
+
+
+def test_a_model_on_a_device_runs_the_known_input(folder: Path) -> None:
+    run_known_input(open_runner(folder / "transformer-half"), "step")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_nan_of_a_shipped_encoder_fails_its_own_sequence_alone(name: str) -> None:
+    """The quantised decoder wrote a text all the same, and so did recurrent ones on some processors."""
+    manifest = read_bundle(Path("bundles") / name)
+    if manifest.step is None:
+        return
+    runner = OnnxRunner(Path("bundles") / name, manifest, num_threads=1, max_rows=4)
+    parameters = DecodingParameters(max_new_tokens=8)
+    requests = [make_request((50, 60 + place, 70, 2), parameters=parameters) for place in range(3)]
+    expected = run(runner, requests)
+    for state in manifest.states:
+        if state.encoder_output is not None:
+            faulty = cast(Runner, NanForOne(runner, state))
+            events = run_events(faulty, requests)
+            assert events[1] == [Failed("internal")], state.input
+            for place in (0, 2):
+                assert_same_results(final(events[place]), expected[place])
+
+
+@pytest.mark.parametrize("name", [*RECURRENT, "transformer", "transformer-half"])
+@pytest.mark.parametrize("num_read", [0, 2])
+def test_rows_run_alone_after_a_failed_step_give_what_they_give_together(
+    folder: Path, toy_sentences: list[str], tmp_path: Path, name: str, num_read: int
+) -> None:
+    tokenizer = read_tokenizer(folder / name / "tokenizer.json")
+    sources = [tuple(tokenizer.encode(sentence)) for sentence in toy_sentences]
+    kinds = frozenset(one.kind for one in read_bundle(folder / name).attention)
+    mates = [
+        make_request(sources[0], parameters=LONG, attention=kinds),
+        make_request(sources[1], parameters=LONG, target_prefix=PREFIX),
+        make_request(sources[2], parameters=replace(LONG, num_beams=3), attention=kinds),
+        make_request(sources[3], parameters=replace(LONG, do_sample=True, seed=5)),
+    ]
+    victim = make_request(sources[4], parameters=LONG, target_prefix=(*PREFIX[:num_read], BREAKING, *PREFIX))
+    expected = run(open_runner(folder / name), [*mates, victim])
+    broken = Path(shutil.copytree(folder / name, tmp_path / name))
+    break_step(broken)
+    events = run_events(open_runner(broken), [*mates, victim])
+    assert events[-1] == [Failed("internal")]
+    for one, right in zip(events[:-1], expected, strict=False):
+        assert_same_results(final(one), right)

@@ -1,0 +1,162 @@
+"""Faults on purpose: a runner and a tokenizer that pass everything on until the call that is to go wrong."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from service.bundle import Manifest
+from service.runtime.protocol import Array, Int32, Int64, Runner
+from service.tokenizer import TextTokenizer, TokenSpan
+
+GraphName = Literal["encoder", "step", "similar"]
+# "raise": the call raises, and no other. "poison": so does every call that has the same row or example again, as if it
+# were at fault. "nan": the scores of one row or example are NaN. "hang": the call waits for `release`.
+FaultKind = Literal["raise", "poison", "nan", "hang"]
+
+
+class FaultError(RuntimeError):
+    """A fault that was asked for."""
+
+
+@dataclass
+class Fault:
+    """What goes wrong at call `call` of a graph, counted from 1, and in which row or example; -1 is the last one."""
+
+    graph: GraphName
+    call: int
+    kind: FaultKind
+    row: int = -1
+    release: threading.Event = field(default_factory=threading.Event)
+    has_happened: bool = False
+
+
+class FaultyRunner:
+    """Runs what another runner runs, with one fault at a time."""
+
+    def __init__(self, inner: Runner, fault: Fault | None = None) -> None:
+        self._inner = inner
+        self.arm(fault)
+
+    def arm(self, fault: Fault | None) -> None:
+        """Have this fault from now on, its calls counted from here; None is no fault."""
+        self._fault = fault or Fault("step", 0, "raise")
+        self.num_calls: dict[GraphName, int] = {"encoder": 0, "step": 0, "similar": 0}
+        self._poisoned_row: int | None = None
+        self._poisoned_source: list[int] | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._inner.manifest
+
+    @property
+    def max_rows(self) -> int:
+        return self._inner.max_rows
+
+    def _is_due(self, graph: GraphName) -> bool:
+        """Count a call; raise or hang where that is its fault, and say whether it is at fault otherwise."""
+        self.num_calls[graph] += 1
+        fault = self._fault
+        if (fault.graph, fault.call) != (graph, self.num_calls[graph]):
+            return False
+        fault.has_happened = True
+        if fault.kind == "raise":
+            raise FaultError(graph)
+        if fault.kind == "hang":
+            fault.release.wait()
+        return fault.kind != "hang"
+
+    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+        sources = [ids[:length].tolist() for ids, length in zip(source_ids, source_lengths, strict=True)]
+        is_due = self._is_due("encoder")
+        if is_due and self._fault.kind == "poison":
+            self._poisoned_source = sources[self._fault.row]
+        if self._poisoned_source in sources:
+            raise FaultError("encoder")
+        given = self._inner.encode(source_ids, source_lengths, outputs)
+        return _poisoned(given, self._fault.row) if is_due else given
+
+    def compare(self, token_ids: Int64) -> Array:
+        is_due = self._is_due("similar")
+        if is_due and self._fault.kind == "poison":
+            raise FaultError("similar")
+        cosines = self._inner.compare(token_ids)
+        return _poisoned({"cosines": cosines}, self._fault.row)["cosines"] if is_due else cosines
+
+    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        self._inner.fill(first, encoded, examples)
+
+    def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
+        self._inner.move(source, target, target_tokens, source_tokens)
+
+    def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+        self._inner.branch(sources, targets, target_tokens)
+
+    def step(
+        self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
+    ) -> Mapping[str, Array]:
+        last = first + len(token_ids) - 1
+        is_due = self._is_due("step")
+        if is_due and self._fault.kind == "poison":
+            self._poisoned_row = range(first, last + 1)[self._fault.row]
+        if self._poisoned_row is not None and first <= self._poisoned_row <= last:
+            if first == last:  # it was run alone: what comes next into this row is another
+                self._poisoned_row = None
+            raise FaultError("step")
+        given = self._inner.step(token_ids, lengths, source_lengths, outputs, first=first)
+        return _poisoned(given, self._fault.row) if is_due else given
+
+
+def _poisoned(outputs: Mapping[str, Array], place: int) -> dict[str, Array]:
+    """The same with NaN for one row or example."""
+    given = {name: array.copy() for name, array in outputs.items()}
+    for array in given.values():
+        if np.issubdtype(array.dtype, np.floating):
+            array[place] = np.nan
+    return given
+
+
+class FaultyTokenizer(TextTokenizer):
+    """Raises at one call of a method; all else is that of the tokenizer that it wraps."""
+
+    def __init__(self, inner: TextTokenizer) -> None:
+        self.__dict__.update(inner.__dict__)
+        self._inner = inner
+        self.arm("", 0)
+
+    def arm(self, method: str, call: int) -> None:
+        """Raise at call `call` of a method, counted from 1 and from here."""
+        self._method = method
+        self._call = call
+        self._num_calls = 0
+        self.has_happened = False
+
+    def _count(self, method: str) -> None:
+        if method != self._method:
+            return
+        self._num_calls += 1
+        if self._num_calls == self._call:
+            self.has_happened = True
+            raise FaultError(method)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self._count("encode")
+        return self._inner.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
+        self._count("encode_spans")
+        return self._inner.encode_spans(text, add_special_tokens=add_special_tokens)
+
+    def name(self, token_id: int) -> str:
+        self._count("name")
+        return self._inner.name(token_id)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        self._count("bytes_of")
+        return self._inner.bytes_of(token_id)
+
+    def decode(self, ids: Sequence[int], **options: Any) -> str:
+        self._count("decode")
+        return self._inner.decode(ids, **options)
