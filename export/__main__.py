@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from export.bundle import Label, export_bundle, half_bundle, quantize_bundle, verify_bundle
+from export.bundle import Label, clean_up, export_bundle, half_bundle, quantize_bundle, verify_bundle
 from export.quality import MAX_LOSS, ParallelText
 from export.quantize import BLOCK_SIZE, BLOCK_SIZES, Recipe
 from export.verify import TOLERANCE, VerificationError, read_sentences
@@ -31,6 +31,7 @@ FOUND_SENTENCES = SENTENCES if SENTENCES.is_file() else None
 
 
 def export(arguments: argparse.Namespace) -> Verification:
+    clean_up(arguments.out)  # before the label of the bundle that is replaced is read
     return _export(arguments, arguments.checkpoint, arguments.out, _label(arguments))
 
 

@@ -345,6 +345,7 @@ def _files_to_keep(bundle: Path) -> list[Path]:
 def _replacing(bundle: Path) -> Iterator[Path]:
     """An empty folder that takes the bundle's place if all goes well, with the files that are not the old one's own."""
     bundle = bundle.resolve()
+    clean_up(bundle)
     kept = _files_to_keep(bundle)
     with _temporary_sibling(bundle) as folder:
         yield folder
@@ -354,12 +355,30 @@ def _replacing(bundle: Path) -> Iterator[Path]:
         _replace(bundle, folder)
 
 
+def clean_up(bundle: Path) -> None:
+    """Undo what an interrupted export left beside a bundle.
+
+    `.NAME.new` is not finished. `.NAME.old` is the bundle itself if the export ended before the new one had its place,
+    and otherwise the one that was replaced.
+    """
+    bundle = bundle.resolve()
+    shutil.rmtree(_sibling(bundle, "new"), ignore_errors=True)
+    old = _sibling(bundle, "old")
+    if old.exists() and not bundle.exists():
+        old.rename(bundle)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sibling(bundle: Path, suffix: str) -> Path:
+    """A hidden folder beside the bundle, which the service does not take for a bundle."""
+    return bundle.with_name(f".{bundle.name}.{suffix}")
+
+
 @contextmanager
 def _temporary_sibling(bundle: Path) -> Iterator[Path]:
     """An empty folder beside the bundle's, gone at the end unless it was moved."""
-    folder = bundle.with_name(f".{bundle.name}.new")
+    folder = _sibling(bundle, "new")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
         yield folder
@@ -371,8 +390,11 @@ def _replace(bundle: Path, folder: Path) -> None:
     if not bundle.exists():
         folder.rename(bundle)
         return
-    old = folder.with_suffix(".old")
-    shutil.rmtree(old, ignore_errors=True)  # of an export that was killed
+    old = _sibling(bundle, "old")
     bundle.rename(old)
-    folder.rename(bundle)
+    try:
+        folder.rename(bundle)
+    except BaseException:
+        old.rename(bundle)
+        raise
     shutil.rmtree(old)

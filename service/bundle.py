@@ -4,13 +4,20 @@
 reader. It imports nothing of the rest of the service.
 """
 
+import errno
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from service.external_data import ExternalTensor, are_finite, external_tensors
 
 SCHEMA_VERSION = 3
 MANIFEST = "manifest.json"
@@ -239,6 +246,11 @@ class Manifest(_Part):
         return self.step
 
     @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """All graphs that the bundle has."""
+        return tuple(graph for graph in (self.encoder, self.step, self.rows, self.similar) if graph is not None)
+
+    @property
     def goes_on(self) -> bool:
         """Whether the model goes on with its source, instead of answering it."""
         return self.begins_with == "source"
@@ -267,6 +279,32 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@contextmanager
+def _open_regular(path: Path) -> Iterator[BufferedReader]:
+    """Open a file of a bundle without following a link and without waiting for the writer of a FIFO.
+
+    Raises:
+        BundleError: it cannot be opened, is not a regular file, or has a second link, through which somebody else could
+            change it.
+        FileNotFoundError: there is no such file.
+    """
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        file = open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags))  # noqa: SIM115
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise BundleError(f"{path} cannot be opened: {reason}; it must be a readable regular file") from None
+    with file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise BundleError(f"{path} is not a regular file")
+        if status.st_nlink != 1:
+            raise BundleError(f"{path} has {status.st_nlink} links; a bundle's file must have one")
+        yield file
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read and check `manifest.json`; the files it names are not opened.
 
@@ -276,10 +314,11 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         # JSON without a schema first: another version must be named before its fields are found wanting.
-        document = json.loads(path.read_text(encoding="utf-8"))
+        with _open_regular(path) as file:
+            document = json.loads(file.read().decode())
     except FileNotFoundError:
         raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error}") from None
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
@@ -295,22 +334,55 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Check that every file of the manifest is there, regular, linked once, and hashes to what the manifest says.
+    """Check every file that serving the bundle opens: its kind, its SHA-256, and that its weights are finite numbers.
 
-    ONNX Runtime follows hard links when it loads weights, so a second link to a file is refused.
+    Those files are the ones that the manifest lists. A graph, a tokenizer or external data of a graph that it does not
+    list is refused.
 
     Raises:
         BundleError: naming the first file that is not as it should be.
     """
+    for name in (*(graph.file for graph in manifest.graphs), manifest.source_tokenizer, manifest.target_tokenizer):
+        _check_listed(folder, manifest, name)
     for name, record in manifest.files.items():
-        path = folder / name
-        if path.is_symlink() or not path.is_file():
-            raise BundleError(f"{path} is missing or not a regular file")
-        status = path.stat()
-        if status.st_nlink != 1:
-            raise BundleError(f"{path} has {status.st_nlink} links; a bundle's file must have one")
-        if status.st_size != record.bytes or sha256_of(path) != record.sha256:
-            raise BundleError(f"{path} is not the file that the manifest describes: its SHA-256 differs")
+        _check_file(folder / name, record)
+    tensors = set[ExternalTensor]().union(*(_external_tensors(folder / graph.file) for graph in manifest.graphs))
+    for name in sorted({tensor.file for tensor in tensors}):
+        _check_listed(folder, manifest, name)
+        _check_finite(folder / name, [tensor for tensor in tensors if tensor.file == name])
+
+
+def _check_listed(folder: Path, manifest: Manifest, name: str) -> None:
+    if name not in manifest.files:
+        raise BundleError(f"{folder / MANIFEST} does not list {name!r}, which the bundle uses; export the bundle again")
+
+
+def _check_file(path: Path, record: FileRecord) -> None:
+    try:
+        with _open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            is_same = size == record.bytes and hashlib.file_digest(file, "sha256").hexdigest() == record.sha256
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}") from None
+    if not is_same:
+        raise BundleError(f"{path} is not the file that the manifest describes: its SHA-256 differs")
+
+
+def _external_tensors(path: Path) -> set[ExternalTensor]:
+    try:
+        with _open_regular(path) as file:
+            return external_tensors(file.read())
+    except ValueError as error:
+        raise BundleError(f"{path} cannot be used: {error}") from None
+
+
+def _check_finite(path: Path, tensors: Sequence[ExternalTensor]) -> None:
+    try:
+        is_well = are_finite(path, tensors)
+    except ValueError as error:
+        raise BundleError(f"{path} cannot be used: {error}") from None
+    if not is_well:
+        raise BundleError(f"{path} has weights that are not finite numbers (NaN or infinity); export the bundle again")
 
 
 def read_bundle(folder: Path) -> Manifest:

@@ -3,14 +3,23 @@
 import gc
 import logging
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from service.bundle import MANIFEST, BundleError, Manifest, check_files, read_manifest
+from service.bundle import MANIFEST, BundleError, Manifest, Task, check_files, read_manifest
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
-from service.engine.request import DecodingParameters, GenerateRequest
+from service.engine.request import (
+    DecodingParameters,
+    EncodeRequest,
+    Event,
+    Failed,
+    GenerateRequest,
+    Request,
+    SimilarRequest,
+)
 from service.engine.worker import Worker
 from service.runtime.device import DeviceRunner
 from service.runtime.ort import OnnxRunner
@@ -36,14 +45,12 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     engines: dict[str, Engine] = {}
     for folder, manifest in find_bundles(settings.bundles, settings.default_model).items():
         started = time.perf_counter()
-        check_files(folder, manifest)
-        source, target = _read_tokenizers(folder, manifest)
-        runner = _open_runner(folder, manifest, provider, settings)
-        runner.warm_up(settings.max_batch_tokens)
-        _rehearse(runner)
-        models[manifest.name] = ServedModel(
-            manifest.name, manifest, source, target, runner.provider, runner.hidden_size
-        )
+        try:
+            models[manifest.name], runner = _load_model(folder, manifest, provider, settings)
+        except BundleError:
+            raise
+        except Exception as error:
+            raise BundleError(f"{folder} cannot be served: {type(error).__name__}: {error}") from error
         engines[manifest.name] = Engine(
             runner,
             max_batch_tokens=settings.max_batch_tokens,
@@ -57,6 +64,18 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     return Backend(models, engines, Worker(engines))
 
 
+def _load_model(
+    folder: Path, manifest: Manifest, provider: Provider, settings: Settings
+) -> tuple[ServedModel, OnnxRunner | DeviceRunner]:
+    check_files(folder, manifest)
+    source, target = _read_tokenizers(folder, manifest)
+    runner = _open_runner(folder, manifest, provider, settings)
+    runner.warm_up(settings.max_batch_tokens)
+    _rehearse(folder, runner)
+    model = ServedModel(manifest.name, manifest, source, target, runner.provider, runner.hidden_size)
+    return model, runner
+
+
 def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings: Settings) -> OnnxRunner | DeviceRunner:
     threads, max_rows = settings.threads, settings.max_rows
     if manifest.rows is not None:
@@ -66,18 +85,36 @@ def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings:
     return OnnxRunner(folder, manifest, num_threads=threads, max_rows=max_rows)
 
 
-def _rehearse(runner: OnnxRunner | DeviceRunner) -> None:
-    """Generate a little, so that no request pays for what Python and the processor's caches do a first time."""
-    manifest = runner.manifest
-    if "generate" not in manifest.tasks:
-        return
-    length = min(REHEARSED_TOKENS, manifest.limits.max_target_tokens, manifest.limits.max_source_tokens)
-    engine, parameters = Engine(runner), DecodingParameters(max_new_tokens=length, min_new_tokens=length)
-    source = (manifest.tokens.end_id,) * length
-    for _ in range(2):
-        engine.submit(GenerateRequest("rehearsal", source, math.inf, parameters), lambda event: None)
+def _rehearse(folder: Path, runner: OnnxRunner | DeviceRunner) -> None:
+    """Run a known input through every graph, so that no request is the first to do so.
+
+    Raises:
+        BundleError: a result is missing or has numbers that are not finite.
+    """
+    engine = Engine(runner)
+    events: list[Event] = []
+    for task, request in _rehearsed_requests(runner.manifest):
+        engine.submit(request, events.append)
         while engine.has_work:
             engine.step()
+        if isinstance(events[-1], Failed):
+            raise BundleError(
+                f"{folder} cannot be served: a known input of the task {task} fails or gives numbers that are not "
+                "finite; the log lines before this one say which"
+            )
+
+
+def _rehearsed_requests(manifest: Manifest) -> Iterator[tuple[Task, Request]]:
+    name, limits = "rehearsal", manifest.limits
+    source = (manifest.tokens.end_id,) * min(REHEARSED_TOKENS, limits.max_source_tokens)
+    yield "encode", EncodeRequest(name, source, math.inf, wants_labels="classify" in manifest.tasks)
+    if "similar" in manifest.tasks:
+        yield "similar", SimilarRequest(name, source[:1], math.inf)
+    if "generate" in manifest.tasks:
+        source = source[: limits.max_target_tokens]
+        parameters = DecodingParameters(max_new_tokens=len(source), min_new_tokens=len(source))
+        for _ in range(2):  # Python and the processor's caches are slower the first time
+            yield "generate", GenerateRequest(name, source, math.inf, parameters)
 
 
 def find_bundles(folder: Path, default_model: str | None) -> dict[Path, Manifest]:
@@ -86,9 +123,13 @@ def find_bundles(folder: Path, default_model: str | None) -> dict[Path, Manifest
     Raises:
         BundleError: see `load_backend`.
     """
-    if not folder.is_dir():
-        raise BundleError(f"there is no folder {folder} with bundles; set SIGHTLINE_BUNDLES")
-    found = {path.parent: read_manifest(path.parent) for path in sorted(folder.glob(f"*/{MANIFEST}"))}
+    try:
+        paths = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        raise BundleError(f"there is no folder {folder} with bundles; set SIGHTLINE_BUNDLES") from None
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be listed: {error.strerror}; {_permissions_needed()}") from None
+    found = {path: read_manifest(path) for path in paths if _is_bundle(path)}
     if not found:
         raise BundleError(f"no folder in {folder} has a {MANIFEST}; `python -m export` writes bundles")
     names = [manifest.name for manifest in found.values()]
@@ -98,6 +139,34 @@ def find_bundles(folder: Path, default_model: str | None) -> dict[Path, Manifest
     if default_model is not None and default_model not in names:
         raise BundleError(f"the default model {default_model} is not in {folder}, which has {', '.join(names)}")
     return found
+
+
+def _is_bundle(path: Path) -> bool:
+    """Return True for a folder with a manifest that is not hidden.
+
+    Raises:
+        BundleError: it cannot be told, because the folder cannot be entered.
+    """
+    try:
+        (path / MANIFEST).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if path.name.startswith("."):
+            return False
+        raise BundleError(f"{path} cannot be entered: {error.strerror}; {_permissions_needed()}, or move it") from None
+    if path.name.startswith("."):
+        logger.warning(
+            "%s is hidden and not served: an interrupted export leaves such a folder, and the next export to the same "
+            "place removes or restores it",
+            path,
+        )
+        return False
+    return True
+
+
+def _permissions_needed() -> str:
+    return f"give user {os.geteuid()}, as whom the service runs, permission to read and enter it"
 
 
 def _read_tokenizers(folder: Path, manifest: Manifest) -> tuple[TextTokenizer, TextTokenizer]:

@@ -30,7 +30,10 @@ class Settings(BaseModel):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every interface.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and logs it.")
-    bundles: Path = Field(default=Path("bundles"), description="Folder whose subfolders are the bundles to serve.")
+    bundles: Path = Field(
+        default=Path("bundles"),
+        description="Folder whose subfolders are the bundles to serve; hidden ones are ignored.",
+    )
     default_model: str | None = Field(
         default=None, description="Model of requests that name none; without it the first bundle by name."
     )

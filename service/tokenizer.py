@@ -178,6 +178,11 @@ class TextStream:
         text, self._held = self._held + rest, ""
         return self._after_prefix(text.removeprefix(" ") if self._is_at_start else text)
 
+    @property
+    def is_within_character(self) -> bool:
+        """True if the last token ends with the first bytes of a character that has not come out."""
+        return bool(self._decoder.getstate()[0])
+
     def copy(self) -> "TextStream":
         """One in the same state."""
         other = copy.copy(self)

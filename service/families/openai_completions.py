@@ -27,8 +27,10 @@ async def completions(body: CompletionBody, call: Call) -> Response:
     names = {**NAMES, "inputs": "prompt", "top_logprobs": "logprobs", **names_of_copies("inputs", body.prompt, copies)}
     prefix = None
     if body.target_prefix:
-        names |= names_of_copies("target_prefix", body.target_prefix, copies)
-        prefix = body.target_prefix.copies(copies)
+        # One prefix is of all texts; of a list, each is of one prompt.
+        prefix_copies = copies if body.target_prefix.is_list else 1
+        names |= names_of_copies("target_prefix", body.target_prefix, prefix_copies)
+        prefix = body.target_prefix.copies(prefix_copies)
     with naming(names):
         wanted = generate_body(
             body, model, body.prompt.copies(copies), target_prefix=prefix, top_logprobs=body.logprobs
@@ -87,7 +89,7 @@ class Choice:
         for token in tokens:
             offsets.append(self._offset)
             self._num_read += len(self._places.push(token["id"]))
-            self._offset = self._num_read
+            self._offset = self._num_read + self._places.is_within_character
         return {
             "tokens": [token["text"] for token in tokens],
             "token_logprobs": [token["logprob"] for token in tokens],

@@ -1,16 +1,25 @@
+import contextlib
+import itertools
 import json
 import os
 import shutil
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 
+from export.builder import WeightFile, external_tensor
 from export.bundle import Label, export_bundle, half_bundle, verify_bundle
 from export.verify import VerificationError
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.tokenizer import train_tokenizer
-from service.bundle import BundleError, check_files, read_bundle, read_manifest, write_manifest
+from service.bundle import BundleError, check_files, read_bundle, read_manifest, record_files, write_manifest
+from service.external_data import ExternalTensor, external_tensors
 from tests.export.folders import BUNDLE_FILES, names
 
 LABEL = Label("toy", "random weights", "Apache-2.0")
@@ -83,6 +92,96 @@ def test_a_file_with_two_links_is_refused(copied: Path, tmp_path: Path) -> None:
         read_bundle(copied)
 
 
+@pytest.mark.parametrize("name", sorted(BUNDLE_FILES - {"manifest.json"}))
+def test_a_file_that_is_used_and_not_listed_is_refused(copied: Path, name: str) -> None:
+    manifest = read_manifest(copied)
+    files = {listed: record for listed, record in manifest.files.items() if listed != name}
+    write_manifest(copied, manifest.model_copy(update={"files": files}))
+    with pytest.raises(BundleError, match=f"does not list '{name}', which the bundle uses"):
+        read_bundle(copied)
+
+
+def test_external_data_that_only_a_subgraph_names_is_refused_if_it_is_not_listed(copied: Path, tmp_path: Path) -> None:
+    (tmp_path / "foreign").write_bytes(bytes(4))
+    os.link(tmp_path / "foreign", copied / "foreign.bin")
+    model = onnx.load_model(copied / "similar.onnx", load_external_data=False)
+    weights = WeightFile("foreign.bin")
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["foreign"], ["kept"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("kept", TensorProto.FLOAT, [1])],
+        [external_tensor("foreign", np.zeros(1, np.float32), weights)],
+    )
+    condition = onnx.numpy_helper.from_array(np.array(True), "condition")
+    model.graph.initializer.append(condition)
+    model.graph.node.append(helper.make_node("If", ["condition"], ["kept"], then_branch=branch, else_branch=branch))
+    onnx.save_model(model, copied / "similar.onnx")
+    manifest = read_manifest(copied)
+    files = manifest.files | record_files(copied, ["similar.onnx"])
+    write_manifest(copied, manifest.model_copy(update={"files": files}))
+    with pytest.raises(BundleError, match=r"does not list 'foreign\.bin'"):
+        read_bundle(copied)
+
+
+def by_link(path: Path) -> None:
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
+
+
+def by_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def by_socket(path: Path) -> None:
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(path.parent):  # its address must be short
+        listener.bind(path.name)
+
+
+@pytest.mark.parametrize("replace", [by_link, by_fifo, by_folder, by_socket])
+@pytest.mark.parametrize("name", sorted(BUNDLE_FILES))
+def test_what_is_not_a_regular_file_is_refused_and_not_read(
+    copied: Path, name: str, replace: Callable[[Path], None]
+) -> None:
+    replace(copied / name)
+    with pytest.raises(
+        BundleError, match=f"{name} (is not|cannot be opened: .*; it must be) a (readable )?regular file"
+    ):
+        read_bundle(copied)
+
+
+def test_a_device_is_refused_and_not_read(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    graph = manifest.encoder.model_copy(update={"file": "zero"})
+    graphs = {"encoder": graph, "step": graph, "similar": graph, "source_tokenizer": "zero", "target_tokenizer": "zero"}
+    files = {"zero": manifest.files["weights.bin"]}
+    with pytest.raises(BundleError, match="/dev/zero is not a regular file"):
+        check_files(Path("/dev"), manifest.model_copy(update={**graphs, "files": files}))
+
+
+def test_weights_that_are_not_finite_are_refused_wherever_they_stand(copied: Path) -> None:
+    manifest, good = read_manifest(copied), (copied / "weights.bin").read_bytes()
+    tensors = set[ExternalTensor]().union(
+        *(external_tensors((copied / graph.file).read_bytes()) for graph in manifest.graphs)
+    )
+    assert {(tensor.file, tensor.data_type) for tensor in tensors} == {("weights.bin", TensorProto.FLOAT)}
+    assert sum(tensor.size for tensor in tensors) * 4 > 0.9 * len(good)
+    for tensor, value in itertools.product(tensors, (np.nan, -np.inf)):
+        weights = bytearray(good)
+        place = tensor.offset + tensor.size // 2 * 4
+        weights[place : place + 4] = np.float32(value).tobytes()
+        (copied / "weights.bin").write_bytes(weights)
+        files = manifest.files | record_files(copied, ["weights.bin"])
+        with pytest.raises(BundleError, match=r"copied/weights\.bin has weights that are not finite numbers"):
+            check_files(copied, manifest.model_copy(update={"files": files}))
+
+
 def test_nothing_in_a_bundle_is_pickled(bundle: Path) -> None:
     for path in bundle.iterdir():
         head = path.read_bytes()[:4]
@@ -121,6 +220,42 @@ def test_replacing_a_bundle_keeps_files_that_its_manifest_does_not_name(
     assert (copied / "MODEL_CARD.md").read_text(encoding="utf-8") == "# Toy\n"
     assert read_bundle(copied).name == "renamed"
     assert names(copied.parent) == {"copied"}
+
+
+def test_an_export_that_fails_to_move_its_bundle_leaves_the_one_that_stands(
+    checkpoint: Path, copied: Path, toy_sentences: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, rename = read_bundle(copied), Path.rename
+
+    def fail_for_new(path: Path, target: Path) -> Path:
+        if path.name.endswith(".new"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_new)
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(checkpoint, copied, LABEL, toy_sentences[:1])
+    assert read_bundle(copied) == before
+    assert names(copied.parent) == {"copied"}
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_an_export_cleans_up_after_one_that_was_killed(
+    checkpoint: Path, copied: Path, toy_sentences: list[str], is_moved: bool
+) -> None:
+    """Killed before the new bundle had its place, or before the old one was removed."""
+    (copied / "MODEL_CARD.md").write_text("# Toy\n", encoding="utf-8")
+    old, new = copied.with_name(".copied.old"), copied.with_name(".copied.new")
+    shutil.copytree(copied, old)
+    if is_moved:
+        (old / "MODEL_CARD.md").unlink()  # its removal had begun
+    else:
+        copied.rename(new)
+        (new / "MODEL_CARD.md").unlink()  # not copied yet
+    export_bundle(checkpoint, copied, Label("renamed"), toy_sentences[:1])
+    assert names(copied.parent) == {"copied"}
+    assert names(copied) == BUNDLE_FILES | {"MODEL_CARD.md"}
+    assert read_bundle(copied).name == "renamed"
 
 
 def test_a_folder_with_folders_is_no_bundle_to_replace(

@@ -116,6 +116,19 @@ def test_a_bundle_that_is_replaced_keeps_what_it_says_of_itself(
     assert said == [("toy", "a toy", "for research"), ("toy", "a toy", "for research"), ("toy", "a toy", "Apache-2.0")]
 
 
+def test_an_export_after_one_that_was_killed_keeps_what_the_bundle_said_of_itself(
+    checkpoint: Path, tmp_path: Path, sentences_path: Path
+) -> None:
+    arguments = [str(checkpoint), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]
+    assert main([*arguments, "--description", "a toy", "--license", "for research"]) == 0
+    (tmp_path / "toy").rename(tmp_path / ".toy.old")  # killed between the two moves
+    (tmp_path / ".toy.new").mkdir()
+    assert main(arguments) == 0
+    manifest = read_manifest(tmp_path / "toy")
+    assert (manifest.description, manifest.license) == ("a toy", "for research")
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_it_keeps_its_languages_and_its_chat_template_too(
     checkpoint: Path, tmp_path: Path, sentences_path: Path
 ) -> None:

@@ -116,7 +116,7 @@ class Service:
             assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
             for gauge in ("running", "waiting"):
                 assert await running.metric(f'sightline_num_requests_{gauge}{{model_name="{model.name}"}}') == 0
-        assert service.num_body_bytes == 0
+        assert service.num_body_bytes == service.response_memory.num_bytes == 0
 
 
 @contextlib.asynccontextmanager

@@ -1,19 +1,27 @@
 """From a real bundle to a backend. These tests need what exports one."""
 
+import contextlib
+import logging
+import os
 import secrets
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from export.bundle import half_bundle
-from service.bundle import MANIFEST, BundleError, read_manifest, write_manifest
+from service.bundle import MANIFEST, BundleError, read_manifest, record_files, write_manifest
 from service.engine.observer import EngineObserver, NullObserver
 from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest
 from service.loading import find_bundles, load_backend
 from service.serving import Backend
 from service.settings import Settings
+from tests.equality.serving import write_bundles
+from tests.equality.systems import random_models, small
 
 
 @pytest.fixture
@@ -127,3 +135,181 @@ def test_a_default_model_that_is_not_there_is_refused_before_anything_is_loaded(
     truncate_weights(folder)
     with pytest.raises(BundleError, match="the default model other is not in"):
         find_bundles(folder, "other")
+
+
+@pytest.fixture(scope="module")
+def recurrent_bundle(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = checkpoint / "tokenizer.json"
+    models = random_models({"recurrent": small("luong-general")}, tokenizer, noise=0.2)
+    written = write_bundles(tmp_path_factory.mktemp("recurrent"), models, tokenizer, toy_sentences[:2])
+    return written / "bundles" / "recurrent"
+
+
+@pytest.fixture
+def copy_of(
+    bundle: Path, classifier_bundle: Path, recurrent_bundle: Path, tmp_path: Path
+) -> Callable[[str], tuple[Path, Path]]:
+    """A function that copies one of the three kinds and returns the folder of bundles and the copy."""
+    kinds = {"transformer": bundle, "classifier": classifier_bundle, "recurrent": recurrent_bundle}
+    return lambda kind: (tmp_path, Path(shutil.copytree(kinds[kind], tmp_path / "spoilt")))
+
+
+def record_again(bundle: Path) -> None:
+    """Make the manifest's hashes those of the files."""
+    manifest = read_manifest(bundle)
+    write_manifest(bundle, manifest.model_copy(update={"files": record_files(bundle, manifest.files)}))
+
+
+def spoil(bundle: Path, tensor: str, value: float) -> None:
+    """Set all numbers of a tensor to a value; the hashes match."""
+    weights = np.fromfile(bundle / "weights.bin", np.uint8)
+    is_found = False
+    for graph in read_manifest(bundle).graphs:
+        for initializer in onnx.load_model(bundle / graph.file, load_external_data=False).graph.initializer:
+            if initializer.name == tensor:
+                place = {entry.key: entry.value for entry in initializer.external_data}
+                first = int(place["offset"])
+                weights[first : first + int(place["length"])].view(np.float32)[:] = value
+                is_found = True
+    assert is_found
+    weights.tofile(bundle / "weights.bin")
+    record_again(bundle)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [
+        ("classifier", "encoder.1.feed_forward.inner.weight"),
+        ("transformer", "decoder.0.cross_attention.query.bias"),
+        ("recurrent", "encoder.weight_hh"),  # of which the encoder makes finite numbers
+        ("recurrent", "readout.weight"),
+    ],
+)
+def test_weights_that_are_not_numbers_are_refused_though_their_hashes_match(
+    copy_of: Callable[[str], tuple[Path, Path]], kind: str, tensor: str
+) -> None:
+    folder, bundle = copy_of(kind)
+    load(folder)
+    spoil(bundle, tensor, np.nan)
+    with pytest.raises(BundleError, match=r"spoilt/weights\.bin has weights that are not finite numbers"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor", "task"),
+    [
+        ("classifier", "output.weight", "encode"),
+        ("transformer", "encoder.1.feed_forward.outer.norm.weight", "encode"),
+        ("transformer", "decoder.1.feed_forward.outer.norm.weight", "generate"),
+        ("recurrent", "embedding", "similar"),
+    ],
+)
+def test_a_bundle_that_overflows_on_a_known_input_is_refused(
+    copy_of: Callable[[str], tuple[Path, Path]], kind: str, tensor: str, task: str
+) -> None:
+    folder, bundle = copy_of(kind)
+    spoil(bundle, tensor, 3e38)
+    with pytest.raises(BundleError, match=f"spoilt cannot be served: a known input of the task {task} fails or gives"):
+        load(folder)
+
+
+def use_an_unknown_operator(bundle: Path) -> None:
+    model = onnx.load_model(bundle / "encoder.onnx", load_external_data=False)
+    model.graph.node[0].op_type = "Unheard"
+    onnx.save_model(model, bundle / "encoder.onnx")
+
+
+def swap_graphs(bundle: Path) -> None:
+    shutil.copyfile(bundle / "similar.onnx", bundle / "step.onnx")
+
+
+def write_text_as_a_graph(bundle: Path) -> None:
+    (bundle / "step.onnx").write_text("no graph")
+
+
+def name_a_missing_output(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    encoder = manifest.encoder.model_copy(update={"outputs": (*manifest.encoder.outputs, "more")})
+    write_manifest(bundle, manifest.model_copy(update={"encoder": encoder}))
+
+
+def write_text_as_a_tokenizer(bundle: Path) -> None:
+    (bundle / "tokenizer.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        use_an_unknown_operator,
+        swap_graphs,
+        write_text_as_a_graph,
+        name_a_missing_output,
+        write_text_as_a_tokenizer,
+    ],
+)
+def test_every_error_of_loading_names_the_bundle(folder: Path, damage: Callable[[Path], None]) -> None:
+    damage(folder / "toy")
+    record_again(folder / "toy")
+    with pytest.raises(BundleError, match=f"{folder}/toy"):
+        load(folder)
+
+
+@contextlib.contextmanager
+def not_root() -> Iterator[None]:
+    """Be another user for a while if this one may enter every folder."""
+    with contextlib.ExitStack() as stack:
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+            stack.callback(os.seteuid, 0)
+        yield
+
+
+@pytest.fixture
+def entered_by_all(bundle: Path) -> Iterator[Path]:
+    """A folder with the bundle `toy` that every user can enter, unlike those of pytest."""
+    with tempfile.TemporaryDirectory() as path:
+        os.chmod(path, 0o755)
+        shutil.copytree(bundle, Path(path, "toy"))
+        yield Path(path)
+
+
+@pytest.mark.parametrize("has_another", [True, False])
+def test_a_bundle_folder_that_cannot_be_entered_is_refused_by_name(entered_by_all: Path, has_another: bool) -> None:
+    closed = entered_by_all / "closed"
+    shutil.copytree(entered_by_all / "toy", closed)
+    write_manifest(closed, read_manifest(closed).model_copy(update={"name": "closed"}))
+    if not has_another:
+        shutil.rmtree(entered_by_all / "toy")
+    with not_root():
+        assert closed in find_bundles(entered_by_all, None)
+    closed.chmod(0o600)
+    with (
+        not_root(),
+        pytest.raises(BundleError, match=rf"{closed} cannot be entered: Permission denied; give user \d+,"),
+    ):
+        find_bundles(entered_by_all, None)
+    closed.chmod(0o755)
+
+
+def test_a_folder_of_bundles_that_cannot_be_listed_is_refused_by_name(entered_by_all: Path) -> None:
+    entered_by_all.chmod(0o300)
+    with not_root(), pytest.raises(BundleError, match=rf"{entered_by_all} cannot be listed: Permission denied; give"):
+        find_bundles(entered_by_all, None)
+    entered_by_all.chmod(0o755)
+
+
+def test_what_an_interrupted_export_left_is_not_served_and_logged(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in (".toy.old", ".toy.new"):
+        shutil.copytree(folder / "toy", folder / name)
+    (folder / ".cache").mkdir()
+    with caplog.at_level(logging.WARNING):
+        assert list(find_bundles(folder, None)) == [folder / "toy"]
+    assert [record.getMessage().split(" is hidden")[0] for record in caplog.records] == [
+        f"{folder}/.toy.new",
+        f"{folder}/.toy.old",
+    ]
+    shutil.rmtree(folder / "toy")
+    with pytest.raises(BundleError, match=f"no folder in {folder} has a {MANIFEST}"):
+        find_bundles(folder, None)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -143,6 +144,16 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, opti
         ({"prompt": ["x", "x" * 70], "temperature": 1, "n": 3}, "input_too_long", "prompt[1]"),
         ({"prompt": ["x", "x"], "target_prefix": ["a", "x" * 70]}, "input_too_long", "target_prefix[1]"),
         ({"prompt": "x", "target_prefix": "x" * 70}, "input_too_long", "target_prefix"),
+        (
+            {"prompt": ["x", "x"], "target_prefix": "x" * 70, "temperature": 1, "n": 2},
+            "input_too_long",
+            "target_prefix",
+        ),
+        (
+            {"prompt": ["x", "x"], "target_prefix": ["a", "x" * 70], "temperature": 1, "n": 2},
+            "input_too_long",
+            "target_prefix[1]",
+        ),
         ({"prompt": ["x", "x"], "target_prefix": ["a"]}, "invalid_parameter", "target_prefix"),
     ],
 )
@@ -158,6 +169,20 @@ async def test_a_refusal_names_the_clients_own_field(
 async def test_a_model_that_is_not_there_is_404_and_one_that_cannot_generate_422(running: Running) -> None:
     answer = await running.post("/v1/completions", {"prompt": "x", "model": "gpt"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+
+
+@pytest.mark.parametrize("prefix", ["a Hund", ["a", "Hund"]])
+async def test_several_draws_of_several_prompts_begin_with_their_prefix(running: Running, prefix: Any) -> None:
+    drawn = await complete(
+        running, ["a dog", "Hund"], target_prefix=prefix, temperature=2.0, seed=4, n=2, max_tokens=8, logprobs=0
+    )
+    prefixes = [prefix] * 4 if isinstance(prefix, str) else [one for one in prefix for _ in range(2)]
+    options = {"do_sample": True, "temperature": 2.0, "seed": 4, "max_new_tokens": 8, "target_prefix": prefixes}
+    own = await generate(running, ["a dog", "a dog", "Hund", "Hund"], **options)
+    assert [choice["text"] for choice in drawn["choices"]] == [output["text"] for output in own["outputs"]]
+    for choice, begins_with in zip(drawn["choices"], prefixes, strict=True):
+        assert choice["text"].startswith(begins_with)
+        assert choice["logprobs"]["text_offset"][0] == len(begins_with)
 
 
 async def test_draws_go_on_from_the_seed_and_each_prompt_counts_once(running: Running) -> None:
@@ -212,6 +237,26 @@ async def test_logprobs_have_each_token_with_its_place_in_the_text(running: Runn
     for token, offset in zip(logprobs["tokens"], offsets, strict=True):
         if "\ufffd" not in token and token != "</s>":
             assert text[offset:].startswith(token if offset else token.removeprefix(" "))
+
+
+@pytest.mark.parametrize("prefix", [None, "naïve 🙂"])
+async def test_a_tokens_place_in_the_text_is_after_every_character_that_was_begun_before_it(
+    running: Running, tokenizer: TextTokenizer, prefix: str | None
+) -> None:
+    num_after_half_a_character = 0
+    for seed in range(8):
+        drawn = {"max_tokens": 24, "temperature": 5.0, "seed": seed, "ignore_eos": True, "logprobs": 0}
+        choice = (await complete(running, "a dog", target_prefix=prefix, **drawn))["choices"][0]
+        options = {"max_new_tokens": 24, "min_new_tokens": 24, "do_sample": True, "temperature": 5.0, "seed": seed}
+        own = (await generate(running, "a dog", target_prefix=prefix, **options))["outputs"][0]
+        assert choice["text"] == own["text"]
+        before = (f" {prefix}" if prefix else "").encode()
+        for token, offset in zip(own["tokens"], choice["logprobs"]["text_offset"], strict=True):
+            begun = before.decode("utf-8", "replace")  # half a character is one U+FFFD
+            assert offset == len(begun.removeprefix(" "))
+            num_after_half_a_character += getincrementaldecoder("utf-8")("replace").decode(before) != begun
+            before += tokenizer.bytes_of(token["id"])
+    assert num_after_half_a_character > 8
 
 
 async def test_without_alternatives_logprobs_have_what_was_taken(running: Running) -> None:

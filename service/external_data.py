@@ -1,0 +1,132 @@
+"""The external data of ONNX graphs: which files hold it, and whether its numbers are finite.
+
+ONNX Runtime opens every file that a graph names as external data, so the names must be known before it loads the graph.
+The package `onnx` is not installed where the service runs. The few fields of the format that lead to external data are
+declared here and parsed with `protobuf`, which ONNX Runtime itself requires.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+_Field = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {
+    "string": (_Field.TYPE_STRING, _Field.LABEL_OPTIONAL),
+    "int32": (_Field.TYPE_INT32, _Field.LABEL_OPTIONAL),
+    "int64s": (_Field.TYPE_INT64, _Field.LABEL_REPEATED),
+}
+# The number and the type of each field, by message; fields that are not declared are skipped. All messages are declared
+# repeated: if a field that should occur once occurs twice, every occurrence is read.
+_SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
+    "Model": {"graph": (7, "Graph"), "training_info": (20, "Training"), "functions": (25, "Function")},
+    "Training": {"initialization": (1, "Graph"), "algorithm": (2, "Graph")},
+    "Function": {"node": (7, "Node"), "attribute_proto": (11, "Attribute")},
+    "Graph": {"node": (1, "Node"), "initializer": (5, "Tensor"), "sparse_initializer": (15, "SparseTensor")},
+    "Node": {"attribute": (5, "Attribute")},
+    "Attribute": {
+        "t": (5, "Tensor"),
+        "g": (6, "Graph"),
+        "tensors": (10, "Tensor"),
+        "graphs": (11, "Graph"),
+        "sparse_tensor": (22, "SparseTensor"),
+        "sparse_tensors": (23, "SparseTensor"),
+    },
+    "SparseTensor": {"values": (1, "Tensor"), "indices": (2, "Tensor")},
+    "Tensor": {"dims": (1, "int64s"), "data_type": (2, "int32"), "external_data": (13, "Entry")},
+    "Entry": {"key": (1, "string"), "value": (2, "string")},
+}
+_FLOATS: dict[int, type[np.floating[Any]]] = {1: np.float32, 10: np.float16, 11: np.float64}  # by TensorProto.DataType
+_CHUNK = 1 << 16  # numbers that are checked at a time, so that the check takes little memory
+
+
+@dataclass(frozen=True)
+class ExternalTensor:
+    """A tensor whose numbers lie in a file beside the graph."""
+
+    file: str
+    data_type: int  # TensorProto.DataType
+    offset: int  # in bytes
+    size: int  # how many numbers it has
+
+
+def external_tensors(graph: bytes) -> set[ExternalTensor]:
+    """Return every tensor of a serialized ONNX model, subgraphs and functions included, that has external data.
+
+    Raises:
+        ValueError: the bytes are no ONNX model, or a reference to external data is malformed.
+    """
+    try:
+        model = _MODEL.FromString(graph)
+    except DecodeError:
+        raise ValueError("it is not an ONNX model") from None
+    return {_external_tensor(tensor) for tensor in _tensors(model) if tensor.external_data}
+
+
+def are_finite(path: Path, tensors: Iterable[ExternalTensor]) -> bool:
+    """Return False if a floating-point tensor has a NaN or an infinity in the file at `path`, which is not empty.
+
+    Raises:
+        ValueError: a tensor does not lie within the file.
+    """
+    data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")  # mapped: weights may be larger than the memory to spare
+    return all(_is_finite(data, tensor) for tensor in tensors)
+
+
+def _is_finite(data: NDArray[np.uint8], tensor: ExternalTensor) -> bool:
+    dtype = _FLOATS.get(tensor.data_type)
+    if dtype is None:
+        return True
+    end = tensor.offset + tensor.size * np.dtype(dtype).itemsize
+    if not 0 <= tensor.offset <= end <= len(data):
+        raise ValueError(f"a tensor has its bytes {tensor.offset} to {end}, and the file has {len(data)}")
+    numbers = data[tensor.offset : end].view(dtype)
+    return all(np.isfinite(numbers[start : start + _CHUNK]).all() for start in range(0, tensor.size, _CHUNK))
+
+
+def _message_class() -> Any:
+    """Build the class of `Model`."""
+    file = descriptor_pb2.FileDescriptorProto(name="external_data.proto", package="external_data", syntax="proto3")
+    for name, fields in _SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            if kind in _SCALARS:
+                scalar, label = _SCALARS[kind]
+                message.field.add(name=field, number=number, type=scalar, label=label)
+            else:
+                message.field.add(
+                    name=field,
+                    number=number,
+                    type=_Field.TYPE_MESSAGE,
+                    type_name=f".external_data.{kind}",
+                    label=_Field.LABEL_REPEATED,
+                )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("external_data.Model"))
+
+
+_MODEL = _message_class()
+
+
+def _tensors(message: Any) -> Iterator[Any]:
+    if message.DESCRIPTOR.name == "Tensor":
+        yield message
+        return
+    for _, parts in message.ListFields():
+        for part in parts:
+            yield from _tensors(part)
+
+
+def _external_tensor(tensor: Any) -> ExternalTensor:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if len(entries) != len(tensor.external_data) or "location" not in entries:
+        raise ValueError("a tensor does not name the place of its external data exactly once")
+    offset = int(entries.get("offset", "0"))
+    return ExternalTensor(entries["location"], tensor.data_type, offset, math.prod(tensor.dims))
