@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from service.logs import configure_logging
+from service.logs import configure_logging, open_missing_streams
 from service.machine import usable_threads
 from service.settings import SettingsError, read_settings
 
@@ -17,11 +17,12 @@ RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
 def main(arguments: Sequence[str]) -> int:
+    open_missing_streams()
     try:
         settings = read_settings(arguments)
         check_one_runtime([name for name in RUNTIMES if is_installed(name)])
     except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}; starting again will not help until this is fixed", file=sys.stderr)
         return EXIT_SETTINGS
     configure_logging(settings.log_level)
     # Only now that the installation is known to be sound: this imports ONNX Runtime, and takes most of the start.

@@ -26,7 +26,7 @@ from service.settings import Settings
 
 # Makes the backend, away from the event loop; it gives the engines the observers that the callable makes.
 Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]
-EXIT_CANNOT_SERVE = 3  # a supervisor that sees it should not try again
+EXIT_CANNOT_SERVE = 3  # also uvicorn's where the port is taken; starting again will not help
 EXIT_ENGINE_DEAD = 1
 WATCH_INTERVAL_S = 1.0
 
@@ -43,6 +43,7 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
             engine died.
     """
     service = Service(settings, Metrics(__version__))
+    service.metrics.set_limits(settings.limits | {"max_response_bytes": service.response_memory.limit})
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -112,6 +113,7 @@ async def _load_and_watch(service: Service, load: Load, end_process: Callable[[i
         logger.error("the engine's thread has ended; the process ends with it")
     elif worker.is_alive:
         logger.error("a step of the engine does not end; the process ends")
+        worker.give_up()
     else:  # stopped, at the end of a drain
         return
     end_process(EXIT_ENGINE_DEAD)

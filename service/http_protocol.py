@@ -6,6 +6,7 @@ so the tests over raw sockets decide whether another version of it may be used.
 
 import asyncio
 import fcntl
+import functools
 import secrets
 import socket
 import struct
@@ -17,7 +18,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import ApiError, ErrorCode
-from service.middleware import Refuse
+from service.middleware import BREAK_OFF, Refuse
 
 MAX_HEAD_BYTES = 32 * 1024  # trailers of a body included
 MAX_UNSENT_BYTES = 64 * 1024  # that the kernel holds
@@ -129,6 +130,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_reading_timer()
         self._read_timer = self.loop.call_later(self._limits.body_timeout_s, self._on_late_body)
         super().on_headers_complete()
+        # In time: the app's task is made, and begins when this callback has returned.
+        self.scope[BREAK_OFF] = functools.partial(self._break_off, self.cycle)  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
@@ -214,6 +217,12 @@ class GuardedProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         super().shutdown()
         self._watch_closing()
+
+    def _break_off(self, cycle: Any) -> None:
+        """Close behind an answer that does not become whole; uvicorn takes the client for gone, and logs nothing."""
+        cycle.disconnected = True
+        cycle.message_event.set()
+        self._close()
 
     def _close(self) -> None:
         self.transport.close()

@@ -1,13 +1,19 @@
 """Logs as one JSON object a line: what happened to each call, and nothing of what was in it."""
 
+import io
 import logging
-import sys
+import os
+import queue
+import select
+import threading
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import orjson
 
 FIELDS = "fields"  # the attribute of a log record that holds its own fields
+MAX_WAITING_LINES = 4096  # some megabytes, and seconds of a busy service
+FLUSH_S = 0.5  # that the end of the process waits for the reader of the log
 
 access_logger = logging.getLogger("sightline.access")
 
@@ -28,16 +34,105 @@ class JsonFormatter(logging.Formatter):
         return orjson.dumps(line, default=str).decode()
 
 
-def configure_logging(level: str, stream: TextIO | None = None) -> None:
-    """Send everything that is logged in this process to `stream` (standard output), one JSON object a line."""
-    handler = logging.StreamHandler(stream or sys.stdout)
-    handler.setFormatter(JsonFormatter())
+class QueuedHandler(logging.Handler):
+    """Writes log lines from a thread of its own, so that no caller waits for the reader of the log.
+
+    A line is dropped, and counted, when too many are waiting to be written or when the stream fails.
+
+    The standard library's QueueListener is not used because its `stop` waits for the reader without a limit, and
+    because a bounded `queue.Queue` deadlocks where the garbage collector logs in the middle of a `put`. The queue here
+    is reentrant, and the handler's own lock makes checking its size and adding to it one step.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        """`stream` is unbuffered: the interpreter could not end while a thread holds the lock of a buffer."""
+        super().__init__()
+        self.setFormatter(JsonFormatter())
+        self._stream = stream
+        self._waiting: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
+        self._num_refused = 0  # written by the threads that log
+        self._num_failed = 0  # written by the thread that writes
+        # A daemon: a reader that has stopped reading must not keep the process from ending.
+        threading.Thread(target=self._write_lines, name="log", daemon=True).start()
+
+    @property
+    def num_dropped(self) -> int:
+        return self._num_refused + self._num_failed
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if self._waiting.qsize() < MAX_WAITING_LINES:
+                self._waiting.put(self.format(record).encode() + b"\n")
+            else:
+                self._num_refused += 1
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait until all lines so far are written, for `FLUSH_S` at most.
+
+        It takes no lock, so that a signal handler may call it.
+        """
+        written = threading.Event()
+        self._waiting.put(written)
+        written.wait(FLUSH_S)
+
+    def close(self) -> None:
+        self._waiting.put(None)
+        super().close()
+
+    def _write_lines(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                self._write(item)
+            except OSError:  # the reader has closed its end, or the disk is full
+                self._num_failed += 1
+
+    def _write(self, line: bytes) -> None:
+        while line:
+            num_written = self._stream.write(line)
+            if num_written is None:  # not now: somebody has made the pipe non-blocking
+                select.select([], [self._stream], [])
+            else:
+                line = line[num_written:]
+
+
+def open_missing_streams() -> None:
+    """Open /dev/null in place of each standard stream that the parent process has closed.
+
+    Otherwise the next file or socket that is opened gets the descriptor of a standard stream, and whatever a library
+    prints goes there; libuv even aborts the process when it closes such a descriptor.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
+def configure_logging(level: str, stream: BinaryIO | None = None) -> QueuedHandler:
+    """Send all logs of this process to an unbuffered `stream`, by default standard output, one JSON object a line."""
+    handler = QueuedHandler(stream or io.FileIO(1, "w", closefd=False))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # What uvicorn says of its own start and end at "info" is said again, and better, by this service.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
     logging.getLogger("asyncio").setLevel(max(logging.WARNING, root.level))
+    return handler
+
+
+def flush_logs() -> None:
+    """Wait until the log lines so far are written; needed before `os._exit`, which flushes nothing itself."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+def num_dropped_lines() -> int:
+    """Return how many log lines were dropped because the reader was too slow or has gone."""
+    handlers = logging.getLogger().handlers
+    return sum(handler.num_dropped for handler in handlers if isinstance(handler, QueuedHandler))
 
 
 def log_call(level: int, fields: dict[str, Any]) -> None:

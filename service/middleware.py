@@ -20,6 +20,8 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 QUIET_ROUTES = frozenset(
     {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/metrics"}
 )
+# Where the scope keeps what closes the connection behind an answer that has begun and does not become whole.
+BREAK_OFF = "sightline.break_off"
 logger = logging.getLogger(__name__)
 
 
@@ -75,6 +77,8 @@ class CallMiddleware:
             return
         record = Record(request_id_of(scope))
         scope[RECORD] = record
+        # HEAD is answered wherever GET is (RFC 9110, 9.1); the server leaves out the body.
+        inner_scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -83,7 +87,7 @@ class CallMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(inner_scope, receive, send_with_id)
         finally:
             tell_end(self._metrics, record, scope["method"])
 
@@ -100,23 +104,28 @@ class ErrorMiddleware:
             return
         record: Record = scope[RECORD]
         try:
-            await self._app(scope, receive, send)
-        except ClientGoneError:
-            record.code = CLIENT_GONE
-        except ApiError as error:
-            await _send_error(send, record, error)
+            try:
+                await self._app(scope, receive, send)
+            except ApiError as error:
+                await _send_error(scope, send, record, error)
+            except ClientGoneError:
+                record.code = CLIENT_GONE
+            except Exception:
+                logger.exception("a call failed", extra={"fields": {"request_id": record.request_id}})
+                await _send_error(scope, send, record, ApiError("internal"))
         except asyncio.CancelledError:  # uvicorn's, where the shutdown timeout is over
-            await _send_error(send, record, ApiError("draining"))
-        except Exception:
-            logger.exception("a call failed", extra={"fields": {"request_id": record.request_id}})
-            await _send_error(send, record, ApiError("internal"))
+            await _send_error(scope, send, record, ApiError("draining"))
 
 
-async def _send_error(send: Send, record: Record, error: ApiError) -> None:
+async def _send_error(scope: Scope, send: Send, record: Record, error: ApiError) -> None:
     """Answer with an error; where an answer has begun, all that is left is to break it off."""
     record.code = error.code
     if record.status is not None:
-        raise error
+        break_off = scope.get(BREAK_OFF)
+        if break_off is None:  # another server than ours
+            raise error
+        break_off()
+        return
     body = record.error_body(error)
     headers = [*error.headers(), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": error.kind.status, "headers": headers})

@@ -11,16 +11,18 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 from fastapi import FastAPI
 
-from service.app import create_app
+from service.app import EXIT_CANNOT_SERVE, create_app
 from service.http_protocol import GuardedProtocol, ReadLimits
 from service.loading import load_backend
+from service.logs import flush_logs
 from service.middleware import refusal_teller
 from service.serving import Service
 from service.settings import Settings
@@ -28,6 +30,9 @@ from service.settings import Settings
 EXIT_CUT_SHORT = 1
 # The engine needs up to two seconds to give up a call that hangs, and the calls still have to be answered.
 ANSWER_S = 4
+# An end without a drain takes no longer, so that a supervisor can start the process again. With the logs' `FLUSH_S` it
+# stays below two seconds.
+END_S = 1.0
 logger = logging.getLogger(__name__)
 
 
@@ -69,9 +74,20 @@ class DrainingServer(uvicorn.Server):
         return port
 
     def end(self, exit_code: int) -> None:
-        """End without a drain: there is nothing left that could serve."""
+        """End without a drain, since nothing is left that could serve.
+
+        Calls that have failed get their answers; what is not over after `END_S` is cut off.
+        """
         self.exit_code = exit_code
         self.should_exit = True
+        # A thread, because the event loop closes before all that the end may have to wait for.
+        timer = threading.Timer(END_S, self._end_at_once, (exit_code,))
+        timer.daemon = True
+        timer.start()
+
+    def _end_at_once(self, exit_code: int) -> None:
+        log_end(exit_code)
+        self._end_now(exit_code)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -84,7 +100,7 @@ class DrainingServer(uvicorn.Server):
         SIGINT comes from somebody at a keyboard, and no load balancer needs time to look away: it has no drain window.
         """
         if self._loop is None or self._service.is_draining or self.should_exit:
-            self._end_now(EXIT_CUT_SHORT)
+            self._end_at_once(EXIT_CUT_SHORT)
             return
         self._service.is_draining = True
         self._loop.call_soon_threadsafe(self._begin_drain, 0.0 if sig == signal.SIGINT else self._settings.drain_s)
@@ -101,10 +117,20 @@ class DrainingServer(uvicorn.Server):
         stopping = asyncio.ensure_future(self._service.stop())
         await super().shutdown(sockets)
         await stopping
+        for connection in list(self.server_state.connections):  # whose answers nobody reads to their end
+            connection.transport.abort()
 
 
-def serve(settings: Settings) -> int:
-    """Serve until the end; the exit code."""
+def log_end(exit_code: int) -> None:
+    """Log the last line of the process."""
+    level = logging.WARNING if exit_code else logging.INFO
+    advice = "; starting again will not help until the cause is removed" if exit_code == EXIT_CANNOT_SERVE else ""
+    logger.log(level, "ended%s", advice, extra={"fields": {"exit_code": exit_code}})
+    flush_logs()
+
+
+def serve(settings: Settings) -> NoReturn:
+    """Serve until the end, and end the process."""
     server: DrainingServer
 
     def end(exit_code: int) -> None:
@@ -113,7 +139,9 @@ def serve(settings: Settings) -> int:
     server = DrainingServer(create_app(settings, load_backend, end), settings)
     try:
         server.run()
+        exit_code = server.exit_code
     except SystemExit as ended:  # the port cannot be had: uvicorn has said so
-        return int(ended.code or 0)
-    logger.info("ended", extra={"fields": {"exit_code": server.exit_code}})
-    return server.exit_code
+        exit_code = int(ended.code or 0)
+    log_end(exit_code)
+    # The interpreter's own end would wait for native threads and their destructors, and so for an engine that hangs.
+    os._exit(exit_code)

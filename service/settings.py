@@ -13,9 +13,10 @@ ENV_PREFIX = "SIGHTLINE_"
 # Of routes beside the service's own; service/families/ has a file for each.
 FAMILIES = ("openai", "open-inference", "tgi", "tei", "libretranslate")
 
-# As browsers write one: of any scheme, since extensions have their own, and never with the port that it implies.
+# As browsers write one: of any scheme, since extensions have their own, and never with the port that it implies. Files,
+# and frames without an origin, send `null`.
 ORIGIN = re.compile(
-    r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.ASCII
+    r"null|(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.ASCII
 )
 
 
@@ -47,7 +48,8 @@ class Settings(BaseModel):
     )
     cors_origins: str | None = Field(
         default=None,
-        description="Origins whose pages may call, commas between them, such as https://example.org; `*` is any.",
+        description="Origins whose pages may call, commas between them, such as https://example.org; "
+        "`null` is a page from a file, `*` is any.",
     )
     threads: int = Field(
         default=0,
@@ -120,6 +122,11 @@ class Settings(BaseModel):
     @property
     def family_names(self) -> tuple[str, ...]:
         return _split(self.families)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """All settings named `max_*`, which `/metrics` shows as gauges."""
+        return {name: value for name, value in self if name.startswith("max_") and value is not None}
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from service.engine.request import Event, Failed, FailureCode, Final, Request, T
 logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 1.0  # how long a call that is under way may still take when the time to drain is over
+JOIN_INTERVAL_S = 0.01
 
 
 class Ticket:
@@ -93,7 +94,7 @@ class Worker:
 
     @property
     def has_died(self) -> bool:
-        """Whether the thread ended by itself."""
+        """Whether the thread ended by itself, or was given up."""
         return self._has_died
 
     @property
@@ -136,6 +137,7 @@ class Worker:
         self._refusal = self._refusal or "draining"
         await self._join(timeout_s, is_draining=True)
         await self._join(JOIN_TIMEOUT_S, is_stopping=True)
+        await asyncio.sleep(0)  # the last events of the thread come first
         self._close("draining")
 
     async def _join(self, timeout_s: float, *, is_draining: bool = False, is_stopping: bool = False) -> None:
@@ -143,8 +145,16 @@ class Worker:
             self._is_draining |= is_draining
             self._is_stopping |= is_stopping
             self._wake.notify()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, timeout_s)
+        # Not `Thread.join` in another thread: the interpreter would wait for that one at its end.
+        deadline = time.monotonic() + timeout_s
+        while self.is_alive and time.monotonic() < deadline:
+            await asyncio.sleep(JOIN_INTERVAL_S)
+
+    def give_up(self) -> None:
+        """Fail all requests with `engine_dead`, and wait no more for the thread, which hangs in a native call."""
+        self._has_died = True
+        self._is_stopping = True
+        self._close("engine_dead")
 
     def _deliver(self, events: list[tuple[Ticket, Event]]) -> None:
         for ticket, event in events:

@@ -1,15 +1,21 @@
 """GET /openapi.json, and /docs: the same as one plain page that needs no script and no internet."""
 
+import asyncio
+import gzip
+import hashlib
 import html
 import json
+import re
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import HTMLResponse, Response
 
-from service.calls import Call, json_answer
+from service.calls import Call, to_json
 from service.routing import add_route
 
+# In Accept-Encoding, with any weight but 0.
+GZIP_ACCEPTED = re.compile(r"(?:^|,)\s*gzip\s*(?:$|,|;\s*q=(?!0(?:\.0*)?\s*(?:$|,)))", re.IGNORECASE)
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "h2{font:600 1.1rem ui-monospace,monospace;margin-top:2rem}pre{background:#8882;padding:1rem;overflow:auto}"
@@ -17,14 +23,53 @@ STYLE = (
 )
 
 
-async def openapi(call: Call) -> Response:
-    """Describe this API for machines."""
-    return json_answer(call.app.openapi())
+class Page:
+    """One document that does not change while the process runs, as the bytes that are sent."""
+
+    def __init__(self, body: bytes, media_type: str) -> None:
+        tag = hashlib.sha256(body).hexdigest()[:32]
+        self._media_type = media_type
+        # By content coding; other bytes need another tag.
+        self._variants = {None: (body, f'"{tag}"'), "gzip": (gzip.compress(body, mtime=0), f'"{tag}-gzip"')}
+
+    def response(self, call: Call) -> Response:
+        """Return the page in the best coding that the client accepts; 304 where the client has it already."""
+        coding = "gzip" if GZIP_ACCEPTED.search(call.headers.get("accept-encoding", "")) else None
+        body, tag = self._variants[coding]
+        headers = {"etag": tag, "vary": "Accept-Encoding", "cache-control": "no-cache"}
+        known = {one.strip().removeprefix("W/") for one in call.headers.get("if-none-match", "").split(",")}
+        if known & {tag, "*"}:
+            return Response(status_code=304, headers=headers)
+        if coding is not None:
+            headers["content-encoding"] = coding
+        return Response(body, media_type=self._media_type, headers=headers)
 
 
-async def docs(call: Call) -> Response:
-    """Show this API as a page."""
-    return HTMLResponse(render(call.app.openapi()))
+class Pages:
+    """Both pages of one app. They are made at the first call, since they take a third of a second."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._made: asyncio.Future[tuple[Page, Page]] | None = None
+
+    async def openapi(self, call: Call) -> Response:
+        """Describe this API for machines."""
+        page, _ = await self._pages()
+        return page.response(call)
+
+    async def docs(self, call: Call) -> Response:
+        """Show this API as a page."""
+        _, page = await self._pages()
+        return page.response(call)
+
+    async def _pages(self) -> tuple[Page, Page]:
+        if self._made is None:  # in a thread, so that other calls go on
+            self._made = asyncio.ensure_future(asyncio.to_thread(self._make))
+        return await asyncio.shield(self._made)  # a caller that is cancelled must not cancel it for the others
+
+    def _make(self) -> tuple[Page, Page]:
+        described = self._app.openapi()
+        return Page(to_json(described), "application/json"), Page(render(described).encode(), "text/html")
 
 
 def render(openapi: dict[str, Any]) -> str:
@@ -76,5 +121,6 @@ def _json(content: Any) -> str:
 
 
 def add_routes(app: FastAPI) -> None:
-    add_route(app, "GET", "/openapi.json", openapi)
-    add_route(app, "GET", "/docs", docs, response_class=HTMLResponse)
+    pages = Pages(app)
+    add_route(app, "GET", "/openapi.json", pages.openapi)
+    add_route(app, "GET", "/docs", pages.docs, response_class=HTMLResponse)

@@ -1,5 +1,7 @@
 """GET /health/live, /health/ready, /health and /metrics: for machines."""
 
+import asyncio
+
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
@@ -28,7 +30,11 @@ async def health(call: Call) -> Response:
 
 async def metrics(call: Call) -> Response:
     """Show the metrics in Prometheus' text format."""
-    return Response(call.service.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    parts = []
+    for part in call.service.metrics.render_parts():
+        parts.append(part)
+        await asyncio.sleep(0)  # let other calls go on between two metrics
+    return Response(b"".join(parts), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def add_routes(app: FastAPI) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+
+from bench.server import free_port
 
 pytestmark = pytest.mark.docker
 
@@ -26,10 +27,12 @@ class Stack:
 
     project: str
     port: int
+    files: Sequence[Path] = (Path("docker-compose.yml"),)
 
     def compose(self, *arguments: str) -> str:
         command = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
-        return run([*command, "--project-name", self.project, *arguments], {"SERVICE_PORT": str(self.port)})
+        files = [word for file in self.files for word in ("--file", str(file))]
+        return run([*command, *files, "--project-name", self.project, *arguments], {"SERVICE_PORT": str(self.port)})
 
     def inspect(self, template: str) -> str:
         container = self.compose("ps", "--all", "--quiet", "service").strip()
@@ -61,10 +64,7 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> st
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    stack = Stack(f"sightline-test-{os.getpid()}", port)
+    stack = Stack(f"sightline-test-{os.getpid()}", free_port())
     try:
         stack.compose("up", "--build", "--detach")
         stack.wait_until_healthy()
@@ -156,3 +156,38 @@ def test_a_stop_before_the_service_listens_to_signals_is_not_waited_out(stack: S
     stack.wait_until_healthy()
     assert exit_code in ("0", "143")
     assert took_s < GRACE_S / 2
+
+
+@pytest.mark.parametrize(
+    ("override", "exit_code", "reason"),
+    [
+        ({"environment": {"SIGHTLINE_MAX_ROWS": "0"}}, 2, "SIGHTLINE_MAX_ROWS"),
+        ({"tmpfs": ["/app/bundles"]}, 3, "no folder in bundles has a manifest.json"),
+    ],
+    ids=["wrong setting", "no bundle"],
+)
+def test_a_service_that_cannot_start_is_given_up_after_five_restarts_and_its_log_says_why(
+    stack: Stack, tmp_path: Path, override: dict[str, object], exit_code: int, reason: str
+) -> None:
+    """The image is there already, from `stack`."""
+    file = tmp_path / "override.yml"
+    content = {"services": {"service": override}}
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    files = (*stack.files, file)
+    broken = Stack(f"{stack.project}-broken-{exit_code}", free_port(), files)
+    try:
+        broken.compose("up", "--detach", "--no-build", "service")
+        deadline = time.monotonic() + 120
+        state = ""
+        while not state.startswith("exited "):  # "restarting" between two tries
+            assert time.monotonic() < deadline, state
+            time.sleep(0.5)
+            state = broken.inspect("{{.State.Status}} {{.State.ExitCode}} {{.RestartCount}}")
+        assert state == f"exited {exit_code} 5"
+        container = broken.compose("ps", "--all", "--quiet", "service").strip()
+        logged = subprocess.run(["docker", "logs", container], capture_output=True, text=True, check=True)
+        lines = (logged.stdout + logged.stderr).splitlines()
+        assert len([line for line in lines if reason in line]) == 6
+        assert len([line for line in lines if "starting again will not help" in line]) == 6
+    finally:
+        broken.compose("down", "--volumes")

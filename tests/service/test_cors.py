@@ -50,6 +50,15 @@ async def test_a_page_that_is_allowed_may_read_answers_and_what_they_say_of_them
             assert answer.headers["x-request-id"]
 
 
+async def test_a_page_that_was_opened_from_a_file_may_call_where_null_is_allowed(start: Start) -> None:
+    async with start(cors_origins="null") as running:
+        answer = await running.post("/v1/generate", {"inputs": "x"}, origin="null")
+        assert (answer.status_code, answer.headers[ALLOWED]) == (200, "null")
+        answer = await preflight(running, origin="null")
+        assert (answer.status_code, answer.headers[ALLOWED]) == (200, "null")
+        assert ALLOWED not in (await running.post("/v1/generate", {"inputs": "x"}, origin=PAGE)).headers
+
+
 @pytest.mark.parametrize("origin", ["https://other.example", "http://page.example", f"{PAGE}:8443", "null", ""])
 async def test_a_page_that_is_not_is_not_told_that_it_may(start: Start, origin: str) -> None:
     async with start(cors_origins=PAGE) as running:
@@ -161,7 +170,7 @@ def test_on_the_wire_a_stream_says_so_in_its_head(serve: Serve) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        *("page.example", "https://page.example/", "https://page.example/path", "https://", "//page.example", "null"),
+        *("page.example", "https://page.example/", "https://page.example/path", "https://", "//page.example", "Null"),
         *("https://page.example?x", "https://user@page.example", "HTTPS://page.example", "https://Page.example"),
         *("https://page.example:443", "http://localhost:80", "https://page.example:", "https://page.example:x"),
         *("https://*.example", f"{PAGE};https://other.example", f"{PAGE},other", f"{PAGE} https://other.example", "**"),
@@ -181,6 +190,7 @@ def test_what_is_no_origin_is_refused_at_the_start(value: str) -> None:
         ("http://127.0.0.1:443,http://[::1]:3000", ("http://127.0.0.1:443", "http://[::1]:3000")),
         ("moz-extension://0a1b-2c", ("moz-extension://0a1b-2c",)),
         ("http://my_host.internal", ("http://my_host.internal",)),
+        (f"null,{PAGE}", ("null", PAGE)),
     ],
 )
 def test_origins_stand_with_commas_between_them(value: str, origins: tuple[str, ...]) -> None:

@@ -1,12 +1,15 @@
 import asyncio
 import re
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from prometheus_client import generate_latest
 from starlette.types import Message
 
 from service.metrics import PREFIX, Metrics
+from service.settings import Settings
 from tests.service.conftest import MakeBackend, Start, until
 
 pytestmark = pytest.mark.anyio
@@ -29,6 +32,41 @@ def test_every_metric_has_our_prefix_and_vllms_suffixes_are_there() -> None:
     assert families(text) >= KNOWN
     assert all(line.startswith((f"# HELP {PREFIX}", f"# TYPE {PREFIX}", PREFIX)) for line in text.splitlines())
     assert 'sightline_build_info{version="1.2.3"} 1.0' in text
+
+
+async def test_the_text_is_that_of_the_library_while_values_and_samples_change(start: Start) -> None:
+    def lines(text: bytes) -> list[str]:
+        return [line for line in text.decode().splitlines() if not line.startswith("sightline_process_")]
+
+    async with start() as running:
+        metrics = running.app.state.service.metrics
+        for inputs in ("x", 'a "dog"\\', "", "Hund"):
+            await running.post("/v1/generate", {"inputs": inputs})
+            await running.client.get(f"/v1/models/{inputs or 'none'}")
+            assert lines(metrics.render()) == lines(generate_latest(metrics.registry))
+        metrics.of_model('one\n"more"')
+        assert lines(metrics.render()) == lines(generate_latest(metrics.registry))
+
+
+async def test_limits_are_gauges_by_the_names_of_their_settings(start: Start) -> None:
+    async with start(max_rows=7, max_waiting_sequences=11) as running:
+        assert await running.metric('sightline_limit{setting="max_rows"}') == 7
+        assert await running.metric('sightline_limit{setting="max_waiting_sequences"}') == 11
+        text = (await running.client.get("/metrics")).text
+        shown = re.findall(r'^sightline_limit{setting="(\w+)"}', text, flags=re.MULTILINE)
+        assert set(shown) == {name for name in Settings.model_fields if name.startswith("max_")}
+
+
+async def test_the_process_shows_its_memory_and_descriptors(start: Start) -> None:
+    async with start() as running:
+        open_fds = await running.metric("sightline_process_open_fds")
+        assert 0 < open_fds < await running.metric("sightline_process_max_fds")
+        with Path("/dev/null").open(), Path("/dev/null").open():
+            assert await running.metric("sightline_process_open_fds") == open_fds + 2
+        resident = await running.metric("sightline_process_resident_memory_bytes")
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        (in_kib,) = re.findall(r"^VmRSS:\s+(\d+) kB", status, flags=re.MULTILINE)
+        assert resident == pytest.approx(int(in_kib) * 1024, rel=0.1)
 
 
 async def test_metrics_agree_with_the_answers(start: Start) -> None:

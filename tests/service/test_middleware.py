@@ -1,8 +1,9 @@
 import re
+import threading
 
 import pytest
 
-from tests.service.conftest import Start
+from tests.service.conftest import MakeBackend, Serve, Start
 
 pytestmark = pytest.mark.anyio
 
@@ -48,3 +49,57 @@ async def test_what_is_no_route_is_404(start: Start, path: str) -> None:
     async with start() as running:
         answer = await running.post(f"http://test{path}", {"inputs": "x"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+GET_ROUTES = [
+    *(
+        "/health",
+        "/health/live",
+        "/health/ready",
+        "/metrics",
+        "/docs",
+        "/openapi.json",
+        "/v1/models",
+        "/v1/models/fake",
+    ),
+    *("/v2", "/v2/health/live", "/v2/health/ready", "/info", "/languages"),
+]
+
+
+def test_head_is_answered_as_get_is_without_the_body(serve: Serve) -> None:
+    with serve() as wire:
+        connection = wire.http()
+        for path in GET_ROUTES:
+            connection.request("GET", path)
+            whole = connection.getresponse()
+            size = len(whole.read())
+            connection.request("HEAD", path)
+            head = connection.getresponse()
+            assert (head.status, head.read()) == (whole.status, b""), path
+            assert head.headers.keys() == whole.headers.keys()
+            assert head.headers["Content-Type"] == whole.headers["Content-Type"]
+            assert path == "/metrics" or int(head.headers["Content-Length"]) == size > 0
+        for path, status in (("/v1/generate", 405), ("/nothing", 404)):
+            connection.request("HEAD", path)
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (status, b"")
+        connection.close()
+
+
+def test_head_tells_readiness_too(serve: Serve, make_backend: MakeBackend) -> None:
+    may_load = threading.Event()
+    with serve(make_backend(wait_for=may_load)) as wire:
+        connection = wire.http()
+        connection.request("HEAD", "/health/ready")
+        answer = connection.getresponse()
+        assert (answer.status, answer.read(), answer.headers["Retry-After"]) == (503, b"", "1")
+        may_load.set()
+        connection.close()
+
+
+async def test_head_is_logged_as_what_it_was(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="sightline.access")
+    async with start() as running:
+        await running.client.head("/health/live")
+        (call,) = [record.fields for record in caplog.records if record.name == "sightline.access"]  # type: ignore[attr-defined]
+        assert (call["method"], call["route"], call["status"]) == ("HEAD", "/health/live", 200)

@@ -1,6 +1,7 @@
 """The end in two stages, on a real socket."""
 
 import contextlib
+import logging
 import signal
 import socket
 import threading
@@ -10,8 +11,11 @@ from typing import Any
 import orjson
 import pytest
 
+from service import server
+from service.routing import JsonRoute
 from service.runtime.fake import Faults
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
+from tests.service.test_streaming import large_answer
 
 LONG = {"min_new_tokens": 40, "max_new_tokens": 40}
 
@@ -108,6 +112,46 @@ def test_an_upload_that_outlasts_the_shutdown_timeout_is_told_that_the_service_d
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"draining"' in answer
         wire.thread.join(timeout=3)
         assert not wire.thread.is_alive()
+
+
+def test_answers_that_the_end_cuts_are_one_line_each_in_the_log_without_a_traceback(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "ANSWER_S", 1)
+    caplog.set_level(logging.INFO)
+    with serve(drain_s=0, shutdown_timeout_s=0.1, write_timeout_s=60) as wire, large_answer(wire) as client:
+        wait_until(lambda: bool(wire.backend.runners[0].num_steps))
+        wire.wait_idle()
+        time.sleep(0.3)  # until all buffers on the way are full
+        terminate(wire)
+        wire.thread.join(timeout=10)
+        assert not wire.thread.is_alive()
+        head, _, content = read_all(client).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and b"content-length: %d" % len(content) not in head
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    (call,) = [record.fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
+    assert (call["route"], call["status"], call["code"]) == ("/v1/generate", 200, "draining")
+
+
+def test_a_mistake_behind_the_head_of_an_answer_is_one_traceback_and_closes_the_connection(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+        await send({"type": "http.response.body", "body": b"12345", "more_body": True})
+        raise RuntimeError("a mistake")
+
+    async def endpoint(call: Any) -> Any:
+        return answer
+
+    with serve() as wire:
+        for route in wire.server.config.app.routes:  # type: ignore[union-attr]
+            if isinstance(route, JsonRoute) and route.path == "/health/live":
+                route.endpoint = endpoint
+        with wire.connect() as client:
+            client.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert read_all(client).endswith(b"\r\n\r\n12345")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == ["a call failed"]
 
 
 def test_a_second_signal_ends_at_once(serve: Serve) -> None:

@@ -1,13 +1,18 @@
 """The API describes itself: completely, with examples that work, and without the internet."""
 
+import asyncio
+import gzip
 import html
+import time
 from typing import Any
 
+import httpx2 as httpx
 import pytest
+from fastapi import FastAPI
 
 from service.errors import ERRORS
 from service.parameters import Parameters
-from tests.service.conftest import Start
+from tests.service.conftest import Serve, Start
 
 pytestmark = pytest.mark.anyio
 
@@ -109,3 +114,95 @@ async def test_the_page_shows_every_route_and_loads_nothing(start: Start) -> Non
         assert html.escape('"prompt": "A man is riding a bicycle."') in answer.text
         for code in set(ERRORS) - {"not_found", "method_not_allowed"}:
             assert html.escape(f'"code": "{code}"') in answer.text
+
+
+PAGES = ("/docs", "/openapi.json")
+CODINGS = [
+    *(("gzip", "gzip"), ("GZIP", "gzip"), ("deflate, gzip;q=0.5, br", "gzip"), ("br;q=1.0,gzip; q=1", "gzip")),
+    *(("", None), ("identity", None), ("br, zstd", None), ("gzip;q=0", None), ("br, gzip; q=0.00", None)),
+    *(("gzipped", None), ("x;v=gzip", None)),
+]
+
+
+async def get(running: Any, path: str, coding: str, **headers: str) -> httpx.Response:
+    answer: httpx.Response = await running.client.get(path, headers={"accept-encoding": coding, **headers})
+    return answer
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_is_made_once_and_sent_as_it_is(start: Start, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    num_made = 0
+    make = FastAPI.openapi
+
+    def counted(app: FastAPI) -> dict[str, Any]:
+        nonlocal num_made
+        num_made += 1
+        time.sleep(0.3)  # as it takes where a machine is busy
+        return make(app)
+
+    monkeypatch.setattr(FastAPI, "openapi", counted)
+    async with start() as running:
+        first = [asyncio.ensure_future(get(running, path, "")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert (await running.client.get("/health/live")).status_code == 200
+        assert not any(call.done() for call in first)  # other calls do not wait for it
+        bodies = {(await call).content for call in first} | {(await get(running, path, "")).content for _ in range(3)}
+        assert (len(bodies), num_made) == (1, 1)
+
+
+async def test_a_page_costs_the_loop_next_to_nothing_after_the_first_call(start: Start) -> None:
+    async with start() as running:
+        for path in PAGES:
+            await get(running, path, "")
+            times = []
+            for _ in range(20):
+                started = time.process_time()
+                await get(running, path, "gzip")
+                times.append(time.process_time() - started)
+            assert min(times) < 0.005, path  # rendering alone took three times as long
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_is_compressed_where_the_client_takes_gzip(start: Start, path: str) -> None:
+    async with start() as running:
+        plain = await get(running, path, "")
+        tags = {None: plain.headers["etag"], "gzip": (await get(running, path, "gzip")).headers["etag"]}
+        assert tags[None] != tags["gzip"]
+        for accepted, coding in CODINGS:
+            answer = await get(running, path, accepted)
+            assert answer.headers.get("content-encoding") == coding, accepted
+            assert answer.content == plain.content
+            assert answer.headers["etag"] == tags[coding]
+            assert answer.headers["vary"] == "Accept-Encoding"
+            size = int(answer.headers["content-length"])
+            assert size < len(plain.content) / 8 if coding else size == len(plain.content)
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_that_the_client_has_already_is_not_sent_again(start: Start, path: str) -> None:
+    async with start() as running:
+        tag = (await get(running, path, "gzip")).headers["etag"]
+        assert tag.startswith('"') and tag.endswith('"')
+        for known in (tag, f"W/{tag}", f'"x", {tag}', "*"):
+            answer = await get(running, path, "gzip", **{"if-none-match": known})
+            assert (answer.status_code, answer.content) == (304, b"")
+            assert (answer.headers["etag"], answer.headers["vary"]) == (tag, "Accept-Encoding")
+            assert answer.headers["x-request-id"]
+        for other in ('"x"', tag.strip('"'), (await get(running, path, "")).headers["etag"]):
+            assert (await get(running, path, "gzip", **{"if-none-match": other})).status_code == 200
+
+
+def test_on_the_wire_a_page_is_gzip_and_can_be_revalidated(serve: Serve) -> None:
+    with serve() as wire:
+        connection = wire.http()
+        headers = {"Accept-Encoding": "gzip"}
+        for path in PAGES:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            page, tag = gzip.decompress(answer.read()), answer.headers["ETag"]
+            connection.request("GET", path, headers={**headers, "If-None-Match": tag})
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (304, b"")
+            connection.request("GET", path)
+            assert connection.getresponse().read() == page  # on the same connection
+        connection.close()
