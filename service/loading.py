@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from service.bundle import MANIFEST, BundleError, Manifest, check_files, read_manifest
+from service.bundle import MANIFEST, BundleError, Manifest, check_files, read_manifest, sha256_of
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.request import DecodingParameters, GenerateRequest
 from service.engine.worker import Worker
 from service.runtime.device import DeviceRunner
+from service.runtime.memory import trim_heap
 from service.runtime.ort import OnnxRunner
 from service.runtime.provider import Provider, choose_provider
 from service.serving import Backend, ServedModel
@@ -34,10 +35,11 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     provider = choose_provider(settings.provider)
     models: dict[str, ServedModel] = {}
     engines: dict[str, Engine] = {}
+    tokenizers: dict[str, TextTokenizer] = {}
     for folder, manifest in find_bundles(settings.bundles, settings.default_model).items():
         started = time.perf_counter()
         check_files(folder, manifest)
-        source, target = _read_tokenizers(folder, manifest)
+        source, target = _read_tokenizers(folder, manifest, tokenizers)
         runner = _open_runner(folder, manifest, provider, settings)
         runner.warm_up(settings.max_batch_tokens)
         _rehearse(runner)
@@ -53,6 +55,7 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     # middle of a first request.
     gc.collect()
     gc.freeze()
+    trim_heap()  # loading and the largest shapes took more than serving needs
     return Backend(models, engines, Worker(engines))
 
 
@@ -99,10 +102,22 @@ def find_bundles(folder: Path, default_model: str | None) -> dict[Path, Manifest
     return found
 
 
-def _read_tokenizers(folder: Path, manifest: Manifest) -> tuple[TextTokenizer, TextTokenizer]:
-    source = read_tokenizer(folder / manifest.source_tokenizer)
-    is_shared = manifest.target_tokenizer == manifest.source_tokenizer
-    target = source if is_shared else read_tokenizer(folder / manifest.target_tokenizer)
+def _read_tokenizers(
+    folder: Path, manifest: Manifest, known: dict[str, TextTokenizer]
+) -> tuple[TextTokenizer, TextTokenizer]:
+    """The tokenizers of source and target; `known` has those read before, by their files' SHA-256, and gets new ones.
+
+    Models of one language pair often have equal tokenizers, each of which takes some megabytes.
+    """
+
+    def read(name: str) -> TextTokenizer:
+        path = folder / name
+        digest = sha256_of(path)
+        if digest not in known:
+            known[digest] = read_tokenizer(path)
+        return known[digest]
+
+    source, target = read(manifest.source_tokenizer), read(manifest.target_tokenizer)
     for tokenizer in (source, target):
         if len(tokenizer) > manifest.limits.vocabulary:
             raise BundleError(

@@ -165,6 +165,13 @@ class Engine:
         if len(self._rows):
             self._decode()
 
+    def release_memory(self) -> None:
+        """Return memory that only earlier requests needed to the system. Only to be called while there is no work."""
+        try:
+            self._runner.release_memory()
+        except Exception:
+            logger.exception("memory could not be released")
+
     # The queue
 
     def _take_in(self) -> None:
