@@ -248,8 +248,7 @@ async def test_a_model_releases_its_memory_after_its_work_and_once() -> None:
         await wait_until(lambda: used.num_releases > 0)
         releases = used.num_releases
         await asyncio.sleep(0.3)
-        # A release may come between the end of one request's encoding and the test's look, but none without work.
-        assert used.num_releases == releases <= 2
+        assert used.num_releases == releases  # none without work
         assert unused.num_releases == 0
         assert isinstance(await worker.submit("m0", request()).result(), Generated)
         await wait_until(lambda: used.num_releases > releases)
@@ -258,15 +257,15 @@ async def test_a_model_releases_its_memory_after_its_work_and_once() -> None:
 @pytest.mark.usefixtures("releasing_often")
 async def test_a_model_that_works_keeps_its_memory_while_another_releases_its_own() -> None:
     """Released rows of a FakeRunner hold garbage, which would change the text."""
-    busy, resting = runner_of(step_s=0.02), runner_of()
+    busy, resting = runner_of(step_s=0.1), runner_of()
     async with running(busy, resting) as worker:
-        long = worker.submit("m0", request(parameters=LONG))
+        long = worker.submit("m0", request())
         await worker.submit("m1", request()).result()
         await wait_until(lambda: resting.num_releases > 0)
         assert busy.num_releases == 0
         final = await long.result()
         assert isinstance(final, Generated)
-        assert ids_of(final.targets[0])[:2] == busy.expected(SOURCE, 24)[:2]
+        assert ids_of(final.targets[0]) == busy.expected(SOURCE, 24)
 
 
 @pytest.mark.usefixtures("releasing_often")
