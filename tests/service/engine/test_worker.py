@@ -260,7 +260,7 @@ async def test_a_model_that_works_keeps_its_memory_while_another_releases_its_ow
     busy, resting = runner_of(step_s=0.1), runner_of()
     async with running(busy, resting) as worker:
         long = worker.submit("m0", request())
-        await worker.submit("m1", request()).result()
+        await worker.submit("m1", EncodeRequest("e", SOURCE, FAR)).result()
         await wait_until(lambda: resting.num_releases > 0)
         assert busy.num_releases == 0
         final = await long.result()
