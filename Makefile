@@ -22,7 +22,7 @@ GPU := .venv-gpu
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 
-.PHONY: serve test test-docker test-browser fuzz check fix train zoo evaluate export bench soak gpu-check loadtest image up down clean
+.PHONY: serve test test-docker test-memory test-browser fuzz check fix train zoo evaluate export bench soak gpu-check loadtest image up down clean
 
 serve: $(SERVE)/ready  ## serve the bundles that are in bundles/
 	$(SERVE)/bin/python -m service
@@ -79,6 +79,9 @@ down:  ## stop it, letting work in flight finish
 
 test-docker: $(DEV)/ready  ## the tests that need a Docker engine
 	$(DEV)/bin/python -m pytest -m docker tests/deployment
+
+test-memory: $(DEV)/ready  ## as root: the shipped bundles in a cgroup of 512 MiB; some minutes
+	$(DEV)/bin/python -m pytest -m cgroup tests/deployment
 
 test-browser: $(DEV)/ready  ## the tests that need Chromium
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[browser]'

@@ -82,6 +82,8 @@ OURSELVES = (
     _at_least("http.tiny.over_bound", "HTTP over 1 / (t_bare + t_http), shipped model", 0.9),
     *(_at_most(f"maps.{rows}", f"a step with all maps over one without, {_rows(rows)}", 1.1) for rows in (1, 8, 32)),
     _at_most("mixed.delay", "mixed load, p99 delay of a running row over one encode of the token budget", 1),
+    _at_most("memory.ready", "VmRSS of a service that is ready, every shipped bundle", 350),
+    _at_most("memory.loaded", "largest VmRSS sampled over 5,000 mixed calls, every shipped bundle", 450),
     _at_most("memory.growth", "growth of VmRSS from request 1,000 to 5,000 of every kind", 5),
     _at_most("start.ready", "from exec to the first 200 of /health/ready", 2),
     _at_most("start.first", "the first request over the tenth", 1.5),

@@ -24,12 +24,12 @@ class RunningServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def resident_mb(self) -> float:
-        """VmRSS in 10^6 bytes."""
+    def memory_mb(self, name: str) -> float:
+        """A field of `/proc/PID/status` in 10^6 bytes: VmRSS, resident now, or VmHWM, the largest that it was."""
         for line in Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmRSS:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024 / 1e6
-        raise RuntimeError("no VmRSS in /proc/PID/status")
+        raise RuntimeError(f"no {name} in /proc/PID/status")
 
     def num_descriptors(self) -> int:
         """Open files, sockets included."""

@@ -138,7 +138,7 @@ async def _load_and_read(
                 "calls": counts.ended,
                 "refused": counts.refused,
                 "left": counts.left,
-                "resident_mb": round(server.resident_mb(), 1),
+                "resident_mb": round(server.memory_mb("VmRSS"), 1),
                 "descriptors": server.num_descriptors(),
                 "threads": server.num_threads(),
             }

@@ -22,6 +22,7 @@ from service.engine.request import (
 )
 from service.engine.worker import Worker
 from service.runtime.device import DeviceRunner
+from service.runtime.memory import trim_heap
 from service.runtime.ort import OnnxRunner
 from service.runtime.provider import Provider, choose_provider
 from service.serving import Backend, ServedModel
@@ -43,10 +44,11 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     provider = choose_provider(settings.provider)
     models: dict[str, ServedModel] = {}
     engines: dict[str, Engine] = {}
+    tokenizers: dict[str, TextTokenizer] = {}
     for folder, manifest in find_bundles(settings.bundles, settings.default_model).items():
         started = time.perf_counter()
         try:
-            models[manifest.name], runner = _load_model(folder, manifest, provider, settings)
+            models[manifest.name], runner = _load_model(folder, manifest, provider, settings, tokenizers)
         except BundleError:
             raise
         except Exception as error:
@@ -61,14 +63,19 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     # middle of a first request.
     gc.collect()
     gc.freeze()
+    trim_heap()  # loading and the largest shapes took more than serving needs
     return Backend(models, engines, Worker(engines))
 
 
 def _load_model(
-    folder: Path, manifest: Manifest, provider: Provider, settings: Settings
+    folder: Path,
+    manifest: Manifest,
+    provider: Provider,
+    settings: Settings,
+    tokenizers: dict[str, TextTokenizer],
 ) -> tuple[ServedModel, OnnxRunner | DeviceRunner]:
     check_files(folder, manifest)
-    source, target = _read_tokenizers(folder, manifest)
+    source, target = _read_tokenizers(folder, manifest, tokenizers)
     runner = _open_runner(folder, manifest, provider, settings)
     runner.warm_up(settings.max_batch_tokens)
     _rehearse(folder, runner)
@@ -169,10 +176,21 @@ def _permissions_needed() -> str:
     return f"give user {os.geteuid()}, as whom the service runs, permission to read and enter it"
 
 
-def _read_tokenizers(folder: Path, manifest: Manifest) -> tuple[TextTokenizer, TextTokenizer]:
-    source = read_tokenizer(folder / manifest.source_tokenizer)
-    is_shared = manifest.target_tokenizer == manifest.source_tokenizer
-    target = source if is_shared else read_tokenizer(folder / manifest.target_tokenizer)
+def _read_tokenizers(
+    folder: Path, manifest: Manifest, known: dict[str, TextTokenizer]
+) -> tuple[TextTokenizer, TextTokenizer]:
+    """The tokenizers of source and target; `known` has those read before, by their files' SHA-256, and gets new ones.
+
+    Models of one language pair often have equal tokenizers, each of which takes some megabytes.
+    """
+
+    def read(name: str) -> TextTokenizer:
+        digest = manifest.files[name].sha256
+        if digest not in known:
+            known[digest] = read_tokenizer(folder / name)
+        return known[digest]
+
+    source, target = read(manifest.source_tokenizer), read(manifest.target_tokenizer)
     for tokenizer in (source, target):
         if len(tokenizer) > manifest.limits.vocabulary:
             raise BundleError(

@@ -1,4 +1,4 @@
-"""Resident memory of a service over thousands of requests of every kind."""
+"""Resident memory of a service with every shipped bundle over thousands of calls of every kind."""
 
 import asyncio
 import itertools
@@ -11,56 +11,93 @@ from bench.options import Options
 from bench.record import Figure, Result
 from bench.server import RunningServer, serving
 from loadtest.client import Client
+from service.bundle import Manifest
+from service.loading import find_bundles
 
 CLIENTS = 16
-SAMPLES = 10  # of memory, evenly over the requests; growth counts from the second, which is after a fifth of them
-MAX_CHARACTERS = 600  # within 256 tokens of the shipped model on these sentences
-Request = tuple[str, bytes]
+SAMPLES = 10  # evenly over the calls; growth counts from the second, which is after a fifth of them
+MAX_CHARACTERS = 600  # within the 256 tokens that most shipped models read, on these sentences
+CHARACTERS_PER_TOKEN = MAX_CHARACTERS / 256
+Call = tuple[str, bytes]
 
 
 def run(options: Options) -> Result:
-    requests = list(itertools.islice(_requests(options.sentences), options.requests))
-    part = max(1, len(requests) // SAMPLES)
-    resident: list[float] = []
+    folder = options.models.shipped.parent
+    calls = list(
+        itertools.islice(mixed_calls(list(find_bundles(folder, None).values()), options.sentences), options.requests)
+    )
+    part = max(1, len(calls) // SAMPLES)
+    rows: list[dict[str, float]] = []
 
     def sample_after_each_part(server: RunningServer) -> None:
+        def sample(done: int) -> None:
+            mb = {"resident_mb": server.memory_mb("VmRSS"), "peak_mb": server.memory_mb("VmHWM")}
+            rows.append({"requests": done, **{name: round(value, 1) for name, value in mb.items()}})
+
         async def send(client: Client) -> None:
+            sample(0)
             for first in range(0, part * SAMPLES, part):
-                await _send_all(client, requests[first : first + part])
-                resident.append(server.resident_mb())
+                await send_all(client, calls[first : first + part])
+                sample(first + part)
 
         with_client(server.url, send)
 
-    with serving(options.models.shipped_alone, threads=options.threads) as server:
+    with serving(folder, threads=options.threads) as server:
         sample_after_each_part(server)
-    rows = [{"requests": part * number, "resident_mb": round(mb, 1)} for number, mb in enumerate(resident, 1)]
-    return Result({"memory.growth": Figure.of([resident[-1] - resident[1]], "MB")}, rows)
+    resident = [row["resident_mb"] for row in rows]
+    figures = {
+        "memory.ready": resident[0],
+        "memory.loaded": max(resident),
+        "memory.peak": rows[-1]["peak_mb"],
+        "memory.growth": resident[-1] - resident[2],
+    }
+    return Result({name: Figure.of([mb], "MB") for name, mb in figures.items()}, rows)
 
 
-def _requests(sentences: Sequence[str]) -> Iterator[Request]:
-    """Each kind in turn, over all sentences and several lengths, the longest about as long as the model reads."""
+def mixed_calls(manifests: Sequence[Manifest], sentences: Sequence[str]) -> Iterator[Call]:
+    """Endless calls: each kind and model in turn, over all sentences and several lengths.
+
+    The longest texts are about as long as the model reads; some calls have several inputs.
+    """
     for number, sentence in enumerate(itertools.cycle(sentences)):
-        text = " ".join([sentence] * (1 + number % 5))[:MAX_CHARACTERS]
-        for path, body in _kinds(text, number):
-            yield path, json.dumps(body).encode()
+        text = " ".join([sentence] * (1 + number % 5))
+        for manifest in manifests:
+            short = text[: int(min(MAX_CHARACTERS, manifest.limits.max_source_tokens * CHARACTERS_PER_TOKEN))].strip()
+            for path, body in _kinds(manifest, short, number):
+                yield path, json.dumps(body).encode()
 
 
-def _kinds(text: str, number: int) -> list[tuple[str, dict[str, Any]]]:
-    return [
-        (GENERATE, {"inputs": text}),
-        (GENERATE, {"inputs": text, "parameters": {"num_beams": 4, "num_return_sequences": 2}}),
-        (GENERATE, {"inputs": text, "parameters": {"do_sample": True, "top_k": 50, "seed": number}}),
-        (GENERATE, {"inputs": text, "parameters": {"return_attention": {"kinds": ["cross"], "reduce": "mean"}}}),
-        (GENERATE, {"inputs": text, "stream": True}),
-        ("/v1/attention", {"input": text, "reduce": "mean"}),
-        ("/v1/score", {"inputs": text, "targets": text}),
-        ("/v1/encode", {"inputs": text, "pooling": "mean"}),
-    ]
+def _kinds(manifest: Manifest, text: str, number: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    model, tasks = {"model": manifest.name}, manifest.tasks
+    few = [text] * (1 + number % 4)
+    if "generate" in tasks:
+        for parameters in ({}, {"num_beams": 4, "num_return_sequences": 2}, {"do_sample": True, "seed": number}):
+            yield GENERATE, {**model, "inputs": few, "parameters": parameters}
+        yield GENERATE, {**model, "inputs": text, "stream": True}
+        yield "/v1/score", {**model, "inputs": text[: len(text) // 2], "targets": text[: len(text) // 2]}
+        yield "/v1/completions", {**model, "prompt": text}
+        yield f"/v2/models/{manifest.name}/generate_stream", {"text_input": text}
+    if manifest.chat is not None:
+        yield "/v1/chat/completions", {**model, "messages": [{"role": "user", "content": text}]}
+    if manifest.languages is not None:
+        languages = {"source": manifest.languages.source, "target": manifest.languages.target}
+        yield "/translate", {"q": text, **languages}
+    if "attention" in tasks:
+        yield "/v1/attention", {**model, "input": text, "reduce": "mean"}
+    if "classify" in tasks:
+        yield "/v1/classify", {**model, "inputs": few}
+        yield f"/predict?model={manifest.name}", {"inputs": text}
+    if "similar" in tasks:
+        yield "/v1/similar", {**model, "token": "a"}
+    yield "/v1/encode", {**model, "inputs": few, "pooling": "mean"}
+    yield "/v1/embeddings", {**model, "input": few}
+    yield f"/embed?model={manifest.name}", {"inputs": text}
+    yield "/v1/tokenize", {**model, "inputs": few}
 
 
-async def _send_all(client: Client, requests: Sequence[Request]) -> None:
-    """So many clients, each with one request at a time."""
-    turns = iter(requests)
+async def send_all(client: Client, calls: Sequence[Call]) -> None:
+    """Let so many clients send one call at a time each until all are answered."""
+    turns = iter(calls)
 
     async def one_after_another() -> None:
         for path, body in turns:

@@ -34,7 +34,7 @@ def run(options: Options) -> Result:
             ratios.append(latencies[0] / latencies[9])
     with serving(bundles, max_rows=ROWS) as server:
         measure_load(server.url, Load(GENERATE, bodies_of(options.sentences), clients=ROWS, requests=REQUESTS))
-        resident = server.resident_mb()
+        resident = server.memory_mb("VmRSS")
     return Result(
         {
             "start.ready": Figure.of(ready, "s"),

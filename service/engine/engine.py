@@ -169,6 +169,13 @@ class Engine:
             self._decode()
         self.throughput.on_turn(len(batch) + num_rows, self._clock(), is_saturated=len(self._scheduler) > 0)
 
+    def release_memory(self) -> None:
+        """Return memory that only earlier requests needed to the system. Only to be called while there is no work."""
+        try:
+            self._runner.release_memory()
+        except Exception:
+            logger.exception("memory could not be released")
+
     # The queue
 
     def _take_in(self) -> None:

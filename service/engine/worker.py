@@ -11,11 +11,14 @@ from typing import Any
 
 from service.engine.engine import Engine
 from service.engine.request import Event, Failed, FailureCode, Final, Request, TokenEvent
+from service.runtime.memory import trim_heap
 
 logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 1.0  # how long a call that is under way may still take when the time to drain is over
 JOIN_INTERVAL_S = 0.01
+# Seconds between two releases of memory. Each costs a few milliseconds, and the next requests take their pages anew.
+RELEASE_INTERVAL_S = 5.0
 
 
 class Ticket:
@@ -79,6 +82,9 @@ class Worker:
         self._is_stopping = False  # end now
         self._has_died = False
         self._step_started: float | None = None
+        # The thread's alone
+        self._used: set[str] = set()  # models that have worked since their memory was last released
+        self._next_release = 0.0
 
     def start(self) -> None:
         """Start the thread; events will come back to the loop that runs now."""
@@ -173,24 +179,44 @@ class Worker:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                for engine in self._engines.values():
+                for name, engine in self._engines.items():
                     if engine.has_work:
+                        self._used.add(name)
                         self._step(engine)
+                self._release_memory()
         except BaseException:
             logger.exception("the engine thread died")
             self._has_died = True
             self._call_on_loop(self._close, "engine_dead")
 
     def _wait_for_work(self) -> bool:
-        """Sleep until some engine has work; False when the thread is to end."""
+        """Sleep until some engine has work or memory is to be released; False when the thread is to end."""
         with self._wake:
             while not self._is_stopping:
                 if any(engine.has_work for engine in self._engines.values()):
                     return True
                 if self._is_draining:
                     return False
-                self._wake.wait()
+                remaining = self._next_release - time.monotonic() if self._used else None
+                if remaining is not None and remaining <= 0:
+                    return True
+                self._wake.wait(remaining)
             return False
+
+    def _release_memory(self) -> None:
+        """Release the memory of the models that have worked and have no work now, once in every interval."""
+        now = time.monotonic()
+        if now < self._next_release:
+            return
+        self._next_release = now + RELEASE_INTERVAL_S
+        resting = [name for name in self._used if not self._engines[name].has_work]
+        self._step_started = now  # it runs a graph, which may hang as a step's does
+        for name in resting:
+            self._engines[name].release_memory()
+        if resting:
+            trim_heap()
+        self._step_started = None
+        self._used.difference_update(resting)
 
     def _step(self, engine: Engine) -> None:
         self._step_started = time.monotonic()

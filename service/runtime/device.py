@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime
 
 from service.bundle import Graph, Manifest, State
+from service.runtime.memory import PagedArray
 from service.runtime.protocol import Array, Int32, Int64, states_alike
 from service.runtime.provider import Provider, load_if_there, load_session, session_options
 
@@ -66,7 +67,10 @@ class _StateGroup:
         self._dtype = np.dtype(first.dtype)
         self._shape = [sizes[axis] if isinstance(axis, str) else axis for axis in first.shape]
         self._max_rows = max_rows
-        self._tensor = _zeros((len(states) * max_rows, *self._shape), self._dtype, device)
+        # In the memory of the CPU, rows that no sequence has reached take none; a device allocates all of them.
+        rows = PagedArray((len(states), max_rows, *self._shape), self._dtype).values
+        rows = rows.reshape(len(states) * max_rows, *self._shape)
+        self._tensor = onnxruntime.OrtValue.ortvalue_from_numpy(rows, device, 0)
         self._empty_row = _zeros((1, *self._shape), self._dtype, device)
 
     def view(self, index: int, batch: int, first: int = 0) -> _View:
@@ -223,6 +227,9 @@ class DeviceRunner:
         if binding is None:
             binding = self._bindings[key] = _Binding(self._step, *key, self._groups, self.provider)
         return binding.run({"token_ids": token_ids, "lengths": lengths, "source_lengths": source_lengths})
+
+    def release_memory(self) -> None:
+        """Do nothing: the states keep the memory of the device, which no other process should need."""
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Run each graph once at its smallest and at its largest shapes, so that no request pays for a first time.

@@ -178,6 +178,7 @@ class FakeRunner:
         self._last_outputs: Mapping[str, Array] = {}
         self.num_encodes = 0
         self.num_steps = 0
+        self.num_releases = 0
 
     @property
     def manifest(self) -> Manifest:
@@ -281,6 +282,11 @@ class FakeRunner:
         given = {name: available[name] for name in outputs}
         self._last_outputs = {name: array for name, array in given.items() if "attention" not in name}
         return given
+
+    def release_memory(self) -> None:
+        self.num_releases += 1
+        for state in (self._source, self._read, self._hash):
+            state.fill(GARBAGE)
 
     def _logits(self, rows: NDArray[np.intp], lengths: Int32, source_lengths: Int32) -> NDArray[np.float32]:
         """(B, V): noise from a hash of all that the row knows, and one token that stands out."""

@@ -2,12 +2,10 @@
 
 A state that grows is bound to the step both as input and as output: the attention kernels write the new slot into it
 and copy nothing. A batch of B rows is the first B rows of each buffer, and a binding made once for a batch size and a
-set of outputs is used for every step of that kind. Where all buffers together are large they have as many rows, and
-rows as many slots, as have been needed so far, in powers of two: memory that nothing reaches is never taken, and what
-is taken stays.
+set of outputs is used for every step of that kind. Buffers have room for `max_rows` of the longest sequences, but take
+memory only for the tokens that rows hold; `release_memory` returns it when no row runs.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 import onnxruntime
 
 from service.bundle import Manifest, State
+from service.runtime.memory import PagedArray
 from service.runtime.protocol import Array, Int32, Int64, states_alike
 from service.runtime.provider import Provider, load_if_there, load_session, session_options
 
@@ -28,41 +27,29 @@ _DTYPES: dict[str, type[Any]] = {
 }
 
 
-FIRST_ROWS, FIRST_SLOTS = 32, 64  # of buffers that grow, and of their axes that grow
-ROOM_BYTES = 1 << 27  # for all buffers; where they fit they have their full size from the beginning
+KEPT_ROWS = 4  # rows whose memory `release_memory` keeps, so that a few requests never wait for new pages
 
 
 class _StateGroup:
     """States of one shape and kind in one array, so that all of them move at once."""
 
-    def __init__(self, states: Sequence[State], sizes: Mapping[str, int]) -> None:
+    def __init__(self, states: Sequence[State], max_rows: int, sizes: Mapping[str, int]) -> None:
+        """`sizes` are those of the axes that grow, at most."""
         self.states = states
         self._shape = states[0].shape
-        self.rows = self._allocate(sizes)
-        self._copied = self._make_copied()
-
-    def _allocate(self, sizes: Mapping[str, int]) -> Array:
-        rows = np.empty((len(self.states), sizes["rows"], *self._sizes(sizes)), self.states[0].dtype)
-        rows.fill(0)  # now, and not page by page in the requests that first reach them
-        return rows
-
-    def _make_copied(self) -> Array | None:
+        self._pages = PagedArray((len(states), max_rows, *self._sizes(sizes)), states[0].dtype)
+        self.rows = self._pages.values
         # Only the attention kernels promise to read and write the same memory; a state of fixed size is copied back.
         is_in_place = any(isinstance(axis, str) for axis in self._shape)
-        return None if is_in_place or not self.is_changed else np.zeros_like(self.rows)
+        self._copied = None if is_in_place or not self.is_changed else np.zeros_like(self.rows)
 
     def _sizes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The shape of one row of one state."""
         return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in self._shape)
 
-    def resize(self, sizes: Mapping[str, int]) -> None:
-        """Have so many rows, and so many slots of each axis, never fewer than before."""
-        old = self.rows
-        if (sizes["rows"], *self._sizes(sizes)) == old.shape[1:]:
-            return
-        self.rows = self._allocate(sizes)
-        self.rows[tuple(slice(size) for size in old.shape)] = old
-        self._copied = self._make_copied()
+    def release_memory(self) -> None:
+        """Return the memory of all rows but the first few, whose states are lost, to the system."""
+        self._pages.release(KEPT_ROWS)
 
     @property
     def outputs(self) -> Array | None:
@@ -95,12 +82,6 @@ class _StateGroup:
         self.rows[(slice(None), target, *used)] = self.rows[(slice(None), source, *used)]
 
 
-def _num_bytes(state: State, sizes: Mapping[str, int]) -> int:
-    """Of a state's buffer."""
-    shape = (sizes[axis] if isinstance(axis, str) else axis for axis in ("rows", *state.shape))
-    return math.prod(shape) * np.dtype(state.dtype).itemsize
-
-
 @dataclass(frozen=True)
 class _Binding:
     """What one kind of step call is bound to: `fixed` outputs have arrays of their own, each run makes the others."""
@@ -127,7 +108,6 @@ class OnnxRunner:
         *,
         num_threads: int = 0,
         max_rows: int = 32,
-        room_bytes: int = ROOM_BYTES,
     ) -> None:
         """Load the graphs from their files, which must have been checked (`service.bundle.check_files`).
 
@@ -136,7 +116,6 @@ class OnnxRunner:
             manifest: its manifest.
             num_threads: of each graph's run; 0 leaves it to ONNX Runtime, which counts the host's cores.
             max_rows: rows of decoder state.
-            room_bytes: if states of full size take no more, they have it from the beginning.
         """
         self.manifest = manifest
         self.max_rows = max_rows
@@ -146,17 +125,15 @@ class OnnxRunner:
         self._step = load_if_there(folder, manifest.step, options, "cpu")
         self._similar = load_if_there(folder, manifest.similar, options, "cpu")
         limits = manifest.limits
-        self._largest = {"rows": max_rows, "source": limits.max_source_tokens, "target": limits.max_target_tokens}
-        self._sizes = dict(self._largest)  # of the buffers
-        if sum(_num_bytes(state, self._largest) for state in manifest.states) > room_bytes:
-            first = {"rows": FIRST_ROWS, "source": FIRST_SLOTS, "target": FIRST_SLOTS}
-            self._sizes = {axis: min(first[axis], largest) for axis, largest in self._largest.items()}
-        self._groups = [_StateGroup(states, self._sizes) for states in states_alike(manifest.states)]
+        self._sizes = {"source": limits.max_source_tokens, "target": limits.max_target_tokens}
+        self._groups = [_StateGroup(states, max_rows, self._sizes) for states in states_alike(manifest.states)]
         self._token_ids = np.zeros(max_rows, np.int64)
         self._lengths = np.zeros(max_rows, np.int32)
         self._source_lengths = np.ones(max_rows, np.int32)
         self._fixed_outputs = self._allocate_fixed_outputs()
         self._bindings: dict[tuple[int, int, tuple[str, ...]], _Binding] = {}  # by first row, batch and outputs
+        self._returning_memory = onnxruntime.RunOptions()
+        self._returning_memory.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     def _allocate_fixed_outputs(self) -> dict[str, Array]:
         if self._step is None:
@@ -182,23 +159,8 @@ class OnnxRunner:
         return np.asarray(cosines)
 
     def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
-        self._reserve("rows", first + len(examples))
-        for state in self.manifest.states:
-            if state.encoder_output is not None:
-                for axis, size in zip(state.shape, encoded[state.encoder_output].shape[1:], strict=True):
-                    if isinstance(axis, str):
-                        self._reserve(axis, size)
         for group in self._groups:
             group.fill(first, encoded, examples)
-
-    def _reserve(self, axis: str, size: int) -> None:
-        """Have buffers of at least that size along an axis."""
-        if size <= self._sizes[axis]:
-            return
-        self._sizes[axis] = min(1 << (size - 1).bit_length(), self._largest[axis])
-        self._bindings.clear()
-        for group in self._groups:
-            group.resize(self._sizes)
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         for group in self._groups:
@@ -215,7 +177,6 @@ class OnnxRunner:
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
     ) -> Mapping[str, Array]:
         rows = slice(first, first + len(token_ids))
-        self._reserve("target", int(lengths.max()) + 1)
         self._token_ids[rows] = token_ids
         self._lengths[rows] = lengths
         self._source_lengths[rows] = source_lengths
@@ -261,6 +222,13 @@ class OnnxRunner:
         binding.expect_made()
         return binding
 
+    def release_memory(self) -> None:
+        for group in self._groups:
+            group.release_memory()
+        # All sessions share an arena: the end of any run can return its free regions.
+        source = {"source_ids": np.zeros((1, 1), np.int64), "source_lengths": np.ones(1, np.int32)}
+        self._encoder.run(["hidden"], source, self._returning_memory)
+
     def warm_up(self, max_batch_tokens: int) -> None:
         """Run each graph once at its smallest and at its largest shapes, so that no request pays for a first time.
 
@@ -270,24 +238,16 @@ class OnnxRunner:
         longest = self.manifest.limits.max_source_tokens
         for batch, length in ((max(1, max_batch_tokens // longest), longest), (1, 1)):
             ids, lengths = np.zeros((batch, length), np.int64), np.full(batch, length, np.int32)
-            # The largest batch is rare: what it took goes back after each of these runs.
-            self._encoder.run(["hidden"], {"source_ids": ids, "source_lengths": lengths}, _returning_memory())
-        encoded = self.encode(ids, lengths, self.manifest.encoder.outputs)
-        if self._step is None:
-            return
-        self.fill(0, encoded, [0])
-        most = self._sizes["rows"], self._sizes["target"] - 1, self._sizes["source"]
-        for batch, age, length in (most, (1, 0, 1)):
-            ages, lengths = np.full(batch, age, np.int32), np.full(batch, length, np.int32)
-            self.step(np.zeros(batch, np.int64), ages, lengths, tuple(self._fixed_outputs))
+            self.encode(ids, lengths, ("hidden",))
+        if self._step is not None:
+            self.fill(0, self.encode(ids, lengths, self.manifest.encoder.outputs), [0])
+            most = self.max_rows, self._sizes["target"] - 1, self._sizes["source"]
+            for batch, age, length in (most, (1, 0, 1)):
+                ages, lengths = np.full(batch, age, np.int32), np.full(batch, length, np.int32)
+                self.step(np.zeros(batch, np.int64), ages, lengths, tuple(self._fixed_outputs))
+        self.release_memory()  # the largest shapes are rare
 
 
 def _wrap(array: Array) -> Any:
     """An OrtValue over the array's own memory."""
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-def _returning_memory() -> Any:
-    options = onnxruntime.RunOptions()
-    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    return options

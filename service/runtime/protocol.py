@@ -96,3 +96,7 @@ class Runner(Protocol):
             call.
         """
         ...
+
+    def release_memory(self) -> None:
+        """Return memory that only earlier calls needed to the system. No row runs; states of rows are lost."""
+        ...

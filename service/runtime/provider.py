@@ -1,5 +1,6 @@
 """Which of ONNX Runtime's providers runs the graphs, and how their sessions are made."""
 
+import functools
 import os
 from contextlib import redirect_stdout
 from io import StringIO
@@ -69,11 +70,22 @@ def session_options(num_threads: int) -> Any:
     # Threads that spin after a run would take the core on which Python serves HTTP.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = _ERROR  # warnings about the graph are the export's concern
+    # Sessions take turns on one thread: with one arena, memory follows the largest run and not the sum over all graphs.
+    options.add_session_config_entry("session.use_env_allocators", "1")
     return options
+
+
+@functools.cache
+def _register_shared_arena() -> None:
+    """Register the arena of CPU memory that sessions with `session.use_env_allocators` share; once in a process."""
+    kind, memory = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
+    place = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, memory)
+    onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg({}))
 
 
 def load_session(folder: Path, graph: Graph, options: Any, provider: Provider) -> Any:
     """Load one graph of a bundle."""
+    _register_shared_arena()
     path, providers = os.fspath(folder / graph.file), _PROVIDERS[provider]
     # The node that a sum and a LayerNormalization would become takes four times as long as the two, from 32 rows on.
     return onnxruntime.InferenceSession(path, options, providers, disabled_optimizers=["SkipLayerNormFusion"])

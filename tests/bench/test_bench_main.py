@@ -22,7 +22,7 @@ def test_sections_are_measured_and_recorded(run: list[str], tmp_path: Path) -> N
     assert results.keys() == {"maps", "mixed", "memory"}
     assert results["maps"]["figures"]["maps.1"]["value"] > 0
     assert results["maps"]["command"].startswith("python -m bench maps mixed memory")
-    assert [row["requests"] for row in results["memory"]["rows"]] == list(range(2, 22, 2))
+    assert [row["requests"] for row in results["memory"]["rows"]] == list(range(0, 22, 2))
     assert results["mixed"]["figures"]["mixed.gap"]["value"] > 0
 
 

@@ -1,19 +1,24 @@
 """Builds the images, starts the stack, uses it and stops it. Needs a Docker engine and docker-compose."""
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from bench.load import with_client
+from bench.ourselves.memory import mixed_calls, send_all
 from bench.server import free_port
+from service.loading import find_bundles
 
 pytestmark = pytest.mark.docker
 
@@ -28,11 +33,13 @@ class Stack:
     project: str
     port: int
     files: Sequence[Path] = (Path("docker-compose.yml"),)
+    variables: dict[str, str] = field(default_factory=dict)
 
     def compose(self, *arguments: str) -> str:
         command = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
         files = [word for file in self.files for word in ("--file", str(file))]
-        return run([*command, *files, "--project-name", self.project, *arguments], {"SERVICE_PORT": str(self.port)})
+        variables = {"SERVICE_PORT": str(self.port), **self.variables}
+        return run([*command, *files, "--project-name", self.project, *arguments], variables)
 
     def inspect(self, template: str) -> str:
         container = self.compose("ps", "--all", "--quiet", "service").strip()
@@ -62,15 +69,31 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> st
     return answer.stdout
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    stack = Stack(f"sightline-test-{os.getpid()}", free_port())
+@contextlib.contextmanager
+def started(name: str, **variables: str) -> Iterator[Stack]:
+    stack = Stack(f"sightline-{name}-{os.getpid()}", free_port(), variables=variables)
     try:
         stack.compose("up", "--build", "--detach")
         stack.wait_until_healthy()
         yield stack
     finally:
         stack.compose("--profile", "loadtest", "down", "--volumes")
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with started("test") as stack:
+        yield stack
+
+
+def test_the_documented_half_gigabyte_and_one_processor_serve_every_shipped_model(sentences: list[str]) -> None:
+    """It was killed while it loaded, nine times a minute."""
+    with started("small", SERVICE_CPUS="1", SERVICE_MEMORY="512m") as stack:
+        manifests = list(find_bundles(ROOT / "bundles", None).values())
+        calls = list(itertools.islice(mixed_calls(manifests, sentences), 1000))
+        with_client(f"http://127.0.0.1:{stack.port}", lambda client: send_all(client, calls))
+        state = stack.inspect("{{.State.Status}} {{.RestartCount}} {{.State.OOMKilled}} {{.HostConfig.Memory}}")
+    assert state == f"running 0 false {512 * 1024 * 1024}"
 
 
 def test_the_service_on_a_gpu_is_as_hardened_and_never_falls_back_to_the_cpu() -> None:

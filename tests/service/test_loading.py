@@ -48,6 +48,25 @@ def test_every_bundle_of_the_folder_is_served_by_its_own_name(folder: Path) -> N
     assert model.source_tokenizer is model.target_tokenizer
 
 
+def test_bundles_with_equal_tokenizers_share_one(folder: Path) -> None:
+    manifest = read_manifest(folder / "toy")
+    shutil.copytree(folder / "toy", folder / "other")
+    write_manifest(folder / "other", manifest.model_copy(update={"name": "other"}))
+    models = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of).models
+    assert models["toy"].source_tokenizer is models["other"].source_tokenizer
+
+
+def test_bundles_with_different_tokenizers_each_have_their_own(folder: Path) -> None:
+    manifest = read_manifest(folder / "toy")
+    shutil.copytree(folder / "toy", folder / "other")
+    path = folder / "other" / manifest.source_tokenizer
+    path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    files = manifest.files | record_files(folder / "other", [path.name])
+    write_manifest(folder / "other", manifest.model_copy(update={"name": "other", "files": files}))
+    models = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of).models
+    assert models["toy"].source_tokenizer is not models["other"].source_tokenizer
+
+
 def generate(backend: Backend, name: str) -> list[int]:
     results: list[Event] = []
     request = GenerateRequest("r", (11, 52, 90, 2), 1e9, DecodingParameters(max_new_tokens=8))

@@ -238,3 +238,7 @@ class CheckedRunner:
         for row, token_id in zip(rows, token_ids.tolist(), strict=True):
             row.read.append(token_id)
         return given
+
+    def release_memory(self) -> None:
+        self.rows.clear()
+        self.inner.release_memory()

@@ -1,6 +1,6 @@
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -225,5 +225,59 @@ async def test_a_failing_runner_call_does_not_kill_the_thread() -> None:
     async with running(runner_of(faults=Faults(step_calls=frozenset({1}), raising_id=40))) as worker:
         assert await worker.submit("m0", request()).result() == Failed("internal")
         assert await worker.submit("m0", request((40,))).result() == Failed("internal")
+        assert isinstance(await worker.submit("m0", request()).result(), Generated)
+        assert worker.is_alive
+
+
+@pytest.fixture
+def releasing_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.worker.RELEASE_INTERVAL_S", 0.05)
+
+
+async def wait_until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.usefixtures("releasing_often")
+async def test_a_model_releases_its_memory_after_its_work_and_once() -> None:
+    used, unused = runner_of(), runner_of()
+    async with running(used, unused) as worker:
+        await worker.submit("m0", request()).result()
+        await wait_until(lambda: used.num_releases > 0)
+        releases = used.num_releases
+        await asyncio.sleep(0.3)
+        assert used.num_releases == releases  # none without work
+        assert unused.num_releases == 0
+        assert isinstance(await worker.submit("m0", request()).result(), Generated)
+        await wait_until(lambda: used.num_releases > releases)
+
+
+@pytest.mark.usefixtures("releasing_often")
+async def test_a_model_that_works_keeps_its_memory_while_another_releases_its_own() -> None:
+    """Released rows of a FakeRunner hold garbage, which would change the text."""
+    busy, resting = runner_of(step_s=0.1), runner_of()
+    async with running(busy, resting) as worker:
+        long = worker.submit("m0", request())
+        await worker.submit("m1", EncodeRequest("e", SOURCE, FAR)).result()
+        await wait_until(lambda: resting.num_releases > 0)
+        assert busy.num_releases == 0
+        final = await long.result()
+        assert isinstance(final, Generated)
+        assert ids_of(final.targets[0]) == busy.expected(SOURCE, 24)
+
+
+@pytest.mark.usefixtures("releasing_often")
+async def test_a_release_that_fails_ends_nothing() -> None:
+    class Keeping(FakeRunner):
+        def release_memory(self) -> None:
+            super().release_memory()
+            raise RuntimeError("no")
+
+    runner = Keeping(fake_manifest(), 4)
+    async with running(runner) as worker:
+        await worker.submit("m0", request()).result()
+        await wait_until(lambda: runner.num_releases > 0)
         assert isinstance(await worker.submit("m0", request()).result(), Generated)
         assert worker.is_alive

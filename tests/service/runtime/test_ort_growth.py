@@ -1,4 +1,4 @@
-"""The ONNX Runtime runner's states grow with what they hold, and nobody notices."""
+"""The states of the ONNX Runtime runner take memory for what they hold, and give it back."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from service.bundle import Manifest, read_bundle
-from service.runtime.ort import OnnxRunner
+from service.runtime.memory import trim_heap
+from service.runtime.ort import KEPT_ROWS, OnnxRunner
 from tests.service.runtime.running_total import SHOWN, admit, running_total, step, write_graphs
 
 MAX_SOURCE, MAX_TARGET = 100, 150  # no powers of two
+MB = 1_000_000
 
 
 @pytest.fixture(scope="module")
@@ -24,54 +26,52 @@ def totals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runner(totals: Path) -> OnnxRunner:
-    return running_total(totals, MAX_SOURCE, MAX_TARGET, room_bytes=0)
+    return running_total(totals, MAX_SOURCE, MAX_TARGET)
 
 
-def slots(runner: OnnxRunner, place: int = 0) -> tuple[int, int]:
-    """How many slots of source and target a row has, after a step at a place."""
-    given = step(runner, [1], SHOWN, place)
-    source, target = (given[name][0] for name in ("source_shown", "read_shown"))
-    return len(source), len(target)
+def resident_bytes() -> int:
+    """Resident memory of this process that no file backs."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    (line,) = (line for line in lines if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024
 
 
-def test_targets_have_64_slots_at_first_and_then_powers_of_two_up_to_the_limit(runner: OnnxRunner) -> None:
-    places = {0: 64, 63: 64, 64: 128, 127: 128, 128: MAX_TARGET, MAX_TARGET - 1: MAX_TARGET}
-    assert {place: slots(runner, place) for place in places} == {place: (64, most) for place, most in places.items()}
+def test_rows_take_memory_when_they_are_filled_and_return_it_when_none_runs(totals: Path) -> None:
+    """The states of 64 rows of a million tokens take 256 MB; each row that is filled takes its 4 MB."""
+    before = resident_bytes()
+    runner = running_total(totals, 1_000_000, 1, max_rows=64)
+    assert resident_bytes() - before < 10 * MB
+    encoded = {"hidden": np.ones((1, 1_000_000), np.float32), "source_sum": np.ones((1, 1), np.float32)}
+    before = resident_bytes()
+    runner.fill(0, encoded, [0] * 16)
+    assert 60 * MB < resident_bytes() - before < 70 * MB
+    runner.release_memory()
+    assert resident_bytes() - before < 4 * KEPT_ROWS * MB + 4 * MB
 
 
-def test_the_oldest_row_decides_wherever_it_is(runner: OnnxRunner) -> None:
-    for places, expected in (([0, 63, 2], 64), ([0, 64, 2], 128), ([0, 1, 128], MAX_TARGET)):
-        shown = step(runner, [1, 2, 3], SHOWN, places)["read_shown"]
-        assert [len(row) for row in shown] == [expected] * 3
-        assert [row[place] for row, place in zip(shown, places, strict=True)] == [1, 2, 3]
+def test_a_released_row_can_be_filled_and_stepped_as_before(runner: OnnxRunner) -> None:
+    admit(runner, 0, *[[3] * 70] * 4)
+    before = step(runner, [1, 2, 3, 4])["logits"]
+    runner.release_memory()
+    admit(runner, 0, *[[3] * 70] * 4)
+    assert step(runner, [1, 2, 3, 4])["logits"] == before
 
 
-def test_sources_have_64_slots_at_first_and_then_powers_of_two_up_to_the_limit(runner: OnnxRunner) -> None:
-    for length, expected in ((64, 64), (65, MAX_SOURCE), (MAX_SOURCE, MAX_SOURCE)):
-        admit(runner, 0, [1] * length)
-        assert slots(runner) == (expected, 64)
-
-
-def test_room_that_was_taken_stays(runner: OnnxRunner) -> None:
-    admit(runner, 0, [1] * 70)
-    step(runner, [1], place=70)
-    admit(runner, 0, [1])
-    assert slots(runner) == (MAX_SOURCE, 128)
-
-
-def test_a_power_of_two_that_is_needed_whole_is_enough(totals: Path) -> None:
-    runner = running_total(totals, 1000, 1000, room_bytes=0)
-    admit(runner, 0, [1] * 128)
-    assert slots(runner, place=127) == (128, 128)
-    assert slots(runner, place=300) == (128, 512)
-
-
-@pytest.mark.parametrize("limits", [(6, 5), (64, 64), (6, 150), (100, 63)])
-def test_a_model_with_small_limits_has_no_more_slots_than_they_allow(totals: Path, limits: tuple[int, int]) -> None:
-    runner = running_total(totals, *limits, room_bytes=0)
-    assert slots(runner) == (min(limits[0], 64), min(limits[1], 64))
-    admit(runner, 0, [1] * limits[0])
-    assert slots(runner, limits[1] - 1) == limits
+def test_no_session_keeps_the_memory_of_its_largest_run(bundle: Path) -> None:
+    """An arena for each session would keep what each of the four runs took, some 60 MB."""
+    manifest = read_bundle(bundle)
+    outputs = [name for name in manifest.encoder.outputs if "attention" not in name]
+    shape = (16, manifest.limits.max_source_tokens)
+    runners = [OnnxRunner(bundle, manifest, num_threads=1, max_rows=4) for _ in range(4)]
+    before = resident_bytes()
+    growth = []
+    for runner in runners:
+        runner.encode(np.full(shape, 5, np.int64), np.full(shape[0], shape[1], np.int32), outputs)
+        growth.append(resident_bytes() - before)
+    assert growth[-1] < 2 * growth[0]
+    runners[0].release_memory()
+    trim_heap()
+    assert resident_bytes() - before < growth[0] / 2
 
 
 def test_rows_of_different_ages_survive_every_growth(runner: OnnxRunner) -> None:
@@ -113,33 +113,8 @@ def test_a_row_is_moved_and_branches_after_a_growth_as_before(runner: OnnxRunner
     assert [row[:70] for row in given["source_shown"]] == [[4] * 70, [2] * 70, [3] * 70]
 
 
-@pytest.mark.parametrize("needs", ["source", "target"])
-def test_a_growth_between_steps_of_one_kind_binds_them_anew(runner: OnnxRunner, needs: str) -> None:
-    """What is bound to memory that was given up would read and write there."""
-    admit(runner, 0, [3], [4])
-    step(runner, [10, 20], SHOWN)
-    if needs == "source":
-        admit(runner, 1, [9] * 65)
-    step(runner, [11, 21], SHOWN, place=64 if needs == "target" else 1)
-    given = step(runner, [12, 22], SHOWN, place=65 if needs == "target" else 2)
-    kept = [[value for value in row if value] for row in given["read_shown"]]
-    assert kept == [[10, 11, 12], [20, 21, 22]]
-    assert slots(runner) == ((MAX_SOURCE, 64) if needs == "source" else (64, 128))
-
-
-def test_states_that_are_small_together_have_all_their_room_at_once(totals: Path) -> None:
-    num_bytes = 4 * 4 * (1 + 1 + MAX_SOURCE + MAX_TARGET)  # of four rows of float32
-    assert slots(running_total(totals, MAX_SOURCE, MAX_TARGET, room_bytes=num_bytes)) == (MAX_SOURCE, MAX_TARGET)
-    assert slots(running_total(totals, MAX_SOURCE, MAX_TARGET, room_bytes=num_bytes - 1)) == (64, 64)
-
-
-def test_warming_up_takes_no_more_room_than_the_first_slots(runner: OnnxRunner) -> None:
-    runner.warm_up(max_batch_tokens=2 * MAX_SOURCE)
-    assert slots(runner) == (64, 64)
-
-
 def test_rows_beyond_the_first_32_keep_what_those_before_have_read(totals: Path) -> None:
-    runner = running_total(totals, MAX_SOURCE, MAX_TARGET, max_rows=70, room_bytes=0)
+    runner = running_total(totals, MAX_SOURCE, MAX_TARGET, max_rows=70)
     for row in range(70):
         admit(runner, row, [row + 1])
         given = step(runner, [7] * (row + 1), SHOWN, place=row)
@@ -168,14 +143,16 @@ def manifest(bundle: Path) -> Manifest:
 
 
 @pytest.fixture
-def growing(bundle: Path, manifest: Manifest) -> OnnxRunner:
-    return OnnxRunner(bundle, manifest, num_threads=1, max_rows=4, room_bytes=0)
-
-
-@pytest.fixture
-def roomy(bundle: Path, manifest: Manifest) -> OnnxRunner:
-    """Its buffers have their full size from the beginning."""
-    return OnnxRunner(bundle, manifest, num_threads=1, max_rows=4)
+def runners(bundle: Path, manifest: Manifest) -> tuple[OnnxRunner, OnnxRunner]:
+    """One whose rows have never been written, and one whose rows all have been, to the last token."""
+    new, used = (OnnxRunner(bundle, manifest, num_threads=1, max_rows=4) for _ in range(2))
+    used.warm_up(max_batch_tokens=400)
+    longest = [45] * 100
+    for row in range(4):
+        begin(used, row, longest)
+    for age in range(150):
+        read(used, [45] * 4, [age] * 4, [100] * 4)
+    return new, used
 
 
 def begin(runner: OnnxRunner, row: int, source: Sequence[int]) -> None:
@@ -220,11 +197,10 @@ def play(runner: OnnxRunner, ticks: int) -> list[Arrays]:
     return found
 
 
-def test_a_runner_that_grows_gives_what_one_that_had_the_room_gives_bit_for_bit(
-    growing: OnnxRunner, roomy: OnnxRunner
+def test_rows_give_the_same_bit_for_bit_whatever_lay_in_their_memory_before(
+    runners: tuple[OnnxRunner, OnnxRunner],
 ) -> None:
-    """Rows of four ages: targets outgrow 64 and 128 slots while others run, a source of 90 tokens comes in between."""
-    given, expected = play(growing, 150), play(roomy, 150)
+    given, expected = (play(runner, 150) for runner in runners)
     assert len(given) == len(expected) > 400
     for one, other in zip(given, expected, strict=True):
         for name in OUTPUTS:
