@@ -1,7 +1,10 @@
 """Prometheus metrics: vLLM's suffixes and meanings under our own prefix, in a registry of their own."""
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
+from service.connections import Limit
 from service.engine.engine import Engine
 from service.engine.request import (
     Compared,
@@ -62,6 +65,11 @@ class Metrics:
         }
         self._failure = self._counter("request_failure", "Calls that failed or were refused, by code.", "code")
         self._calls = self._counter("http_requests", "Calls answered, by route and status.", "route", "status")
+        self._limits = self._counter(
+            "limit_reached", "Connections and bodies refused before a route saw them, by limit.", "limit"
+        )
+        for limit in get_args(Limit):  # so that a rate exists from the first refusal on
+            self._limits.labels(limit=limit)
         build = self._gauge("build_info", "1; the version is in the label.", "version")
         build.labels(version=version).set(1)
 
@@ -70,6 +78,10 @@ class Metrics:
         self._calls.labels(route=route, status=str(status)).inc()
         if code is not None:
             self._failure.labels(code=code).inc()
+
+    def count_limit(self, limit: Limit) -> None:
+        """Count one connection or body that was refused because of this limit."""
+        self._limits.labels(limit=limit).inc()
 
     def of_model(self, name: str) -> "ModelMetrics":
         return ModelMetrics(self, name)
