@@ -27,7 +27,7 @@ from service.request_head import check_head
 MAX_HEAD_BYTES = 32 * 1024  # trailers of a body included
 MAX_UNSENT_BYTES = 64 * 1024  # that the kernel holds
 LINGER_S = 1.0
-READER_CHECKS = 10  # of a reader's progress, in the time that it has
+READER_CHECKS = 50  # of a reader's progress, in the time that it has
 MAX_PIPELINED = 32  # requests of a connection that wait for the answer to one before them
 
 

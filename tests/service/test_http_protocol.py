@@ -135,6 +135,22 @@ def test_bodies_that_no_route_reads_are_counted_and_released(serve: Serve, make_
         wait_until(lambda: bodies.num_bytes == 0)
 
 
+def test_a_body_behind_another_request_is_refused_in_its_turn(serve: Serve, make_backend: MakeBackend) -> None:
+    """A complete one too: the limit cannot wait until the request before it is answered."""
+    with serve(make_backend(step_s=0.02), max_body_bytes=60_000, max_waiting_bytes=60_000) as wire:
+        slow = b'{"inputs":"x","parameters":{"min_new_tokens":40,"max_new_tokens":40}}'
+        with wire.connect() as pipelining, wire.connect() as other:
+            pipelining.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(slow) + slow + unended(50_000) + b" ")
+            wait_until(lambda: wire.server.bodies.num_bytes == 50_000)
+            other.sendall(unended(30_000))
+            wait_until(lambda: wire.server.bodies.num_bytes == 29_999)
+            other.sendall(b" ")
+            assert other.recv(65536).startswith(b"HTTP/1.1 200 ")
+            first, second = pipelining.recv(65536), pipelining.recv(65536)
+            assert first.startswith(b"HTTP/1.1 200 ")
+            assert second.startswith(b"HTTP/1.1 503 ") and b"paused for longest" in second
+
+
 def drip_until_closed(connection: socket.socket, byte: bytes, timeout_s: float = 3.0) -> bool:
     """Send a byte every 20 ms; whether the server closed."""
     end = time.monotonic() + timeout_s
@@ -267,7 +283,7 @@ def test_targets_with_a_host_name_the_same_resource(serve: Serve) -> None:
     """Every server must accept them (RFC 9112, 3.2.2)."""
     with serve(**QUICK) as wire:
         for target in (b"http://any_host:80/health/live", b"HTTPS://[::1]/health/live?x"):
-            answer = exchange(wire, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = exchange(wire, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 200 "), target
 
 
@@ -283,26 +299,33 @@ CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
 )
 def test_a_request_to_change_the_protocol_is_ignored(serve: Serve, framing: bytes, body: bytes, pause_s: float) -> None:
     """The body was lost, or parsed as the next request: so curl --http2 and Java's HttpClient always failed."""
-    with serve(keep_alive_s=1) as wire, wire.connect() as connection:
+    with serve() as wire, wire.connect() as connection:
         for _ in range(2):  # the connection goes on
             connection.sendall(POST + UPGRADE + framing)
             time.sleep(pause_s)
             connection.sendall(body)
             answer = connection.recv(65536)
             assert answer.startswith(b"HTTP/1.1 200 ") and b'"outputs"' in answer
-        connection.sendall(POST + UPGRADE + framing + body + POST + framing + body)
+        last = POST + b"Connection: close\r\n" + framing + body
+        connection.sendall(POST + UPGRADE + framing + body + last)
         assert read_all(connection).count(b"HTTP/1.1 200 ") == 2
 
 
 def test_a_body_is_never_parsed_as_a_request(serve: Serve) -> None:
     smuggled = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
-    for extra in (UPGRADE, b"Connection: close, upgrade\r\nUpgrade: h2c\r\n", b"Connection: upgrade\r\nUpgrade: a\r\n"):
-        with serve(keep_alive_s=1) as wire, wire.connect() as connection:
-            connection.sendall(POST + extra + b"Content-Length: %d\r\n\r\n" % len(smuggled))
-            time.sleep(0.02)
-            connection.sendall(smuggled)
-            assert read_all(connection).count(b"HTTP/1.1 ") == 1
-            assert b'route="none"' not in wire.get("/metrics")[1]
+    others = (
+        b"Connection: close, upgrade\r\nUpgrade: h2c\r\n",
+        b"Connection: upgrade\r\nUpgrade: a, b\r\nUpgrade: c\r\n",
+    )
+    with serve() as wire:
+        for extra in (UPGRADE, *others):
+            with wire.connect() as connection:
+                connection.sendall(POST + extra + b"Content-Length: %d\r\n\r\n" % len(smuggled))
+                time.sleep(0.02)
+                connection.sendall(smuggled)
+                assert b'"code":"malformed_json"' in connection.recv(65536)
+        calls = [line for line in wire.get("/metrics")[1].splitlines() if line.startswith(b"sightline_http_requests_")]
+        assert calls == [b'sightline_http_requests_total{route="/v1/generate",status="400"} 3.0']
 
 
 def test_a_web_socket_is_an_ordinary_get(serve: Serve) -> None:
