@@ -1,6 +1,7 @@
 """Bodies of requests: read within limits, parsed, checked. The first thing that is not allowed is the refusal."""
 
 import asyncio
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,12 +12,14 @@ from pydantic import BaseModel, ValidationError
 
 from service.calls import Call
 from service.errors import ERRORS, ApiError, ClientGoneError, ErrorCode
+from service.incoming import EXCHANGE, Exchange
 
 Body = TypeVar("Body", bound=BaseModel)
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MAX_FORM_FIELDS = 64
-SMALL_BYTES = 65_536  # of a body; uvicorn holds as much of each connection, uncounted
+# Content codings that are decompressed, with the header that zlib expects of each.
+CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 @dataclass(frozen=True)
@@ -32,31 +35,65 @@ async def receive_body(call: Call, body_format: BodyFormat, body_type: type[Body
     """Read a call's body and check it.
 
     Raises:
-        ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`, `overloaded`, `malformed_json`, or the
-            first thing that is not allowed.
+        ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`, `malformed_json`, the first thing that
+            is not allowed, or what the connection has against the body: `overloaded`, `malformed_request` or
+            `headers_too_large`.
         ClientGoneError: the client left before it had sent everything.
     """
     media_type = _check_media_type(call, body_format.media_types)
+    coding = _check_coding(call)
     try:
         data = await _read(call)
+        if coding is not None:
+            data = decompress(data, coding, call.service.settings.max_body_bytes)
+        call.num_bytes = len(data)
         if not data and body_format.is_optional:
             return check_body({}, body_type)
         if media_type == FORM:  # away from the event loop: a megabyte of percent signs takes a while
             return await asyncio.to_thread(parse_form, data, body_type)
         return parse_body(_json_part(call, data, body_format.length_header), body_type)
     finally:
-        call.service.num_body_bytes -= call.num_bytes  # from here on a door counts them
+        exchange: Exchange | None = call.scope.get(EXCHANGE)  # of a connection: tests may call without one
+        if exchange is not None:
+            exchange.release()  # from here on a door counts the bytes
 
 
 def _check_media_type(call: Call, media_types: Sequence[str]) -> str:
     kind, *parameters = (part.strip().lower() for part in call.headers.get("content-type", "").split(";"))
     charsets = [part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")]
-    encoding = call.headers.get("content-encoding", "identity").lower()
-    if kind not in media_types or any(one != "utf-8" for one in charsets) or encoding != "identity":
+    if kind not in media_types or any(one != "utf-8" for one in charsets):
         named = " or ".join(one for one in media_types if one)
-        message = f"Send Content-Type: {named}, in UTF-8 and without Content-Encoding."
-        raise ApiError("unsupported_media_type", message)
+        raise ApiError("unsupported_media_type", f"Send Content-Type: {named}, in UTF-8.")
     return kind
+
+
+def _check_coding(call: Call) -> str | None:
+    """Return the coding of the body, a key of `CODINGS`; None where it has none."""
+    coding = ", ".join(call.headers.getlist("content-encoding")).strip().lower()
+    if coding in ("", "identity"):
+        return None
+    if coding not in CODINGS:
+        message = f"Content-Encoding must be {', '.join(CODINGS)} or identity, and only one of them."
+        raise ApiError("unsupported_media_type", message)
+    return coding
+
+
+def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
+    """Decompress a body that was sent with `Content-Encoding`, and never more than its limit.
+
+    Raises:
+        ApiError: `body_too_large`; `malformed_json` where it is not one complete stream of that coding.
+    """
+    stream = zlib.decompressobj(CODINGS[coding])
+    try:
+        plain = stream.decompress(data, max_bytes + 1)
+    except zlib.error:
+        raise ApiError("malformed_json", f"The body is not valid {coding}.") from None
+    if len(plain) > max_bytes:
+        raise ApiError("body_too_large", f"The body must be at most {max_bytes} bytes after decompression.")
+    if not stream.eof or stream.unused_data:
+        raise ApiError("malformed_json", f"The body must be one complete {coding} stream, with nothing after it.")
+    return plain
 
 
 async def _read(call: Call) -> bytes:
@@ -66,24 +103,17 @@ async def _read(call: Call) -> bytes:
     if announced is not None and announced.isdigit() and int(announced) > limit:
         raise too_large
     body = bytearray()
-    service = call.service
     try:
         async with asyncio.timeout(call.service.settings.body_timeout_s):
             while True:
                 message = await call.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
-                part = message.get("body", b"")
-                body += part
-                call.num_bytes += len(part)
-                service.num_body_bytes += len(part)
+                body += message.get("body", b"")
                 if len(body) > limit:
                     raise too_large
                 if not message.get("more_body", False):
                     return bytes(body)
-                # What is whole, or small, is not held up by what does not end.
-                if len(body) > SMALL_BYTES and service.num_body_bytes > service.settings.max_waiting_bytes:
-                    raise ApiError("overloaded", "Too many bytes of bodies are coming in.")
     except TimeoutError:
         raise ApiError("client_too_slow") from None
 

@@ -49,7 +49,7 @@ _SERVER: ErrorType = "server_error"
 
 ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
     {
-        "malformed_request": ErrorKind(400, _INVALID, "The request is not HTTP/1.1."),
+        "malformed_request": ErrorKind(400, _INVALID, "The request is not valid HTTP/1.1."),
         "malformed_json": ErrorKind(400, _INVALID, "The body is not JSON in UTF-8."),
         "not_found": ErrorKind(404, _INVALID, "There is no such route."),
         "model_not_found": ErrorKind(404, _INVALID, "There is no such model; GET /v1/models lists them."),
@@ -63,7 +63,9 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
         "unsupported_parameter": ErrorKind(422, _INVALID, "This service or model cannot do that."),
         "unsupported_task": ErrorKind(422, _INVALID, "This model cannot do that task."),
         "response_too_large": ErrorKind(422, _INVALID, "The answer would be too large."),
-        "headers_too_large": ErrorKind(431, _INVALID, "The request's head is too large."),
+        "headers_too_large": ErrorKind(
+            431, _INVALID, "The headers of the request, or the trailers of its body, exceed 32 KiB."
+        ),
         "internal": ErrorKind(500, _SERVER, "Something went wrong on our side; the log has it by its request id."),
         "overloaded": ErrorKind(503, _OVERLOADED, "The queue is full.", retry_after_s=1),
         "loading": ErrorKind(503, _OVERLOADED, "The models are being loaded.", retry_after_s=1),

@@ -15,13 +15,20 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import httptools
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from service.errors import ApiError, ErrorCode
+from service.connections import ConnectionLimits
+from service.errors import CLIENT_GONE, ApiError
+from service.incoming import EXCHANGE, Exchange, IncomingBodies
 from service.middleware import BREAK_OFF, Refuse
+from service.request_head import check_head
 
 MAX_HEAD_BYTES = 32 * 1024  # trailers of a body included
 MAX_UNSENT_BYTES = 64 * 1024  # that the kernel holds
+LINGER_S = 1.0
+READER_CHECKS = 50  # of a reader's progress, in the time that it has
 MAX_PIPELINED = 32  # requests of a connection that wait for the answer to one before them
 
 
@@ -43,59 +50,163 @@ def num_unread(transport: asyncio.Transport) -> int:
     return unwritten + int(struct.unpack("i", queued)[0])
 
 
+def error_response(error: ApiError, request_id: str) -> bytes:
+    """Return a whole response, after which the connection is closed."""
+    body = error.body(request_id)
+    headers = {
+        **dict(error.headers()),
+        b"content-length": str(len(body)).encode(),
+        b"x-request-id": request_id.encode(),
+        b"connection": b"close",
+    }
+    lines = [name + b": " + value + b"\r\n" for name, value in headers.items()]
+    return b"".join([STATUS_LINE[error.kind.status], *lines, b"\r\n", body])
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection.
 
-    A head that is late is answered with 408 and one that is too large with 431; a connection on which nothing ever came
-    is closed without a word. While a route reads the body, the route watches its time (408); the rest of a body that no
-    route wants any more has the same time, then the connection is closed. Of requests sent ahead of their turn more
-    than `MAX_PIPELINED` are not read: the connection is closed behind the answers to those, which its reset may
-    overtake. An answer of which nothing is read for `write_timeout_s` is cut off, also where the connection was closed
-    behind it. The client's machine tells in steps that it has read, of some 200 kB and less: who reads less in that
-    time may be cut off too.
+    A head that is late is answered with 408, one that is too large with 431, and one that is not valid HTTP with 400; a
+    connection on which nothing ever came is closed without a word. While a route reads the body, the route watches its
+    time (408); the rest of a body that no route wants any more has the same time, then the connection is closed. A
+    body that breaks HTTP's framing, or that is refused because too many arrive at once, is reported to its route as an
+    exception of `receive`. Every error is answered after the answers to earlier requests, and then the connection is
+    closed. Of requests sent ahead of their turn more than `MAX_PIPELINED` are not read: the connection is closed behind
+    the answers to those, which its reset may overtake. An answer of which nothing is read for `write_timeout_s` is cut
+    off, also where the connection was closed behind it. The client's machine tells in steps that it has read, of some
+    200 kB and less: who reads less in that time may be cut off too.
     """
 
-    def __init__(self, *arguments: Any, limits: ReadLimits, on_refusal: Refuse, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        limits: ReadLimits,
+        connections: ConnectionLimits,
+        bodies: IncomingBodies,
+        on_refusal: Refuse,
+        **options: Any,
+    ) -> None:
         """`on_refusal` is told of each request that ends here, before any route."""
         super().__init__(*arguments, **options)
+        self._asgi_app, self.app = self.app, self._serve
         self._limits = limits
+        self._connections = connections
+        self._bodies = bodies
         self._on_refusal = on_refusal
+        self._address: str | None = None  # of the client, while the connection is counted
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_in_body = False
-        self._is_refused = False
+        self._is_refused = False  # nothing is read any more
+        self._is_lingering = False
+        self._refusal: ApiError | None = None  # to be answered after the requests before it
         self._unparsed_bytes = 0  # of a head, or of what stands between the parts of a body, that is not whole yet
         self._head_bytes = 0
         self._earlier: deque[Any] = deque()  # cycles before `self.cycle`, the newest, that may still be answered
+        self._unread = 0  # as `num_unread` said last
+        self._last_progress = 0.0  # when the client last read, on the loop's clock
+        self._lost_code = CLIENT_GONE  # why the connection is lost, where it is
+
+    @property
+    def _exchange(self) -> Exchange:
+        """Of the newest request."""
+        scope: Any = self.cycle.scope
+        exchange: Exchange = scope[EXCHANGE]
+        return exchange
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application for one request."""
+        exchange: Exchange = scope[EXCHANGE]
+
+        async def receive_or_raise() -> Message:
+            message = await receive()
+            refusal = exchange.refusal
+            if refusal is not None:
+                # A copy, because the traceback of an exception holds the body as long as the exchange holds it.
+                raise ApiError(refusal.code, refusal.message)
+            return message
+
+        exchange.take_turn()
+        try:
+            await self._asgi_app(scope, receive_or_raise, send)
+        finally:
+            exchange.release()
 
     # Reading
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Else the kernel takes megabytes and long tells nothing of a client that reads slowly.
         sock = transport.get_extra_info("socket")
+        address = self.client[0] if self.client else ""
+        try:
+            self._connections.admit(address, sock.fileno())
+        except ApiError as error:
+            self._is_refused = True
+            self.transport.write(error_response(error, secrets.token_hex(12)))
+            if self._connections.may_linger(sock.fileno()):
+                self._linger()
+            else:
+                self._close()
+            return
+        self._address = address
+        # Else the kernel takes megabytes and long tells nothing of a client that reads slowly.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading_timer()
         self._stop_write_timer()
+        if self._address is not None:
+            self._connections.release(self._address)
+        if self._is_lingering:
+            self._connections.num_lingering -= 1
         # uvicorn tells the newest request alone that its client has left; with pipelining another one runs.
-        for cycle in self._earlier:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        for cycle in filter(None, (*self._earlier, self.cycle)):
+            if cycle.response_complete:
+                continue
+            exchange: Exchange = cycle.scope[EXCHANGE]
+            exchange.lost_code = self._lost_code
+            exchange.release()
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        self._unset_keepalive_if_required()
         if self._read_timer is None and not self._is_in_body:  # the first bytes after an idle time
             self._arm_head_timer()
         self._unparsed_bytes += len(data)
-        super().data_received(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self._refuse(ApiError("malformed_request"))
         if self._unparsed_bytes > MAX_HEAD_BYTES:
-            self._refuse("headers_too_large")
+            self._refuse(ApiError("headers_too_large"))
+
+    def _parse(self, data: bytes) -> None:
+        """Parse what has come. A request to change the protocol is ignored (RFC 9110, 7.8).
+
+        After a head that asks for it the parser takes the body for another protocol's and stops. So a new parser is
+        given the same head without `Upgrade`, and then the body.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._is_refused:
+                    return
+                lines = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
+                request_line = b"%s %s HTTP/%s\r\n" % (
+                    self.parser.get_method(),
+                    self.url,
+                    self.parser.get_http_version().encode(),
+                )
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+                data = b"".join([request_line, *lines, b"\r\n", data[upgrade.args[0] :]])
 
     def on_message_begin(self) -> None:
         self._head_bytes = 0
@@ -108,15 +219,23 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value) + len(b": \r\n")
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse("headers_too_large")
+            self._refuse(ApiError("headers_too_large"))
         if not self._is_refused and not self._is_in_body:  # trailers are nobody's
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._unparsed_bytes = 0
         if self._head_bytes > MAX_HEAD_BYTES:  # by its path
-            self._refuse("headers_too_large")
+            self._refuse(ApiError("headers_too_large"))
         if self._is_refused:
+            return
+        method = self.parser.get_method()
+        try:
+            target = check_head(method, self.url, self.parser.get_http_version(), self.headers)
+        except ApiError as error:
+            self._refuse(error)
+            return
+        if self.parser.should_upgrade():  # `_parse` gives the head to another parser
             return
         if self.cycle is not None:
             self._earlier.append(self.cycle)
@@ -129,24 +248,38 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_body = True
         self._stop_reading_timer()
         self._read_timer = self.loop.call_later(self._limits.body_timeout_s, self._on_late_body)
+        self.url = target
         super().on_headers_complete()
+        cycle = self.cycle
+
+        def drop_body() -> None:
+            cycle.body = bytearray()
+            cycle.message_event.set()
+
+        scope: Any = self.scope
         # In time: the app's task is made, and begins when this callback has returned.
-        self.scope[BREAK_OFF] = functools.partial(self._break_off, self.cycle)  # type: ignore[literal-required]
+        scope[BREAK_OFF] = functools.partial(self._break_off, cycle)
+        scope[EXCHANGE] = Exchange(self._bodies, drop_body)
+        if not self._earlier:
+            self._exchange.take_turn()
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
-        if not self._is_refused:
+        if self._is_refused or self.cycle.response_complete:
+            return
+        if self._exchange.refusal is None:
             super().on_body(body)
+            self._exchange.add_bytes(len(body))
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._is_in_body = False
         self._unparsed_bytes = 0
         self._stop_reading_timer()
         if not self._is_refused:
             super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse("malformed_request")
+            self._exchange.complete()
 
     def _arm_head_timer(self) -> None:
         self._read_timer = self.loop.call_later(self._limits.header_timeout_s, self._on_late_head)
@@ -156,7 +289,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._arm_head_timer()  # a pipelined head; what is being answered comes first
         elif self._unparsed_bytes:
-            self._refuse("client_too_slow")
+            self._refuse(ApiError("client_too_slow"))
         else:
             self._close()
 
@@ -170,28 +303,43 @@ class GuardedProtocol(HttpToolsProtocol):
             self._read_timer.cancel()
             self._read_timer = None
 
-    def _refuse(self, code: ErrorCode) -> None:
-        """Answer with an error where no answer is under way or was given, and close."""
+    def _refuse(self, error: ApiError) -> None:
+        """Read no more, answer with the error unless the request has an answer already, and close."""
         if self._is_refused:
             return
         self._is_refused = True
         self._stop_reading_timer()
-        if not self._is_in_body and (self.cycle is None or self.cycle.response_complete):
-            self.transport.write(self._error_answer(ApiError(code)))
-        self._close()
+        if not self._is_in_body:
+            self._refusal = error
+            self._answer_refusal()
+        elif self.cycle.response_complete:
+            self._close()
+        else:
+            self.cycle.keep_alive = False
+            self._exchange.refuse(error)
 
-    def _error_answer(self, error: ApiError) -> bytes:
-        request_id = secrets.token_hex(12)
-        body = error.body(request_id)
-        headers = {
-            **dict(error.headers()),
-            b"content-length": str(len(body)).encode(),
-            b"x-request-id": request_id.encode(),
-            b"connection": b"close",
-        }
-        self._on_refusal(error, request_id)
-        lines = [name + b": " + value + b"\r\n" for name, value in headers.items()]
-        return b"".join([STATUS_LINE[error.kind.status], *lines, b"\r\n", body])
+    def _answer_refusal(self) -> None:
+        """Answer with the error, if there is one, as soon as all requests before it are answered."""
+        if self._refusal is None or self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            request_id = secrets.token_hex(12)
+            self._on_refusal(self._refusal, request_id)
+            self.transport.write(error_response(self._refusal, request_id))
+            self._refusal = None
+            self._linger()
+
+    def _linger(self) -> None:
+        """Close, a moment after the client could read what was written.
+
+        Unread data makes the kernel reset a connection that is closed, and the reset can overtake the answer.
+        """
+        self._is_lingering = True
+        self._connections.num_lingering += 1
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._unset_keepalive_if_required()
+        self._read_timer = self.loop.call_later(LINGER_S, self._close)
 
     # Writing
 
@@ -208,6 +356,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._answer_refusal()
         self._watch_closing()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -235,17 +384,25 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _watch_reader(self) -> None:
         if self._write_timer is None:
-            unread = num_unread(self.transport)
-            self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self._check_reader, unread)
+            self._unread = num_unread(self.transport)
+            self._last_progress = self.loop.time()
+            self._arm_write_timer()
 
-    def _check_reader(self, unread_before: int) -> None:
-        """Cut off a client that has read nothing since the timer was armed."""
+    def _arm_write_timer(self) -> None:
+        self._write_timer = self.loop.call_later(self._limits.write_timeout_s / READER_CHECKS, self._check_reader)
+
+    def _check_reader(self) -> None:
+        """Cut off a client that has read nothing for `write_timeout_s`."""
         self._write_timer = None
         unread = num_unread(self.transport)
-        if unread >= unread_before > 0:
+        if unread < self._unread:
+            self._last_progress = self.loop.time()
+        self._unread = unread
+        if self.loop.time() - self._last_progress >= self._limits.write_timeout_s:
+            self._lost_code = "client_too_slow"
             self.transport.abort()
         elif unread > 0:
-            self._watch_reader()
+            self._arm_write_timer()
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:

@@ -1,6 +1,7 @@
 """Prometheus metrics: vLLM's suffixes and meanings under our own prefix, in a registry of their own."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from service.connections import Limit
 from service.engine.engine import Engine
 from service.engine.request import (
     Compared,
@@ -78,6 +80,11 @@ class Metrics:
         self._failure = self._counter("request_failure", "Calls that failed or were refused, by code.", "code")
         self._calls = self._counter("http_requests", "Calls answered, by route and status.", "route", "status")
         self._limits = self._gauge("limit", "Configured limits by the name of their setting.", "setting")
+        self._limits_reached = self._counter(
+            "limit_reached", "Connections and bodies refused before a route saw them, by limit.", "limit"
+        )
+        for limit in get_args(Limit):  # so that a rate exists from the first refusal on
+            self._limits_reached.labels(limit=limit)
         build = self._gauge("build_info", "1; the version is in the label.", "version")
         build.labels(version=version).set(1)
         self.registry.register(LogCollector())
@@ -94,6 +101,10 @@ class Metrics:
         self._calls.labels(route=route, status=str(status)).inc()
         if code is not None:
             self._failure.labels(code=code).inc()
+
+    def count_limit(self, limit: Limit) -> None:
+        """Count one connection or body that was refused because of this limit."""
+        self._limits_reached.labels(limit=limit).inc()
 
     def of_model(self, name: str) -> "ModelMetrics":
         return ModelMetrics(self, name)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.calls import RECORD, Record
 from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
+from service.incoming import EXCHANGE, Exchange
 from service.logs import log_call
 from service.metrics import Metrics
 
@@ -89,6 +90,9 @@ class CallMiddleware:
         try:
             await self._app(inner_scope, receive, send_with_id)
         finally:
+            exchange: Exchange | None = scope.get(EXCHANGE)
+            if exchange is not None and exchange.lost_code and record.code in (None, CLIENT_GONE):
+                record.code = exchange.lost_code
             tell_end(self._metrics, record, scope["method"])
 
 

@@ -27,8 +27,10 @@ COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal",)
 UNAVAILABLE_ERRORS: tuple[ErrorCode, ...] = ("loading", "draining", "engine_dead")
 # and so can every route that reads a body.
 BODY_ERRORS: tuple[ErrorCode, ...] = (
+    "malformed_request",
     "malformed_json",
     "client_too_slow",
+    "headers_too_large",
     "body_too_large",
     "overloaded",
     "unsupported_media_type",

@@ -20,7 +20,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.app import EXIT_CANNOT_SERVE, create_app
+from service.connections import ConnectionLimits
 from service.http_protocol import GuardedProtocol, ReadLimits
+from service.incoming import IncomingBodies
 from service.loading import load_backend
 from service.logs import flush_logs
 from service.middleware import refusal_teller
@@ -47,8 +49,17 @@ class DrainingServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self.exit_code = 0
         limits = ReadLimits(settings.header_timeout_s, settings.body_timeout_s, settings.write_timeout_s)
+        metrics = self._service.metrics
+        self.connections = ConnectionLimits(
+            settings.max_connections, settings.max_connections_per_address, metrics.count_limit
+        )
+        self.bodies = IncomingBodies(settings.max_waiting_bytes, functools.partial(metrics.count_limit, "body_bytes"))
         protocol: Any = functools.partial(
-            GuardedProtocol, limits=limits, on_refusal=refusal_teller(self._service.metrics)
+            GuardedProtocol,
+            limits=limits,
+            connections=self.connections,
+            bodies=self.bodies,
+            on_refusal=refusal_teller(metrics),
         )
         super().__init__(
             uvicorn.Config(

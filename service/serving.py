@@ -47,7 +47,6 @@ class Service:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings = settings
         self.metrics = metrics
-        self.num_body_bytes = 0  # of bodies that no door counts yet
         self.is_draining = False
         self._backend: Backend | None = None
         self.response_memory = ResponseMemory(settings.max_response_bytes or response_bytes(usable_memory()))

@@ -72,7 +72,7 @@ class Settings(BaseModel):
     max_waiting_bytes: int = Field(
         default=16 * 1024 * 1024,
         ge=1,
-        description="Bytes of request bodies that one model may hold, and all that still come in; more are refused.",
+        description="Bytes of request bodies that one model may hold, and bytes of all bodies that are arriving.",
     )
     max_waiting_tokens: int = Field(
         default=65536,
@@ -94,7 +94,17 @@ class Settings(BaseModel):
     request_timeout_s: float = Field(
         default=30.0, gt=0, description="Seconds that a request may take; X-Request-Timeout-Ms can only shorten it."
     )
-    max_body_bytes: int = Field(default=1024 * 1024, ge=1, description="Largest request body in bytes.")
+    max_body_bytes: int = Field(
+        default=1024 * 1024, ge=1, description="Largest request body in bytes, after decompression."
+    )
+    max_connections: int = Field(
+        default=2048, ge=1, description="Connections that may be open at once; more are answered with 503 and closed."
+    )
+    max_connections_per_address: int = Field(
+        default=1024,
+        ge=1,
+        description="Connections that one client address may have open; a proxy is one address.",
+    )
     header_timeout_s: float = Field(
         default=5.0, gt=0, description="Seconds that a client has to send a request's head."
     )

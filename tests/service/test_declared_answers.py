@@ -18,9 +18,8 @@ import pytest
 
 from service import logs, outputs
 from service.app import create_app
-from service.bodies import SMALL_BYTES
 from service.bundle import ChatTemplate
-from service.errors import ERRORS, ErrorCode
+from service.errors import ERRORS, ApiError, ErrorCode
 from service.loading import load_backend
 from service.openapi import HEAD_ERRORS
 from service.routes import tokens
@@ -145,9 +144,10 @@ async def never_whole() -> AsyncIterator[bytes]:
     yield b"}"
 
 
-async def in_parts(body: bytes) -> AsyncIterator[bytes]:
-    yield body.ljust(SMALL_BYTES + 1)
-    yield b" "
+async def refused_on_the_way(code: ErrorCode) -> AsyncIterator[bytes]:
+    """A body that its connection refuses, as `receive` tells the route."""
+    yield b"{"
+    raise ApiError(code)
 
 
 @contextlib.asynccontextmanager
@@ -158,15 +158,6 @@ async def full(running: Running) -> AsyncIterator[None]:
         for model in service.backend.models.values():
             places.enter_context(service.admission(model).reserve(10**6, 0))
         yield
-
-
-@contextlib.asynccontextmanager
-async def flooded(running: Running) -> AsyncIterator[None]:
-    """Bodies that are still coming in take all that they may."""
-    service = running.app.state.service
-    service.num_body_bytes += service.settings.max_waiting_bytes
-    yield
-    service.num_body_bytes -= service.settings.max_waiting_bytes
 
 
 @contextlib.asynccontextmanager
@@ -260,6 +251,8 @@ class Cause:
 
 TIMEOUT = "x-request-timeout-ms"
 CAUSES: Mapping[ErrorCode, Cause] = {
+    "malformed_request": Cause(content=lambda body: refused_on_the_way("malformed_request")),
+    "headers_too_large": Cause(content=lambda body: refused_on_the_way("headers_too_large")),
     "malformed_json": Cause(content=lambda body: body[:-1]),
     "model_not_found": Cause(models=["nobody"]),
     "client_too_slow": Cause(content=lambda body: never_whole(), settings={"body_timeout_s": 0.02}),
@@ -272,7 +265,7 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "unsupported_task": Cause(models=["idle"]),
     "response_too_large": Cause(narrow, change=partial(with_any_of, UNBOUNDED)),
     "internal": Cause(wrong),
-    "overloaded": Cause(flooded, content=in_parts),
+    "overloaded": Cause(content=lambda body: refused_on_the_way("overloaded")),
     "loading": Cause(is_loading=True),
     "draining": Cause(draining),
     "engine_dead": Cause(dead),

@@ -94,7 +94,9 @@ def test_idle_connections_and_stalled_uploads_do_not_hold_up_the_end(serve: Serv
         idle.getresponse().read()
         silent = open_connections.enter_context(wire.connect())
         stalled = open_connections.enter_context(wire.connect())
-        stalled.sendall(b"POST /v1/generate HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+        stalled.sendall(
+            b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
         wait_until(lambda: len(wire.server.server_state.connections) == 3)
         terminate(wire)
         wire.thread.join(timeout=3)
@@ -105,7 +107,9 @@ def test_idle_connections_and_stalled_uploads_do_not_hold_up_the_end(serve: Serv
 
 def test_an_upload_that_outlasts_the_shutdown_timeout_is_told_that_the_service_drains(serve: Serve) -> None:
     with serve(drain_s=0, shutdown_timeout_s=0.1, body_timeout_s=60) as wire, wire.connect() as stalled:
-        stalled.sendall(b"POST /v1/generate HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+        stalled.sendall(
+            b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
         wait_until(lambda: len(wire.server.server_state.tasks) == 1)
         terminate(wire)
         answer = read_all(stalled)

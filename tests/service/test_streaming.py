@@ -5,6 +5,7 @@ import gc
 import http.client
 import json
 import logging
+import re
 import socket
 import struct
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
+from service import logs
 from service.runtime.fake import Faults
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
 
@@ -237,10 +239,14 @@ def large_answer(wire: Wire) -> Iterator[socket.socket]:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", wire.port))
-        body = orjson.dumps({"inputs": ["x" * 60] * 8, "parameters": {**LONG, "return_attention": True}})
-        head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(large_request())
         yield client
+
+
+def large_request() -> bytes:
+    body = orjson.dumps({"inputs": ["x" * 60] * 8, "parameters": {**LONG, "return_attention": True}})
+    head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 def assert_is_whole(answer: bytes) -> None:
@@ -270,6 +276,60 @@ def test_a_slow_reader_gets_the_whole_of_a_large_answer(serve: Serve, make_backe
             time.sleep(0.01)
         assert time.monotonic() - started > 2 * 0.3
         assert_is_whole(answer)
+
+
+def logged_call(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    """The access log's line of the one call."""
+
+    def lines() -> list[dict[str, Any]]:
+        return [getattr(record, logs.FIELDS) for record in caplog.records if record.name == logs.access_logger.name]
+
+    wait_until(lambda: bool(lines()))
+    (line,) = lines()
+    return line
+
+
+def test_a_reader_that_reads_nothing_has_its_time_and_no_more(
+    serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It had twice the time: what its machine took in at the start counted as read. And its log line said nothing."""
+    caplog.set_level(logging.INFO, logs.access_logger.name)
+    with serve(make_backend(), write_timeout_s=0.5) as wire, large_answer(wire) as client:
+        assert client.recv(1).startswith(b"H")  # the response has begun
+        started = time.monotonic()
+        wait_until(lambda: not wire.server.server_state.connections)
+        assert 0.4 < time.monotonic() - started < 0.9
+        line = logged_call(caplog)
+        assert (line["status"], line["code"]) == (200, "client_too_slow")
+        assert b'request_failure_total{code="client_too_slow"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_a_client_that_leaves_a_large_answer_unread_is_logged_as_gone(
+    serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logs.access_logger.name)
+    with serve(make_backend(), write_timeout_s=30) as wire:
+        with large_answer(wire) as client:
+            client.recv(1)
+        line = logged_call(caplog)
+        assert (line["status"], line["code"]) == (200, "client_closed_request")
+
+
+def test_a_client_that_reads_all_and_leaves_has_no_code(
+    serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logs.access_logger.name)
+    with serve(make_backend()) as wire:
+        for _ in range(5):
+            caplog.clear()
+            with wire.connect() as client:
+                client.sendall(large_request())
+                received = client.recv(65536)
+                head, _, content = received.partition(b"\r\n\r\n")
+                missing = int(re.findall(rb"content-length: (\d+)", head)[0]) - len(content)
+                while missing:
+                    missing -= len(client.recv(missing))
+            assert logged_call(caplog)["code"] is None
 
 
 def test_what_the_kernel_holds_counts_as_unread(serve: Serve, make_backend: MakeBackend) -> None:
