@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.weights import dequantised, read_model
-from export.bundle import quantize_bundle
+from export.bundle import quantize_bundle, verify_bundle
 from export.quantize import Recipe
 from export.sessions import encode, open_sessions
 from model.rounding import reference
@@ -58,6 +58,13 @@ def test_the_shipped_bundle_encodes_as_the_model_read_from_it(
         assert_within_rounding(reference(model), lambda one: {"hidden": hidden(one, sources[0])}, {"hidden": served})
     else:  # it also rounds what it multiplies its weights by
         np.testing.assert_allclose(served, hidden(model, sources[0]), atol=0.2)
+
+
+@pytest.mark.slow
+def test_the_export_accepts_the_shipped_model_on_every_sentence(float_bundle: Path, sentences: list[str]) -> None:
+    found = verify_bundle(float_bundle, float_bundle.with_name("checkpoint"), sentences)
+    assert found.sentences == len(sentences)
+    assert found.different_generations == 0
 
 
 def served_hidden(bundle: Path, source: Sequence[int]) -> NDArray[np.float32]:
