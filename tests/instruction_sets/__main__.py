@@ -27,7 +27,9 @@ class InstructionSet:
     numpy: tuple[str, ...]  # the dispatched features that NumPy keeps
 
     def environment(self) -> dict[str, str]:
-        found = np.show_config(mode="dicts")["SIMD Extensions"]["found"]
+        # Features that this process has disabled already are not found, and stay disabled.
+        found = os.environ.get("NPY_DISABLE_CPU_FEATURES", "").split()
+        found += np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
         return {
             "ATEN_CPU_CAPABILITY": self.aten,
             "MKL_ENABLE_INSTRUCTIONS": self.mkl,
