@@ -22,13 +22,17 @@ GPU := .venv-gpu
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 
-.PHONY: serve test test-docker test-memory test-browser fuzz check fix train zoo evaluate export bench soak gpu-check loadtest image up down clean
+.PHONY: serve test test-all test-docker test-memory test-browser fuzz check fix train zoo evaluate export bench soak gpu-check loadtest image up down clean
 
 serve: $(SERVE)/ready  ## serve the bundles that are in bundles/
 	$(SERVE)/bin/python -m service
 
 test: $(DEV)/ready  ## every test that needs nothing but Python
 	$(DEV)/bin/python -m pytest
+
+test-all: $(DEV)/ready  ## `test`, the slow tests, then equality and export under each lesser instruction set of this processor
+	$(DEV)/bin/python -m pytest -m 'not docker and not browser and not cgroup'
+	$(DEV)/bin/python -m tests.instruction_sets
 
 fuzz: $(DEV)/ready  ## what `test` asks of the OpenAPI document, with FUZZ_EXAMPLES random requests a route; half an hour
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(DEV)/bin/python -m pytest tests/e2e/test_schemathesis.py

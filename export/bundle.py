@@ -20,7 +20,7 @@ from export.half import half_graphs, rows_graph
 from export.quality import ParallelText, compare, encode_sources, refuse_loss
 from export.quantize import Ranges, Recipe, quantize_graphs
 from export.sessions import open_sessions
-from export.verify import TOLERANCE, verify
+from export.verify import verify
 from model.causal import CausalModel
 from model.checkpoint import TOKENIZER, load_model
 from model.config import architecture_of
@@ -71,7 +71,7 @@ def export_bundle(
     bundle: Path,
     label: Label,
     sentences: Sequence[str],
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     half_weights: bool = False,
 ) -> Manifest:
     """Write the bundle of a checkpoint, verified on sentences.
@@ -202,7 +202,7 @@ def _write_again(
 
 
 def verify_bundle(
-    bundle: Path, checkpoint: Path, sentences: Sequence[str], tolerance: float = TOLERANCE
+    bundle: Path, checkpoint: Path, sentences: Sequence[str], tolerance: float | None = None
 ) -> Verification:
     """Compare a bundle on disk with a checkpoint.
 

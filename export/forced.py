@@ -10,7 +10,7 @@ from export.recurrent import STATE_INPUTS
 from model.causal import CausalModel
 from model.data import pad
 from model.factory import TranslationModel
-from model.recurrent import RecurrentModel, State
+from model.recurrent import RecurrentModel, State, Step
 
 Ids = Sequence[int]
 
@@ -26,12 +26,25 @@ class ForcedPass:
     states: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def forced_pass(model: TranslationModel | CausalModel, sources: Sequence[Ids], targets: Sequence[Ids]) -> ForcedPass:
-    """`targets` are what the step reads: they begin with the start token, or with the source's own last token."""
+def forced_pass(
+    model: TranslationModel | CausalModel,
+    sources: Sequence[Ids],
+    targets: Sequence[Ids],
+    carried: Mapping[str, Tensor] | None = None,
+) -> ForcedPass:
+    """Run a model over sources and given targets.
+
+    Args:
+        model: in evaluation mode.
+        sources: token ids.
+        targets: what the step reads: they begin with the start token, or with the source's own last token.
+        carried: the `ForcedPass.states` that the steps of a recurrent decoder start from, in place of those that the
+            steps before them left.
+    """
     if isinstance(model, CausalModel):
         return _causal_pass(model, sources, targets)
     if isinstance(model, RecurrentModel):
-        return _recurrent_pass(model, sources, targets)
+        return _recurrent_pass(model, sources, targets, carried)
     padded, lengths = pad(sources, model.config.pad_id), torch.tensor([len(source) for source in sources])
     memory, encoder_maps = model.encode(padded, lengths, need_weights=True)
     target = pad(targets, model.config.pad_id)
@@ -40,14 +53,21 @@ def forced_pass(model: TranslationModel | CausalModel, sources: Sequence[Ids], t
     return ForcedPass(memory, model.logits(decoded), maps)
 
 
-def _recurrent_pass(model: RecurrentModel, sources: Sequence[Ids], targets: Sequence[Ids]) -> ForcedPass:
+def _recurrent_pass(
+    model: RecurrentModel, sources: Sequence[Ids], targets: Sequence[Ids], carried: Mapping[str, Tensor] | None
+) -> ForcedPass:
     padded, lengths = pad(sources, model.config.pad_id), torch.tensor([len(source) for source in sources])
     memory, _ = model.encode(padded, lengths)
-    steps = list(model.steps(pad(targets, model.config.pad_id), memory, lengths))
+    left, steps = [model.begin(memory)], list[Step]()
+    for position, embedded in enumerate(model.embed_steps(pad(targets, model.config.pad_id))):
+        state = left[-1]
+        if carried:
+            state = State(*(carried[STATE_INPUTS[name]][:, position] for name in State._fields))
+        steps.append(model.step(embedded, position, state, memory, lengths))
+        left.append(steps[-1].state)
     features, cross = model.stacked(steps)
-    carried = [model.begin(memory), *(step.state for step in steps)]
     states = {
-        STATE_INPUTS[name]: torch.stack([getattr(state, name) for state in carried], dim=1) for name in State._fields
+        STATE_INPUTS[name]: torch.stack([getattr(state, name) for state in left], dim=1) for name in State._fields
     }
     maps = {"encoder": None, "decoder": None, "cross": cross}
     return ForcedPass(memory.annotations, model.logits(features), maps, states)

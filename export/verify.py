@@ -1,31 +1,43 @@
 """Compares a bundle's graphs in ONNX Runtime with the PyTorch model that they were made from."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from export.forced import forced_pass
+from export.forced import ForcedPass, forced_pass
 from export.sessions import Array, Sessions, compare_tokens, encode, initial_states, onnx_steps, run_step
 from model.causal import CausalModel
 from model.classifier import Classifier
 from model.data import pad
 from model.factory import Model, TranslationModel
-from model.reference import NextLogits, greedy, one_thread, pytorch_steps
+from model.reference import greedy, one_thread, pytorch_steps
+from model.rounding import Reference, reference
 from service.bundle import Manifest, Verification
 
-# Three times what the 300 sentences of this repository show, in float32, of the most sensitive system: that is
-# `multiplicative`, whose scores are not scaled and reach 173. Most show 1e-5 to 4e-5, for logits of 13.
-TOLERANCE = 3e-4
-CLOSE = 1e-4  # logits of two candidates nearer than this may change places by rounding
+MOVED_PAIRS = 2  # pairs of moved models, see `model.rounding`; each batch has many values, so that few will do
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 80
 COMPARED_TOKENS = 64
 SPARE_SLOTS = 3  # a service's buffers are longer than its rows
+
+Generator = TranslationModel | CausalModel  # a model that generates text
+
+# The fields of `Differences` that have limits, as messages name them.
+COMPARED = {
+    "hidden": "hidden",
+    "logits": "logits",
+    "attention": "attention maps",
+    "states": "states",
+    "cosines": "cosines of tokens",
+}
 
 
 class VerificationError(Exception):
@@ -57,6 +69,14 @@ class Differences:
         )
 
 
+@dataclass(frozen=True)
+class Compared:
+    """The differences found in one batch, and the largest that rounding explains there, by field."""
+
+    found: Differences
+    limits: Mapping[str, float]
+
+
 def read_sentences(path: Path) -> list[str]:
     """One sentence a line; blank lines are left out.
 
@@ -70,12 +90,22 @@ def read_sentences(path: Path) -> list[str]:
 
 
 def verify(
-    sessions: Sessions, model: Model, tokenizer: Tokenizer, sentences: Sequence[str], tolerance: float = TOLERANCE
+    sessions: Sessions, model: Model, tokenizer: Tokenizer, sentences: Sequence[str], tolerance: float | None = None
 ) -> Verification:
     """Compare encoder, attention maps, labels or steps and whole greedy generations, and how similar tokens are.
 
+    The bundle is compared with the model in float64. How far it may differ is derived for each batch, from the model
+    itself, by `model.rounding`: the limits hold on every processor.
+
+    Args:
+        sessions: the bundle.
+        model: what the bundle was made from.
+        tokenizer: of the sources.
+        sentences: the sources.
+        tolerance: the largest difference allowed, in place of the derived limits.
+
     Raises:
-        VerificationError: a difference exceeds the tolerance or is not a number, or a generation differs.
+        VerificationError: a difference exceeds its limit or is not a number, or a generation differs.
         ValueError: a sentence has more tokens than the model reads.
     """
     limit = sessions.manifest.limits.max_source_tokens
@@ -83,20 +113,24 @@ def verify(
     for sentence, source in zip(sentences, sources, strict=True):
         if len(source) > limit:
             raise ValueError(f"a sentence has {len(source)} tokens, the model reads {limit}: {sentence[:40]!r}...")
-    found = Differences()
+    models = reference(model, MOVED_PAIRS)
+    compared = list[Compared]()
     with one_thread():
         for start in range(0, len(sources), BATCH_ROWS):
             batch = sources[start : start + BATCH_ROWS]
             if isinstance(model, Classifier):
-                found = found.merged(_compare_labels(sessions, model, batch))
+                compared.append(_compare_labels(sessions, cast(Reference[Classifier], models), batch))
             else:
-                found = found.merged(_compare_batch(sessions, model, batch))
+                compared.append(_compare_batch(sessions, cast(Reference[Generator], models), batch))
         if sessions.similar is not None:
-            found = found.merged(_compare_tokens(sessions, model))
-    _refuse(found, tolerance)
+            compared.append(_compare_tokens(sessions, models))
+    if tolerance is not None:
+        compared = [Compared(one.found, dict.fromkeys(COMPARED, tolerance)) for one in compared]
+    _refuse(compared)
+    found = reduce(Differences.merged, (one.found for one in compared))
     return Verification(
         sentences=len(sentences),
-        tolerance=tolerance,
+        tolerance=max(one.limits.get("logits", 0.0) for one in compared),
         max_logit_difference=found.logits,
         max_attention_difference=found.attention,
         different_generations=found.generations,
@@ -104,90 +138,127 @@ def verify(
     )
 
 
-def _refuse(found: Differences, tolerance: float) -> None:
-    largest = {"hidden": found.hidden, "logits": found.logits, "attention maps": found.attention}
-    largest |= {"states": found.states, "cosines of tokens": found.cosines}
-    failures = [
-        f"{what} differ by {difference:.3g}" for what, difference in largest.items() if not difference <= tolerance
-    ]
-    if found.generations:
-        failures.append(f"{found.generations} greedy generations differ")
+def _refuse(compared: Sequence[Compared]) -> None:
+    failures = []
+    for field, words in COMPARED.items():
+        pairs = [(getattr(one.found, field), one.limits.get(field, 0.0)) for one in compared]
+        exceeded = [pair for pair in pairs if not pair[0] <= pair[1]]  # so that NaN exceeds
+        if exceeded:
+            difference, limit = max(exceeded, key=lambda pair: (math.isnan(pair[0]), pair[0]))
+            failures.append(f"{words} differ by {difference:.3g}, the limit is {limit:.3g}")
+    generations = sum(one.found.generations for one in compared)
+    if generations:
+        failures.append(f"{generations} greedy generations differ")
     if failures:
-        raise VerificationError(f"ONNX Runtime is not PyTorch (tolerance {tolerance:g}): {', '.join(failures)}")
+        raise VerificationError(f"ONNX Runtime is not PyTorch: {'; '.join(failures)}")
 
 
 @torch.inference_mode()
-def _compare_labels(sessions: Sessions, model: Classifier, sources: Sequence[Sequence[int]]) -> Differences:
-    padded, lengths = pad(sources, model.config.pad_id), torch.tensor([len(source) for source in sources])
-    hidden, maps = model.encode(padded, lengths, need_weights=True)
+def _compare_labels(sessions: Sessions, models: Reference[Classifier], sources: Sequence[Sequence[int]]) -> Compared:
+    padded = pad(sources, models.exact.config.pad_id)
+    lengths = torch.tensor([len(source) for source in sources])
+    is_own = _own_places(sources)[:, :, None]  # (B, S, 1)
+
+    def compute(model: Classifier) -> dict[str, Array]:
+        hidden, maps = model.encode(padded, lengths, need_weights=True)
+        assert maps is not None
+        labels = model(padded, lengths)
+        return {"hidden": hidden.numpy() * is_own, "logits": labels.numpy(), "attention": maps.numpy()}
+
+    expected, limits = models.limits(compute)
     encoded = encode(sessions, sources)
-    return Differences(
-        hidden=_largest([encoded["hidden"] - hidden.numpy()]),
-        logits=_largest([encoded["label_logprobs"] - model(padded, lengths).numpy()]),
-        attention=_encoder_map_difference(sessions.manifest, encoded, {"encoder": maps}),
+    found = Differences(
+        hidden=_largest([encoded["hidden"] * is_own - expected["hidden"]]),
+        logits=_largest([encoded["label_logprobs"] - expected["logits"]]),
+        attention=_encoder_map_difference(sessions.manifest, encoded, {"encoder": torch.tensor(expected["attention"])}),
     )
+    return Compared(found, limits)
 
 
-def _compare_tokens(sessions: Sessions, model: Model) -> Differences:
-    """Some tokens from all over the table with every token."""
-    table = model.embedding.weight.detach()  # (V, M)
-    ids = np.linspace(0, len(table) - 1, COMPARED_TOKENS, dtype=np.int64)
-    units = torch.nn.functional.normalize(table)
-    return Differences(cosines=_largest([compare_tokens(sessions, ids) - (units[ids] @ units.T).numpy()]))
+@torch.inference_mode()
+def _compare_tokens(sessions: Sessions, models: Reference[Any]) -> Compared:
+    """Compare some tokens from all over the table with every token."""
+    ids = np.linspace(0, len(models.exact.embedding.weight) - 1, COMPARED_TOKENS, dtype=np.int64)
+
+    def compute(model: Model) -> dict[str, Array]:
+        units = torch.nn.functional.normalize(model.embedding.weight)  # (V, M)
+        return {"cosines": (units[ids] @ units.T).numpy()}
+
+    expected, limits = models.limits(compute)
+    found = _largest([compare_tokens(sessions, ids) - expected["cosines"]])
+    return Compared(Differences(cosines=found), limits)
 
 
-def _compare_batch(
-    sessions: Sessions, model: TranslationModel | CausalModel, sources: Sequence[Sequence[int]]
-) -> Differences:
+def _compare_batch(sessions: Sessions, models: Reference[Generator], sources: Sequence[Sequence[int]]) -> Compared:
     manifest, end_id = sessions.manifest, sessions.manifest.tokens.end_id
-    found, targets = Differences(), []
+    generations, close_generations, targets = 0, 0, []
     for source in sources:
         first_id, max_new_tokens = manifest.beginning(source)[-1], min(MAX_NEW_TOKENS, manifest.room(len(source)))
-        expected_steps, steps = pytorch_steps(model, source), onnx_steps(sessions, source)
-        expected = greedy(expected_steps, first_id, end_id, max_new_tokens).ids
-        given = greedy(steps, first_id, end_id, max_new_tokens).ids
+        expected = greedy(pytorch_steps(models.exact, source), first_id, end_id, max_new_tokens).ids
+        given = greedy(onnx_steps(sessions, source), first_id, end_id, max_new_tokens).ids
         if given != expected:
-            close = _part_where_close(expected_steps, first_id, expected, given)
-            found = found.merged(Differences(generations=int(not close), close_generations=int(close)))
+            is_close = _part_where_close(models, source, first_id, expected, given)
+            generations, close_generations = generations + (not is_close), close_generations + is_close
         targets.append([first_id, *expected[:-1]])
-    return found.merged(_compare_forced(sessions, model, sources, targets))
+    compared = _compare_forced(sessions, models, sources, targets)
+    found = replace(compared.found, generations=generations, close_generations=close_generations)
+    return replace(compared, found=found)
 
 
-def _part_where_close(next_logits: NextLogits, first_id: int, expected: Sequence[int], given: Sequence[int]) -> bool:
-    """Whether the two best candidates are close at the first token in which two generations differ."""
+@torch.inference_mode()
+def _part_where_close(
+    models: Reference[Generator], source: Sequence[int], first_id: int, expected: Sequence[int], given: Sequence[int]
+) -> bool:
+    """Return whether rounding explains the first token in which two generations differ.
+
+    Rounding may raise the one candidate's logit and lower the other's, each by as much as is allowed there.
+    """
     same = next(index for index, pair in enumerate(zip(expected, given, strict=False)) if pair[0] != pair[1])
-    (row,) = next_logits([[first_id, *expected[:same]]])
-    second, best = np.sort(row)[-2:]
-    return bool(best - second < CLOSE)
+    read = [first_id, *expected[:same]]
+
+    def compute(model: Generator) -> dict[str, Array]:
+        return {"logits": forced_pass(model, [source], [read]).logits[0, -1].numpy()}
+
+    exact, limits = models.limits(compute)
+    row = exact["logits"]
+    return bool(row.max() - row[given[same]] <= 2 * limits["logits"])
 
 
 @torch.inference_mode()
 def _compare_forced(
     sessions: Sessions,
-    model: TranslationModel | CausalModel,
+    models: Reference[Generator],
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
-) -> Differences:
+) -> Compared:
     """Read the same targets in PyTorch at once and in ONNX Runtime token by token, rows at different ages.
 
     What a recurrent decoder carries is PyTorch's at every step. A trained one may magnify a difference in its state
     from step to step, PyTorch's float32 from its own float64 too: sixty steps on, it would tell nothing of the graph.
     """
     manifest, source_lengths = sessions.manifest, [len(source) for source in sources]
-    expected = forced_pass(model, sources, targets)
+    expected = forced_pass(models.exact, sources, targets)
+    carried = {name: states.float().double() for name, states in expected.states.items()}  # as the graph reads them
+    if carried:
+        expected = forced_pass(models.exact, sources, targets, carried)
+
+    def compute(model: Generator) -> dict[str, Array]:
+        return _values(forced_pass(model, sources, targets, carried), sources, targets)
+
     logits = expected.logits.numpy()
     encoded = encode(sessions, sources)
-    is_own = np.arange(max(source_lengths)) < np.array(source_lengths)[:, None]  # (B, S)
+    is_own = _own_places(sources)[:, :, None]
     found = Differences(
-        hidden=_largest([np.where(is_own[:, :, None], encoded["hidden"] - expected.hidden.numpy(), 0.0)]),
+        hidden=_largest([np.where(is_own, encoded["hidden"] - expected.hidden.numpy(), 0.0)]),
         attention=_encoder_map_difference(manifest, encoded, expected.maps),
     )
     num_filled = [len(manifest.beginning(source)) - 1 for source in sources]
     longest = max(filled + len(read) for filled, read in zip(num_filled, targets, strict=True))
     first = initial_states(manifest, encoded, min(longest + SPARE_SLOTS, manifest.limits.max_target_tokens))
     states = {name: array.copy() for name, array in first.items()}
-    carried = {name: array.numpy() for name, array in expected.states.items() if name in states}
-    found = found.merged(Differences(states=_largest(first[name] - array[:, 0] for name, array in carried.items())))
+    before = {name: array.numpy() for name, array in carried.items() if name in states}
+    after = {name: expected.states[name].numpy() for name in before}
+    found = found.merged(Differences(states=_largest(first[name] - array[:, 0] for name, array in after.items())))
     outputs = _outputs_to_compare(manifest)
     for tick in range(max(row + len(read) for row, read in enumerate(targets))):
         # Row i begins i ticks late, from its first states; after its own time it reads its last token again and again.
@@ -197,7 +268,7 @@ def _compare_forced(
         ages = [min(max(tick - row, 0), len(read) - 1) for row, read in enumerate(targets)]
         tokens = [read[age] for age, read in zip(ages, targets, strict=True)]
         lengths = [filled + age for filled, age in zip(num_filled, ages, strict=True)]
-        for name, array in carried.items():
+        for name, array in before.items():
             states[name][:] = array[range(len(targets)), ages]
         given = run_step(sessions, states, tokens, lengths, source_lengths, outputs)
         running = np.array([row for row, read in enumerate(targets) if row <= tick < row + len(read)])
@@ -205,7 +276,7 @@ def _compare_forced(
             continue
         given = {name: array[running] for name, array in given.items()}
         places = running, np.array(ages)[running]
-        left = [states[name][running] - array[running, places[1] + 1] for name, array in carried.items()]
+        left = [states[name][running] - array[running, places[1] + 1] for name, array in after.items()]
         own = {"decoder": np.array(lengths)[running] + 1, "cross": np.array(source_lengths)[running]}
         found = found.merged(
             Differences(
@@ -214,7 +285,32 @@ def _compare_forced(
                 states=_largest(left),
             )
         )
-    return found
+    _, limits = models.limits(compute)
+    return Compared(found, limits)
+
+
+def _own_places(sources: Sequence[Sequence[int]]) -> Array:
+    """Return a mask (B, S) that is True for tokens and False for padding."""
+    lengths = np.array([len(source) for source in sources])
+    return np.arange(lengths.max()) < lengths[:, None]
+
+
+def _values(given: ForcedPass, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> dict[str, Array]:
+    """Return what is compared of a pass, without what stands in padding, by the field of `Differences`."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in ("hidden", "logits", "attention", "states")}
+    for row, (source, read) in enumerate(zip(sources, targets, strict=True)):
+        logits = given.logits[row, : len(read)]
+        parts["hidden"].append(given.hidden[row, : len(source)])
+        parts["logits"] += [logits, logits.log_softmax(dim=-1)]
+        rows = {"decoder": len(read), "cross": len(read)}
+        parts["attention"] += [
+            maps[:, row, :, : rows.get(kind)] for kind, maps in given.maps.items() if maps is not None
+        ]
+        parts["states"] += [states[row, : len(read) + 1] for states in given.states.values()]
+    return {
+        name: torch.cat([one.flatten() for one in arrays]).numpy() if arrays else np.empty(0)
+        for name, arrays in parts.items()
+    }
 
 
 def _outputs_to_compare(manifest: Manifest) -> list[str]:

@@ -147,10 +147,10 @@ class ChatTemplate(_Part):
 
 
 class Verification(_Part):
-    """What the export measured between ONNX Runtime and PyTorch on the project's sentences."""
+    """Differences between ONNX Runtime and PyTorch, measured by the export on the project's sentences."""
 
     sentences: int
-    tolerance: float  # the largest difference that was allowed
+    tolerance: float  # the largest difference of logits, or of labels' log-probabilities, that was allowed
     max_logit_difference: float
     max_attention_difference: float
     different_generations: int  # greedy outputs that differ though no two candidates were close

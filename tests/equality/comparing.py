@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from model.factory import TranslationModel
 from model.processors import Processors
 from model.reference import log_softmax
+from model.rounding import Reference, reference
 from service.engine.request import DecodingParameters, GenerateRequest, Target
 
-CLOSE = 1e-4  # scores nearer than this may change places by rounding
 ALLOWED = 1 / 200  # of the requests may part at a tie
 
 Ids = tuple[int, ...]
 Targets = list[Ids]  # of one request, the generated ids, best first
+Scores = NDArray[Any]  # float32 or float64, as the model is
 
 
 def generated_ids(request: GenerateRequest, targets: Sequence[Target]) -> Targets:
@@ -29,20 +30,23 @@ def assert_same(
 ) -> None:
     """Fail unless every request has the same targets, but for one in 200 that parts at a near tie.
 
-    What is near is measured on scores that PyTorch computes here, neither decoder's own. Greedy decoding parts at a
-    near tie where, after the tokens that both have, both choices lie within 1e-4 of the best score (the logits as the
-    processors leave them). Beam search does where at every rank the two targets' scores (the sums of log-probabilities
-    as the processors leave them, divided by length ** length_penalty) lie within 1e-4 of each other: whatever tie lay
-    on the way, both have found equally good targets. Sampling may not part at all.
+    What is near is measured on scores that PyTorch computes here in float64, neither decoder's own: two scores are near
+    if rounding (see `model.rounding`) may move each of them halfway. Greedy decoding parts at a near tie where, after
+    the tokens that both have, both choices are near the best score (the logits as the processors leave them). Beam
+    search does where at every rank the two targets' scores (the sums of log-probabilities as the processors leave them,
+    divided by length ** length_penalty) are near each other: whatever tie lay on the way, both have found equally good
+    targets. Sampling may not part at all.
     """
     cases = zip(requests, expected, given, strict=True)
     different = [case for case in cases if case[1] != case[2]]
+    models = reference(model) if different else None
     for request, wanted, got in different:
-        assert _is_near_tie(model, request, wanted, got), f"{request}: expected {wanted}, got {got}"
+        assert models is not None
+        assert _is_near_tie(models, request, wanted, got), f"{request}: expected {wanted}, got {got}"
     assert len(different) <= ALLOWED * len(requests), f"{len(different)} of {len(requests)} part at a near tie"
 
 
-def forced_logits(model: TranslationModel, request: GenerateRequest, ids: Ids) -> NDArray[np.float32]:
+def forced_logits(model: TranslationModel, request: GenerateRequest, ids: Ids) -> Scores:
     """The logits (T, V) from which PyTorch would pick each of `ids`, after the request's prefix."""
     read = [model.config.bos_id, *request.target_prefix, *ids[:-1]]
     source = torch.tensor([request.source_ids])
@@ -51,33 +55,48 @@ def forced_logits(model: TranslationModel, request: GenerateRequest, ids: Ids) -
     with torch.inference_mode():
         memory, _ = model.encode(source, lengths)
         decoded, _, _ = model.decode(torch.tensor([read]), memory, lengths)
-        logits: NDArray[np.float32] = model.logits(decoded)[0].numpy()
+        logits: Scores = model.logits(decoded)[0].numpy()
     return logits[len(request.target_prefix) :]
 
 
-def forced_log_probs(model: TranslationModel, request: GenerateRequest, ids: Ids) -> NDArray[np.float32]:
+def forced_log_probs(model: TranslationModel, request: GenerateRequest, ids: Ids) -> Scores:
     """The logarithms (T, V) of the probabilities from which PyTorch would pick each of `ids`."""
     return log_softmax(forced_logits(model, request, ids))
 
 
-def _is_near_tie(model: TranslationModel, request: GenerateRequest, expected: Targets, given: Targets) -> bool:
+def _is_near_tie(
+    models: Reference[TranslationModel], request: GenerateRequest, expected: Targets, given: Targets
+) -> bool:
     if request.parameters.do_sample or len(expected) != len(given):
         return False
     if request.parameters.num_beams == 1:
-        return _parts_at_near_tie(model, request, expected[0], given[0])
-    return all(
-        abs(_beam_score(model, request, one) - _beam_score(model, request, other)) < CLOSE
-        for one, other in zip(expected, given, strict=True)
-    )
+        return _parts_at_near_tie(models, request, expected[0], given[0])
+
+    def compute(model: TranslationModel) -> dict[str, Scores]:
+        return {"scores": np.array([[_beam_score(model, request, ids) for ids in each] for each in (expected, given)])}
+
+    if not np.isfinite(compute(models.exact)["scores"]).all():  # one has a token that the processors exclude
+        return False
+    exact, limits = models.limits(compute)
+    return bool(np.abs(np.diff(exact["scores"], axis=0)).max() <= 2 * limits["scores"])
 
 
-def _parts_at_near_tie(model: TranslationModel, request: GenerateRequest, expected: Ids, given: Ids) -> bool:
+def _parts_at_near_tie(
+    models: Reference[TranslationModel], request: GenerateRequest, expected: Ids, given: Ids
+) -> bool:
     same = next((i for i, (one, other) in enumerate(zip(expected, given, strict=False)) if one != other), None)
     if same is None:  # one goes on where the other ended
         return False
-    logits = forced_logits(model, request, expected[: same + 1])
-    scores = _processed(model, request, logits[same], expected[:same])
-    return bool(scores.max() - min(scores[expected[same]], scores[given[same]]) < CLOSE)
+
+    def compute(model: TranslationModel) -> dict[str, Scores]:
+        logits = forced_logits(model, request, expected[: same + 1])
+        scores = _processed(model, request, logits[same], expected[:same])
+        return {"best": scores.max(keepdims=True), "chosen": scores[[expected[same], given[same]]]}
+
+    if not np.isfinite(compute(models.exact)["chosen"]).all():  # one is a token that the processors exclude
+        return False
+    exact, limits = models.limits(compute)
+    return bool((exact["best"] - exact["chosen"]).max() <= limits["best"] + limits["chosen"])
 
 
 def _beam_score(model: TranslationModel, request: GenerateRequest, ids: Ids) -> float:
@@ -86,9 +105,7 @@ def _beam_score(model: TranslationModel, request: GenerateRequest, ids: Ids) -> 
     return float(total / len(ids) ** request.parameters.length_penalty)
 
 
-def _processed(
-    model: TranslationModel, request: GenerateRequest, scores: NDArray[np.float32], generated: Ids
-) -> NDArray[np.float32]:
+def _processed(model: TranslationModel, request: GenerateRequest, scores: Scores, generated: Ids) -> Scores:
     prompt = [model.config.bos_id, *request.target_prefix]
     return processors_of(request.parameters)(scores, prompt, generated, model.config.eos_id)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx2 as httpx
 
 from export.bundle import Label, export_bundle
-from export.verify import TOLERANCE
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.factory import Model, TranslationModel
 from service.app import create_app
@@ -21,14 +20,12 @@ from service.runtime.ort import OnnxRunner
 from service.settings import Settings
 
 
-def write_bundles(
-    folder: Path, models: Mapping[str, Model], tokenizer: Path, sentences: Sequence[str], tolerance: float = TOLERANCE
-) -> Path:
+def write_bundles(folder: Path, models: Mapping[str, Model], tokenizer: Path, sentences: Sequence[str]) -> Path:
     """Write `checkpoints/NAME` and `bundles/NAME` of each model; the export compares the two."""
     for name, model in models.items():
         checkpoint = folder / "checkpoints" / name
         save_checkpoint(checkpoint, model.config, model.state_dict(), tokenizer, {})
-        export_bundle(checkpoint, folder / "bundles" / name, Label(name), sentences, tolerance)
+        export_bundle(checkpoint, folder / "bundles" / name, Label(name), sentences)
     return folder
 
 

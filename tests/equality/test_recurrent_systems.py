@@ -14,12 +14,14 @@ from model.checkpoint import load_checkpoint
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
 from model.reference import beam, greedy, log_softmax, pytorch_steps
+from model.rounding import Reference, reference
 from service.engine.request import DecodingParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import assert_same, generated_ids
 from tests.equality.running import make_request, run
 from tests.equality.serving import client_of, load_system, write_bundles
 from tests.equality.systems import MakeConfig, random_models, small, small_systems
+from tests.rounding import assert_within_rounding, rows_sum_to_one
 
 SYSTEMS: dict[str, MakeConfig] = {
     # What the zoo could have and has not.
@@ -55,18 +57,24 @@ def system(request: pytest.FixtureRequest, folder: Path, toy_sentences: list[str
     return model, runner, sources
 
 
+@pytest.fixture(scope="module")
+def models(system: System) -> Reference[RecurrentModel]:
+    return reference(system[0])
+
+
 def kinds_of(model: RecurrentModel) -> frozenset[str]:
     return frozenset() if model.config.attention == "none" else frozenset({"cross"})
 
 
-def forced(model: RecurrentModel, source: tuple[int, ...], written: list[int]) -> tuple[NDArray[Any], Any]:
-    """PyTorch's log-probabilities (T, V) of what is written, and its map (1, 1, T, S) or None."""
+def forced(model: RecurrentModel, source: tuple[int, ...], written: list[int]) -> dict[str, NDArray[Any]]:
+    """PyTorch's log-probabilities (T,) of what is written, and its map (1, 1, T, S) if the model has one."""
     ids, lengths = torch.tensor([source]), torch.tensor([len(source)])
     with torch.inference_mode():
         memory, _ = model.encode(ids, lengths)
         read = torch.tensor([[model.config.bos_id, *written[:-1]]])
         features, _, maps = model.decode(read, memory, lengths, need_weights=True)
-        return log_softmax(model.logits(features[0]).numpy()), None if maps is None else maps[:, 0].numpy()
+        logprobs = log_softmax(model.logits(features[0]).numpy())[range(len(written)), written]
+    return {"logprobs": logprobs} if maps is None else {"logprobs": logprobs, "cross": maps[:, 0].numpy()}
 
 
 def test_served_outputs_are_pytorchs(system: System) -> None:
@@ -85,7 +93,9 @@ def test_served_outputs_are_pytorchs(system: System) -> None:
         assert_same(model, requests, expected, given)
 
 
-def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(system: System) -> None:
+def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(
+    system: System, models: Reference[RecurrentModel]
+) -> None:
     model, runner, sources = system
     kinds = kinds_of(model)
     assert {one.kind for one in runner.manifest.attention} == kinds
@@ -98,11 +108,19 @@ def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(system: S
     for request, result in zip(requests, run(runner, requests, Random(2)), strict=True):
         (target,) = result.targets
         assert target.attention.keys() == request.attention
-        logprobs, maps = forced(model, request.source_ids, [token.id for token in target.tokens])
-        for place, token in enumerate(target.tokens):
-            assert token.logprob == pytest.approx(logprobs[place, token.id], abs=1e-4)
-        for one in target.attention.values():
-            np.testing.assert_allclose(one, maps, atol=1e-5)
+        source, written = request.source_ids, [token.id for token in target.tokens]
+
+        def compute(
+            model: RecurrentModel,
+            source: tuple[int, ...] = source,
+            written: list[int] = written,
+            kinds: frozenset[str] = request.attention,
+        ) -> dict[str, NDArray[Any]]:
+            arrays = forced(model, source, written)
+            return {name: array for name, array in arrays.items() if name in kinds | {"logprobs"}}
+
+        logprobs = np.array([token.logprob for token in target.tokens])
+        assert_within_rounding(models, compute, {"logprobs": logprobs, **target.attention})
 
 
 def test_a_step_reads_no_more_of_the_source_than_the_batch_has(system: System) -> None:
@@ -139,37 +157,36 @@ TARGET = "A man sleeps at the corner."
 @pytest.mark.anyio
 async def test_http_gives_every_systems_scores_and_maps(folder: Path, toy_sentences: list[str]) -> None:
     """All at once: the models in one service, and each model's sentences in one batch."""
+    loaded = {name: load_checkpoint(folder / "checkpoints" / name) for name in SYSTEMS}
+    models: dict[str, Reference[Any]] = {name: reference(model) for name, (model, _) in loaded.items()}
     async with client_of(folder / "bundles") as client:
 
         async def ask(name: str, sentence: str) -> None:
-            model, tokenizer = load_checkpoint(folder / "checkpoints" / name)
+            model, tokenizer = loaded[name]
             assert isinstance(model, RecurrentModel)
-            written = tokenizer.encode(TARGET).ids
-            logprobs, expected = forced(model, tuple(tokenizer.encode(sentence).ids), written)
+            source, written = tuple(tokenizer.encode(sentence).ids), tokenizer.encode(TARGET).ids
             body = {"model": name, "inputs": sentence, "targets": TARGET}
             answer = await client.post("/v1/score", json=body)
             assert answer.status_code == 200, answer.text
             tokens = answer.json()["outputs"][0]["tokens"]
-            own = [logprobs[place, id_] for place, id_ in enumerate(written)]
             assert [token["id"] for token in tokens] == written
-            assert [token["logprob"] for token in tokens] == pytest.approx(own, abs=1e-4)
+            found = {"logprobs": np.array([token["logprob"] for token in tokens])}
             answer = await client.post("/v1/attention", json={"model": name, "input": sentence, "target": TARGET})
-            if expected is None:
+            if kinds_of(model):
+                (given,) = answer.json()["maps"]
+                found["cross"] = np.reshape(given["data"], given["shape"])
+                assert_map_says_what_it_is(model.config, given, found["cross"][0, 0])
+            else:
                 assert answer.json()["error"]["code"] == "unsupported_task"
-                return
-            (given,) = answer.json()["maps"]
-            maps = np.reshape(given["data"], given["shape"])
-            np.testing.assert_allclose(maps, expected, atol=1e-5)
-            assert_map_says_what_it_is(model.config, given, maps[0, 0])
+            assert_within_rounding(models[name], lambda one: forced(one, source, written), found)
 
         await asyncio.gather(*(ask(name, sentence) for name in SYSTEMS for sentence in toy_sentences))
 
 
 def assert_map_says_what_it_is(config: RecurrentConfig, given: Any, weights: NDArray[Any]) -> None:
     """`weights` is (T, S)."""
-    sums = weights.sum(axis=-1)
     assert given["normalized"] == (config.window != "local-p")
-    assert given["normalized"] == np.allclose(sums, 1, atol=1e-4)
+    assert given["normalized"] == rows_sum_to_one(weights)
     if config.selection != "soft":
         assert set(np.unique(weights)) == {0, 1}
     if config.window == "global":

@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from model.rounding import Reference, reference
 from model.transformer import Transformer
 from service.engine.request import DecodingParameters, GenerateRequest, Target
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import forced_log_probs
 from tests.equality.running import make_request, run
+from tests.rounding import assert_within_rounding, rounding_bound
 
 SHAPED: dict[str, Any] = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 15}
 PREFIX = (268, 301)  # two tokens like any other
@@ -25,18 +28,33 @@ SEARCHES = {
 }
 
 
-def assert_model_says(model: Transformer, request: GenerateRequest, target: Target) -> list[float]:
-    """Compare every token's numbers, prefix included; returns PyTorch's log-probabilities."""
+@pytest.fixture(scope="module")
+def models(model: Transformer) -> Reference[Transformer]:
+    return reference(model, pairs=2)
+
+
+def assert_model_says(models: Reference[Transformer], request: GenerateRequest, target: Target) -> None:
+    """Compare every token's numbers with PyTorch's, those of the prefix included."""
     ids = tuple(token.id for token in target.tokens)
-    rows = forced_log_probs(model, replace(request, target_prefix=()), ids)  # (T, V)
-    expected = rows[np.arange(len(ids)), ids]
-    np.testing.assert_allclose([token.logprob for token in target.tokens], expected, atol=1e-4)
-    for row, token in zip(rows, target.tokens, strict=True):
-        others, logprobs = zip(*token.alternatives, strict=True)
-        np.testing.assert_allclose(logprobs, np.sort(row)[: -len(others) - 1 : -1], atol=1e-4)
-        np.testing.assert_allclose(logprobs, row[list(others)], atol=1e-4)
-        assert len(set(others)) == len(others)
-    return [float(value) for value in expected]
+    others = np.array([[id_ for id_, _ in token.alternatives] for token in target.tokens])  # (T, N)
+    assert all(len(set(row)) == len(row) for row in others.tolist())
+
+    def compute(model: Transformer) -> dict[str, NDArray[Any]]:
+        rows = forced_log_probs(model, replace(request, target_prefix=()), ids)  # (T, V)
+        logprobs = rows[np.arange(len(ids)), ids]
+        return {
+            "logprobs": logprobs,
+            "best": np.sort(rows, axis=1)[:, : -others.shape[1] - 1 : -1],
+            "others": np.take_along_axis(rows, others, axis=1),
+        }
+
+    alternatives = np.array([[logprob for _, logprob in token.alternatives] for token in target.tokens])
+    given = {
+        "logprobs": np.array([token.logprob for token in target.tokens]),
+        "best": alternatives,
+        "others": alternatives,
+    }
+    assert_within_rounding(models, compute, given)
 
 
 @pytest.mark.parametrize("prefix", [(), PREFIX])
@@ -44,7 +62,7 @@ def assert_model_says(model: Transformer, request: GenerateRequest, target: Targ
 def test_tokens_have_the_models_own_log_probabilities(
     search: str,
     prefix: tuple[int, ...],
-    model: Transformer,
+    models: Reference[Transformer],
     runner: OnnxRunner,
     sources: list[tuple[int, ...]],
 ) -> None:
@@ -53,12 +71,14 @@ def test_tokens_have_the_models_own_log_probabilities(
     power = parameters.length_penalty if parameters.num_beams > 1 else 0.0
     for request, result in zip(requests, run(runner, requests), strict=True):
         for target in result.targets:
-            generated = assert_model_says(model, request, target)[len(prefix) :]
-            assert target.score == pytest.approx(sum(generated) / len(generated) ** power, abs=1e-3)
+            assert_model_says(models, request, target)
+            own = np.array([token.logprob for token in target.tokens[len(prefix) :]])
+            expected = own.sum() / len(own) ** power
+            assert target.score == pytest.approx(expected, rel=0, abs=rounding_bound(len(own), -expected))
 
 
 def test_a_forced_target_scores_what_pytorch_sums(
-    model: Transformer, runner: OnnxRunner, sources: list[tuple[int, ...]]
+    models: Reference[Transformer], runner: OnnxRunner, sources: list[tuple[int, ...]]
 ) -> None:
     """Each sentence with another's source ids as its target, which ends with the end token."""
     parameters = DecodingParameters(max_new_tokens=0, top_logprobs=2)
@@ -69,5 +89,4 @@ def test_a_forced_target_scores_what_pytorch_sums(
         (target,) = result.targets
         assert target.finish_reason == "forced"
         assert tuple(token.id for token in target.tokens) == request.target_prefix
-        expected = assert_model_says(model, request, target)
-        assert sum(token.logprob for token in target.tokens) == pytest.approx(sum(expected), rel=1e-5)
+        assert_model_says(models, request, target)

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer
 
 from export.sessions import Sessions, open_sessions
 from model.checkpoint import load_checkpoint
+from model.rounding import Reference, reference
 from model.transformer import Transformer
 from service.bundle import read_bundle
 
@@ -20,6 +21,11 @@ def loaded(checkpoint: Path) -> tuple[Transformer, Tokenizer]:
 @pytest.fixture(scope="session")
 def model(loaded: tuple[Transformer, Tokenizer]) -> Transformer:
     return loaded[0]
+
+
+@pytest.fixture(scope="session")
+def models(model: Transformer) -> Reference[Transformer]:
+    return reference(model)
 
 
 @pytest.fixture(scope="session")

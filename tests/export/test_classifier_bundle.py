@@ -31,8 +31,8 @@ def test_it_has_an_encoder_labels_and_no_step(classifier_bundle: Path) -> None:
 def test_it_says_how_near_it_comes_to_pytorch(classifier_bundle: Path, classifier_checkpoint: Path) -> None:
     written = read_manifest(classifier_bundle).verification
     assert written is not None
-    assert 0 < written.max_logit_difference < 1e-5
-    assert 0 < written.max_attention_difference < 1e-5
+    assert 0 < written.max_logit_difference < written.tolerance < 1e-4
+    assert 0 < written.max_attention_difference < 1e-4
     assert verify_bundle(classifier_bundle, classifier_checkpoint, ["A dog."]).different_generations == 0
 
 

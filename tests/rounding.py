@@ -1,0 +1,43 @@
+"""How far a float32 result may lie from the exact one; the derivation is in `model.rounding`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.rounding import AnyModel, Reference, rounding_error
+
+Compute = Callable[[AnyModel], Mapping[str, NDArray[Any]]]
+
+
+def rounding_bound(terms: int, magnitude: float = 1.0) -> float:
+    """Return the largest rounding error of a float32 sum of products: (4 + sqrt(terms)) * 2**-24 * magnitude.
+
+    Args:
+        terms: how many products are added, in any order.
+        magnitude: the sum of their absolute values, or an upper bound of it.
+    """
+    return rounding_error(terms) * magnitude
+
+
+def assert_within_rounding(
+    models: Reference[AnyModel], compute: Compute[AnyModel], given: Mapping[str, NDArray[Any]]
+) -> None:
+    """Compare served float32 arrays with the model's float64 ones, within what rounding explains for this model.
+
+    Args:
+        models: the model in float64, see `model.rounding.reference`.
+        compute: the arrays that a model gives, by name.
+        given: the served arrays, by the same names.
+    """
+    expected, limits = models.limits(compute)
+    assert given.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(given[name], array, rtol=0, atol=limits[name], err_msg=name)
+
+
+def rows_sum_to_one(weights: NDArray[Any]) -> bool:
+    """Return whether the last axis of float32 attention weights sums to 1, but for rounding."""
+    columns = weights.shape[-1]
+    return bool(np.abs(weights.astype(np.float64).sum(axis=-1) - 1).max() <= rounding_bound(columns))
