@@ -3,21 +3,23 @@
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from tokenizers import Tokenizer
 
-from export.bundle import Label, clean_up, export_bundle, half_bundle, quantize_bundle, verify_bundle
-from export.quality import MAX_LOSS, ParallelText
+from export.bundle import Label, chat_template, clean_up, export_bundle, half_bundle, quantize_bundle, verify_bundle
+from export.quality import MAX_LOSS, MIN_PAIRS, ParallelText
 from export.quantize import BLOCK_SIZE, BLOCK_SIZES, Recipe
-from export.verify import VerificationError, read_sentences
+from export.verify import VerificationError, numbered_sentences
+from model.checkpoint import load_parts
 from model.evaluate import read_test_set
+from model.tokenizer import encode_lines, read_tokenizer
 from model.zoo import SYSTEMS, bundle_name
 from service.bundle import (
     BundleError,
-    ChatTemplate,
     Form,
     Languages,
     Quantization,
@@ -61,7 +63,7 @@ def _zoo_label(name: str) -> Label:
         system.description,
         corpus.license,
         languages=_languages(corpus.languages) if corpus.languages else None,
-        chat=ChatTemplate(user=chat.user, assistant=chat.bot, reply=chat.reply) if chat else None,
+        chat=chat_template(chat) if chat else None,
     )
 
 
@@ -74,7 +76,9 @@ def _languages(codes: Sequence[str]) -> Languages:
 
 
 def _export(arguments: argparse.Namespace, checkpoint: Path, bundle: Path, label: Label) -> Verification:
-    sentences = read_sentences(arguments.sentences)
+    numbered = numbered_sentences(arguments.sentences)
+    config, tokenizer = load_parts(checkpoint)
+    sentences = _within(config.max_positions, numbered, arguments.sentences, tokenizer, "--sentences")
     manifest = export_bundle(checkpoint, bundle, label, sentences, arguments.tolerance, arguments.half_weights)
     print(f"{bundle}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
     assert manifest.verification is not None
@@ -98,14 +102,16 @@ def _label(arguments: argparse.Namespace) -> Label:
 
 
 def verify(arguments: argparse.Namespace) -> Verification:
-    sentences = read_sentences(arguments.sentences)
+    sentences = _readable(arguments.bundle, arguments.sentences, "--sentences")
     return verify_bundle(arguments.bundle, arguments.checkpoint, sentences, arguments.tolerance)
 
 
 def quantize(arguments: argparse.Namespace) -> Quantization:
     text = _parallel_text(arguments)
     recipe = Recipe(arguments.bits, arguments.block_size, arguments.encoder, arguments.layers, arguments.projection)
-    sentences = () if arguments.calibration is None else read_sentences(arguments.calibration)
+    sentences: Sequence[str] = ()
+    if "static" in recipe.forms.values() and arguments.calibration is not None:
+        sentences = _readable(arguments.bundle, arguments.calibration, "--calibration")
     return quantize_bundle(arguments.bundle, arguments.out, recipe, text, arguments.force, sentences)
 
 
@@ -119,7 +125,69 @@ def _parallel_text(arguments: argparse.Namespace) -> ParallelText | None:
         return None
     split, target = arguments.split, arguments.target
     pairs = read_test_set(arguments.data, split, arguments.source, target, arguments.limit)
+    limit, tokenizer = _reader(arguments.bundle)
+    too_long = _too_long(limit, dict(enumerate(pairs.sources, start=1)), tokenizer)
+    if too_long:
+        number, tokens = next(iter(too_long.items()))
+        raise ValueError(
+            f"{arguments.data / split}.{arguments.source}, line {number} has {tokens} tokens, the model reads {limit}; "
+            "remove the pair, or choose others with --split or --limit"
+        )
+    if len(pairs.sources) < MIN_PAIRS:
+        print(
+            f"warning: {len(pairs.sources)} pairs are too few to tell a loss of {MAX_LOSS} BLEU from chance; measure "
+            f"on {MIN_PAIRS} or more",
+            file=sys.stderr,
+        )
     return ParallelText(split, target, pairs)
+
+
+def _reader(bundle: Path) -> tuple[int, Tokenizer]:
+    """Return how many tokens a bundle reads, and what makes them."""
+    manifest = read_manifest(bundle)
+    return manifest.limits.max_source_tokens, read_tokenizer(bundle / manifest.source_tokenizer)
+
+
+def _readable(bundle: Path, path: Path, option: str) -> list[str]:
+    limit, tokenizer = _reader(bundle)
+    return _within(limit, numbered_sentences(path), path, tokenizer, option)
+
+
+def _within(limit: int, numbered: Mapping[int, str], path: Path, tokenizer: Tokenizer, option: str) -> list[str]:
+    """Return the sentences of a file that have no more tokens than the model reads.
+
+    The project's own sentences are for every model: those that are too long for this one are left out. A file that the
+    user names is taken as it is.
+
+    Raises:
+        ValueError: a sentence of a file that the user names is too long, or every sentence is.
+    """
+    too_long = _too_long(limit, numbered, tokenizer)
+    if len(too_long) == len(numbered):
+        raise ValueError(
+            f"every sentence of {path} has more than the {limit} tokens that the model reads; name shorter "
+            f"ones with {option}"
+        )
+    if too_long and path != FOUND_SENTENCES:
+        number, tokens = next(iter(too_long.items()))
+        place = list(numbered).index(number) + 1
+        raise ValueError(
+            f"{path}, line {number}: sentence {place} has {tokens} tokens, the model reads {limit}; shorten it or "
+            "remove the line"
+        )
+    if too_long:
+        print(
+            f"note: {len(too_long)} of the {len(numbered)} sentences of {path} are left out: they have more than the "
+            f"{limit} tokens that the model reads (lines {', '.join(map(str, too_long))}); name others with {option}",
+            file=sys.stderr,
+        )
+    return [sentence for number, sentence in numbered.items() if number not in too_long]
+
+
+def _too_long(limit: int, numbered: Mapping[int, str], tokenizer: Tokenizer) -> dict[int, int]:
+    """Return the numbers of tokens that exceed the limit, by the number of the line."""
+    lengths = (len(ids) for ids in encode_lines(tokenizer, list(numbered.values())))
+    return {number: length for number, length in zip(numbered, lengths, strict=True) if length > limit}
 
 
 def export_parser() -> argparse.ArgumentParser:
@@ -181,7 +249,11 @@ def quantize_parser() -> argparse.ArgumentParser:
     for site in get_args(Site):
         parser.add_argument(f"--{site}", choices=get_args(Form), default="blocks", help="form of its products")
     parser.add_argument(
-        "--calibration", type=Path, default=FOUND_SENTENCES, help="sentences for the scales of static products"
+        "--calibration",
+        type=Path,
+        default=FOUND_SENTENCES,
+        help="file with one sentence a line, for the scales of static products; --data and --limit do not choose it "
+        "(default: the repository's own sentences, without those that are too long for the model)",
     )
     parser.set_defaults(action=quantize)
     return parser
@@ -207,7 +279,11 @@ def _add_rewriting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="val")
     parser.add_argument("--source", default="en", help="language of the sentences")
     parser.add_argument("--target", default="de", help="language of their translations")
-    parser.add_argument("--limit", type=int, help="measure on the first LIMIT pairs alone")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        help=f"measure on the first LIMIT pairs alone; fewer than {MIN_PAIRS} cannot show a loss of {MAX_LOSS} BLEU",
+    )
     parser.add_argument("--force", action="store_true", help=f"write even if more than {MAX_LOSS} BLEU are lost")
 
 

@@ -21,9 +21,11 @@ from export.quality import ParallelText, compare, encode_sources, refuse_loss
 from export.quantize import Ranges, Recipe, quantize_graphs
 from export.sessions import open_sessions
 from export.verify import verify
+from model import dialogues
 from model.causal import CausalModel
 from model.checkpoint import TOKENIZER, load_model
 from model.config import architecture_of
+from model.dialogues import CHAT
 from model.factory import Model
 from model.tokenizer import prompt_tokenizer, read_tokenizer
 from service.bundle import (
@@ -53,13 +55,13 @@ PROMPT_TOKENIZER = "prompt_tokenizer.json"
 
 @dataclass(frozen=True)
 class Label:
-    """What people should know of a bundle."""
+    """What people should know of a bundle, and how its dialogues are written."""
 
     name: str  # what requests call the model
     description: str = ""
     license: str = ""  # of the weights, not of the code
     languages: Languages | None = None
-    chat: ChatTemplate | None = None
+    chat: ChatTemplate | None = None  # None for the format that models of dialogues are trained on
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.name):
@@ -311,10 +313,15 @@ def _manifest(folder: Path, model: Model, label: Label, graphs: Graphs, half_wei
         attention=graphs.attention,
         labels=graphs.labels,
         languages=label.languages,
-        chat=label.chat,
+        chat=label.chat or (chat_template(CHAT) if isinstance(model, CausalModel) else None),
         verification=None,
         files=record_files(folder, dict.fromkeys((ENCODER, *steps, SIMILAR, WEIGHTS, TOKENIZER, source_tokenizer))),
     )
+
+
+def chat_template(trained: dialogues.ChatTemplate) -> ChatTemplate:
+    """Return the format of a training's dialogues as a manifest has it."""
+    return ChatTemplate(user=trained.user, assistant=trained.bot, reply=trained.reply)
 
 
 def _tasks(graphs: Graphs) -> tuple[Task, ...]:

@@ -15,6 +15,7 @@ from service.bundle import Bleu, Manifest, Quality
 
 NUM_BEAMS = (1, 5)  # greedy, and what papers report
 MAX_LOSS = 0.3  # BLEU; two training runs differ by as much
+MIN_PAIRS = 1000  # of fewer, chance alone moves the difference of two BLEUs by more than `MAX_LOSS` too often
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from export.forced import ForcedPass, forced_pass
 from export.sessions import Array, Sessions, compare_tokens, encode, initial_states, onnx_steps, run_step
 from model.causal import CausalModel
 from model.classifier import Classifier
-from model.data import pad
+from model.data import pad, read_lines
 from model.factory import Model, TranslationModel
 from model.reference import greedy, one_thread, pytorch_steps
 from model.rounding import Reference, reference
@@ -78,12 +78,17 @@ class Compared:
 
 
 def read_sentences(path: Path) -> list[str]:
-    """One sentence a line; blank lines are left out.
+    """Read one sentence a line; blank lines are left out.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or the file is not UTF-8.
     """
-    sentences = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    return list(numbered_sentences(path).values())
+
+
+def numbered_sentences(path: Path) -> dict[int, str]:
+    """Read sentences as `read_sentences` does, each with the number of its line."""
+    sentences = {number: line for number, line in enumerate(read_lines(path), start=1) if line.strip()}
     if not sentences:
         raise ValueError(f"{path} has no sentences")
     return sentences
@@ -106,8 +111,10 @@ def verify(
 
     Raises:
         VerificationError: a difference exceeds its limit or is not a number, or a generation differs.
-        ValueError: a sentence has more tokens than the model reads.
+        ValueError: a sentence has more tokens than the model reads, or the tolerance is negative or not a number.
     """
+    if tolerance is not None and not tolerance >= 0:
+        raise ValueError(f"tolerance is {tolerance}, it must be a number of at least 0")
     limit = sessions.manifest.limits.max_source_tokens
     sources = [encoding.ids for encoding in tokenizer.encode_batch(list(sentences))]
     for sentence, source in zip(sentences, sources, strict=True):

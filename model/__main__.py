@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
+
 from model.causal import CausalModel
 from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model, replace_text
 from model.classification import CLASSIFICATION, accuracy, accuracy_facts, read_labelled
 from model.classifier import Classifier
-from model.config import PRECISIONS, ModelConfig, TrainConfig, read_train_config, with_fields
+from model.config import PRECISIONS, ModelConfig, Precision, TrainConfig, read_train_config, with_fields
 from model.evaluate import TEST_SPLIT, Scores, read_test_set, score, tokenised_path, translate
 from model.recall import SEED, TURNS, greedy_answers, recall
 from model.reference import one_thread
@@ -44,8 +46,8 @@ def add_train(commands: Commands) -> None:
         "data",
         type=Path,
         nargs="?",
-        default=Path(),
-        help="folder with train.SOURCE, train.TARGET and val.*, or train.tsv, dev.tsv; what chats makes its own",
+        help="folder with train.SOURCE, train.TARGET and val.*, or train.tsv, dev.tsv; not given for systems that "
+        "generate their own dialogues (chat-...)",
     )
     parser.add_argument("--run", type=Path, required=True, help="folder for checkpoints and the log")
     parser.add_argument("--system", choices=SYSTEMS, default="transformer", help="what to train")
@@ -73,13 +75,33 @@ def _field(text: str) -> tuple[str, str]:
 
 def train(arguments: argparse.Namespace) -> None:
     system, changes = SYSTEMS[arguments.system], dict(arguments.model)
+    data = _training_data(arguments.system, arguments.data)
 
     def make_config(vocab_size: int) -> ModelConfig:
         return with_fields(system.make_config(vocab_size), changes)
 
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     settings = {**system.training, **{name: value for name, value in vars(arguments).items() if name in names}}
-    Trainer(arguments.run, TrainConfig(**settings), system.task, arguments.data, make_config).fit()
+    config = TrainConfig(**settings)
+    trainer = Trainer(arguments.run, config, system.task, data, make_config)
+    vocab_size = trainer.tokenizer.get_vocab_size()
+    if vocab_size < config.vocab_size:
+        print(
+            f"note: the vocabulary has {vocab_size} tokens, not vocab_size ({config.vocab_size}): the training data "
+            "has no more pairs to merge",
+            file=sys.stderr,
+        )
+    trainer.fit()
+
+
+def _training_data(name: str, data: Path | None) -> Path:
+    """Check that a folder of data is given to a system that reads one, and to no other."""
+    makes_its_own = not SYSTEMS[name].corpus.folder
+    if makes_its_own and data is not None:
+        raise ValueError(f"{name} generates its own dialogues and would not read {data}; leave out DATA")
+    if not makes_its_own and data is None:
+        raise ValueError(f"{name} is trained from a folder of data: python -m model train DATA --run RUN")
+    return data or Path()
 
 
 def add_evaluate(commands: Commands) -> None:
@@ -153,7 +175,7 @@ def accuracy_report(checkpoint: Path, data: Path, split: str) -> dict[str, Any]:
     model, tokenizer = load_model(checkpoint)
     if not isinstance(model, Classifier):
         raise ValueError(f"{checkpoint} does not classify")
-    found = accuracy(model, tokenizer, *read_labelled(data, split))
+    found = accuracy(model, tokenizer, *read_labelled(data, split, len(model.config.labels)))
     return {"split": split, **accuracy_facts(found), "checkpoint": load_facts(checkpoint / WEIGHTS)}
 
 
@@ -211,7 +233,7 @@ def train_zoo(arguments: argparse.Namespace) -> None:
         train_and_score(system, TrainConfig(**settings, precision=_precision(run, arguments.precision)), data, run)
 
 
-def _precision(run: Path, wanted: str) -> str:
+def _precision(run: Path, wanted: Precision) -> Precision:
     """A run ends as it began."""
     return read_train_config(run / "train.json").precision if (run / "state.safetensors").exists() else wanted
 
@@ -243,10 +265,26 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         arguments.action(arguments)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        message = str(error).splitlines()[0]
+        print(f"error: out of memory, use a smaller model or fewer batch_tokens: {message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(
+            "error: interrupted; what a run has finished is kept, the same command goes on from there", file=sys.stderr
+        )
+        return 130
     return 0
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Tell PyTorch's allocation failures apart; on a CPU they have no class of their own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,13 @@ def _texts(folder: Path, config: TrainConfig, *, has_ghost_attention: bool) -> l
 
 
 def _examples(
-    folder: Path, split: str, tokenizer: Tokenizer, config: TrainConfig, *, has_ghost_attention: bool
+    folder: Path,
+    split: str,
+    tokenizer: Tokenizer,
+    config: TrainConfig,
+    model_config: ModelConfig,
+    *,
+    has_ghost_attention: bool,
 ) -> list[Example]:
     prompts, answers = zip(*_draw(split, config, has_ghost_attention), strict=True)
     read = encode_lines(prompt_tokenizer(tokenizer), prompts)

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +15,75 @@ from torch import Tensor
 
 from model.config import ModelConfig, architecture_of, read_model_config, to_json
 from model.factory import Model, TranslationModel, build_model
-from model.tokenizer import read_tokenizer
+from model.tokenizer import check_tokenizer, read_tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "weights.safetensors", "tokenizer.json"
 
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file so that a kill leaves the old one or the new one, never a part."""
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with _replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
-    """Write tensors, and facts that JSON can hold, so that a kill leaves the old file or the new one, never a part."""
-    temporary = path.with_suffix(".tmp")
+    """Write tensors, and facts that JSON can hold, so that a kill leaves the old file or the new one, never a part.
+
+    Raises:
+        OSError: the file cannot be written, as on a full disk; the old file is left.
+    """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(plain, temporary, metadata={"facts": json.dumps(dict(facts or {}))})
-    os.replace(temporary, path)
+    metadata = {"facts": json.dumps(dict(facts or {}))}
+    with _replacing(path) as temporary:
+        mode = temporary.stat().st_mode
+        try:
+            save_file(plain, temporary, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(f"{path} cannot be written: {error}") from error
+        temporary.chmod(mode)  # the library makes its own file, which no other user may read
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """An empty file beside `path` that replaces it if all goes well, and is removed otherwise."""
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.unlink(missing_ok=True)  # that of a process that was killed
+    try:
+        temporary.touch()
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read what `save_tensors` wrote.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise _damaged(path, error) from error
 
 
 def load_facts(path: Path) -> dict[str, Any]:
-    """What `save_tensors` was given as facts."""
-    with safe_open(path, framework="pt") as file:
-        facts: dict[str, Any] = json.loads((file.metadata() or {}).get("facts", "{}"))
+    """Read the facts that `save_tensors` wrote.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts: dict[str, Any] = json.loads((file.metadata() or {}).get("facts", "{}"))
+    except SafetensorError as error:
+        raise _damaged(path, error) from error
     return facts
+
+
+def _damaged(path: Path, error: SafetensorError) -> ValueError:
+    return ValueError(f"{path} is damaged, it may have been cut off: {error}")
 
 
 def save_checkpoint(
@@ -67,20 +112,42 @@ def load_model(folder: Path) -> tuple[Model, Tokenizer]:
     """Read a checkpoint; the model comes in evaluation mode, on the CPU.
 
     Raises:
+        FileNotFoundError: as `load_parts` does.
+        ValueError: as `load_parts` does, or the weights cannot be read or do not fit the configuration.
+    """
+    config, tokenizer = load_parts(folder)
+    model = build_model(config)
+    try:
+        model.load_state_dict(load_tensors(folder / WEIGHTS))
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{folder} is not a checkpoint that fits this version: {one_line(error)}") from error
+    return model.eval(), tokenizer
+
+
+def one_line(error: Exception) -> str:
+    """Return the beginning of a message: PyTorch names the class in the first line, the first mismatch in the next."""
+    return " ".join(line.strip() for line in str(error).splitlines()[:2])
+
+
+def load_parts(folder: Path) -> tuple[ModelConfig, Tokenizer]:
+    """Read the configuration and the tokenizer of a checkpoint.
+
+    Raises:
         FileNotFoundError: a file of the three is missing; the message names it.
-        ValueError: the weights cannot be read or do not fit the configuration, or one of the other files is not what it
-            should be.
+        ValueError: one of the two cannot be read, or they do not fit each other.
     """
     for name in (CONFIG, WEIGHTS, TOKENIZER):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}")
+            trained = [part for part in ("averaged", "best") if (folder / part / WEIGHTS).is_file()]
+            hint = f"; {folder / trained[0]} is one" if trained else ""
+            raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}{hint}")
     try:
-        model = build_model(read_model_config(folder / CONFIG))
-        model.load_state_dict(load_file(folder / WEIGHTS))
-    except (TypeError, RuntimeError, SafetensorError) as error:
-        first_line = str(error).splitlines()[0]
-        raise ValueError(f"{folder} is not a checkpoint that fits this version: {first_line}") from error
-    return model.eval(), read_tokenizer(folder / TOKENIZER)
+        config = read_model_config(folder / CONFIG)
+    except ValueError as error:
+        raise ValueError(f"{folder} is not a checkpoint that fits this version: {error}") from error
+    tokenizer = read_tokenizer(folder / TOKENIZER)
+    check_tokenizer(tokenizer, config)
+    return config, tokenizer
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:
@@ -89,6 +156,6 @@ def average(paths: Sequence[Path]) -> dict[str, Tensor]:
         raise ValueError("no checkpoints to average")
     total: dict[str, Tensor] = {}
     for path in paths:
-        for name, tensor in load_file(path).items():
+        for name, tensor in load_tensors(path).items():
             total[name] = total.get(name, torch.zeros((), dtype=torch.float64)) + tensor.double()
     return {name: (tensor / len(paths)).float() for name, tensor in total.items()}

@@ -22,12 +22,12 @@ Example = tuple[list[int], int]  # source ids, the end token last, and the numbe
 EVALUATION_TOKENS = 4096  # padded tokens of one batch
 
 
-def read_labelled(folder: Path, split: str) -> tuple[list[str], list[int]]:
+def read_labelled(folder: Path, split: str, num_labels: int | None = None) -> tuple[list[str], list[int]]:
     """Read the sentences of `split.tsv` and the numbers of their labels; a line is `label TAB text`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line is not of that form.
+        ValueError: the file is empty or not UTF-8, a line is not of that form, or its label is not one of `num_labels`.
     """
     path = folder / f"{split}.tsv"
     if not path.is_file():
@@ -35,10 +35,16 @@ def read_labelled(folder: Path, split: str) -> tuple[list[str], list[int]]:
     texts, labels = [], []
     for number, line in enumerate(read_lines(path), start=1):
         label, tab, text = line.partition("\t")
-        if not (tab and text and label.isascii() and label.isdigit()):
+        if not (tab and text.strip() and label.isascii() and label.isdigit()):
             raise ValueError(f"line {number} of {path} is not a label's number, a tab and a text")
+        if num_labels is not None and int(label) >= num_labels:
+            raise ValueError(
+                f"line {number} of {path}: there is a label {label}; those of the model are 0 to {num_labels - 1}"
+            )
         texts.append(text)
         labels.append(int(label))
+    if not texts:
+        raise ValueError(f"{path} is empty: expected one sentence a line, the label's number and a tab before it")
     return texts, labels
 
 
@@ -58,8 +64,11 @@ def _read_texts(folder: Path, config: TrainConfig) -> list[str]:
     return read_labelled(folder, "train")[0]
 
 
-def _read_examples(folder: Path, split: str, tokenizer: Tokenizer, config: TrainConfig) -> list[Example]:
-    texts, labels = read_labelled(folder, split)
+def _read_examples(
+    folder: Path, split: str, tokenizer: Tokenizer, config: TrainConfig, model_config: ModelConfig
+) -> list[Example]:
+    assert isinstance(model_config, ClassifierConfig)
+    texts, labels = read_labelled(folder, split, len(model_config.labels))
     return list(zip(encode_lines(tokenizer, texts), labels, strict=True))
 
 
@@ -68,10 +77,6 @@ def _length(example: Example) -> int:
 
 
 def _batches(examples: Sequence[Example], batch_tokens: int, seed: int, config: ModelConfig) -> Iterator[LabelledBatch]:
-    assert isinstance(config, ClassifierConfig)
-    highest = max(label for _, label in examples)
-    if highest >= len(config.labels):
-        raise ValueError(f"there is a label {highest}; those of the model are 0 to {len(config.labels) - 1}")
     for indices in bucket([(len(source),) for source, _ in examples], batch_tokens, seed):
         sources = [examples[i][0] for i in indices]
         lengths, labels = torch.tensor([len(source) for source in sources]), [examples[i][1] for i in indices]
@@ -108,9 +113,10 @@ def accuracy(model: Classifier, tokenizer: Tokenizer, texts: Sequence[str], labe
         ValueError: a text is too long for the model.
     """
     examples = list(zip(encode_lines(tokenizer, texts), labels, strict=True))
-    longest, limit = max(map(_length, examples)), model.config.max_positions
-    if longest > limit:
-        raise ValueError(f"a text has {longest} tokens, max_positions is {limit}")
+    limit = model.config.max_positions
+    for number, example in enumerate(examples, start=1):
+        if _length(example) > limit:
+            raise ValueError(f"text {number} has {_length(example)} tokens, max_positions is {limit}; shorten it")
     correct = 0
     for batch in _batches(examples, EVALUATION_TOKENS, 0, model.config):
         chosen = model(batch.source, batch.source_lengths).argmax(dim=-1)

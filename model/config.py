@@ -2,41 +2,100 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The smallest and the largest value of a number, both allowed, except where `above` excludes the smallest."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    def allows(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (self.above and value == self.low)
+
+    def __str__(self) -> str:
+        if isinstance(self.high, int):
+            return f"be at least {self.low} and at most {self.high}"
+        if self.high == math.inf:
+            return f"be {'above' if self.above else 'at least'} {self.low:g}"
+        return f"lie in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
+
+
+# The types of fields. `check_fields` applies their limits wherever a configuration is made: by the command line, from a
+# file or in Python.
+Size: TypeAlias = Annotated[int, Limits(1, 2**20)]
+Count: TypeAlias = Annotated[int, Limits(1)]
+TokenId: TypeAlias = Annotated[int, Limits(0)]
+Seed: TypeAlias = Annotated[int, Limits(0, 2**32 - 1)]
+# Near 1 nothing is left to learn from.
+Probability: TypeAlias = Annotated[float, Limits(0.0, 0.9)]
+LearningRate: TypeAlias = Annotated[float, Limits(0.0, 1.0, above=True)]
+Norm: TypeAlias = Annotated[float, Limits(0.0, above=True)]
+
+
+def check_fields(config: Any) -> None:
+    """Check each field of a dataclass against its type and its limits.
+
+    Raises:
+        ValueError: a value does not fit; the message names the field, the value and what is allowed.
+    """
+    for name, hint in get_type_hints(type(config), include_extras=True).items():
+        value = getattr(config, name)
+        kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        if get_origin(kind) is Literal:
+            if value not in get_args(kind):
+                raise ValueError(f"{name} is {value}, it must be one of {', '.join(get_args(kind))}")
+        elif get_origin(kind) is tuple:
+            if type(value) is not tuple or not all(type(part) is str for part in value):
+                raise ValueError(f"{name} is {value!r}, it must be a list of strings")
+        elif type(value) is not kind and (kind, type(value)) != (float, int):
+            raise ValueError(f"{name} is {value!r}, it must be of type {kind.__name__}")
+        if kind is float and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}, it must be a finite number")
+        for limits in metadata:
+            if not limits.allows(value):
+                raise ValueError(f"{name} is {value}, it must {limits}")
+
+
+# Fields that the tokenizer decides, see `model.tokenizer`.
+SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """What every model has."""
 
-    vocab_size: int
-    dropout: float = 0.1
-    max_positions: int = 256  # longest source or target, special tokens included
-    pad_id: int = 0
-    bos_id: int = 1  # the decoder's start token
-    eos_id: int = 2
+    vocab_size: Size
+    dropout: Probability = 0.1
+    max_positions: Size = 256  # longest source or target, special tokens included
+    pad_id: TokenId = 0
+    bos_id: TokenId = 1  # the decoder's start token
+    eos_id: TokenId = 2
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            if type(value) is int and not name.endswith("_id") and value < 1:
-                raise ValueError(f"{name} is {value}, it must be at least 1")
-            if get_origin(kind) is Literal and value not in get_args(kind):
-                raise ValueError(f"{name} is {value}, it must be one of {', '.join(get_args(kind))}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout is {self.dropout}, it must lie in [0, 1)")
+        check_fields(self)
+        ids = [getattr(self, name) for name in SPECIAL_IDS]
+        if len(set(ids)) < len(ids) or max(ids) >= self.vocab_size:
+            raise ValueError(
+                f"{', '.join(SPECIAL_IDS)} are {', '.join(map(str, ids))}, they must differ and lie below vocab_size "
+                f"({self.vocab_size})"
+            )
 
 
 @dataclass(frozen=True)
 class StackConfig(ModelConfig):
     """Sizes of layers of self-attention (Vaswani et al. 2017, table 3 names in brackets)."""
 
-    d_model: int = 512  # width of every layer [d_model]
-    num_heads: int = 8  # [h]
-    d_ff: int = 2048  # inner width of the feed-forward layers [d_ff]
+    d_model: Size = 512  # width of every layer [d_model]
+    num_heads: Size = 8  # [h]
+    d_ff: Size = 2048  # inner width of the feed-forward layers [d_ff]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,11 +120,11 @@ class TransformerConfig(StackConfig):
     The defaults are the paper's base model; `tiny` is the one of Wu et al. 2021 ("Good for Misconceived Reasons").
     """
 
-    encoder_layers: int = 6  # [N]
-    decoder_layers: int = 6  # [N]
+    encoder_layers: Size = 6  # [N]
+    decoder_layers: Size = 6  # [N]
     pre_norm: bool = False  # x + Sublayer(LayerNorm(x)) instead of LayerNorm(x + Sublayer(x))
     encoder_attention: EncoderAttention = "multi-head"  # the decoder's is always multi-head
-    linformer_size: int = 128  # slots that the source is projected to [k of Wang et al. 2020]
+    linformer_size: Size = 128  # slots that the source is projected to [k of Wang et al. 2020]
     linformer_sharing: Sharing = "layerwise"  # of the projections, see `model.linformer`
 
     def __post_init__(self) -> None:
@@ -90,14 +149,12 @@ class TransformerConfig(StackConfig):
 class ClassifierConfig(StackConfig):
     """A Transformer encoder that chooses one of several labels."""
 
-    encoder_layers: int = 2
-    word_dropout: float = 0.0  # probability that a token is left out in training
+    encoder_layers: Size = 2
+    word_dropout: Probability = 0.0  # probability that a token is left out in training
     labels: tuple[str, ...] = ("negative", "positive")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 <= self.word_dropout < 1.0:
-            raise ValueError(f"word_dropout is {self.word_dropout}, it must lie in [0, 1)")
         if len(set(self.labels)) < max(2, len(self.labels)):
             raise ValueError(f"labels are {self.labels}; a classifier needs two or more that differ")
 
@@ -106,8 +163,8 @@ class ClassifierConfig(StackConfig):
 class CausalConfig(StackConfig):
     """A decoder alone, which reads a text and goes on with it."""
 
-    layers: int = 4
-    max_positions: int = 1024  # of what is read and what is written together
+    layers: Size = 4
+    max_positions: Size = 1024  # of what is read and what is written together
 
     @classmethod
     def chat(cls, vocab_size: int) -> "CausalConfig":
@@ -127,16 +184,16 @@ class RecurrentConfig(ModelConfig):
     """
 
     cell: Literal["gru", "lstm"] = "gru"
-    embedding_size: int = 128
-    encoder_size: int = 192  # of each direction
+    embedding_size: Size = 128
+    encoder_size: Size = 192  # of each direction
     bidirectional: bool = True
-    decoder_size: int = 256
+    decoder_size: Size = 256
     attention: Score = "additive"  # the score; "none" is the fixed context vector
-    attention_size: int = 192  # inner width of the scores that have one; the rank of "reduced_rank"
+    attention_size: Size = 192  # inner width of the scores that have one; the rank of "reduced_rank"
     query: Literal["previous", "current"] = "previous"
     input_feeding: bool = False  # the last attentional vector is part of the next input; with "current"
     window: Literal["global", "local-m", "local-p"] = "global"
-    window_radius: int = 10  # D; read only with a window
+    window_radius: Size = 10  # D; read only with a window
     selection: Literal["soft", "reinforce", "marginal"] = (
         "soft"  # the last two are hard attention, by how it is trained
     )
@@ -160,7 +217,8 @@ class RecurrentConfig(ModelConfig):
         return self.encoder_size * (2 if self.bidirectional else 1)
 
 
-PRECISIONS = ("float32", "bfloat16")
+Precision = Literal["float32", "bfloat16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 @dataclass(frozen=True)
@@ -169,27 +227,25 @@ class TrainConfig:
 
     source: str = "en"  # file ending of the source side: train.en, val.en
     target: str = "de"
-    vocab_size: int = 6000
-    max_epochs: int = 150
-    batch_tokens: int = 4096  # padded tokens of the longer side in one batch
-    peak_learning_rate: float = 3.5e-3  # the recipe's 5e-3, over sqrt(2) for half the batch
-    warmup_steps: int = 2000
-    label_smoothing: float = 0.1
-    clip_norm: float = 25.0
-    patience_epochs: int = 15  # stop after so many epochs without a better validation loss
-    average_last: int = 10  # checkpoints averaged for the final weights
-    max_length_tokens: int = 128  # longer examples are left out, in validation too
-    seed: int = 1
-    precision: str = "float32"  # of products: "bfloat16" is faster where the processor has it, see docs/training.md
+    vocab_size: Size = 6000
+    max_epochs: Count = 150
+    batch_tokens: Count = 4096  # padded tokens of the longer side in one batch
+    peak_learning_rate: LearningRate = 3.5e-3  # the recipe's 5e-3, over sqrt(2) for half the batch
+    warmup_steps: Count = 2000
+    label_smoothing: Probability = 0.1
+    clip_norm: Norm = 25.0
+    patience_epochs: Count = 15  # stop after so many epochs without a better validation loss
+    average_last: Count = 10  # checkpoints averaged for the final weights
+    max_length_tokens: Count = 128  # longer examples are left out, in validation too
+    seed: Seed = 1
+    precision: Precision = (
+        "float32"  # of products: "bfloat16" is faster where the processor has it, see docs/training.md
+    )
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"precision is {self.precision}, it must be one of {', '.join(PRECISIONS)}")
-        for name in ("vocab_size", "max_epochs", "batch_tokens", "warmup_steps", "patience_epochs", "average_last"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}, it must lie in [0, 1)")
+        check_fields(self)
+        if self.source == self.target:
+            raise ValueError(f"source and target are both {self.source}; they must be two different file endings")
         if self.max_length_tokens > self.batch_tokens:
             raise ValueError(
                 f"max_length_tokens ({self.max_length_tokens}) exceeds batch_tokens ({self.batch_tokens}): "
@@ -206,11 +262,11 @@ def with_fields(config: Config, changes: Mapping[str, str]) -> Config:
     Raises:
         ValueError: there is no such field, or it cannot have that value.
     """
-    # The vocabulary's size is the tokenizer's, and labels are the data's.
+    # The tokenizer decides the vocabulary's size and the special tokens' ids, the data decides the labels.
     fields = {
         name: value
         for name, value in dataclasses.asdict(config).items()
-        if name != "vocab_size" and not isinstance(value, tuple)
+        if name not in ("vocab_size", *SPECIAL_IDS) and not isinstance(value, tuple)
     }
     return dataclasses.replace(config, **{name: _read(name, text, fields) for name, text in changes.items()})
 
@@ -246,23 +302,55 @@ def to_json(config: ModelConfig | TrainConfig) -> str:
 
 
 def read_train_config(path: Path) -> TrainConfig:
-    """Read what `to_json` wrote; settings that are younger than the file have their defaults."""
-    return TrainConfig(**json.loads(path.read_text(encoding="utf-8")))
+    """Read what `to_json` wrote; settings that are younger than the file have their defaults.
+
+    Raises:
+        ValueError: the file is not such a record, or a value is not allowed; the message names the file and the field.
+    """
+    return _made(TrainConfig, _read_fields(path), path)
 
 
 def read_model_config(path: Path) -> ModelConfig:
     """Read what `to_json` wrote.
 
     Raises:
-        TypeError: a field is unknown or missing.
-        ValueError: a value is out of range, or there is no such architecture.
+        ValueError: the file is not such a record, a field is unknown or missing, a value is not allowed, or there is no
+            such architecture; the message names the file and the field.
     """
-    fields = json.loads(path.read_text(encoding="utf-8"))
+    fields = _read_fields(path)
     architecture = fields.pop("architecture", "transformer")  # checkpoints of old say nothing
     if architecture not in MODELS:
-        raise ValueError(f"there is no architecture {architecture}; there are {', '.join(MODELS)}")
+        raise ValueError(f"{path}: there is no architecture {architecture}; there are {', '.join(MODELS)}")
     # JSON has lists alone.
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
-    return MODELS[architecture](**values)
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return _made(MODELS[architecture], values, path)
+
+
+def _read_fields(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}; it was cut off or edited") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} is not an object of settings")
+    return fields
+
+
+Record = TypeVar("Record", ModelConfig, TrainConfig)
+
+
+def _made(kind: type[Record], fields: Mapping[str, Any], path: Path) -> Record:
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    unknown = [name for name in fields if name not in known]
+    if unknown:
+        raise ValueError(
+            f"{path} has settings that this version does not know: {', '.join(unknown)}; "
+            "use the version that wrote it, or remove them"
+        )
+    missing = [name for name, field in known.items() if field.default is dataclasses.MISSING and name not in fields]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}")
+    try:
+        return kind(**fields)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

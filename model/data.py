@@ -12,8 +12,26 @@ Pair = tuple[list[int], list[int]]  # source ids and target ids, the end token l
 
 
 def read_lines(path: Path) -> list[str]:
-    """Lines without their ends; only a line feed ends a line, as in every parallel corpus."""
-    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    r"""Read the lines of a UTF-8 file, without their ends and without a byte order mark; an empty file has none.
+
+    A line ends with a line feed, or with a carriage return and a line feed. All else, a lone carriage return too, is
+    text: the lines of a parallel corpus correspond by their numbers, so no tool may count them differently.
+
+    Raises:
+        ValueError: the file is not UTF-8; the message names the line.
+    """
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}, line {number}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file to UTF-8"
+        ) from None
+    lines = text.removeprefix("\ufeff").split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
 
 
 def read_parallel(folder: Path, split: str, source: str, target: str) -> tuple[list[str], list[str]]:
@@ -21,7 +39,7 @@ def read_parallel(folder: Path, split: str, source: str, target: str) -> tuple[l
 
     Raises:
         FileNotFoundError: one of the files is missing.
-        ValueError: the sides have different numbers of lines.
+        ValueError: a file is empty or not UTF-8, or the sides have different numbers of lines.
     """
     sides = []
     for language in (source, target):
@@ -29,8 +47,13 @@ def read_parallel(folder: Path, split: str, source: str, target: str) -> tuple[l
         if not path.is_file():
             raise FileNotFoundError(f"no {path}: expected one sentence a line, the same number on both sides")
         sides.append(read_lines(path))
+        if not sides[-1]:
+            raise ValueError(f"{path} is empty: expected one sentence a line")
     if len(sides[0]) != len(sides[1]):
-        raise ValueError(f"{split}.{source} has {len(sides[0])} lines, {split}.{target} has {len(sides[1])}")
+        raise ValueError(
+            f"{folder / split}.{source} has {len(sides[0])} lines, {split}.{target} has {len(sides[1])}: line N of one "
+            "must translate line N of the other"
+        )
     return sides[0], sides[1]
 
 

@@ -32,7 +32,8 @@ class Task(Generic[ExampleT, BatchT, ModelT]):
 
     validation_split: str
     read_texts: Callable[[Path, TrainConfig], list[str]]  # what the tokenizer learns from
-    read_examples: Callable[[Path, str, Tokenizer, TrainConfig], list[ExampleT]]  # the folder, the split
+    # Reads a split of a folder, and refuses what the model could not learn from.
+    read_examples: Callable[[Path, str, Tokenizer, TrainConfig, ModelConfig], list[ExampleT]]
     length: Callable[[ExampleT], int]  # tokens, of the longer side where there are two
     batches: Callable[[Sequence[ExampleT], int, int, ModelConfig], Iterator[BatchT]]  # batch_tokens, seed
     count: Callable[[BatchT, int], int]  # the padding's id

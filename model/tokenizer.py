@@ -9,15 +9,21 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from model.config import SPECIAL_IDS, ModelConfig
+
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
-SPECIAL_TOKENS = (PAD, BOS, EOS)  # ids 0, 1, 2, as in TransformerConfig
+SPECIAL_TOKENS = (PAD, BOS, EOS)  # ids 0, 1, 2, as in ModelConfig; in the order of SPECIAL_IDS
+
+
+# Learning takes time that grows with the square of a word's length: one line without blanks could take hours.
+MAX_LEARNT_CHARACTERS = 10_000
 
 
 def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn merges from both sides' lines.
 
     Args:
-        lines: sentences, untokenised.
+        lines: sentences, untokenised; those longer than `MAX_LEARNT_CHARACTERS` are left out.
         vocab_size: special tokens and the 256 bytes included; at least 259.
     """
     smallest = len(SPECIAL_TOKENS) + len(pre_tokenizers.ByteLevel.alphabet())
@@ -33,7 +39,7 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(lines, trainer)
+    tokenizer.train_from_iterator((line for line in lines if len(line) <= MAX_LEARNT_CHARACTERS), trainer)
     # A source ends with the end token. The decoder's start token is the engine's to add, not the tokenizer's.
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
@@ -55,6 +61,25 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise ValueError(f"{path} is not a tokenizer: {error}") from error
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """Check that a configuration has the ids of a tokenizer.
+
+    Raises:
+        ValueError: a special token has another id, or an id exceeds the model's vocabulary.
+    """
+    for name, token in zip(SPECIAL_IDS, SPECIAL_TOKENS, strict=True):
+        if getattr(config, name) != tokenizer.token_to_id(token):
+            raise ValueError(
+                f"{name} is {getattr(config, name)} in the configuration, but the tokenizer gives {token} the id "
+                f"{tokenizer.token_to_id(token)}; use the configuration and the tokenizer of one training"
+            )
+    if tokenizer.get_vocab_size() > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.get_vocab_size()} tokens, but vocab_size is {config.vocab_size}; use the "
+            "configuration and the tokenizer of one training"
+        )
 
 
 def prompt_tokenizer(tokenizer: Tokenizer) -> Tokenizer:

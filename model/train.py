@@ -8,30 +8,42 @@ A run is a folder:
     epochs/0001.safetensors ...               the weights of the last epochs, for averaging
     best/, averaged/                          checkpoints: lowest validation loss; mean of the last epochs
     log.jsonl                                 one line an epoch; of an epoch that was repeated, two
+
+One process at a time has the folder: it holds a lock on it while it begins or takes up the run, and while it trains.
 """
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from tqdm import tqdm
 
-from model.checkpoint import average, load_facts, replace_text, save_checkpoint, save_tensors
+from model.checkpoint import (
+    average,
+    load_facts,
+    load_tensors,
+    one_line,
+    replace_text,
+    save_checkpoint,
+    save_tensors,
+)
 from model.config import ModelConfig, TrainConfig, read_model_config, read_train_config, to_json
 from model.factory import build_model
 from model.precision import autocast
 from model.task import Task
-from model.tokenizer import read_tokenizer, train_tokenizer
+from model.tokenizer import check_tokenizer, read_tokenizer, train_tokenizer
 
 
 @dataclass
@@ -74,36 +86,64 @@ class Trainer:
         """Start a run in an empty or missing folder, or take up the one that is there.
 
         Raises:
-            ValueError: the folder holds a run with other settings, of another model, on other data, or without its
-                state.
+            FileNotFoundError: a file of the data is missing.
+            OSError: the folder cannot be made or written.
+            ValueError: another process trains in the folder; or it holds a run with other settings, of another model,
+                on other data, without its state or with a damaged one; or the model cannot learn from the data.
         """
         self.run, self.config, self.task = run, config, task
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        # Until all is read nothing is written: what cannot be trained leaves no settings behind.
-        is_begun = self._state_path.exists()
-        if is_begun:
-            self._check_settings()
-        elif (run / "log.jsonl").exists():
-            raise ValueError(f"{run} has a run without the state to go on from; choose another folder")
-        self.tokenizer = read_tokenizer(self._tokenizer_path) if is_begun else self._train_tokenizer(data)
-        self.train_examples = self._read_examples(data, "train")
-        self.validation_examples = self._read_examples(data, task.validation_split)
-        examples = repr((self.train_examples, self.validation_examples))
-        self._data_digest = hashlib.sha256(examples.encode()).hexdigest()
-        self.model_config = make_model(self.tokenizer.get_vocab_size())
-        if is_begun and read_model_config(self._config_path) != self.model_config:
-            raise ValueError(f"{self.run} was begun with another model; choose another folder")
-        torch.manual_seed(config.seed)
-        self.model = build_model(self.model_config).to(self.device)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
-        self.progress = Progress()
-        if is_begun:
-            self._load_state()
-        else:
-            self._begin()
+        with self._locked():
+            # Nothing is written until all is read and checked: a mistake leaves no settings behind.
+            is_begun = self._state_path.exists()
+            if is_begun:
+                self._check_settings()
+            elif (run / "log.jsonl").exists():
+                raise ValueError(f"{run} has a run without the state to go on from; choose another folder")
+            self.tokenizer = read_tokenizer(self._tokenizer_path) if is_begun else self._train_tokenizer(data)
+            self.model_config = make_model(self.tokenizer.get_vocab_size())
+            if is_begun and read_model_config(self._config_path) != self.model_config:
+                raise ValueError(f"{self.run} was begun with another model; choose another folder")
+            check_tokenizer(self.tokenizer, self.model_config)
+            self.train_examples = self._read_examples(data, "train")
+            self.validation_examples = self._read_examples(data, task.validation_split)
+            examples = repr((self.train_examples, self.validation_examples))
+            self._data_digest = hashlib.sha256(examples.encode()).hexdigest()
+            torch.manual_seed(config.seed)
+            self.model = build_model(self.model_config).to(self.device)
+            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
+            self.progress = Progress()
+            if is_begun:
+                self._load_state()
+            else:
+                self._begin()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the run's folder, which is made where it is missing and removed again if nothing is put into it.
+
+        The lock belongs to the open folder and ends with the process, however that ends.
+        """
+        if self.run.exists() and not self.run.is_dir():
+            raise ValueError(f"{self.run} is not a folder; choose another one for the run")
+        is_new = not self.run.exists()
+        self.run.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.run, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"another process is training in {self.run}; wait until it ends, or choose another folder"
+                ) from None
+            yield
+        finally:
+            if is_new:
+                with suppress(OSError):  # it is not empty
+                    self.run.rmdir()
+            os.close(folder)
 
     def _begin(self) -> None:
-        self.run.mkdir(parents=True, exist_ok=True)
         replace_text(self._settings_path, to_json(self.config))
         replace_text(self._tokenizer_path, self.tokenizer.to_str(pretty=True))
         replace_text(self._config_path, to_json(self.model_config))
@@ -137,14 +177,33 @@ class Trainer:
         return train_tokenizer(self.task.read_texts(data, self.config), self.config.vocab_size)
 
     def _read_examples(self, data: Path, split: str) -> list[Any]:
-        examples = self.task.read_examples(data, split, self.tokenizer, self.config)
+        examples = self.task.read_examples(data, split, self.tokenizer, self.config, self.model_config)
         kept = [one for one in examples if self.task.length(one) <= self.config.max_length_tokens]
         if not kept:
             raise ValueError(f"no example of {split} has at most max_length_tokens ({self.config.max_length_tokens})")
+        longest, limit = max(map(self.task.length, kept)), self.model_config.max_positions
+        if longest > limit:
+            raise ValueError(
+                f"an example of {split} has {longest} tokens, the model reads max_positions ({limit}); set "
+                f"max_length_tokens to {limit} to leave out what is longer"
+            )
         return kept
 
     def _load_state(self) -> None:
-        tensors = load_file(self._state_path)
+        try:
+            tensors, facts = load_tensors(self._state_path), load_facts(self._state_path)
+        except ValueError as error:
+            raise ValueError(f"{error}; the run cannot go on, choose another folder") from error
+        if facts.pop("data", self._data_digest) != self._data_digest:
+            raise ValueError(f"{self.run} was begun with other data; choose another folder")
+        try:
+            self._set_state(tensors, facts)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self._state_path} is not a state of this model ({one_line(error)}); choose another folder"
+            ) from error
+
+    def _set_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         self.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
         states: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
@@ -153,9 +212,6 @@ class Trainer:
                 states.setdefault(int(index), {})[key] = tensor
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": states, "param_groups": groups})
-        facts = load_facts(self._state_path)
-        if facts.pop("data", self._data_digest) != self._data_digest:
-            raise ValueError(f"{self.run} was begun with other data; choose another folder")
         self.progress = Progress(**facts)
 
     def _save_state(self) -> None:
@@ -169,6 +225,9 @@ class Trainer:
 
         Returns:
             The mean training loss, nats.
+
+        Raises:
+            ValueError: the loss is not finite.
         """
         # Order and dropout depend on the seed and the epoch alone, so a resumed run sees what an unbroken one would.
         torch.manual_seed(self.config.seed * 1_000_003 + epoch)
@@ -179,6 +238,7 @@ class Trainer:
             for batch in bar:
                 self.progress.step += 1
                 total_in_batch, count_in_batch = self.update(batch.to(self.device))
+                self._refuse_divergence("training", total_in_batch)
                 total, count = total + total_in_batch, count + count_in_batch
                 bar.set_postfix(loss=f"{total / count:.3f}")
         return total / count
@@ -202,16 +262,45 @@ class Trainer:
 
     @torch.inference_mode()
     def validate(self) -> float:
-        """The mean loss on the validation examples without smoothing, nats."""
+        """Compute the mean loss on the validation examples without smoothing, nats.
+
+        Raises:
+            ValueError: the loss is not finite.
+        """
         self.model.eval()
         total, count = 0.0, 0
         for batch in self._batches(self.validation_examples, 0):
             total += self.task.validation_loss(self.model, batch.to(self.device)).item()
             count += self.task.count(batch, self.model_config.pad_id)
+        self._refuse_divergence("validation", total)
         return total / count
 
+    def _refuse_divergence(self, which: str, loss: float) -> None:
+        """Stop before weights that are not numbers are written; the run keeps the state of its last epoch."""
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the {which} loss is {loss} after update {self.progress.step}: the training diverged; start again in "
+                "another folder with a lower peak_learning_rate or clip_norm, or more warmup_steps"
+            )
+
     def fit(self) -> None:
-        """Train until `max_epochs`, or until the validation loss has not improved for `patience_epochs`."""
+        """Train until `max_epochs`, or until the validation loss has not improved for `patience_epochs`.
+
+        Raises:
+            OSError: a file cannot be written.
+            ValueError: another process trains in the folder, or has done so; or the training diverged.
+        """
+        with self._locked():
+            if load_facts(self._state_path).get("epoch", 0) != self.progress.epoch:
+                raise ValueError(
+                    f"another process has trained in {self.run}; run the command again to go on from there"
+                )
+            # The record says how long the run is, not how long it was meant to be when it began.
+            longest = max(self.config.max_epochs, self.progress.epoch)
+            replace_text(self._settings_path, to_json(dataclasses.replace(self.config, max_epochs=longest)))
+            self._train()
+
+    def _train(self) -> None:
         while self.progress.epoch < self.config.max_epochs and not self._is_patience_spent():
             epoch, started = self.progress.epoch + 1, time.monotonic()
             train_loss = self.train_epoch(epoch)
@@ -249,6 +338,7 @@ class Trainer:
             "validation_loss": round(val_loss, 4),
             "seconds": round(seconds, 1),
         }
-        with (self.run / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        log = self.run / "log.jsonl"
+        earlier = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        replace_text(log, earlier + json.dumps(row) + "\n")  # a full disk leaves no part of a line
         tqdm.write(json.dumps(row))

@@ -13,13 +13,32 @@ from model.task import Task
 from model.tokenizer import encode_lines
 
 
+def _read_sides(folder: Path, split: str, config: TrainConfig) -> tuple[list[str], list[str]]:
+    """Read a split to learn from.
+
+    Raises:
+        ValueError: a line is blank: nothing can be learnt from a sentence without its translation.
+    """
+    sides = read_parallel(folder, split, config.source, config.target)
+    for language, lines in zip((config.source, config.target), sides, strict=True):
+        blank = [number for number, line in enumerate(lines, start=1) if not line.strip()]
+        if blank:
+            raise ValueError(
+                f"{folder / split}.{language}, line {blank[0]} is blank, one of {len(blank)} blank lines; remove these "
+                f"lines from both {split}.{config.source} and {split}.{config.target}"
+            )
+    return sides
+
+
 def _read_texts(folder: Path, config: TrainConfig) -> list[str]:
-    source, target = read_parallel(folder, "train", config.source, config.target)
+    source, target = _read_sides(folder, "train", config)
     return source + target
 
 
-def _read_pairs(folder: Path, split: str, tokenizer: Tokenizer, config: TrainConfig) -> list[Pair]:
-    source, target = read_parallel(folder, split, config.source, config.target)
+def _read_pairs(
+    folder: Path, split: str, tokenizer: Tokenizer, config: TrainConfig, model_config: ModelConfig
+) -> list[Pair]:
+    source, target = _read_sides(folder, split, config)
     return list(zip(encode_lines(tokenizer, source), encode_lines(tokenizer, target), strict=True))
 
 

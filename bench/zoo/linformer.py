@@ -180,7 +180,7 @@ def modules(variant: Variant, tokens: int) -> tuple[MultiHeadAttention | Linform
         if variant.slots is None:
             return MultiHeadAttention(D_MODEL, NUM_HEADS).eval(), None
         config = TransformerConfig(
-            vocab_size=1,
+            vocab_size=3,  # the special tokens alone
             d_model=D_MODEL,
             num_heads=NUM_HEADS,
             encoder_layers=1,

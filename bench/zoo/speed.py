@@ -22,7 +22,7 @@ from bench.zoo.served import Served, serve
 from bench.zoo.speed_report import tables
 from bench.zoo.step import no_pictures as draw
 from bench.zoo.systems import SOURCE
-from model.config import PRECISIONS, read_model_config, read_train_config
+from model.config import PRECISIONS, Precision, read_model_config, read_train_config
 from model.data import read_lines
 from model.dialogues import draw_examples
 from model.evaluate import TEST_SPLIT
@@ -53,9 +53,9 @@ class Training:
 
     trainer: Trainer
     batches: Sequence[Any]
-    precision: str  # the run's own
+    precision: Precision  # the run's own
 
-    def seconds_an_update(self, precision: str) -> float:
+    def seconds_an_update(self, precision: Precision) -> float:
         self.trainer.config = dataclasses.replace(self.trainer.config, precision=precision)
         started = time.perf_counter()
         for batch in self.batches:

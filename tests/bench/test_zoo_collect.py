@@ -14,7 +14,7 @@ from bench.zoo.changes import CONTROLS, changes_table
 from bench.zoo.headline import headline
 from bench.zoo.lengths import buckets_of
 from bench.zoo.systems import TRANSLATING, runs_by_system
-from model.config import TrainConfig, to_json
+from model.config import Precision, TrainConfig, to_json
 from model.evaluate import moses_lines, read_test_set, score
 from model.zoo import PLAN
 
@@ -45,7 +45,7 @@ def make_run(tmp_path: Path, data: Path, checkpoint: Path) -> MakeRun:
         run.mkdir(parents=True)
         shutil.copytree(checkpoint, run / "averaged")
         tokens = 4096 if name.startswith("transformer") else 2000
-        precision = "bfloat16" if name.endswith("-2") else "float32"
+        precision: Precision = "bfloat16" if name.endswith("-2") else "float32"
         (run / "train.json").write_text(
             to_json(TrainConfig(batch_tokens=tokens, precision=precision)), encoding="utf-8"
         )

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 import shutil
@@ -10,8 +11,9 @@ from export import __main__ as export_main
 from export.__main__ import SENTENCES, main
 from export.bundle import Label, quantize_bundle
 from export.verify import VerificationError
+from model.causal import CausalModel
 from model.checkpoint import save_checkpoint
-from model.config import TransformerConfig
+from model.config import CausalConfig, TransformerConfig
 from model.tokenizer import read_tokenizer
 from model.transformer import Transformer
 from service.bundle import ChatTemplate, Languages, Verification, read_bundle, read_manifest, write_manifest
@@ -351,3 +353,119 @@ def test_a_system_that_is_refused_keeps_no_other_back(
 def test_a_zoo_without_a_finished_run_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "there is no NAME-1/scores.json" in capsys.readouterr().err
+
+
+@pytest.fixture
+def short_reader(checkpoint: Path, tmp_path: Path) -> Path:
+    """A checkpoint that reads 24 tokens."""
+    tokenizer = checkpoint / "tokenizer.json"
+    config = TransformerConfig(
+        read_tokenizer(tokenizer).get_vocab_size(), d_model=16, num_heads=2, d_ff=16, encoder_layers=1, decoder_layers=1
+    )
+    config = dataclasses.replace(config, max_positions=24)
+    save_checkpoint(tmp_path / "short", config, Transformer(config).state_dict(), tokenizer, {})
+    return tmp_path / "short"
+
+
+@pytest.fixture
+def own_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replaces the repository's own sentences; the second and the third have more than 24 tokens."""
+    path = tmp_path / "own.txt"
+    path.write_text(f"A man sleeps.\n{'walks ' * 30}\n{'runs ' * 90}\nA boy.\n", encoding="utf-8")
+    monkeypatch.setattr(export_main, "FOUND_SENTENCES", path)
+    return path
+
+
+def test_own_sentences_that_a_model_cannot_read_are_left_out_of_every_command(
+    short_reader: Path, own_sentences: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A long sentence of this repository kept every such model from being exported and calibrated."""
+    note = f"note: 2 of the 4 sentences of {own_sentences} are left out: they have more than the 24 tokens"
+    out = tmp_path / "float32"
+    assert main([str(short_reader), "--out", str(out)]) == 0
+    assert note in capsys.readouterr().err
+    verification = read_manifest(out).verification
+    assert verification is not None and verification.sentences == 2
+    assert main(["verify", str(out), "--checkpoint", str(short_reader)]) == 0
+    output = capsys.readouterr()
+    assert note in output.err and json.loads(output.out)["sentences"] == 2
+    assert main(quantize_static(out, tmp_path / "int8")) == 0
+    assert f"{note} that the model reads (lines 2, 3); name others with --calibration\n" in capsys.readouterr().err
+    quantize_bundle(out, tmp_path / "expected", everywhere("static"), None, calibration=["A man sleeps.", "A boy."])
+    assert read_bundle(tmp_path / "int8").files == read_bundle(tmp_path / "expected").files
+
+
+def test_own_sentences_of_which_none_can_be_read_are_an_error_that_asks_for_others(
+    short_reader: Path, own_sentences: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_sentences.write_text("walks " * 30, encoding="utf-8")
+    assert main([str(short_reader), "--out", str(tmp_path / "float32")]) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        f"error: every sentence of {own_sentences} has more than the 24 tokens that the model reads; name shorter ones "
+        "with --sentences\n"
+    )
+
+
+def test_a_named_sentence_that_is_too_long_is_refused_with_its_file_and_line(
+    bundle: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text(f"A dog.\n\n{'walks ' * 300}\n", encoding="utf-8")
+    for arguments in (
+        [str(checkpoint), "--out", str(tmp_path / "out"), "--sentences", str(path)],
+        ["verify", str(bundle), "--checkpoint", str(checkpoint), "--sentences", str(path)],
+        quantize_static(bundle, tmp_path / "out", "--calibration", str(path)),
+    ):
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {path}, line 3: sentence 2 has ") and error.count("\n") == 1
+        assert "the model reads 256; shorten it or remove the line" in error
+        assert not (tmp_path / "out").exists()
+
+
+def test_text_to_measure_on_that_is_too_long_is_refused_with_its_file_and_line(
+    bundle: Path, tmp_path: Path, parallel_text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (parallel_text / "val.en").write_text(f"A man sleeps.\n{'walks ' * 300}\n", encoding="utf-8")
+    arguments = ["quantize", str(bundle), "--out", str(tmp_path / "small"), "--bits", "8", "--data", str(parallel_text)]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {parallel_text / 'val.en'}, line 2 has ") and error.count("\n") == 1
+    assert main([*arguments, "--limit", "1"]) == 0
+
+
+@pytest.mark.parametrize("command", ["quantize", "half"])
+def test_few_pairs_are_said_to_show_no_loss(
+    bundle: Path,
+    tmp_path: Path,
+    parallel_text: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    arguments = [command, str(bundle), "--out", str(tmp_path / "small"), "--data", str(parallel_text), "--force"]
+    arguments += ["--bits", "8"] if command == "quantize" else []
+    warning = "pairs are too few to tell a loss of 0.3 BLEU from chance; measure on"
+    assert main(arguments) == 0
+    assert f"warning: 2 {warning} 1000 or more" in capsys.readouterr().err
+    monkeypatch.setattr(export_main, "MIN_PAIRS", 2)
+    assert main(arguments) == 0
+    assert warning not in capsys.readouterr().err
+    assert main([*arguments, "--limit", "1"]) == 0
+    assert f"warning: 1 {warning} 2 or more" in capsys.readouterr().err
+
+
+def test_a_chat_model_is_exported_with_the_format_of_its_training(
+    tmp_path: Path, sentences_path: Path, checkpoint: Path
+) -> None:
+    """It had none, so that chat completions refused it; the shipped one was exported by another command."""
+    tokenizer = checkpoint / "tokenizer.json"
+    config = CausalConfig(
+        read_tokenizer(tokenizer).get_vocab_size(), d_model=16, num_heads=2, d_ff=16, layers=1, max_positions=64
+    )
+    save_checkpoint(tmp_path / "chat", config, CausalModel(config).state_dict(), tokenizer, {})
+    out = tmp_path / "my-chat"
+    assert main([str(tmp_path / "chat"), "--out", str(out), "--sentences", str(sentences_path)]) == 0
+    shipped = read_manifest(Path(__file__).parents[2] / "bundles" / "smalltalk-chat-gatt")
+    assert shipped.chat is not None and read_manifest(out).chat == shipped.chat

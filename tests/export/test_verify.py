@@ -81,3 +81,16 @@ def test_blank_lines_are_no_sentences(tmp_path: Path) -> None:
     path.write_text("\n", encoding="utf-8")
     with pytest.raises(ValueError, match="has no sentences"):
         read_sentences(path)
+
+
+def test_a_lone_carriage_return_ends_no_sentence(tmp_path: Path) -> None:
+    (tmp_path / "sentences.txt").write_bytes(b"One\rand more.\r\nTwo.\n")
+    assert read_sentences(tmp_path / "sentences.txt") == ["One\rand more.", "Two."]
+
+
+@pytest.mark.parametrize("tolerance", [math.nan, -1.0])
+def test_a_tolerance_that_decides_nothing_is_refused(
+    sessions: Sessions, model: Transformer, tokenizer: Tokenizer, toy_sentences: list[str], tolerance: float
+) -> None:
+    with pytest.raises(ValueError, match=f"tolerance is {tolerance}, it must be a number of at least 0"):
+        verify(sessions, model, tokenizer, toy_sentences, tolerance)

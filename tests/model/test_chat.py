@@ -24,7 +24,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def examples(tokenizer: Tokenizer) -> list[Example]:
-    return chat_task(has_ghost_attention=True).read_examples(Path(), "val", tokenizer, CONFIG)
+    return chat_task(has_ghost_attention=True).read_examples(Path(), "val", tokenizer, CONFIG, CausalConfig(700))
 
 
 def test_the_last_answer_and_its_end_token_bear_loss_and_nothing_else(

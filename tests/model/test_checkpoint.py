@@ -1,3 +1,8 @@
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +18,15 @@ from model.checkpoint import (
     save_checkpoint,
     save_tensors,
 )
+from model.config import TransformerConfig
 from model.transformer import Transformer
 
 
 def test_a_saved_checkpoint_loads_as_the_same_model(
-    tmp_path: Path, toy_model: Transformer, tokenizer_path: Path
+    tmp_path: Path, toy_config: Callable[[int], TransformerConfig], tokenizer_path: Path
 ) -> None:
+    torch.manual_seed(0)
+    toy_model = Transformer(toy_config(400)).eval()
     save_checkpoint(tmp_path / "saved", toy_model.config, toy_model.state_dict(), tokenizer_path, {"epoch": 7})
     loaded, tokenizer = load_checkpoint(tmp_path / "saved")
     assert loaded.config == toy_model.config
@@ -87,3 +95,56 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         save_tensors(path, {"a": torch.zeros(2)}, {"epoch": object()})
     assert load_facts(path) == {"epoch": 1}
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_weights_may_be_read_by_whoever_may_read_the_other_files(
+    tmp_path: Path, checkpoint: Path, umask: int, mode: int
+) -> None:
+    """They had mode 0600: a service of another user could not read what it was given."""
+    model, _ = load_checkpoint(checkpoint)
+    before = os.umask(umask)
+    try:
+        save_checkpoint(tmp_path / "saved", model.config, model.state_dict(), checkpoint / TOKENIZER, {})
+    finally:
+        os.umask(before)
+    for name in (CONFIG, WEIGHTS, TOKENIZER):
+        assert stat.S_IMODE((tmp_path / "saved" / name).stat().st_mode) == mode, name
+
+
+def test_a_run_is_no_checkpoint_but_the_message_names_the_one_in_it(tmp_path: Path, checkpoint: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path / "run" / "averaged")
+    with pytest.raises(FileNotFoundError, match=r"it has no config\.json; .*averaged is one"):
+        load_checkpoint(tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", ""])
+def test_a_configuration_that_is_none_is_refused_by_its_name(checkpoint: Path, text: str) -> None:
+    """A list ended in a traceback."""
+    (checkpoint / CONFIG).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"is not a checkpoint that fits.*config\.json is not"):
+        load_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pad_id": 40}, "pad_id is 40 in the configuration, but the tokenizer gives <pad> the id 0"),
+        ({"bos_id": 399}, "bos_id is 399 in the configuration, but the tokenizer gives <s> the id 1"),
+        ({"vocab_size": 399}, "the tokenizer has 400 tokens, but vocab_size is 399"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_the_tokenizer_is_refused(
+    checkpoint: Path, changes: dict[str, int], message: str
+) -> None:
+    config = json.loads((checkpoint / CONFIG).read_text(encoding="utf-8"))
+    (checkpoint / CONFIG).write_text(json.dumps({**config, **changes}), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(checkpoint)
+
+
+def test_damaged_weights_have_no_average_and_are_named(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "1.safetensors", {"a": torch.ones(2)})
+    (tmp_path / "2.safetensors").write_bytes((tmp_path / "1.safetensors").read_bytes()[:-4])
+    with pytest.raises(ValueError, match=r"2\.safetensors is damaged, it may have been cut off"):
+        average(sorted(tmp_path.iterdir()))

@@ -132,3 +132,25 @@ def test_a_text_that_is_too_long_is_refused_with_both_numbers(classifier_checkpo
 def test_a_classifier_is_no_model_that_translates(classifier_checkpoint: Path) -> None:
     with pytest.raises(ValueError, match="does not translate: it is a classifier"):
         load_checkpoint(classifier_checkpoint)
+
+
+def test_a_label_of_the_second_split_is_refused_before_anything_is_written(tmp_path: Path, reviews: Path) -> None:
+    """It was found after the first epoch, and the run then refused the mended file as other data."""
+    dev = (reviews / "dev.tsv").read_text(encoding="utf-8")
+    (reviews / "dev.tsv").write_text(f"{dev}7\tneither\n", encoding="utf-8")
+    number = dev.count("\n") + 1
+    message = rf"line {number} of .*dev\.tsv: there is a label 7; those of the model are 0 to 1"
+    config = dataclasses.replace(TOY, max_epochs=1)
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path / "run", reviews, config)
+    assert not (tmp_path / "run").exists()
+    (reviews / "dev.tsv").write_text(dev, encoding="utf-8")
+    train(tmp_path / "run", reviews, config)
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_a_split_without_a_line_is_refused(tmp_path: Path, reviews: Path, split: str) -> None:
+    (reviews / f"{split}.tsv").write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"{split}\.tsv is empty: expected one sentence a line"):
+        train(tmp_path / "run", reviews)
+    assert not (tmp_path / "run").exists()

@@ -1,7 +1,12 @@
 """The command line, in this process: what it prints, and how it fails."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +15,7 @@ from torch import nn
 
 from model.__main__ import main
 from model.causal import CausalModel
-from model.checkpoint import load_model, save_checkpoint
+from model.checkpoint import load_facts, load_model, save_checkpoint
 from model.config import CausalConfig
 from model.recurrent import RecurrentModel
 from model.tokenizer import train_tokenizer
@@ -189,3 +194,131 @@ def test_recall_prints_and_writes_how_many_dialogues_keep_their_instruction(run:
 def test_recall_asks_only_what_chats_and_something(run: Runner, checkpoint: Path) -> None:
     assert run("recall", checkpoint) == (2, "", f"error: {checkpoint} does not chat\n")
     assert run("recall", checkpoint, "--turns", 0)[2] == "error: turns and dialogues must be at least 1\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--peak-learning-rate", "nan", "peak_learning_rate is nan, it must be a finite number"),
+        ("--peak-learning-rate", "-1", "peak_learning_rate is -1.0, it must lie in (0, 1]"),
+        ("--clip-norm", "0", "clip_norm is 0.0, it must be above 0"),
+        ("--seed", "9" * 25, "seed is 9999999999999999999999999, it must be at least 0 and at most 4294967295"),
+        ("--model", "pad_id=40", "no field pad_id to set"),
+        ("--model", "bos_id=900", "no field bos_id to set"),
+        ("--model", "dropout=0.999", "dropout is 0.999, it must lie in [0, 0.9]"),
+    ],
+)
+def test_settings_that_cannot_train_are_errors_of_one_line_and_begin_no_run(
+    run: Runner, corpus: Path, tmp_path: Path, option: str, value: str, message: str
+) -> None:
+    result = run("train", corpus, "--run", tmp_path / "run", "--vocab-size", 300, option, value)
+    assert_one_line_and_code_2(result, message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_memory_that_there_is_not_is_an_error_of_one_line(
+    run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model.__main__.Trainer", lambda *_: torch.empty(2**50))
+    result = run("train", corpus, "--run", tmp_path / "run")
+    assert_one_line_and_code_2(result, "out of memory, use a smaller model or fewer batch_tokens: ")
+
+
+def test_a_system_that_generates_its_data_reads_no_folder(run: Runner, tmp_path: Path) -> None:
+    """It took any folder and trained on something else."""
+    result = run("train", "/nonexistent", "--run", tmp_path / "run", "--system", "chat-gatt")
+    assert_one_line_and_code_2(result, "chat-gatt generates its own dialogues and would not read /nonexistent; leave")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("system", ["transformer", "sentiment"])
+def test_a_system_that_reads_data_asks_for_their_folder(
+    run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    monkeypatch.chdir(corpus)  # where data lie by chance
+    result = run("train", "--run", tmp_path / "run", "--system", system)
+    assert_one_line_and_code_2(result, f"{system} is trained from a folder of data: python -m model train DATA --run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_vocabulary_that_the_data_cannot_fill_is_said_to_be_smaller(
+    run: Runner, corpus: Path, tmp_path: Path
+) -> None:
+    settings = ("--batch-tokens", 256, "--max-epochs", 1, "--vocab-size", 9000)
+    sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
+    code, _, err = run("train", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
+    model, _ = load_model(tmp_path / "run" / "averaged")
+    assert code == 0 and model.config.vocab_size < 9000
+    assert f"note: the vocabulary has {model.config.vocab_size} tokens, not vocab_size (9000)" in err
+
+
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_run_that_cannot_be_a_folder_is_an_error_of_one_line(
+    run: Runner, corpus: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "file").write_text("mine\n", encoding="utf-8")
+    assert_one_line_and_code_2(run("train", corpus, "--run", tmp_path / name), str(tmp_path / name))
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("state.safetensors", lambda whole: whole[: len(whole) // 2], "state.safetensors is damaged"),
+        ("train.json", lambda whole: whole.replace(b'"seed"', b'"sead"'), "does not know: sead"),
+        ("train.json", lambda whole: whole[:40], "train.json is not JSON"),
+        ("config.json", lambda whole: b"[]", "config.json is not an object of settings"),
+        ("tokenizer.json", lambda whole: whole[:40], "tokenizer.json is not a tokenizer"),
+    ],
+)
+def test_a_damaged_run_is_an_error_of_one_line(
+    run: Runner, corpus: Path, tmp_path: Path, name: str, change: Callable[[bytes], bytes], message: str
+) -> None:
+    sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
+    arguments = ("train", corpus, "--run", tmp_path / "run", "--vocab-size", 300, "--model", *sizes)
+    assert run(*arguments, "--max-epochs", 1)[0] == 0
+    path = tmp_path / "run" / name
+    path.write_bytes(change(path.read_bytes()))
+    assert_one_line_and_code_2(run(*arguments, "--max-epochs", 2), message)
+
+
+def test_a_second_process_leaves_the_first_ones_run_alone(run: Runner, corpus: Path, tmp_path: Path) -> None:
+    """A real process trains; both crashed each other, as each removed what the other was about to read."""
+    sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
+    settings = ("--vocab-size", 300, "--batch-tokens", 256, "--patience-epochs", 100_000)
+    arguments = ("train", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
+    command = [sys.executable, "-m", "model", *map(str, arguments), "--max-epochs", "100000"]
+    with subprocess.Popen(
+        command,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as first:
+        try:
+            log, deadline = tmp_path / "run" / "log.jsonl", time.monotonic() + 120
+            while not log.exists() and time.monotonic() < deadline and first.poll() is None:
+                time.sleep(0.02)
+            result = run(*arguments, "--max-epochs", 100_000)
+            assert_one_line_and_code_2(result, f"another process is training in {tmp_path / 'run'}; wait until it ends")
+            assert first.poll() is None
+        finally:
+            first.kill()
+    # The lock ended with the process.
+    epochs = load_facts(tmp_path / "run" / "state.safetensors")["epoch"]
+    assert run(*arguments, "--max-epochs", epochs + 1)[0] == 0
+    assert load_facts(tmp_path / "run" / "state.safetensors")["epoch"] == epochs + 1
+
+
+def test_an_interrupt_is_one_line_and_the_run_goes_on(
+    run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
+    arguments = ("train", corpus, "--run", tmp_path / "run", "--vocab-size", 300, "--max-epochs", 1, "--model", *sizes)
+    with monkeypatch.context() as patched:
+        patched.setattr("model.train.Trainer.train_epoch", lambda *_: signal.raise_signal(signal.SIGINT))
+        code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (130, "", 1)
+    assert err.startswith("error: interrupted; ")
+    assert run(*arguments)[0] == 0
+    assert load_facts(tmp_path / "run" / "state.safetensors")["epoch"] == 1

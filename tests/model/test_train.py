@@ -2,12 +2,13 @@ import dataclasses
 import json
 import math
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ import torch
 from safetensors.torch import load_file
 
 from model.checkpoint import average, load_checkpoint, load_facts
-from model.config import TrainConfig, TransformerConfig
+from model.config import TrainConfig, TransformerConfig, read_train_config
 from model.train import Trainer, inverse_sqrt_rate, read_log
 from model.translation import TRANSLATION
 
 MakeConfig = Callable[[int], TransformerConfig]
 TOY = TrainConfig(vocab_size=300, max_epochs=4, batch_tokens=128, warmup_steps=20, average_last=2)
+TINY = 1e-30  # a rate that changes no weight
 CPU = torch.device("cpu")
 
 
@@ -94,7 +96,7 @@ def test_a_run_in_bfloat16_learns_as_well_and_keeps_float32_weights(
 
 def test_a_precision_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="precision is float16, it must be one of float32, bfloat16"):
-        TrainConfig(precision="float16")
+        TrainConfig(precision="float16")  # type: ignore[arg-type]
 
 
 def test_a_run_that_stops_between_epochs_and_goes_on_gives_the_same_weights(
@@ -170,8 +172,8 @@ def test_another_seed_gives_other_weights(tmp_path: Path, corpus: Path, toy_conf
 def test_training_stops_when_the_validation_loss_no_longer_improves(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
-    # At a rate of zero nothing improves after the first epoch.
-    config = dataclasses.replace(TOY, peak_learning_rate=0.0, patience_epochs=2, max_epochs=50)
+    # Where weights do not change nothing improves after the first epoch.
+    config = dataclasses.replace(TOY, peak_learning_rate=TINY, patience_epochs=2, max_epochs=50)
     trainer = train(tmp_path / "run", corpus, toy_config, config)
     assert (trainer.progress.best_epoch, trainer.progress.epoch) == (1, 3)
     trainer = train(tmp_path / "run", corpus, toy_config, config)
@@ -250,9 +252,9 @@ def test_the_loss_of_a_batch_counts_each_real_token_once_however_it_is_padded(
 def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_norm(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, clip_norm: float
 ) -> None:
-    config = dataclasses.replace(TOY, clip_norm=clip_norm, peak_learning_rate=0.0)
+    config = dataclasses.replace(TOY, clip_norm=clip_norm, peak_learning_rate=TINY)
     trainer = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU)
-    trainer.model.eval()  # without dropout, and at a rate of zero, the loss can be computed again
+    trainer.model.eval()  # without dropout and changes of weights, the loss can be computed again
     batch = next(iter(trainer._batches(trainer.train_examples, 1)))
     trainer.progress.step = 1
     trainer.update(batch)
@@ -325,3 +327,185 @@ def test_a_run_that_died_as_it_began_begins_anew(
 def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(TOY, **change)
+
+
+def copied(corpus: Path, tmp_path: Path, **changes: Callable[[bytes], bytes]) -> Path:
+    """The corpus with some of its files changed; `val__de` is val.de."""
+    data = Path(shutil.copytree(corpus, tmp_path / "data"))
+    for name, change in changes.items():
+        path = data / name.replace("__", ".")
+        path.write_bytes(change(path.read_bytes()))
+    return data
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"val__en": lambda _: b"", "val__de": lambda _: b""}, r"val\.en is empty"),
+        ({"train__en": lambda _: b"", "train__de": lambda _: b""}, r"train\.en is empty"),
+        ({"val__de": lambda text: text + b"Ein Hund.\n"}, r"val\.en has 10 lines, val\.de has 11"),
+        ({"val__de": lambda text: text.replace("ä".encode(), b"\xe4", 1)}, r"val\.de, line 6: byte 0xe4 is not UTF-8"),
+        (
+            {"val__en": lambda text: text + b" \n", "val__de": lambda text: text + b"Ja.\n"},
+            r"val\.en, line 11 is blank, one of 1 blank lines; remove these lines from both val\.en and val\.de",
+        ),
+    ],
+    ids=["empty val", "empty train", "more lines", "not UTF-8", "blank"],
+)
+def test_every_split_is_checked_before_anything_is_written(
+    tmp_path: Path,
+    corpus: Path,
+    toy_config: MakeConfig,
+    unbroken: Path,
+    changes: dict[str, Callable[[bytes], bytes]],
+    message: str,
+) -> None:
+    """An epoch was trained before the second split was found wanting, and its run refused the data once mended."""
+    run = tmp_path / "run"
+    with pytest.raises(ValueError, match=message):
+        Trainer(run, TOY, TRANSLATION, copied(corpus, tmp_path, **changes), toy_config, CPU)
+    assert not run.exists()
+    train(run, corpus, toy_config)
+    assert_same_run(unbroken, run)
+
+
+def test_an_example_that_the_model_cannot_read_is_refused_before_anything_is_written(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    def short(vocab_size: int) -> TransformerConfig:
+        return dataclasses.replace(toy_config(vocab_size), max_positions=20)
+
+    long = copied(corpus, tmp_path, val__en=lambda text: text.replace(b"A dog", b"A dog of many colours and names", 1))
+    config = dataclasses.replace(TOY, vocab_size=600)
+    with pytest.raises(ValueError, match=r"val has \d+ tokens, the model reads max_positions \(20\)"):
+        Trainer(tmp_path / "run", config, TRANSLATION, long, short, CPU)
+    assert not (tmp_path / "run").exists()
+    config = dataclasses.replace(config, max_length_tokens=20, max_epochs=1)
+    train(tmp_path / "run", long, short, config)
+
+
+def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_refused(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    """It trained on, and every token 40 counted as padding."""
+
+    def make(vocab_size: int) -> TransformerConfig:
+        return dataclasses.replace(toy_config(vocab_size), pad_id=40)
+
+    with pytest.raises(ValueError, match="pad_id is 40 in the configuration, but the tokenizer gives <pad> the id 0"):
+        Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, make, CPU)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_loss_that_is_not_a_number_ends_the_run_which_keeps_its_last_state(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
+) -> None:
+    """It trained to the end, wrote weights that are not numbers, and succeeded."""
+    run = tmp_path / "run"
+    trainer = Trainer(run, dataclasses.replace(TOY, max_epochs=2), TRANSLATION, corpus, toy_config, CPU)
+    if epochs:
+        train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
+        trainer = Trainer(run, dataclasses.replace(TOY, max_epochs=2), TRANSLATION, corpus, toy_config, CPU)
+    before = (run / "state.safetensors").read_bytes()
+    with torch.no_grad():
+        trainer.model.embedding.weight[5] = math.nan
+    with pytest.raises(ValueError, match=r"loss is nan after update \d+: the training diverged; .* peak_learning_rate"):
+        trainer.fit()
+    assert (run / "state.safetensors").read_bytes() == before
+    assert len(list((run / "epochs").glob("*"))) == epochs
+
+
+def test_a_validation_loss_that_is_not_a_number_is_not_written(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last update of an epoch may be the one that ruins the weights."""
+
+    def ruin(trainer: Trainer, epoch: int) -> float:
+        with torch.no_grad():
+            trainer.model.embedding.weight.fill_(math.inf)
+        return 1.0
+
+    monkeypatch.setattr(Trainer, "train_epoch", ruin)
+    with pytest.raises(ValueError, match="the validation loss is nan"):
+        train(tmp_path / "run", corpus, toy_config)
+    assert not (tmp_path / "run" / "epochs").exists()
+
+
+def test_the_record_says_how_long_the_run_is(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+    """It said for ever how long the run was to be when it began."""
+    run, recorded = tmp_path / "run", []
+    for max_epochs in (1, 3, 2):
+        train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=max_epochs))
+        recorded.append(read_train_config(run / "train.json"))
+    assert [config.max_epochs for config in recorded] == [1, 3, 3]
+    assert recorded[1] == dataclasses.replace(TOY, max_epochs=3)
+
+
+def test_a_run_that_another_trainer_has_taken_further_is_not_trained_twice(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    late = Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
+    train(tmp_path / "run", corpus, toy_config)
+    before = (tmp_path / "run" / "log.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"another process has trained in .*run; run the command again"):
+        late.fit()
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+
+
+@pytest.fixture
+def limit_file_size() -> Iterator[Callable[[int], None]]:
+    """Makes the system fail every write beyond a size in this process, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_a_run_that_resumes_to_the_same_weights(
+    tmp_path: Path,
+    corpus: Path,
+    toy_config: MakeConfig,
+    unbroken: Path,
+    limit_file_size: Callable[[int], None],
+) -> None:
+    run = tmp_path / "run"
+    train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.json"}
+    limit_file_size(20_000)  # the tokenizer fits, weights do not
+    with pytest.raises(OSError, match=r"0002\.safetensors cannot be written: .*File too large"):
+        train(run, corpus, toy_config)
+    limit_file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.json"}
+    assert after == before
+    train(run, corpus, toy_config)
+    assert_same_run(unbroken, run)
+
+
+def test_a_full_disk_leaves_no_part_of_a_line_in_the_log(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, limit_file_size: Callable[[int], None]
+) -> None:
+    trainer = Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
+    trainer._log(1, 2.0, 3.0, 4.0)
+    limit_file_size(100)
+    with pytest.raises(OSError, match="File too large"):
+        trainer._log(2, 2.0, 3.0, 4.0)
+    limit_file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    assert list(read_log(tmp_path / "run")) == [1]
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+def test_a_state_that_was_cut_off_is_refused_by_its_name(
+    corpus: Path, toy_config: MakeConfig, unbroken: Path, kept: float
+) -> None:
+    state = unbroken / "state.safetensors"
+    state.write_bytes(state.read_bytes()[: int(kept * state.stat().st_size)])
+    with pytest.raises(ValueError, match=r"state\.safetensors is damaged, .*; the run cannot go on, choose another"):
+        Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
+
+
+def test_the_state_of_another_model_is_refused_by_its_name(
+    corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    shutil.copyfile(unbroken / "epochs" / "0004.safetensors", unbroken / "state.safetensors")
+    with pytest.raises(ValueError, match=r"state\.safetensors is not a state of this model .*Missing key.*choose"):
+        Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
