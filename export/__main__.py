@@ -244,7 +244,10 @@ def quantize_parser() -> argparse.ArgumentParser:
     _add_rewriting(parser)
     parser.add_argument("--bits", type=int, choices=BLOCK_SIZES, required=True)
     parser.add_argument(
-        "--block-size", type=int, default=BLOCK_SIZE, help=f"weights that share a scale (default: {BLOCK_SIZE})"
+        "--block-size",
+        type=int,
+        default=0,
+        help=", ".join(f"default with {bits} bits: {size}" for bits, size in BLOCK_SIZE.items()),
     )
     for site in get_args(Site):
         parser.add_argument(f"--{site}", choices=get_args(Form), default="blocks", help="form of its products")

@@ -112,9 +112,9 @@ class GraphBuilder:
         self._initializers.setdefault(name, onnx.numpy_helper.from_array(array, name))
         return name
 
-    def add(self, op: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+    def add(self, op: str, *inputs: str, output: str | None = None, domain: str = "", **attributes: Any) -> str:
         """A node with one output, which is named after the node unless `output` names it."""
-        (name,) = self.add_multi(op, inputs, [output or f"{op}_{len(self._nodes)}"], **attributes)
+        (name,) = self.add_multi(op, inputs, [output or f"{op}_{len(self._nodes)}"], domain, **attributes)
         return name
 
     def add_multi(

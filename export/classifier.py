@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 
 from export.builder import GraphBuilder, WeightFile
-from export.parts import FLOAT, linear, token_mask
+from export.parts import FLOAT, linear, token_mask, weighted_sum, whole_blocks, with_positions
 from export.transformer import encoder_layers, encoder_maps
 from model.classifier import Classifier
 from model.config import ClassifierConfig
@@ -28,9 +28,9 @@ def encoder_graph(model: Classifier, weights: WeightFile) -> onnx.ModelProto:
 
 def _mean_pool(graph: GraphBuilder, hidden: str, lengths: str, size: str) -> str:
     """(B, S, M) to (B, M): the mean over a row's own tokens; what stands in its padding is no part of it."""
-    rows, last = graph.constant([1], np.int64), graph.constant([2], np.int64)
-    _, is_token = token_mask(graph, lengths, graph.add("Squeeze", size))
-    column = graph.add("Unsqueeze", is_token, last)  # (B, S, 1)
-    own = graph.add("Where", column, hidden, graph.constant(0.0, np.float32))
-    total = graph.add("ReduceSum", own, rows, keepdims=0)  # (B, M)
-    return graph.add("Div", total, graph.add("Cast", graph.add("Unsqueeze", lengths, rows), to=FLOAT))
+    size = whole_blocks(graph, graph.add("Squeeze", size))
+    _, is_token = token_mask(graph, lengths, size)
+    ones = graph.add("Cast", is_token, to=FLOAT)
+    total = weighted_sum(graph, ones, with_positions(graph, hidden, size), is_token)
+    column = graph.add("Unsqueeze", lengths, graph.constant([1], np.int64))  # (B, 1)
+    return graph.add("Div", total, graph.add("Cast", column, to=FLOAT))

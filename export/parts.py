@@ -7,13 +7,18 @@ import torch
 from onnx import TensorProto
 from torch import Tensor, nn
 
-from export.builder import GraphBuilder
+from export.builder import CONTRIB, GraphBuilder
 from model.transformer import AddNorm, Embedded, FeedForward
 from service.bundle import TOP_TOKENS
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 LOWEST = float(np.finfo(np.float32).min)  # a score that no weight comes of
 KEY_VALUE = ("key", "value")  # as names of states have them
+# Sums over the source run over whole blocks of this many positions. ONNX Runtime adds up the terms of a product in
+# groups of at most 16 and rounds a shorter last group otherwise, so that a sum over exactly the batch's longest source
+# would depend on that length. With whole blocks every term of a row has the same place in its group in every batch,
+# and what other rows add are groups of zeros, which change nothing.
+SOURCE_BLOCK = 16
 
 
 def linear(graph: GraphBuilder, name: str, x: str, *linears: nn.Linear) -> str:
@@ -54,6 +59,43 @@ def token_mask(graph: GraphBuilder, lengths: str, size: str) -> tuple[str, str]:
     positions = graph.add("Range", graph.constant(0, np.int64), size, graph.constant(1, np.int64))
     column = graph.add("Unsqueeze", lengths, graph.constant([1], np.int64))  # (B, 1)
     return positions, graph.add("Less", positions, column)
+
+
+def whole_blocks(graph: GraphBuilder, longest: str) -> str:
+    """A number of positions () int64, rounded up to whole blocks of `SOURCE_BLOCK`."""
+    block = graph.constant(SOURCE_BLOCK, np.int64)
+    rounded_up = graph.add("Add", longest, graph.constant(SOURCE_BLOCK - 1, np.int64))
+    return graph.add("Mul", graph.add("Div", rounded_up, block), block)
+
+
+def with_positions(graph: GraphBuilder, x: str, size: str) -> str:
+    """Cut x (B, any, ...), or pad it with zeros, to (B, S, ...); `size` () int64 is S."""
+    first, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
+    missing = graph.add("Sub", graph.add("Unsqueeze", size, first), graph.add("Shape", x, start=1, end=2))
+    # Negative pads cut.
+    return graph.add("Pad", x, graph.add("Concat", first, missing, axis=0), "", axis)
+
+
+def products(graph: GraphBuilder, vector: str, rows: str) -> str:
+    """The products (B, S) of a row's vector (B, 1, K) or one vector (1, 1, K) with each of its rows (B, S, K).
+
+    S must be whole blocks. The vector is on the left because ONNX Runtime then shares columns out among its threads by
+    whole blocks too; on the right the vector would have the rows shared out one by one, and a last odd row is summed in
+    another order.
+    """
+    products = graph.add("FusedMatMul", vector, rows, domain=CONTRIB, transB=1)  # (B, 1, S)
+    return graph.add("Squeeze", products, graph.constant([1], np.int64))
+
+
+def weighted_sum(graph: GraphBuilder, weights: str, x: str, is_token: str) -> str:
+    """The sum (B, M) of a row's own positions of x (B, S, M), each times its weight (B, S).
+
+    S must be whole blocks. Whatever x has beyond a row's own tokens is replaced by zeros, because a weight of zero
+    would keep infinities and NaN.
+    """
+    middle, last = graph.constant([1], np.int64), graph.constant([2], np.int64)
+    own = graph.add("Where", graph.add("Unsqueeze", is_token, last), x, graph.constant(0.0, np.float32))
+    return graph.add("Squeeze", graph.add("MatMul", graph.add("Unsqueeze", weights, middle), own), middle)
 
 
 def scores(graph: GraphBuilder, features: str, table: Tensor) -> None:

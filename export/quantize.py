@@ -26,12 +26,11 @@ from export.builder import CONTRIB, WeightFile, external_tensor
 from service.bundle import Form, Site
 
 INT8_ACTIVATIONS = 4  # `accuracy_level`: activations may be rounded to int8, row by row and block by block
-# By bits. With larger blocks ONNX Runtime's last row of an odd batch differs from the others in its last bits; the next
-# product's rounding to int8 makes that 0.1 in a score, and a text would depend on how many others are in its batch.
-BLOCK_SIZES = {8: (16, 32, 64), 4: (16, 32)}
-BLOCK_SIZE = 32
-# Of the embedding and the product with it. It is the last of a step: no rounding follows that would magnify last bits.
-TABLE_BLOCK_SIZE = 128
+# By bits. With larger blocks ONNX Runtime rounds one row of activations otherwise than several: with 8 bits from 128 on
+# and with 4 bits from 64 on if the processor has AVX-512 VNNI, with 4 bits from 32 on if it has no more than AVX2. The
+# next product's rounding to int8 makes that 0.1 in a score, so that a text would depend on the size of its batch.
+BLOCK_SIZES = {8: (16, 32, 64), 4: (16,)}
+BLOCK_SIZE = {8: 32, 4: 16}  # where none is given
 MIN_BLOCK_SIZE = 16
 
 ACTIVATION_LEVELS = 127  # on either side of zero
@@ -52,7 +51,7 @@ class Recipe:
     """Which products are quantised, and how."""
 
     bits: Literal[4, 8]  # of products in blocks and of tables
-    block_size: int = BLOCK_SIZE  # weights of a layer that share a scale
+    block_size: int = 0  # weights of a layer that share a scale; 0 becomes `BLOCK_SIZE` of the bits
     encoder: Form = "blocks"
     layers: Form = "blocks"  # of the step
     projection: Form = "blocks"  # to the vocabulary
@@ -64,6 +63,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.bits not in BLOCK_SIZES:
             raise ValueError(f"bits is {self.bits}, it must be one of {tuple(BLOCK_SIZES)}")
+        if not self.block_size:
+            object.__setattr__(self, "block_size", BLOCK_SIZE[self.bits])
         if self.block_size not in BLOCK_SIZES[self.bits]:
             raise ValueError(
                 f"block_size is {self.block_size}, with {self.bits} bits it must be one of {BLOCK_SIZES[self.bits]}"
@@ -210,9 +211,9 @@ def _quantized(rewriting: "_Rewriting", recipe: Recipe, tables: Collection[str])
     return rewriting.build(nodes)
 
 
-def _table_block_size(rows: Floats) -> int:
+def _table_block_size(rows: Floats, bits: int) -> int:
     within: int = 1 << (rows.shape[1].bit_length() - 1)  # the largest power of two
-    return min(TABLE_BLOCK_SIZE, max(MIN_BLOCK_SIZE, within))
+    return min(BLOCK_SIZES[bits][-1], max(MIN_BLOCK_SIZE, within))
 
 
 class _Nodes:
@@ -258,7 +259,7 @@ class _Rewriting:
     def _in_blocks(self, product: _Product) -> NodeProto:
         matrix = self._read(product.weight)
         rows = matrix if product.transposed else matrix.T  # (N, K)
-        block_size = _table_block_size(rows) if product.transposed else self._layer_block_size
+        block_size = _table_block_size(rows, self._bits) if product.transposed else self._layer_block_size
         codes, scales = quantize_rows(rows, self._bits, block_size)
         inputs = [product.node.input[0], self._add(f"{product.weight}.codes", codes)]
         inputs += [self._add(f"{product.weight}.scales", scales), "", "", product.bias]
@@ -314,7 +315,7 @@ class _Rewriting:
     def gather(self, node: NodeProto) -> NodeProto:
         table, ids = node.input
         rows = self._read(table)
-        block_size = _table_block_size(rows)
+        block_size = _table_block_size(rows, self._bits)
         codes, scales = quantize_rows(rows, self._bits, block_size)
         codes = codes.reshape(len(rows), -1)[:, : rows.shape[1] * self._bits // 8]  # this operator has no padding
         inputs = [self._add(f"{table}.rows", codes), ids, self._add(f"{table}.scales", scales)]

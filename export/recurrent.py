@@ -1,7 +1,7 @@
 """The two graphs of a recurrent encoder-decoder; equations are named where `model.recurrent` has them.
 
-Axes: B batch, S source, in the step as far as the longest of the batch, E embedding, H state of the decoder,
-A annotation, K key, V vocabulary.
+Axes: B batch, S source, in the step as far as the longest of the batch in whole blocks (`export.parts.SOURCE_BLOCK`),
+E embedding, H state of the decoder, A annotation, K key, V vocabulary.
 """
 
 import functools
@@ -14,7 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from export.builder import GraphBuilder, WeightFile
-from export.parts import FLOAT, INT32, INT64, LOWEST, linear, scaled_embedding, scores, token_mask
+from export.parts import (
+    FLOAT,
+    INT32,
+    INT64,
+    LOWEST,
+    linear,
+    products,
+    scaled_embedding,
+    scores,
+    token_mask,
+    weighted_sum,
+    whole_blocks,
+    with_positions,
+)
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
 from model.scores import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
@@ -144,32 +157,33 @@ class _Step:
         if self._config.attention == "none":
             return "context"
         graph = self._graph
-        middle = graph.constant([1], np.int64)
-        weights = graph.add("Unsqueeze", self._weigh(query), middle)  # (B, 1, S)
+        weights = self._weigh(query)
         cross = graph.output("cross_attention", FLOAT, ("batch", 1, 1, "longest"))
-        graph.add("Unsqueeze", weights, middle, output=cross)
-        return graph.add("Squeeze", graph.add("MatMul", weights, self._cut("annotations")), middle)
+        graph.add("Unsqueeze", weights, graph.constant([1, 2], np.int64), output=cross)
+        _, is_token = self._tokens
+        return weighted_sum(graph, weights, self._cut("annotations"), is_token)
 
     def _cut(self, state: str) -> str:
         """A state (B, S, ...) as far as any source of the batch reaches: its buffer is longer by far."""
         if state not in self._cuts:
-            graph = self._graph
-            first, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
-            end = graph.add("Unsqueeze", self._longest, first)
-            self._cuts[state] = graph.add("Slice", state, first, end, axis)
+            self._cuts[state] = with_positions(self._graph, state, self._size)
         return self._cuts[state]
 
     @functools.cached_property
-    def _longest(self) -> str:
-        """(), the most tokens that a source of the batch has."""
+    def _size(self) -> str:
+        """(), S: the most tokens that a source of the batch has, rounded up to whole blocks."""
         longest = self._graph.add("ReduceMax", self._source_lengths, keepdims=0)
-        return self._graph.add("Cast", longest, to=INT64)
+        return whole_blocks(self._graph, self._graph.add("Cast", longest, to=INT64))
+
+    @functools.cached_property
+    def _tokens(self) -> tuple[str, str]:
+        """The positions and the mask of `export.parts.token_mask`."""
+        return token_mask(self._graph, self._graph.add("Cast", self._source_lengths, to=INT64), self._size)
 
     def _weigh(self, query: str) -> str:
         """The weights (B, S) of `model.scores.align`, and of them the largest alone where attention is hard."""
         graph, config = self._graph, self._config
-        lengths = graph.add("Cast", self._source_lengths, to=INT64)
-        positions, mask = token_mask(graph, lengths, self._longest)
+        positions, mask = self._tokens
         distances = ""
         if config.window != "global":
             centres = graph.add("Unsqueeze", self._centres(query), graph.constant([1], np.int64))
@@ -195,16 +209,13 @@ class _Step:
         if isinstance(score, LocationScore):
             return self._cut(linear(graph, "score.state", query, score.state))
         keys = self._cut("keys" if isinstance(score, ProjectedScore) else "annotations")
-        last = graph.constant([2], np.int64)
-        if isinstance(score, AdditiveScore):
-            own = graph.add(
-                "Unsqueeze", linear(graph, "score.state", query, score.state), graph.constant([1], np.int64)
-            )
-            inner = graph.add("Tanh", graph.add("Add", own, keys))  # (B, S, K)
-            return graph.add("Squeeze", linear(graph, "score.weights", inner, score.weights), last)
-        if isinstance(score, ReducedRankScore):
+        if isinstance(score, AdditiveScore | ReducedRankScore):
             query = linear(graph, "score.state", query, score.state)
-        return graph.add("Squeeze", graph.add("MatMul", keys, graph.add("Unsqueeze", query, last)), last)
+        query = graph.add("Unsqueeze", query, graph.constant([1], np.int64))  # (B, 1, K)
+        if isinstance(score, AdditiveScore):
+            inner = graph.add("Tanh", graph.add("Add", query, keys))  # (B, S, K)
+            return products(graph, graph.weight("score.weights.weight", score.weights.weight.unsqueeze(0)), inner)
+        return products(graph, query, keys)
 
     def _centres(self, query: str) -> str:
         """Where each row's window is, (B,)."""

@@ -43,7 +43,7 @@ class Runner(Protocol):
             outputs: names among `manifest.encoder.outputs`.
 
         Returns:
-            The outputs by name; the caller may keep them.
+            The outputs by name; the caller may keep them. They may have one position of padding more than the ids.
         """
         ...
 

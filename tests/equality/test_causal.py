@@ -26,6 +26,7 @@ from service.bundle import BundleError, read_bundle
 from service.engine.engine import Engine
 from service.engine.request import DecodingParameters, Encoded, EncodeRequest, Event, Target
 from service.runtime.ort import OnnxRunner
+from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.running import FAR, make_request, run, run_events
 from tests.equality.serving import client_of
 from tests.equality.systems import random_models, small_systems
@@ -114,6 +115,11 @@ def test_served_outputs_are_pytorchs(
     for results in (alone, run(runner, requests), run(runner, requests, Random(1))):
         given = [[tuple(token.id for token in target.tokens) for target in one.targets] for one in results]
         assert given == expected
+
+
+def test_every_output_has_the_same_bits_alone_and_in_any_batch(runner: OnnxRunner) -> None:
+    """Among the lengths is one token more than the 16 queries that attention over a prompt takes at once."""
+    assert_bits_do_not_depend_on_company(runner)
 
 
 def test_served_log_probabilities_and_maps_are_pytorchs(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from export.parts import SOURCE_BLOCK
 from model.checkpoint import load_checkpoint
 from model.config import RecurrentConfig
 from model.recurrent import RecurrentModel
@@ -17,6 +18,7 @@ from model.reference import beam, greedy, log_softmax, pytorch_steps
 from model.rounding import Reference, reference
 from service.engine.request import DecodingParameters
 from service.runtime.ort import OnnxRunner
+from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.comparing import assert_same, generated_ids
 from tests.equality.running import make_request, run
 from tests.equality.serving import client_of, load_system, write_bundles
@@ -123,7 +125,7 @@ def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(
         assert_within_rounding(models, compute, {"logprobs": logprobs, **target.attention})
 
 
-def test_a_step_reads_no_more_of_the_source_than_the_batch_has(system: System) -> None:
+def test_a_step_reads_no_more_of_the_source_than_whole_blocks_of_the_batchs_longest(system: System) -> None:
     model, runner, sources = system
     if not kinds_of(model):
         assert not any("source" in state.shape for state in runner.manifest.states)  # there is nothing to read
@@ -132,23 +134,26 @@ def test_a_step_reads_no_more_of_the_source_than_the_batch_has(system: System) -
     ids = np.array([[*source[:2], 2, *source[:2]] for source in sources[:2]], np.int64)
     runner.fill(0, runner.encode(ids, lengths, runner.manifest.encoder.outputs), [0, 1])
     given = runner.step(np.array([1, 1]), np.array([0, 0], np.int32), lengths, ["cross_attention"])
-    assert given["cross_attention"].shape == (2, 1, 1, 5)
-    assert runner.manifest.limits.max_source_tokens > 5  # for which the buffers have room
+    assert given["cross_attention"].shape == (2, 1, 1, SOURCE_BLOCK)
+    assert not given["cross_attention"][0, :, :, 3:].any() and not given["cross_attention"][1, :, :, 5:].any()
+    assert runner.manifest.limits.max_source_tokens > SOURCE_BLOCK  # for which the buffers have room
 
 
-def test_alone_equals_batched(system: System) -> None:
-    """Tokens are the same; a product of one row may be rounded otherwise than one of several."""
+def test_alone_equals_batched_bit_for_bit(system: System) -> None:
     model, runner, sources = system
     requests = [make_request(source, parameters=GREEDY, attention=kinds_of(model)) for source in sources]
     for request, together in zip(requests, run(runner, requests), strict=True):
         (alone,) = run(runner, [request])
         (one,), (other,) = alone.targets, together.targets
-        assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
-        np.testing.assert_allclose(
-            [token.logprob for token in one.tokens], [token.logprob for token in other.tokens], atol=1e-5
-        )
+        assert one.tokens == other.tokens
+        assert one.attention.keys() == other.attention.keys()
         for kind, maps in one.attention.items():
-            np.testing.assert_allclose(other.attention[kind], maps, atol=1e-5)
+            np.testing.assert_array_equal(other.attention[kind], maps)
+
+
+def test_every_output_has_the_same_bits_alone_and_in_any_batch(system: System) -> None:
+    _, runner, _ = system
+    assert_bits_do_not_depend_on_company(runner)
 
 
 TARGET = "A man sleeps at the corner."

@@ -24,6 +24,7 @@ from model.transformer import Transformer
 from service.bundle import read_bundle
 from service.engine.request import DecodingParameters
 from service.runtime.ort import OnnxRunner
+from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.comparing import assert_same, generated_ids
 from tests.equality.running import make_request, run
 from tests.equality.serving import client_of, load_system, write_bundles
@@ -120,6 +121,11 @@ def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(system: S
 
         logprobs = np.array([token.logprob for token in target.tokens])
         assert_within_rounding(models, compute, {"logprobs": logprobs, **target.attention})
+
+
+def test_every_output_has_the_same_bits_alone_and_in_any_batch(system: System) -> None:
+    _, runner, _ = system
+    assert_bits_do_not_depend_on_company(runner)
 
 
 def test_alone_equals_batched_to_the_last_bit(system: System) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from export.builder import GraphBuilder
-from export.quantize import Recipe, quantize_rows
+from export.quantize import BLOCK_SIZES, Recipe, quantize_rows
 from service.bundle import Form
 from tests.export.products import (
     IN_BLOCKS,
@@ -51,7 +51,7 @@ def test_zeros_stay_zeros(recipe: Recipe) -> None:
     assert not rounded(np.zeros((2, 40), np.float32), recipe.bits, recipe.block_size).any()
 
 
-@pytest.mark.parametrize(("bits", "size"), [(5, 32), (8, 48), (8, 128), (4, 64)])
+@pytest.mark.parametrize(("bits", "size"), [(5, 32), (8, 48), (8, 128), (4, 32), (4, 64)])
 def test_a_format_that_is_not_served_is_refused(bits: Literal[4, 8], size: int) -> None:
     with pytest.raises(ValueError, match="it must be one of"):
         Recipe(bits, size)
@@ -112,10 +112,13 @@ def test_a_tied_table_is_stored_once_and_read_as_it_is_multiplied(tmp_path: Path
 
     operators, run = quantized(draw(tmp_path, nodes), tmp_path, Recipe(bits, 16))
     assert operators == ["MatMulNBits", "ArgMax", "Gather", "GatherBlockQuantized", "Sub", "Identity"]
-    rows = rounded(random(SIZE, INNER), bits, INNER)
+    block_size = BLOCK_SIZES[bits][-1]
+    rows = rounded(random(SIZE, INNER), bits, block_size)
     best = (whole(5) @ rows.T).argmax(axis=1)
     assert run(whole(5)) == pytest.approx(rows[best] - random(SIZE, INNER)[best] - 1, abs=1e-5)
-    assert stored_bytes(tmp_path) == padded_bytes(SIZE * INNER * bits // 8, SIZE * 4, SIZE * INNER * 4)
+    assert stored_bytes(tmp_path) == padded_bytes(
+        SIZE * INNER * bits // 8, SIZE * INNER // block_size * 4, SIZE * INNER * 4
+    )
 
 
 def best_rows(graph: GraphBuilder, table: Array, x: str) -> str:
@@ -124,13 +127,15 @@ def best_rows(graph: GraphBuilder, table: Array, x: str) -> str:
     return graph.add("Gather", "table", graph.add("ArgMax", product, axis=1, keepdims=0))
 
 
-@pytest.mark.parametrize(("inner", "block_size"), [(24, 16), (32, 32), (100, 64), (128, 128), (320, 128)])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_table_has_blocks_of_128_or_the_largest_power_of_two_within_its_rows(
+@pytest.mark.parametrize(
+    ("bits", "inner", "block_size"),
+    [(8, 24, 16), (8, 32, 32), (8, 100, 64), (8, 128, 64), (8, 320, 64), (4, 24, 16), (4, 128, 16)],
+)
+def test_a_table_has_the_largest_blocks_that_are_served_and_fit_its_rows(
     tmp_path: Path, bits: Literal[4, 8], inner: int, block_size: int
 ) -> None:
     table = random(SIZE, inner)
-    _, run = quantized(draw(tmp_path, lambda graph, x: best_rows(graph, table, x), inner), tmp_path, Recipe(bits, 32))
+    _, run = quantized(draw(tmp_path, lambda graph, x: best_rows(graph, table, x), inner), tmp_path, Recipe(bits, 16))
     assert run(table) == pytest.approx(rounded(table, bits, block_size), abs=1e-5)
 
 

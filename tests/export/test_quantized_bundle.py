@@ -146,9 +146,9 @@ def test_only_a_float32_bundle_is_quantised_and_only_such_a_one_verified(
     bundle: Path, checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:
     out = tmp_path / "small"
-    quantize_bundle(bundle, out, Recipe(4, 32), None)
+    quantize_bundle(bundle, out, Recipe(4), None)
     with pytest.raises(BundleError, match="small is int4: only a float32 bundle can be quantised"):
-        quantize_bundle(out, tmp_path / "smaller", Recipe(4, 32), None)
+        quantize_bundle(out, tmp_path / "smaller", Recipe(4), None)
     with pytest.raises(BundleError, match="small is int4: its graphs are not PyTorch's; verify the float32 bundle"):
         verify_bundle(out, checkpoint, toy_sentences[:1])
     assert names(tmp_path) == {"small"}
@@ -166,11 +166,11 @@ def test_a_bundle_that_loses_too_much_is_written_by_force_alone(
         references.append(decode_ids(tokenizer, output.ids))
     text = ParallelText("own", "de", EvaluationSet(toy_sentences, references, tokenised_references=None))
     with pytest.raises(VerificationError, match=r"with num_beams 1, BLEU falls from 100\.00 to"):
-        quantize_bundle(bundle, copied, Recipe(4, 32), text)
+        quantize_bundle(bundle, copied, Recipe(4), text)
     assert read_bundle(copied) == manifest
     assert names(copied.parent) == {"copied"}
     (copied / "MODEL_CARD.md").write_text("a card", encoding="utf-8")
-    quality = quantize_bundle(bundle, copied, Recipe(4, 32), text, force=True).quality
+    quality = quantize_bundle(bundle, copied, Recipe(4), text, force=True).quality
     assert quality is not None
     assert (quality.split, quality.sentences) == ("own", 6)
     assert quality.bleu[0].float32 == pytest.approx(100) and quality.bleu[0].quantized < 99

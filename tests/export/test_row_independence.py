@@ -18,7 +18,7 @@ from export.sessions import Sessions, encode, initial_states, open_sessions, run
 from export.transformer import encoder_graph, step_graph
 from model.checkpoint import load_checkpoint
 from model.transformer import Transformer
-from service.bundle import Form, read_bundle
+from service.bundle import read_bundle
 from tests.export.products import (
     IN_BLOCKS,
     INNER,
@@ -73,21 +73,18 @@ def test_a_row_of_a_product_is_the_same_to_the_last_bit_in_every_batch(
         np.testing.assert_array_equal(run(rows[:count]), alone[:count])
 
 
-@pytest.mark.parametrize(("form", "largest"), [("blocks", 1e-6), ("rows", 0), ("static", 0)])
-def test_a_row_of_the_projection_is_the_same_to_rounding_in_every_batch(
-    tmp_path: Path, form: Form, largest: float
-) -> None:
-    """Blocks of 128 may change the last bits; nothing that follows rounds again."""
+@pytest.mark.parametrize("recipe", RECIPES_OF_PRODUCTS, ids=str)
+def test_a_row_of_the_projection_is_the_same_to_the_last_bit_in_every_batch(tmp_path: Path, recipe: Recipe) -> None:
     table = random(SIZE, 256)
 
     def nodes(graph: GraphBuilder, x: str) -> str:
         return graph.add("Gemm", x, graph.weight("table", torch.from_numpy(table)), transB=1)
 
-    _, run = quantized(draw(tmp_path, nodes, 256), tmp_path, everywhere(form))
+    _, run = quantized(draw(tmp_path, nodes, 256), tmp_path, recipe)
     rows = random(33, 256)
     alone = np.concatenate([run(rows[row : row + 1]) for row in range(len(rows))])
     for count in (2, 3, 8, 33):
-        assert np.abs(run(rows[:count]) - alone[:count]).max() <= largest * np.abs(alone).max()
+        np.testing.assert_array_equal(run(rows[:count]), alone[:count])
 
 
 def test_one_scale_for_the_batch_would_be_found_out(tmp_path: Path) -> None:

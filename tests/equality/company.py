@@ -1,0 +1,116 @@
+"""Whether a sequence's outputs have the same bits alone and in any batch: raw arrays of a runner, not answers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle import Manifest
+from service.runtime.protocol import Runner
+
+Array = NDArray[Any]
+Outputs = list[dict[str, Array]]  # of the encoder, then of each step
+
+FIRST_ID = 3  # smaller ones mark padding, beginning and end
+STEPS = 3
+SHORT_LENGTHS = (1, 3, 7, 17)
+BATCH_SIZES = (2, 3, 5)
+
+
+def assert_bits_do_not_depend_on_company(runner: Runner, lengths: Sequence[int] = SHORT_LENGTHS) -> None:
+    """Compare sources of these lengths alone and beside longer ones of every length modulo 8, and a shorter one."""
+    random, manifest = np.random.default_rng(5), runner.manifest
+    if "similar" in manifest.tasks:
+        assert_comparisons_do_not_depend_on_each_other(runner, random)
+    longest = manifest.limits.max_source_tokens - STEPS
+    for length in lengths:
+        own = draw(random, manifest, length), draw(random, manifest, STEPS)
+        alone = run(runner, [own], 0)
+        for number, mate_length in enumerate([1, *range(length + 1, min(length + 9, longest + 1))]):
+            size = BATCH_SIZES[number % len(BATCH_SIZES)]
+            mates = [(draw(random, manifest, mate_length), draw(random, manifest, STEPS)) for _ in range(size - 1)]
+            row = number % size
+            together = run(runner, [*mates[:row], own, *mates[row:]], row)
+            assert_same_bits(together, alone, f"{length} tokens in row {row} of {size}, the others of {mate_length}")
+
+
+def assert_same_bits(given: Outputs, expected: Outputs, message: str) -> None:
+    for place, (some, others) in enumerate(zip(given, expected, strict=True)):
+        assert some.keys() == others.keys()
+        for name, array in others.items():
+            assert np.isfinite(array).all()
+            np.testing.assert_array_equal(some[name], array, f"{name} of call {place}: {message}")
+
+
+def assert_comparisons_do_not_depend_on_each_other(runner: Runner, random: np.random.Generator) -> None:
+    ids = draw(random, runner.manifest, 9)
+    alone = np.concatenate([runner.compare(ids[place : place + 1]) for place in range(len(ids))])
+    for count in range(2, len(ids) + 1):
+        np.testing.assert_array_equal(runner.compare(ids[:count]), alone[:count], f"{count} tokens at once")
+
+
+def draw(random: np.random.Generator, manifest: Manifest, length: int) -> NDArray[np.int64]:
+    return random.integers(FIRST_ID, manifest.limits.vocabulary, length)
+
+
+Sequences = Sequence[tuple[Array, Array]]  # sources, and the targets that are read after them
+
+
+def run(runner: Runner, sequences: Sequences, row: int) -> Outputs:
+    """One row's own part of all outputs; the sources are encoded in one batch."""
+    encoded = encode(runner, sequences)
+    runner.fill(0, encoded, range(len(sequences)))
+    return [own_encoded(runner, encoded, sequences, row), *steps(runner, sequences, row)]
+
+
+def encode(runner: Runner, sequences: Sequences) -> Mapping[str, Array]:
+    lengths = lengths_of(sequences)
+    ids = np.full((len(sequences), lengths.max()), runner.manifest.tokens.pad_id, np.int64)
+    for place, (source, _) in enumerate(sequences):
+        ids[place, : len(source)] = source
+    return runner.encode(ids, lengths, runner.manifest.encoder.outputs)
+
+
+def lengths_of(sequences: Sequences) -> NDArray[np.int32]:
+    return np.array([len(source) for source, _ in sequences], np.int32)
+
+
+def own_encoded(runner: Runner, encoded: Mapping[str, Array], sequences: Sequences, row: int) -> dict[str, Array]:
+    return dict(own_parts(runner.manifest, encoded, row, len(sequences[row][0]), 0))
+
+
+def steps(runner: Runner, sequences: Sequences, row: int) -> Outputs:
+    """One row's own part of the outputs of steps over rows that have been filled; none where nothing is generated."""
+    manifest = runner.manifest
+    if manifest.step is None:
+        return []
+    lengths, outputs = lengths_of(sequences), Outputs()
+    kept = {state.output for state in manifest.states}
+    names = [name for name in manifest.step.outputs if name not in kept]
+    filled = lengths - 1 if manifest.goes_on else np.zeros_like(lengths)
+    for age in range(STEPS):
+        tokens = np.array([target[age] for _, target in sequences])
+        given = runner.step(tokens, filled + np.int32(age), lengths, names)
+        outputs.append(dict(own_parts(manifest, given, row, int(lengths[row]), int(filled[row]) + age + 1)))
+    return outputs
+
+
+def own_parts(
+    manifest: Manifest, given: Mapping[str, Array], row: int, source_tokens: int, target_tokens: int
+) -> Iterator[tuple[str, Array]]:
+    """A copy of the part of each output that means something: the row's own positions."""
+    source, target = slice(source_tokens), slice(target_tokens)
+    map_columns = {"encoder": (source, source), "encoder_slots": (source,), "cross": (slice(None), source)}
+    map_columns["decoder"] = (slice(None), target)
+    parts: dict[str, tuple[slice, ...]] = {"hidden": (source,)}
+    for attention in manifest.attention:
+        columns = map_columns[attention.kind]
+        parts |= dict.fromkeys(attention.outputs, (slice(None), *columns))
+    for state in manifest.states:
+        if state.encoder_output is not None:
+            parts[state.encoder_output] = tuple(
+                source if isinstance(axis, str) else slice(None) for axis in state.shape
+            )
+    for name, array in given.items():
+        yield name, array[row][parts.get(name, ())].copy()

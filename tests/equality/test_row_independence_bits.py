@@ -1,0 +1,81 @@
+"""Every output of every committed bundle has the same bits for a sequence alone and in any batch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from service.bundle import read_bundle
+from service.engine.request import DecodingParameters
+from service.runtime.ort import OnnxRunner
+from service.tokenizer import read_tokenizer
+from tests.equality.company import (
+    SHORT_LENGTHS,
+    STEPS,
+    Outputs,
+    assert_bits_do_not_depend_on_company,
+    assert_same_bits,
+    draw,
+    encode,
+    steps,
+)
+from tests.equality.running import make_request, run
+
+BUNDLES = sorted(path.parent for path in Path("bundles").glob("*/manifest.json"))
+# One token more than the queries that attention over a prompt takes at once, twice the width of the bundle's heads.
+LENGTHS = (*SHORT_LENGTHS, 65)
+SAMPLED_BUNDLE = Path("bundles/multi30k-en-de-luong-local-p")
+
+
+def load(bundle: Path, num_threads: int = 1) -> OnnxRunner:
+    return OnnxRunner(bundle, read_bundle(bundle), num_threads=num_threads, max_rows=8)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
+def test_every_output_has_the_same_bits_alone_and_in_any_batch(bundle: Path, num_threads: int) -> None:
+    assert_bits_do_not_depend_on_company(load(bundle, num_threads), LENGTHS)
+
+
+def not_numbers(runner: OnnxRunner, rows: int, length: int) -> dict[str, NDArray[np.float32]]:
+    """What the encoder gives for sources of this length, but NaN throughout."""
+    made = {}
+    for state in runner.manifest.states:
+        if state.encoder_output is not None:
+            shape = [length if isinstance(axis, str) else axis for axis in state.shape]
+            made[state.encoder_output] = np.full((rows, *shape), np.nan, np.float32)
+    return made
+
+
+@pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
+def test_what_an_earlier_sequence_left_in_a_row_is_never_read(bundle: Path) -> None:
+    runner = load(bundle)
+    if runner.manifest.step is None:
+        return
+    random = np.random.default_rng(6)
+    sequences = [(draw(random, runner.manifest, length), draw(random, runner.manifest, STEPS)) for length in (3, 21)]
+
+    def outputs() -> list[Outputs]:
+        """Of each row; its source has been encoded by itself, so that nothing is written beyond its length."""
+        made = []
+        for row in range(2):
+            for place in range(2):
+                runner.fill(place, encode(runner, sequences[place : place + 1]), [0])
+            made.append(steps(runner, sequences, row))
+        return made
+
+    expected = outputs()
+    runner.fill(0, not_numbers(runner, 2, 60), [0, 1])
+    for given, row_expected in zip(outputs(), expected, strict=True):
+        assert_same_bits(given, row_expected, "after sequences of NaN")
+
+
+def test_a_sampled_text_is_the_same_alone_and_beside_the_longest_sentence(sentences: list[str]) -> None:
+    runner = load(SAMPLED_BUNDLE)
+    tokenizer = read_tokenizer(SAMPLED_BUNDLE / runner.manifest.source_tokenizer)
+    rider, longest = (tuple(tokenizer.encode(text)) for text in ("rider", max(sentences, key=len)))
+    sampled = make_request(rider, parameters=DecodingParameters(do_sample=True, seed=1737, max_new_tokens=8))
+    (alone,) = run(runner, [sampled])
+    together, _ = run(runner, [sampled, make_request(longest, parameters=DecodingParameters(max_new_tokens=20))])
+    assert together.targets == alone.targets
