@@ -20,8 +20,8 @@ KNOWN_TOKENS = 16  # of the known input, end tokens all of them, as in the rehea
 def not_finite(states: Sequence[State], encoded: Mapping[str, Array], num_tokens: Sequence[int]) -> set[int]:
     """Find the examples whose first states hold NaN or infinity, outside their padding.
 
-    The decoder does not always pass these on to its scores: quantised products turn NaN into integers, and the kernels
-    for sigmoid and tanh of some processors clamp it. States in the memory of a device are not read back: they belong to
+    The decoder does not always pass these on to its scores: quantised products turn NaN into integers, and the sigmoid
+    and tanh of ONNX Runtime's recurrent cells clamp it. States in the memory of a device are not read back: they belong to
     Transformers in float16, which do pass them on.
 
     Args:
