@@ -13,6 +13,9 @@ from service.machine import usable_threads
 from service.settings import SettingsError, read_settings
 
 EXIT_SETTINGS = 2
+# Seconds after which a busy thread hands over the interpreter. The engine's thread asks for it after every step, and
+# would wait for Python's default of 5 ms, longer than most steps, whenever the event loop is busy.
+SWITCH_INTERVAL_S = 0.0005
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
@@ -25,6 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}; starting again will not help until this is fixed", file=sys.stderr)
         return EXIT_SETTINGS
     configure_logging(settings.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Only now that the installation is known to be sound: this imports ONNX Runtime, and takes most of the start.
     from service.server import serve
 

@@ -1,11 +1,17 @@
 """Admission: what calls in progress hold is counted, and a call that does not fit is refused at once."""
 
 import threading
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from service.engine.throughput import Throughput
 from service.errors import ApiError
+
+REFUSALS_PER_S = 500  # more refusals are delayed
+REFUSALS_AT_ONCE = 100
+MAX_REFUSAL_DELAY_S = 1.0
 
 
 class AdmissionController:
@@ -59,7 +65,7 @@ class AdmissionController:
         if self._open:
             if self.num_sequences + 2 * sequences - 1 > self._max_sequences:
                 raise ApiError("overloaded")
-            if self.num_bytes + 2 * num_bytes - 1 > self._max_bytes:
+            if self.num_bytes + num_bytes > self._max_bytes:
                 raise ApiError("overloaded")
             self._check_time(units, seconds_left)
         reservation = Reservation(self, sequences, num_bytes, units)
@@ -140,6 +146,25 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+class RefusalPace:
+    """Spreads refusals over time if there are very many.
+
+    Clients that repeat a refused call at once would otherwise use up the processor, and delay health checks and the
+    calls that were admitted.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = 0.0  # when the next refusal may be sent
+
+    def delay_s(self) -> float:
+        """Count a refusal, and return the seconds after which it may be sent."""
+        now = self._clock()
+        self._next = max(self._next, now - REFUSALS_AT_ONCE / REFUSALS_PER_S)
+        self._next = min(self._next + 1 / REFUSALS_PER_S, now + MAX_REFUSAL_DELAY_S)
+        return max(0.0, self._next - now)
 
 
 class ResponseMemory:

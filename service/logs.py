@@ -88,7 +88,7 @@ class QueuedHandler(logging.Handler):
                 continue
             try:
                 self._write(item)
-            except OSError:  # the reader has closed its end, or the disk is full
+            except (OSError, ValueError):  # the reader has closed its end, the disk is full, or the stream is closed
                 self._num_failed += 1
 
     def _write(self, line: bytes) -> None:

@@ -111,6 +111,8 @@ class ErrorMiddleware:
             try:
                 await self._app(scope, receive, send)
             except ApiError as error:
+                if error.code == "overloaded":
+                    await asyncio.sleep(scope["app"].state.service.refusal_pace.delay_s())
                 await _send_error(scope, send, record, error)
             except ClientGoneError:
                 record.code = CLIENT_GONE

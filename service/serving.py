@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from service.admission import AdmissionController, ResponseMemory
+from service.admission import AdmissionController, RefusalPace, ResponseMemory
 from service.bundle import Manifest, Task
 from service.engine.engine import Engine
 from service.engine.worker import Worker
@@ -47,6 +47,7 @@ class Service:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.settings = settings
         self.metrics = metrics
+        self.refusal_pace = RefusalPace()
         self.is_draining = False
         self._backend: Backend | None = None
         self.response_memory = ResponseMemory(settings.max_response_bytes or response_bytes(usable_memory()))

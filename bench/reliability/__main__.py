@@ -31,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load (default: 10)")
     parser.add_argument("--bundles", type=Path, default=Path("bundles"), help="folder to serve (default: bundles)")
     parser.add_argument("--clients", type=int, default=600, help="of the largest load, at most (default: 600)")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="of each graph's run (default: the service's own choice)"
+    )
     parser.add_argument("--results", type=Path, default=FOLDER)
     parser.add_argument("--document", type=Path, default=DOCUMENT)
     parsed = parser.parse_args(words)
@@ -39,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     if not parsed.report:
         sentences = parsed.sentences.read_text(encoding="utf-8").splitlines()
-        options = Options(parsed.bundles, sentences, parsed.rounds, parsed.seconds, parsed.clients)
+        options = Options(parsed.bundles, sentences, parsed.rounds, parsed.seconds, parsed.clients, parsed.threads)
         for name in parsed.sections or SECTIONS:
             print(name, flush=True)
             described = machine.describe()

@@ -12,3 +12,4 @@ class Options:
     rounds: int  # each figure is the median of so many
     seconds: float  # of each load
     clients: int  # of the largest load, at most
+    threads: int  # of each graph's run; 0 is the service's default

@@ -30,7 +30,7 @@ PROBE_PAUSE_S = 0.02
 
 
 def run(options: Options) -> Result:
-    with serving(options.bundles) as server:
+    with serving(options.bundles, threads=options.threads) as server:
         rows: list[dict[str, Any]] = []
         figures: dict[str, Figure] = {}
         _warm_up(server, options)

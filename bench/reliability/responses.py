@@ -31,7 +31,7 @@ def run(options: Options) -> Result:
     normal: Counter[str] = Counter()
     with limited_memory(LIMIT_BYTES) as group, contextlib.ExitStack() as stack:
         with group.entered():
-            server = stack.enter_context(serving(options.bundles))
+            server = stack.enter_context(serving(options.bundles, threads=options.threads))
 
         async def send(client: Client, path: str, body: bytes, counts: Counter[str]) -> bool:
             try:

@@ -21,8 +21,8 @@ def not_finite(states: Sequence[State], encoded: Mapping[str, Array], num_tokens
     """Find the examples whose first states hold NaN or infinity, outside their padding.
 
     The decoder does not always pass these on to its scores: quantised products turn NaN into integers, and the sigmoid
-    and tanh of ONNX Runtime's recurrent cells clamp it. States in the memory of a device are not read back: they belong to
-    Transformers in float16, which do pass them on.
+    and tanh of ONNX Runtime's recurrent cells clamp it. States in the memory of a device are not read back: they belong
+    to Transformers in float16, which do pass them on.
 
     Args:
         states: of the decoder.

@@ -37,6 +37,7 @@ from service.engine.throughput import Throughput
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
+ROWS_PER_RESERVED = 16  # one row in so many is reserved for calls that hold none
 MAX_FAILURES = 8  # consecutive failures of one graph, from distinct calls, before a known input is tried
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Engine:
         self._observer = observer or NullObserver()
         self._ids = count()
         self._max_batch_tokens = max_batch_tokens
-        self._scheduler = Scheduler(max_batch_tokens)
+        self._scheduler = Scheduler(max_batch_tokens, runner.max_rows // ROWS_PER_RESERVED)
         # What waits or is being encoded, by id. A request is in its next place before it leaves the last, so that no
         # other thread ever sees it nowhere.
         self._waiting: dict[int, Handle] = {}
@@ -421,6 +422,7 @@ class Engine:
     def _finish(self, handle: Handle, event: Event) -> None:
         assert not handle.has_ended, "a request ends once"
         handle.has_ended = True
+        self._scheduler.forget(handle.id)
         if event == Failed("internal"):  # the answer names the log; what went wrong stands in the line before
             logger.error("a sequence failed", extra={"fields": {"request_id": handle.request.request_id}})
         self._tell(handle.sink, event)

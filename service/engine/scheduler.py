@@ -28,6 +28,10 @@ class _Queue:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def heads(self) -> list[Waiting]:
+        """The first sequence of each call, in the order of the calls' turns."""
+        return [next(iter(of_call.values())) for of_call in self._calls.values()]
+
     def __iter__(self) -> Iterator[Waiting]:
         return iter(self._by_id.values())
 
@@ -82,14 +86,22 @@ class _Queue:
 class Scheduler:
     """A queue that leaves in encoder batches and is fair between calls.
 
-    Sequences that need rows go in the order of `_Queue.in_turn`: none is passed while it waits for its rows. Sequences
-    that need none may pass them. The first of either kind, whichever is older, always goes, so nothing starves; the
-    rest of its batch is chosen by length.
+    Sequences that need rows go in the order of `_Queue.in_turn`: none is passed while it waits for its rows. Some rows
+    are reserved for calls that hold none, so that a small call need not wait until rows are freed. Sequences that need
+    no rows may pass all others. The first of each kind, whichever is older, always goes, so nothing starves; the rest
+    of its batch is chosen by length.
     """
 
-    def __init__(self, max_batch_tokens: int) -> None:
-        """`max_batch_tokens` bounds a batch's tokens, padding included; a longer sequence goes alone."""
+    def __init__(self, max_batch_tokens: int, reserved_rows: int = 0) -> None:
+        """Begin with an empty queue.
+
+        Args:
+            max_batch_tokens: tokens of a batch at most, padding included; a longer sequence goes alone.
+            reserved_rows: decoder rows for calls that hold none.
+        """
         self._max_batch_tokens = max_batch_tokens
+        self._reserved_rows = reserved_rows
+        self._in_reserve: dict[int, int] = {}  # rows of the reserve that sequences hold, by id
         self._for_rows = _Queue()
         self._for_encoder = _Queue()
         self._next_expiry = float("inf")  # nothing expires before
@@ -124,9 +136,9 @@ class Scheduler:
             free_rows: decoder rows that are free.
             held: decoder rows that each call has already.
         """
-        for_rows = self._that_fit(free_rows, held)
-        for_encoder = list(self._for_encoder)
-        heads = [*for_rows[:1], *islice(self._for_encoder.in_turn({}), 1)]
+        in_turn, in_reserve = self._that_fit(free_rows, held)
+        for_rows, for_encoder = in_turn + in_reserve, list(self._for_encoder)
+        heads = [*in_turn[:1], *in_reserve[:1], *islice(self._for_encoder.in_turn({}), 1)]
         if not heads:
             return []
         first = min(heads, key=lambda one: one.id)
@@ -145,19 +157,33 @@ class Scheduler:
             real_tokens += one.source_tokens
         for one in batch:
             self._queue_of(one).take(one)
+            if one in in_reserve:
+                self._in_reserve[one.id] = one.num_rows
         return [one.id for one in sorted(batch, key=lambda one: (one.source_tokens, one.id))]
 
     def _queue_of(self, one: Waiting) -> _Queue:
         return self._for_rows if one.num_rows else self._for_encoder
 
-    def _that_fit(self, free_rows: int, held: Mapping[str, int]) -> list[Waiting]:
-        """The sequences that are due next for rows, as far as the free rows reach."""
-        fitting: list[Waiting] = []
-        if not free_rows:
-            return fitting
-        for one in self._for_rows.in_turn(held):
+    def forget(self, id_: int) -> None:
+        """Note that a sequence has ended, which returns its rows."""
+        self._in_reserve.pop(id_, None)
+
+    def _that_fit(self, free_rows: int, held: Mapping[str, int]) -> tuple[list[Waiting], list[Waiting]]:
+        """The sequences that get rows now: those that are due, and those that get reserved ones."""
+        in_turn: list[Waiting] = []
+        in_reserve: list[Waiting] = []
+        if not (free_rows and len(self._for_rows)):
+            return in_turn, in_reserve
+        reserved = min(free_rows, self._reserved_rows - sum(self._in_reserve.values()))
+        free_rows -= reserved
+        for one in self._for_rows.in_turn(held) if free_rows else ():
             free_rows -= one.num_rows
             if free_rows < 0:
                 break
-            fitting.append(one)
-        return fitting
+            in_turn.append(one)
+        holding = {one.call for one in in_turn}.union(held)
+        for one in self._for_rows.heads() if reserved else ():
+            if one.call not in holding and one.num_rows <= reserved:
+                reserved -= one.num_rows
+                in_reserve.append(one)
+        return in_turn, in_reserve

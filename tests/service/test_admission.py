@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from service.admission import AdmissionController, ResponseMemory, ResponseReservation
+from service.admission import AdmissionController, RefusalPace, ResponseMemory, ResponseReservation
 from service.engine.request import DecodingParameters
 from service.engine.throughput import Throughput
 from service.errors import ApiError
@@ -218,3 +218,18 @@ def test_the_limit_is_an_eighth_of_the_memory_within_bounds() -> None:
     assert response_bytes(1 << 30) == 128 << 20
     assert response_bytes(64 << 20) == 32 << 20
     assert response_bytes(1 << 40) == 1 << 30
+
+
+# The pace of refusals
+
+
+def test_few_refusals_are_sent_at_once_and_very_many_are_spread_over_time() -> None:
+    now = 1000.0
+    pace = RefusalPace(lambda: now)
+    assert [pace.delay_s() for _ in range(100)] == [0.0] * 100
+    delays = [pace.delay_s() for _ in range(600)]
+    assert delays == sorted(delays)
+    assert delays[0] == pytest.approx(1 / 500, abs=1e-6)
+    assert delays[-1] == pytest.approx(1.0)  # never longer
+    now += 10.0
+    assert pace.delay_s() == 0.0

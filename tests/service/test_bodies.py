@@ -83,15 +83,15 @@ def test_a_bomb_is_never_decompressed_beyond_the_limit() -> None:
 
 async def test_the_door_counts_what_a_body_decompresses_to(start: Start) -> None:
     async with start(max_body_bytes=5000, max_waiting_bytes=5000) as running:
-        door = running.app.state.service.door(running.app.state.service.model(None))
+        admission = running.app.state.service.admission(running.app.state.service.model(None))
         reserved: list[int] = []
-        reserve = door.reserve
+        reserve = admission.reserve
 
-        def watched(sequences: int, num_bytes: int) -> Any:
+        def watched(sequences: int, num_bytes: int, *estimates: float) -> Any:
             reserved.append(num_bytes)
-            return reserve(sequences, num_bytes)
+            return reserve(sequences, num_bytes, *estimates)
 
-        door.reserve = watched
+        admission.reserve = watched
         headers = {"content-type": "application/json", "content-encoding": "gzip"}
         content = gzip.compress(BODY.ljust(3000))
         assert (await running.client.post("/v1/generate", content=content, headers=headers)).status_code == 200

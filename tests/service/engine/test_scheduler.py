@@ -142,6 +142,43 @@ def test_a_large_call_makes_progress_however_many_small_ones_arrive() -> None:
     assert set(range(10)) <= set(taken[:20])
 
 
+def test_reserved_rows_go_at_once_to_calls_that_hold_none_and_to_no_other() -> None:
+    """A single input waited for the turns of all large calls, though each freed row could have been its own."""
+    scheduler = Scheduler(100, reserved_rows=2)
+    for id_ in range(8):
+        scheduler.add(waiting(id_, num_rows=4, call="a"))
+    assert scheduler.next_batch(10, {}) == [0, 1]  # 8 rows and the reserve
+    held = {"a": 8}
+    assert scheduler.next_batch(2, held) == []
+    scheduler.add(waiting(8, call="b"))
+    scheduler.add(waiting(9, call="a"))
+    scheduler.add(waiting(10, call="c", num_rows=2))
+    assert scheduler.next_batch(2, held) == [8]
+    assert scheduler.next_batch(1, held | {"b": 1}) == []  # one reserved row is left, and c needs two
+    scheduler.forget(8)
+    assert scheduler.next_batch(2, held) == [10]
+
+
+def test_rows_that_are_not_reserved_stay_for_those_that_are_due() -> None:
+    """Small calls use their reserve again and again; what a large one frees is for the next that is due."""
+    scheduler = Scheduler(100, reserved_rows=2)
+    for id_ in range(3):
+        scheduler.add(waiting(id_, num_rows=4, call="a"))
+    assert scheduler.next_batch(6, {}) == [0]
+    for id_ in range(10, 15):
+        scheduler.add(waiting(id_))
+    assert scheduler.next_batch(2, {"a": 4}) == [10, 11]
+    assert scheduler.next_batch(3, {"a": 4, "10": 1, "11": 1}) == []  # three rows of four are free
+    assert scheduler.next_batch(4, {"10": 1, "11": 1}) == [1]
+
+
+def test_a_call_alone_gets_all_rows_but_the_reserve() -> None:
+    scheduler = Scheduler(1000, reserved_rows=2)
+    for id_ in range(40):
+        scheduler.add(waiting(id_, call="a"))
+    assert len(scheduler.next_batch(32, {})) == 30
+
+
 def test_sequences_that_are_only_encoded_take_turns_too() -> None:
     large = [waiting(id_, 30, num_rows=0, call="large") for id_ in range(9)]
     scheduler = scheduler_of(*large, waiting(9, 30, num_rows=0, call="small"), max_batch_tokens=30)
