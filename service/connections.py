@@ -61,7 +61,7 @@ class ConnectionLimits:
             del self._of_address[address]
 
     def may_linger(self, descriptor: int) -> bool:
-        """Whether a refused connection may stay open until its client has read the refusal."""
+        """Return True if a refused connection may stay open until its client has read the refusal."""
         return self.num_lingering < MAX_LINGERING and descriptors_after(descriptor) >= DESCRIPTOR_RESERVE // 2
 
     def _refusal(self, limit: Limit, message: str) -> ApiError:

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"any of {', '.join(SECTIONS)}; default: all")
     parser.add_argument("--report", action="store_true", help="measure nothing; write the tables of existing results")
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
-    parser.add_argument("--rounds", type=int, default=3, help="each figure is the median of so many (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds whose median is each figure (default: 3)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load (default: 10)")
     parser.add_argument("--bundles", type=Path, default=Path("bundles"), help="folder to serve (default: bundles)")
     parser.add_argument("--clients", type=int, default=600, help="of the largest load, at most (default: 600)")

@@ -1,4 +1,4 @@
-"""How a measurement of reliability is done."""
+"""Options of a measurement of reliability."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pathlib import Path
 class Options:
     bundles: Path  # the folder that is served
     sentences: Sequence[str]
-    rounds: int  # each figure is the median of so many
+    rounds: int  # each figure is their median
     seconds: float  # of each load
     clients: int  # of the largest load, at most
     threads: int  # of each graph's run; 0 is the service's default
