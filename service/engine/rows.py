@@ -121,6 +121,20 @@ class Rows:
         parts = {name: {row: outputs[name] for row, outputs in given.items()} for name in self._outputs}
         return {name: _joined(arrays, len(self._owners)) for name, arrays in parts.items()}
 
+    def step_one(self, row: int) -> Mapping[str, Array]:
+        """Run the decoder once over one row by itself; `advance_one` says what it reads next.
+
+        Returns:
+            The outputs as `step` gives them; those of all other rows mean nothing.
+        """
+        outputs = self._runner.step(*self._inputs(slice(row, row + 1)), self._outputs, first=row)
+        return {name: _joined({row: array}, row + 1) for name, array in outputs.items()}
+
+    def advance_one(self, row: int, token_id: int) -> None:
+        """The row that has just been stepped by itself reads this token next."""
+        self._token_ids[row] = token_id
+        self._lengths[row] += 1
+
     def _inputs(self, rows: slice) -> tuple[Int64, Int32, Int32]:
         return self._token_ids[rows], self._lengths[rows], self._source_lengths[rows]
 

@@ -176,10 +176,10 @@ class CheckedRunner:
         self.manifest, self.max_rows = self.inner.manifest, max_rows
         self.rows: list[CheckedRow] = []  # those that ended last may linger
         self.encoded: list[list[list[int]]] = []  # the sources of each encoder call
-        self.stepped: list[CheckedRow] = []  # the rows of the last step
+        self.stepped: list[CheckedRow] = []  # the rows of all steps; tests may empty it
+        self.retries_left = 0  # rows of a failed step that are not repeated yet, each by itself
         self.num_moved = 0
         self.num_branched = 0
-        self.is_retrying = False
 
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         sources = [ids[:length].tolist() for ids, length in zip(source_ids, source_lengths, strict=True)]
@@ -219,21 +219,20 @@ class CheckedRunner:
     def step(
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
     ) -> Mapping[str, Array]:
-        if first == 0 and not self.is_retrying:
-            assert 0 < len(token_ids) <= len(self.rows)
-            del self.rows[len(token_ids) :]
-            self.stepped = list(self.rows)
+        assert 0 < len(token_ids) <= len(self.rows) - first
         rows = self.rows[first : first + len(token_ids)]
+        self.stepped += rows
         assert lengths.tolist() == [len(row.read) for row in rows]
         assert source_lengths.tolist() == [len(row.source) for row in rows]
-        self.is_retrying = first + len(token_ids) < len(self.rows)  # after a step that failed, row by row to the last
+        is_retry = self.retries_left > 0
+        self.retries_left -= is_retry
         try:
             given = self.inner.step(token_ids, lengths, source_lengths, outputs, first=first)
         except FakeFaultError:
-            if len(token_ids) > 1:
-                self.is_retrying = True
-            else:  # what it holds is of no use; until it is released or branched over it counts as the others do
+            if is_retry:  # its state is of no use, but counts as the others' until it is released
                 rows[0].read.append(int(token_ids[0]))
+            elif len(token_ids) > 1:
+                self.retries_left = len(token_ids)
             raise
         for row, token_id in zip(rows, token_ids.tolist(), strict=True):
             row.read.append(token_id)

@@ -14,9 +14,10 @@ from service.engine.request import (
     Generated,
     GenerateRequest,
     Request,
+    TokenEvent,
 )
-from service.runtime.fake import FakeRunner, fake_manifest
-from tests.service.engine.conftest import FAR, SOURCES, Harness, StopAfter
+from service.runtime.fake import FakeRunner, Faults, fake_manifest
+from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, run_alone
 
 
 def test_greedy_says_what_the_model_says() -> None:
@@ -314,3 +315,55 @@ def test_what_the_model_can_just_run_is_taken() -> None:
     handles = list(harness.events)
     harness.run()
     assert [len(harness.generated(handle).targets) for handle in handles] == [1, 1, 4]
+
+
+def test_a_small_call_is_stepped_more_often_beside_a_large_one_and_says_what_it_says_alone() -> None:
+    """A long step of all rows for each token made a single input twelve times as slow as alone."""
+    harness = Harness(runner=CheckedRunner(max_rows=32))
+    long = DecodingParameters(num_beams=4, min_new_tokens=20)
+    large = [harness.submit(GenerateRequest("large", source, FAR, long)) for source in SOURCES[:7]]
+    harness.engine.step()
+    small = harness.submit(
+        GenerateRequest("small", SOURCES[7], FAR, attention=frozenset({"cross", "decoder"}), stream=True)
+    )
+    steps = 0
+    while not any(isinstance(event, Generated) for event in harness.events[small]):
+        harness.engine.step()
+        steps += 1
+    num_tokens = len(harness.ids(small))
+    assert num_tokens > 8
+    assert steps <= num_tokens // 4 + 1
+    harness.run()
+    for handle in (*large, small):
+        assert isinstance(handle.request, GenerateRequest)
+        alone = run_alone(handle.request, harness.runner.manifest)
+        assert [target.tokens for target in harness.generated(handle).targets] == [
+            target.tokens for target in alone.targets
+        ]
+    assert isinstance(small.request, GenerateRequest)
+    expected = run_alone(small.request, harness.runner.manifest).targets[0]
+    for kind, maps in expected.attention.items():
+        np.testing.assert_array_equal(harness.target(small).attention[kind], maps)
+    assert sum(isinstance(event, TokenEvent) for event in harness.events[small]) == num_tokens
+
+
+def test_calls_of_one_row_each_take_a_step_at_a_time() -> None:
+    harness = Harness(runner=CheckedRunner(max_rows=32))
+    handles = [harness.submit(GenerateRequest(f"call {place}", one, FAR)) for place, one in enumerate(SOURCES)]
+    harness.engine.step()
+    runner = harness.runner
+    assert isinstance(runner, CheckedRunner)
+    assert len(runner.stepped) == len(handles)
+
+
+def test_a_step_of_a_small_call_that_fails_is_repeated_with_the_others() -> None:
+    runner = CheckedRunner(max_rows=32, faults=Faults(step_calls=frozenset({3})))
+    harness = Harness(runner=runner)
+    long = DecodingParameters(num_beams=4, min_new_tokens=20)
+    large = harness.submit(GenerateRequest("large", SOURCES[0], FAR, long))
+    small = harness.submit(GenerateRequest("small", SOURCES[7], FAR))
+    harness.run()
+    assert runner.inner.num_steps > 3
+    assert harness.ids(small) == harness.expected(SOURCES[7])
+    assert isinstance(large.request, GenerateRequest)
+    assert harness.generated(large).targets == run_alone(large.request, runner.manifest).targets

@@ -42,8 +42,10 @@ class Client:
 
 
 class Simulation:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, has_many_calls: bool = False) -> None:
+        """With many calls, each request is a call of its own or one of a large call; otherwise all are of one call."""
         self.rng = random.Random(seed)
+        self.has_many_calls = has_many_calls
         self.calls_fail = seed % 3 == 0
         faults = Faults(
             encode_calls=frozenset(self.rng.sample(range(1, 60), 4)) if self.calls_fail else frozenset(),
@@ -52,7 +54,9 @@ class Simulation:
             nan_id=NAN,
         )
         self.now = 0.0
-        self.runner = CheckedRunner(self.rng.randint(3, 6), faults=faults)
+        self.runner = CheckedRunner(
+            self.rng.randint(16, 40) if has_many_calls else self.rng.randint(3, 6), faults=faults
+        )
         self.engine = Engine(self.runner, lambda: self.now, max_batch_tokens=40)
         self.clients: dict[Handle, Client] = {}
         self.sources: dict[int, Client] = {}  # by first token; no two alike among those alive
@@ -65,7 +69,7 @@ class Simulation:
         if self.rng.random() < 0.05:
             source = (*source, self.rng.choice([POISON, NAN]))
         deadline = self.now + self.rng.choice([1e6, 1e6, 8.0])
-        request: GenerateRequest | EncodeRequest = EncodeRequest("e", source, deadline)
+        request: GenerateRequest | EncodeRequest = EncodeRequest(self.call(), source, deadline)
         if self.rng.random() < 0.75:
             request = self.generate_request(source, deadline)
         client = Client(request)
@@ -94,7 +98,7 @@ class Simulation:
             top_logprobs=choose([0, 0, 3]),
         )
         return GenerateRequest(
-            "g",
+            self.call(),
             source,
             deadline,
             parameters,
@@ -103,6 +107,11 @@ class Simulation:
             attention=frozenset({"cross", "decoder"}) if self.rng.random() < 0.3 else frozenset[str](),
             stream=num_beams == 1 and self.rng.random() < 0.5,
         )
+
+    def call(self) -> str:
+        """The call of the next request."""
+        is_large = not self.has_many_calls or self.rng.random() < 0.6
+        return "large" if is_large else f"small {len(self.clients)}"
 
     def give_up(self) -> None:
         handle = self.rng.choice(list(self.clients))
@@ -116,7 +125,8 @@ class Simulation:
         self.engine.step()
         self.now += self.rng.random()
         self.check_books(before)
-        self.check_order(self.runner.encoded[first_call:])
+        if not self.has_many_calls:
+            self.check_order(self.runner.encoded[first_call:])
 
     def check_books(self, before: Mapping[Handle, int]) -> None:
         open_clients = [client for client in self.clients.values() if not client.finals]
@@ -187,9 +197,10 @@ class Simulation:
             assert not isinstance(final, Generated | Encoded) or not {POISON, NAN} & set(source)
 
 
+@pytest.mark.parametrize("has_many_calls", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_every_request_ends_once_and_rightly_whatever_happens(seed: int) -> None:
-    simulation = Simulation(seed)
+def test_every_request_ends_once_and_rightly_whatever_happens(seed: int, has_many_calls: bool) -> None:
+    simulation = Simulation(seed, has_many_calls=has_many_calls)
     load = simulation.rng.choice([0.3, 0.6, 0.9])
     for _ in range(120):
         while simulation.rng.random() < load and simulation.engine.num_waiting < 20:
