@@ -154,7 +154,7 @@ class Engine:
             self._given_up.append(handle)
 
     def step(self) -> None:
-        """One turn: drop what is over, run one batch of newcomers, run the decoder over all rows, then over small calls.
+        """One turn: drop what is over, encode one batch of newcomers, run the decoder over all rows, then small calls.
 
         Raises:
             RuntimeFailedError: the runtime has no more use.
