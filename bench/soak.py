@@ -62,7 +62,7 @@ class Call:
 
 @dataclass
 class Counts:
-    """How the calls ended so far."""
+    """Counts of the calls so far, by outcome."""
 
     ended: int = 0  # as they should
     refused: int = 0  # with 503

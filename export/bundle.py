@@ -55,7 +55,7 @@ PROMPT_TOKENIZER = "prompt_tokenizer.json"
 
 @dataclass(frozen=True)
 class Label:
-    """What people should know of a bundle, and how its dialogues are written."""
+    """Descriptive fields of a manifest, and the format of dialogues."""
 
     name: str  # what requests call the model
     description: str = ""

@@ -234,7 +234,7 @@ class TrainConfig:
     warmup_steps: Count = 2000
     label_smoothing: Probability = 0.1
     clip_norm: Norm = 25.0
-    patience_epochs: Count = 15  # stop after so many epochs without a better validation loss
+    patience_epochs: Count = 15  # epochs without a better validation loss before training stops
     average_last: Count = 10  # checkpoints averaged for the final weights
     max_length_tokens: Count = 128  # longer examples are left out, in validation too
     seed: Seed = 1

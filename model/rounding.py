@@ -1,4 +1,4 @@
-"""How far float32 rounding may move what a model computes, on any processor.
+"""Limits of the error that float32 rounding causes in a model's results, on any processor.
 
 Libraries add the terms of a product in an order of their own, which depends on the processor and on the sizes. So two
 correct programs differ, and by how much depends on the model: one whose attention scores reach 100, or whose state is

@@ -126,7 +126,7 @@ class Reservation:
         self._tokens += tokens
 
     def finish(self, units: float) -> None:
-        """Note that a sequence with so much work has ended."""
+        """Note that a sequence has ended; `units` is its work."""
         self.units -= units
 
     def release(self) -> None:

@@ -109,7 +109,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _exchange(self) -> Exchange:
-        """Of the newest request."""
+        """The exchange of the newest request."""
         scope: Any = self.cycle.scope
         exchange: Exchange = scope[EXCHANGE]
         return exchange

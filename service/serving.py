@@ -37,7 +37,7 @@ class Backend:
 
 
 def response_bytes(memory: int) -> int:
-    """The default of `max_response_bytes` in a process that may use so many bytes of memory."""
+    """Return the default of `max_response_bytes` for a process that may use `memory` bytes."""
     return min(max(memory // 8, 32 << 20), 1 << 30)
 
 

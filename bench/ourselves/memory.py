@@ -96,7 +96,7 @@ def _kinds(manifest: Manifest, text: str, number: int) -> Iterator[tuple[str, di
 
 
 async def send_all(client: Client, calls: Sequence[Call]) -> None:
-    """Let so many clients send one call at a time each until all are answered."""
+    """Send all calls from several clients, each with one call at a time."""
     turns = iter(calls)
 
     async def one_after_another() -> None:

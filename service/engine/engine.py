@@ -37,7 +37,7 @@ from service.engine.throughput import Throughput
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
-ROWS_PER_RESERVED = 16  # one row in so many is reserved for calls that hold none
+ROWS_PER_RESERVED = 16  # one row of 16 is reserved for calls that hold none
 HASTENED_STEPS = 3  # of a small call by itself, for each step of all rows
 MAX_FAILURES = 8  # consecutive failures of one graph, from distinct calls, before a known input is tried
 logger = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ class Throughput:
         self._saturated_since = now if is_saturated else None
 
     def on_generated(self, num_tokens: int) -> None:
-        """Note a finished generation of so many tokens, without those that were forced."""
+        """Note a finished generation; `num_tokens` leaves forced tokens out."""
         self.mean_tokens += MEAN_TOKENS_SHARE * (num_tokens - self.mean_tokens)
 
     def expected_tokens(self, parameters: DecodingParameters) -> float:
@@ -51,5 +51,5 @@ class Throughput:
         return min(parameters.max_new_tokens, max(parameters.min_new_tokens, self.mean_tokens))
 
     def generation_units(self, parameters: DecodingParameters, num_forced: int) -> float:
-        """Estimate the work of a generation whose target begins with so many forced tokens."""
+        """Estimate the work of a generation whose target begins with `num_forced` forced tokens."""
         return 1 + parameters.num_beams * (num_forced + self.expected_tokens(parameters))

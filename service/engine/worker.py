@@ -100,7 +100,7 @@ class Worker:
 
     @property
     def has_died(self) -> bool:
-        """Whether the thread ended by itself, or was given up."""
+        """True if the thread ended by itself or was given up."""
         return self._has_died
 
     @property
