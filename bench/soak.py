@@ -2,8 +2,8 @@
 
 Clients take the endpoints in turn, over all models of a service that is started for them. One call in eight is given up
 by its client at a random moment. Several times the load pauses: every connection is closed, and once nothing runs or
-waits in the service its resident memory, descriptors and threads are read. Growth is counted from the first reading
-after a fifth of the time. The table goes to docs/reliability.md.
+waits in the service, and idle models have released their memory, its resident memory, descriptors and threads are
+read. Growth is counted from the first reading after a fifth of the time. The table goes to docs/reliability.md.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from bench.report import table, write_into
 from bench.server import RunningServer, serving
 from loadtest.client import BrokenAnswerError, Client
 from service.bundle import MANIFEST, read_manifest
+from service.engine.worker import RELEASE_INTERVAL_S
 from service.machine import usable_threads
 from service.tokenizer import read_tokenizer
 
@@ -323,7 +324,7 @@ async def _leave(port: int, request: bytes, draw: random.Random) -> None:
 
 
 async def _wait_until_idle(url: str) -> None:
-    """Wait until nothing runs or waits in the service.
+    """Wait until nothing runs or waits in the service and it has released its idle models' memory.
 
     Raises:
         RuntimeError: something does so for too long.
@@ -339,7 +340,7 @@ async def _wait_until_idle(url: str) -> None:
         if time.monotonic() > end:
             raise RuntimeError(f"{MAX_IDLE_WAIT_S:g} s after the last call: {busy}")
         await asyncio.sleep(0.05)
-    await asyncio.sleep(0.2)  # connections that were closed here are closed there
+    await asyncio.sleep(RELEASE_INTERVAL_S + 1.0)  # closed connections have gone, and idle models have released memory
 
 
 def is_flat(result: Result) -> bool:
