@@ -13,11 +13,11 @@ from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
 from service.loading import find_bundles
 from service.logs import configure_logging
-from service.runtime.fake import HIDDEN, FakeRunner, fake_manifest
 from service.server import DrainingServer
 from service.serving import Backend, ServedModel
 from service.settings import Settings, read_settings
 from service.tokenizer import read_tokenizer
+from tests.support.fake_runner import HIDDEN, FakeRunner, fake_manifest
 
 
 def load_fake(settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Backend:

@@ -1,4 +1,4 @@
-"""What runs a bundle's graphs: ONNX Runtime, or a deterministic fake."""
+"""Runs the graphs of a bundle with ONNX Runtime."""
 
 import os
 

@@ -12,8 +12,8 @@ from bench.gpu.equality import Equality, compare
 from bench.gpu.torch_decoder import TorchDecoder
 from model.reference import greedy, pytorch_steps
 from model.tokenizer import encode_lines
-from service.runtime.fake import FakeRunner, fake_manifest
 from service.runtime.protocol import Int32, Int64
+from tests.support.fake_runner import FakeRunner, fake_manifest
 
 
 @pytest.fixture(scope="module")

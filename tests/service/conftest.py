@@ -22,12 +22,12 @@ from service.bundle import Languages, Manifest
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
-from service.runtime.fake import HIDDEN, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
 from service.runtime.protocol import Runner
 from service.server import DrainingServer
 from service.serving import Backend, ServedModel
 from service.settings import Settings
 from service.tokenizer import TextTokenizer
+from tests.support.fake_runner import HIDDEN, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
 
 PAD, START, END = "<pad>", "<s>", "</s>"
 MERGES = [("Ġ", "d"), ("o", "g"), ("Ġd", "og"), ("Ġ", "H"), ("u", "n"), ("Ġ", "a")]

@@ -8,9 +8,9 @@ import pytest
 
 from service.bundle import BundleError
 from service.engine.engine import Engine
-from service.runtime.fake import Faults
 from service.runtime.provider import RuntimeUnavailableError
 from tests.service.conftest import MakeBackend, Start, until
+from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 

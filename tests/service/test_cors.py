@@ -7,9 +7,9 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from service.runtime.fake import Faults
 from service.settings import SettingsError, read_settings
 from tests.service.conftest import MakeBackend, Running, Serve, Start, until
+from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 

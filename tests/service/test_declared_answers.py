@@ -24,9 +24,9 @@ from service.loading import load_backend
 from service.openapi import HEAD_ERRORS
 from service.routes import tokens
 from service.routing import JsonRoute
-from service.runtime.fake import fake_classifier_manifest, fake_manifest
 from service.settings import Settings
 from tests.service.conftest import MakeBackend, Running, Serve, Start, read_all, reading_examples, until
+from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ import httpx2 as httpx
 import pytest
 
 from service.errors import ERRORS, ApiError, ErrorCode
-from service.runtime.fake import Faults
 from tests.service.conftest import MakeBackend, Running, Start, until
+from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 

@@ -13,9 +13,9 @@ import orjson
 import pytest
 
 from service.errors import ERRORS, ErrorCode
-from service.runtime.fake import FakeRunner
 from tests.service.conftest import MakeBackend, Running, Start, classifying, until
 from tests.service.faulty import Fault, FaultKind, FaultyRunner, FaultyTokenizer, GraphName
+from tests.support.fake_runner import FakeRunner
 
 pytestmark = pytest.mark.anyio
 

@@ -26,7 +26,6 @@ from service.families.openai_schemas import CompletionBody, EmbeddingBody, Strea
 from service.fields import RequestBody
 from service.metrics import Metrics
 from service.parameters import Parameters
-from service.runtime.fake import fake_classifier_manifest
 from service.schemas import (
     AttentionBody,
     ClassifyBody,
@@ -39,6 +38,7 @@ from service.schemas import (
 )
 from service.settings import Settings, env_name, flag_name
 from tests.service.conftest import MakeBackend, Start, reading_examples
+from tests.support.fake_runner import fake_classifier_manifest
 
 API = Path("docs/api.md").read_text(encoding="utf-8")
 CLIENTS = Path("docs/clients.md").read_text(encoding="utf-8")

@@ -9,7 +9,6 @@ import pytest
 
 from service.admission import ResponseMemory
 from service.calls import Call
-from service.runtime.fake import Faults
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import (
     FakeBackend,
@@ -22,6 +21,7 @@ from tests.service.conftest import (
     until,
     wait_until,
 )
+from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 

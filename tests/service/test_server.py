@@ -13,9 +13,9 @@ import pytest
 
 from service import server
 from service.routing import JsonRoute
-from service.runtime.fake import Faults
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
 from tests.service.test_streaming import large_answer
+from tests.support.fake_runner import Faults
 
 LONG = {"min_new_tokens": 40, "max_new_tokens": 40}
 

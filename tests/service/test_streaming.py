@@ -16,8 +16,8 @@ import orjson
 import pytest
 
 from service import logs
-from service.runtime.fake import Faults
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
+from tests.support.fake_runner import Faults
 
 LONG = {"min_new_tokens": 60, "max_new_tokens": 60}
 

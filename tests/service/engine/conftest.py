@@ -22,8 +22,8 @@ from service.engine.request import (
     TokenEvent,
 )
 from service.engine.scores import StepScores
-from service.runtime.fake import PRIME, FakeFaultError, FakeRunner, Faults, fake_manifest
 from service.runtime.protocol import Array, Int32, Int64, Runner
+from tests.support.fake_runner import PRIME, FakeFaultError, FakeRunner, Faults, fake_manifest
 
 FAR = 1e9
 SOURCES = [tuple(range(3 + start, 5 + 2 * start)) for start in range(9)]  # 2 to 10 tokens

@@ -4,8 +4,8 @@ import pytest
 from service.bundle import Manifest
 from service.engine.engine import Engine
 from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest, Target
-from service.runtime.fake import FakeRunner, fake_manifest, fake_slots_manifest
 from tests.service.engine.conftest import ids_of
+from tests.support.fake_runner import FakeRunner, fake_manifest, fake_slots_manifest
 
 ALL = frozenset({"encoder", "cross", "decoder"})
 SOURCES = [(5, 6, 7), (8, 9, 10, 11, 12), (13,), (14, 15, 16, 17)]

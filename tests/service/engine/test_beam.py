@@ -23,7 +23,6 @@ from service.engine.request import (
     StopCondition,
     Target,
 )
-from service.runtime.fake import FakeRunner, Faults, fake_manifest
 from tests.service.engine.conftest import (
     FAR,
     SOURCES,
@@ -35,6 +34,7 @@ from tests.service.engine.conftest import (
     scores_of,
     slow_logits,
 )
+from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
 
 END = 2
 MAX_TARGET_TOKENS = 12

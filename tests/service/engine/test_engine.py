@@ -16,8 +16,8 @@ from service.engine.request import (
     Request,
     TokenEvent,
 )
-from service.runtime.fake import FakeRunner, Faults, fake_manifest
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, run_alone
+from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
 
 
 def test_greedy_says_what_the_model_says() -> None:

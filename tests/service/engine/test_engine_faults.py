@@ -21,10 +21,10 @@ from service.engine.request import (
     Generated,
     GenerateRequest,
 )
-from service.runtime.fake import GARBAGE, FakeFaultError, FakeRunner, Faults, fake_manifest
 from service.runtime.protocol import Array, Int32, Int64, Runner
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, run_alone
 from tests.service.faulty import Fault, FaultyRunner
+from tests.support.fake_runner import GARBAGE, FakeFaultError, FakeRunner, Faults, fake_manifest
 
 BREAKING = 40  # a source token
 

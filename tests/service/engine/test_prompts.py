@@ -9,8 +9,8 @@ import pytest
 
 from service.bundle import Manifest
 from service.engine.request import DecodingParameters, GenerateRequest, Target, TokenEvent
-from service.runtime.fake import FakeRunner, fake_manifest
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, ids_of, run_alone, slow_logits
+from tests.support.fake_runner import FakeRunner, fake_manifest
 
 PROMPTS = [(7,), *SOURCES]  # one token, then 2 to 10
 LIMIT = 30

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from service.engine.request import Cancelled, Compared, Encoded, Failed, Generated, SimilarRequest
-from service.runtime.fake import FakeRunner, Faults, fake_manifest, fake_table
 from tests.service.engine.conftest import FAR, SOURCES, Harness
+from tests.support.fake_runner import FakeRunner, Faults, fake_manifest, fake_table
 
 
 def request(*token_ids: int, deadline: float = FAR) -> SimilarRequest:

@@ -22,8 +22,8 @@ from service.engine.request import (
     GenerateRequest,
     TokenEvent,
 )
-from service.runtime.fake import Faults
 from tests.service.engine.conftest import CheckedRunner, StopAtSum, run_alone
+from tests.support.fake_runner import Faults
 
 POISON, NAN = 46, 47
 

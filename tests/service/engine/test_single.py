@@ -11,8 +11,8 @@ from service.engine.generation import Handle, NotFiniteError
 from service.engine.request import DecodingParameters, GenerateRequest, TokenEvent
 from service.engine.scores import StepScores
 from service.engine.single import SingleGeneration
-from service.runtime.fake import fake_manifest
 from tests.service.engine.conftest import FAR, SOURCES, Harness, StopAfter, ids_of, run_alone, scores_of, slow_logits
+from tests.support.fake_runner import fake_manifest
 
 END = 2
 

@@ -18,8 +18,8 @@ from service.engine.request import (
     TokenEvent,
 )
 from service.engine.worker import Worker
-from service.runtime.fake import FakeRunner, Faults, fake_manifest
 from tests.service.engine.conftest import ids_of
+from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
 
 pytestmark = pytest.mark.anyio
 FAR = 1e12

@@ -18,12 +18,12 @@ from service.families.naming import naming
 from service.openapi import ErrorShape
 from service.routes.generate import generated, stream_generated
 from service.routing import add_route
-from service.runtime.fake import Faults
 from service.schemas import GenerateBody
 from service.settings import FAMILIES as NAMES
 from service.settings import SettingsError, read_settings
 from service.streaming import OwnFrames
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, until
+from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 

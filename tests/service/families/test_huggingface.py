@@ -7,9 +7,9 @@ import pytest
 
 from service import __version__
 from service.bundle import Languages
-from service.runtime.fake import fake_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, classifying
+from tests.support.fake_runner import fake_manifest
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,8 @@ from huggingface_hub.errors import (
     ValidationError,
 )
 
-from service.runtime.fake import Faults
 from tests.service.conftest import MakeBackend, Serve, Wire, wait_until
+from tests.support.fake_runner import Faults
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 import pytest
 
 from service.bundle import Languages
-from service.runtime.fake import Faults
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
+from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,9 @@ import pytest
 from service.families.open_inference_outputs import PARAMETERS, outputs_of
 from service.families.open_inference_outputs import body_of as body_of_task
 from service.families.open_inference_schemas import InferParameters
-from service.runtime.fake import Faults, fake_classifier_manifest, fake_manifest, fake_slots_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
+from tests.support.fake_runner import Faults, fake_classifier_manifest, fake_manifest, fake_slots_manifest
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from service.runtime.fake import Faults
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
+from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 

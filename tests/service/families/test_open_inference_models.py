@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from service import __version__
-from service.runtime.fake import fake_classifier_manifest, fake_slots_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
+from tests.support.fake_runner import fake_classifier_manifest, fake_slots_manifest
 
 pytestmark = pytest.mark.anyio
 

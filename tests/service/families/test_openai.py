@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from service.parameters import MAX_SEED
-from service.runtime.fake import fake_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, Running, Start, generate
+from tests.support.fake_runner import fake_manifest
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from model.smalltalk import Exchange
 from service.bundle import ChatTemplate
 from service.families.openai_chat import write_dialogue
 from service.families.openai_chat_schemas import Message
-from service.runtime.fake import fake_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, Running, Start, generate
+from tests.support.fake_runner import fake_manifest
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:")

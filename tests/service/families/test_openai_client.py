@@ -6,8 +6,8 @@ import time
 import pytest
 from openai import APIError, BadRequestError, InternalServerError, NotFoundError, OpenAI, UnprocessableEntityError
 
-from service.runtime.fake import Faults
 from tests.service.conftest import MakeBackend, Serve, Wire, wait_until
+from tests.support.fake_runner import Faults
 
 
 def client_of(wire: Wire, max_retries: int = 2) -> OpenAI:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.runtime.fake import Faults
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, byte_level_tokenizer, classifying, until
+from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 TEXTS = ["a dog", "Größe 🙂", "x"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from service.runtime.fake import Faults, fake_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, classifying, generate, until
+from tests.support.fake_runner import Faults, fake_manifest
 
 pytestmark = pytest.mark.anyio
 

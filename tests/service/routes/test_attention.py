@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from service.bundle import Attention, Window
-from service.runtime.fake import fake_slots_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start
+from tests.support.fake_runner import fake_slots_manifest
 
 pytestmark = pytest.mark.anyio
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from service.routes.classify import rank_labels
-from service.runtime.fake import LABELS, Faults, fake_label_logprobs
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, classifying
+from tests.support.fake_runner import LABELS, Faults, fake_label_logprobs
 
 pytestmark = pytest.mark.anyio
 TEXTS = ["a dog", "Hund und a dog", "x"]

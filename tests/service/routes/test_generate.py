@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from service.parameters import MAX_SEED
-from service.runtime.fake import Faults
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, generate, until
+from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
-from service.runtime.fake import FakeRunner, fake_manifest
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, Running, Start, byte_level_tokenizer
+from tests.support.fake_runner import FakeRunner, fake_manifest
 
 pytestmark = pytest.mark.anyio
 LIMIT = 20

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from service.routes.similar import nearness
-from service.runtime.fake import Faults, fake_table
 from service.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start
+from tests.support.fake_runner import Faults, fake_table
 
 pytestmark = pytest.mark.anyio
 SPECIAL = 3  # so many special tokens the vocabulary begins with
