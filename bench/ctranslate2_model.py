@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from model.attention import MultiHeadAttention
-from model.transformer import DecoderLayer, EncoderLayer, Transformer
+from model.architectures.transformer import DecoderLayer, EncoderLayer, Transformer
+from model.layers.attention import MultiHeadAttention
 
 
 def write_ctranslate2_model(folder: Path, model: Transformer, tokenizer: Tokenizer) -> None:

@@ -10,9 +10,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from model.attention import MultiHeadAttention
+from model.architectures.transformer import AddNorm, DecoderLayer, EncoderLayer, FeedForward, Transformer
 from model.config import TransformerConfig
-from model.transformer import AddNorm, DecoderLayer, EncoderLayer, FeedForward, Transformer
+from model.layers.attention import MultiHeadAttention
 
 
 def grow(small: Transformer, config: TransformerConfig) -> Transformer:

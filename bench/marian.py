@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.transformer import Transformer
+from model.architectures.transformer import Transformer
 
 
 def to_marian(model: Transformer) -> Any:

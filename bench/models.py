@@ -14,10 +14,10 @@ from bench.growth import grow
 from bench.weights import read_model
 from export.bundle import Label, export_bundle, quantize_bundle
 from export.quantize import Recipe
+from model.architectures.transformer import Transformer
 from model.checkpoint import TOKENIZER, save_checkpoint
 from model.config import TransformerConfig
-from model.tokenizer import read_tokenizer
-from model.transformer import Transformer
+from model.data.tokenizer import read_tokenizer
 from service.bundle import read_bundle
 
 SEED = 6

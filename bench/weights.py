@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch import Tensor
 
+from model.architectures.transformer import Transformer
 from model.config import TransformerConfig
-from model.transformer import Transformer
 from service.bundle import Manifest, read_manifest
 
 

@@ -15,9 +15,9 @@ from export.quality import MAX_LOSS, MIN_PAIRS, ParallelText
 from export.quantize import BLOCK_SIZE, BLOCK_SIZES, Recipe
 from export.verify import VerificationError, numbered_sentences
 from model.checkpoint import load_parts
-from model.evaluate import read_test_set
-from model.tokenizer import encode_lines, read_tokenizer
-from model.zoo import SYSTEMS, bundle_name
+from model.data.tokenizer import encode_lines, read_tokenizer
+from model.evaluation.bleu import read_test_set
+from model.systems import SYSTEMS, bundle_name
 from service.bundle import (
     BundleError,
     Form,

@@ -8,10 +8,10 @@ import onnx
 from export import causal, classifier, recurrent, transformer
 from export.builder import WeightFile
 from export.similar import similar_graph
-from model.causal import CausalModel
-from model.classifier import Classifier
-from model.factory import Model
-from model.recurrent import RecurrentModel
+from model.architectures.causal import CausalModel
+from model.architectures.classifier import Classifier
+from model.architectures.factory import Model
+from model.architectures.recurrent import RecurrentModel
 from service.bundle import Attention, State
 
 

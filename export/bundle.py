@@ -21,13 +21,13 @@ from export.quality import ParallelText, compare, encode_sources, refuse_loss
 from export.quantize import Ranges, Recipe, quantize_graphs
 from export.sessions import open_sessions
 from export.verify import verify
-from model import dialogues
-from model.causal import CausalModel
+from model.architectures.causal import CausalModel
+from model.architectures.factory import Model
 from model.checkpoint import TOKENIZER, load_model
 from model.config import architecture_of
-from model.dialogues import CHAT
-from model.factory import Model
-from model.tokenizer import prompt_tokenizer, read_tokenizer
+from model.data import dialogues
+from model.data.dialogues import CHAT
+from model.data.tokenizer import prompt_tokenizer, read_tokenizer
 from service.bundle import (
     MANIFEST,
     SCHEMA_VERSION,

@@ -24,9 +24,9 @@ from export.parts import (
     layer_norm,
     scores,
 )
-from model.causal import CausalModel
+from model.architectures.causal import CausalModel
+from model.architectures.transformer import EncoderLayer
 from model.config import CausalConfig
-from model.transformer import EncoderLayer
 from service.bundle import Attention, State
 
 

@@ -6,7 +6,7 @@ import onnx
 from export.builder import GraphBuilder, WeightFile
 from export.parts import FLOAT, linear, token_mask, weighted_sum, whole_blocks, with_positions
 from export.transformer import encoder_layers, encoder_maps
-from model.classifier import Classifier
+from model.architectures.classifier import Classifier
 from model.config import ClassifierConfig
 from service.bundle import Attention
 

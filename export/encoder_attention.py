@@ -1,4 +1,4 @@
-"""The encoder's self-attention as nodes, of every kind that `model.transformer` has.
+"""The encoder's self-attention as nodes, of every kind that `model.architectures.transformer` has.
 
 All use `Attention` (opset 24), the fastest of the operators that take ragged rows. Axes: B batch, S source, M width,
 H heads, k slots of a Linformer.
@@ -10,9 +10,9 @@ import numpy as np
 
 from export.builder import Axis, GraphBuilder
 from export.parts import FLOAT, linear, token_mask
-from model.attention import AttentionWithoutWeights
-from model.linformer import LinformerAttention, Projections
-from model.transformer import SelfAttention
+from model.architectures.transformer import SelfAttention
+from model.layers.attention import AttentionWithoutWeights
+from model.layers.linformer import LinformerAttention, Projections
 
 AFTER_SOFTMAX = 3  # which scores `Attention` returns as its map
 
@@ -46,7 +46,7 @@ class EncoderAttention:
         return self._attention([*parts, "", "", "", self._lengths], heads, f"encoder_attention.{number}", shape)
 
     def _attend_to_slots(self, number: int, parts: Sequence[str], heads: int) -> str:
-        """As `_attend`, by projections of keys and values: `project` and `pull_back` of `model.linformer`."""
+        """As `_attend`, by projections of keys and values: `project` and `pull_back` of `model.layers.linformer`."""
         graph, projections = self._graph, self._projections
         assert projections is not None, "a Linformer has projections"
         query, key, value = parts

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from export.recurrent import STATE_INPUTS
-from model.causal import CausalModel
-from model.data import pad
-from model.factory import TranslationModel
-from model.recurrent import RecurrentModel, State, Step
+from model.architectures.causal import CausalModel
+from model.architectures.factory import TranslationModel
+from model.architectures.recurrent import RecurrentModel, State, Step
+from model.data.batches import pad
 
 Ids = Sequence[int]
 

@@ -8,7 +8,7 @@ from onnx import TensorProto
 from torch import Tensor, nn
 
 from export.builder import CONTRIB, GraphBuilder
-from model.transformer import AddNorm, Embedded, FeedForward
+from model.architectures.transformer import AddNorm, Embedded, FeedForward
 from service.bundle import TOP_TOKENS
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32

@@ -8,9 +8,9 @@ from tqdm import tqdm
 
 from export.sessions import Sessions, onnx_steps
 from export.verify import VerificationError
-from model.evaluate import MAX_NEW_TOKENS, EvaluationSet, Score, score
-from model.reference import beam
-from model.tokenizer import decode_ids, encode_lines
+from model.data.tokenizer import decode_ids, encode_lines
+from model.decoding.reference import beam
+from model.evaluation.bleu import MAX_NEW_TOKENS, EvaluationSet, Score, score
 from service.bundle import Bleu, Manifest, Quality
 
 NUM_BEAMS = (1, 5)  # greedy, and what papers report

@@ -1,4 +1,4 @@
-"""The two graphs of a recurrent encoder-decoder; equations are named where `model.recurrent` has them.
+"""The two graphs of a recurrent encoder-decoder; equations are named where `model.architectures.recurrent` has them.
 
 Axes: B batch, S source, in the step as far as the longest of the batch in whole blocks (`export.parts.SOURCE_BLOCK`),
 E embedding, H state of the decoder, A annotation, K key, V vocabulary.
@@ -28,14 +28,14 @@ from export.parts import (
     whole_blocks,
     with_positions,
 )
+from model.architectures.recurrent import RecurrentModel
 from model.config import RecurrentConfig
-from model.recurrent import RecurrentModel
-from model.scores import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
+from model.layers.recurrent_attention import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
 from service.bundle import Attention, State, Window
 
 # ONNX names the gates of a GRU z, r, h and those of an LSTM i, o, f, c; PyTorch r, z, n and i, f, g, o.
 GATES = {"gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
-# The step's inputs that carry the fields of `model.recurrent.State`.
+# The step's inputs that carry the fields of `model.architectures.recurrent.State`.
 STATE_INPUTS = {"hidden": "state", "cell": "cell", "feed": "feed"}
 
 
@@ -181,7 +181,10 @@ class _Step:
         return token_mask(self._graph, self._graph.add("Cast", self._source_lengths, to=INT64), self._size)
 
     def _weigh(self, query: str) -> str:
-        """The weights (B, S) of `model.scores.align`, and of them the largest alone where attention is hard."""
+        """Return the weights (B, S) of `model.layers.recurrent_attention.align`.
+
+        With hard attention, the largest of them is 1 and all others are 0.
+        """
         graph, config = self._graph, self._config
         positions, mask = self._tokens
         distances = ""

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from model.reference import NextLogits
+from model.decoding.reference import NextLogits
 from service.bundle import Graph, Manifest, State
 
 Array = NDArray[Any]
@@ -117,7 +117,9 @@ def run_step(
 
 
 def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogits:
-    """The step over a bundle, for `model.reference`: each call reads one token a prefix and keeps what it has read.
+    """Return the decoder step of a bundle as `model.decoding.reference` takes it.
+
+    Each call reads one more token of each prefix and keeps the state of what it has read.
 
     Args:
         source_ids: one source; a prefix begins with the last of `Manifest.beginning`.

@@ -30,9 +30,9 @@ from export.parts import (
     linear,
     scores,
 )
-from model.classifier import Classifier
+from model.architectures.classifier import Classifier
+from model.architectures.transformer import DecoderLayer, EncoderLayer, Transformer
 from model.config import TransformerConfig
-from model.transformer import DecoderLayer, EncoderLayer, Transformer
 from service.bundle import Attention, State
 
 

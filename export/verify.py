@@ -14,11 +14,11 @@ from torch import Tensor
 
 from export.forced import ForcedPass, forced_pass
 from export.sessions import Array, Sessions, compare_tokens, encode, initial_states, onnx_steps, run_step
-from model.causal import CausalModel
-from model.classifier import Classifier
-from model.data import pad, read_lines
-from model.factory import Model, TranslationModel
-from model.reference import greedy, one_thread, pytorch_steps
+from model.architectures.causal import CausalModel
+from model.architectures.classifier import Classifier
+from model.architectures.factory import Model, TranslationModel
+from model.data.batches import pad, read_lines
+from model.decoding.reference import greedy, one_thread, pytorch_steps
 from model.rounding import Reference, reference
 from service.bundle import Manifest, Verification
 

@@ -10,17 +10,17 @@ from typing import Any, TypeAlias
 
 import torch
 
-from model.causal import CausalModel
+from model.architectures.causal import CausalModel
+from model.architectures.classifier import Classifier
 from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model, replace_text
-from model.classification import CLASSIFICATION, accuracy, accuracy_facts, read_labelled
-from model.classifier import Classifier
 from model.config import PRECISIONS, ModelConfig, Precision, TrainConfig, read_train_config, with_fields
-from model.evaluate import TEST_SPLIT, Scores, read_test_set, score, tokenised_path, translate
-from model.recall import SEED, TURNS, greedy_answers, recall
-from model.reference import one_thread
-from model.train import Trainer
-from model.translation import TRANSLATION
-from model.zoo import PLAN, SYSTEMS, System
+from model.decoding.reference import one_thread
+from model.evaluation.bleu import TEST_SPLIT, Scores, read_test_set, score, tokenised_path, translate
+from model.evaluation.recall import SEED, TURNS, greedy_answers, recall
+from model.systems import PLAN, SYSTEMS, System
+from model.training.classification import CLASSIFICATION, accuracy, accuracy_facts, read_labelled
+from model.training.trainer import Trainer
+from model.training.translation import TRANSLATION
 
 NUM_DIALOGUES = 25  # of each kind of instruction and each length
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from model.architectures.factory import Model, TranslationModel, build_model
 from model.config import ModelConfig, architecture_of, read_model_config, to_json
-from model.factory import Model, TranslationModel, build_model
-from model.tokenizer import check_tokenizer, read_tokenizer
+from model.data.tokenizer import check_tokenizer, read_tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "weights.safetensors", "tokenizer.json"
 

@@ -64,7 +64,7 @@ def check_fields(config: Any) -> None:
                 raise ValueError(f"{name} is {value}, it must {limits}")
 
 
-# Fields that the tokenizer decides, see `model.tokenizer`.
+# Fields that the tokenizer decides, see `model.data.tokenizer`.
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
 
 
@@ -125,7 +125,7 @@ class TransformerConfig(StackConfig):
     pre_norm: bool = False  # x + Sublayer(LayerNorm(x)) instead of LayerNorm(x + Sublayer(x))
     encoder_attention: EncoderAttention = "multi-head"  # the decoder's is always multi-head
     linformer_size: Size = 128  # slots that the source is projected to [k of Wang et al. 2020]
-    linformer_sharing: Sharing = "layerwise"  # of the projections, see `model.linformer`
+    linformer_sharing: Sharing = "layerwise"  # of the projections, see `model.layers.linformer`
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,10 +38,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Transformer of random weights whose greedy outputs differ in length, tokens and with the source."""
     import torch
 
+    from model.architectures.transformer import Transformer
     from model.checkpoint import save_checkpoint
     from model.config import TransformerConfig
-    from model.tokenizer import train_tokenizer
-    from model.transformer import Transformer
+    from model.data.tokenizer import train_tokenizer
 
     torch.set_num_threads(1)  # the tensors are tiny, and other processes may have the cores
     folder = tmp_path_factory.mktemp("checkpoint")
@@ -72,10 +72,10 @@ def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small classifier of random weights and three labels."""
     import torch
 
+    from model.architectures.classifier import Classifier
     from model.checkpoint import save_checkpoint
-    from model.classifier import Classifier
     from model.config import ClassifierConfig
-    from model.tokenizer import train_tokenizer
+    from model.data.tokenizer import train_tokenizer
 
     torch.set_num_threads(1)
     tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"

@@ -23,9 +23,9 @@ from bench.record import RESULTS, Recorded, Result, write_result
 from bench.weights import read_model
 from export.bundle import Label, export_bundle, half_bundle
 from export.verify import read_sentences
+from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
-from model.tokenizer import encode_lines, read_tokenizer
-from model.transformer import Transformer
+from model.data.tokenizer import encode_lines, read_tokenizer
 from service.bundle import Graph, read_bundle, read_manifest
 from service.runtime.device import DeviceRunner
 from service.runtime.ort import OnnxRunner

@@ -13,7 +13,7 @@ from bench.ctranslate2_model import vocabulary_of, write_ctranslate2_model
 from bench.gpu.equality import generate
 from bench.gpu.torch_decoder import MODES, Mode, TorchDecoder
 from bench.record import Figure, Result
-from model.transformer import Transformer
+from model.architectures.transformer import Transformer
 from service.engine.request import DecodingParameters
 from service.runtime.protocol import Runner
 

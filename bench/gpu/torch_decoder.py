@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from model.attention import MultiHeadAttention, length_mask
-from model.transformer import DecoderLayer, Transformer
+from model.architectures.transformer import DecoderLayer, Transformer
+from model.layers.attention import MultiHeadAttention, length_mask
 
 Mode = Literal["eager", "recorded", "compiled and recorded"]
 MODES: tuple[Mode, ...] = ("eager", "recorded", "compiled and recorded")

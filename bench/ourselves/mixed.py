@@ -20,7 +20,7 @@ from bench.server import serving
 from loadtest.client import Client
 from loadtest.events import parse_events
 from loadtest.report import Distribution
-from model.tokenizer import decode_ids
+from model.data.tokenizer import decode_ids
 
 STREAMS = 4
 WORDS = 6  # of a short sentence, at most

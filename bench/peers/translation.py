@@ -7,7 +7,7 @@ from typing import Any
 
 import ctranslate2
 
-from model.tokenizer import decode_ids, read_tokenizer
+from model.data.tokenizer import decode_ids, read_tokenizer
 
 MAX_NEW_TOKENS = 128
 PATH = "/v1/generate"

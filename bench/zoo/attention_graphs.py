@@ -12,8 +12,8 @@ import onnx
 from export.builder import GraphBuilder, WeightFile
 from export.encoder_attention import EncoderAttention
 from export.parts import FLOAT, INT32, INT64, LOWEST, linear, token_mask
-from model.attention import MultiHeadAttention
-from model.linformer import LinformerAttention, Projections
+from model.layers.attention import MultiHeadAttention
+from model.layers.linformer import LinformerAttention, Projections
 
 RESULT = "hidden"  # the output that is no map
 

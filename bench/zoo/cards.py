@@ -8,8 +8,8 @@ from typing import Any
 from bench.record import Recorded
 from bench.report import table
 from bench.zoo import collect, quality, recall
-from model.evaluate import TEST_SPLIT
-from model.zoo import MULTI30K, SMALLTALK, SST2, SYSTEMS, Corpus, bundle_name
+from model.evaluation.bleu import TEST_SPLIT
+from model.systems import MULTI30K, SMALLTALK, SST2, SYSTEMS, Corpus, bundle_name
 from service.bundle import MANIFEST, Manifest, read_manifest
 
 CARD = "MODEL_CARD.md"
@@ -45,7 +45,7 @@ PROSE: Mapping[Corpus, Prose] = {
         "License 2.0 of this repository covers the code, not these weights.",
     ),
     SMALLTALK: Prose(
-        "40,000 dialogues that `model/dialogues.py` generates: small talk with one instruction at its start",
+        "40,000 dialogues that `model/data/dialogues.py` generates: small talk with one instruction at its start",
         "Trying a causal model, and seeing how long an instruction is kept.",
         "Conversation. It knows a few hundred phrases and four kinds of instructions, and no facts.",
         "Apache License 2.0, as the code that generated all that it has read.",

@@ -16,9 +16,9 @@ from bench.zoo.step import add_keep, with_kept
 from bench.zoo.systems import SOURCE, TARGET, TRANSLATING
 from model.checkpoint import load_model
 from model.config import read_train_config
-from model.evaluate import TEST_SPLIT, moses_lines, read_test_set
-from model.train import read_log
-from model.zoo import PLAN
+from model.evaluation.bleu import TEST_SPLIT, moses_lines, read_test_set
+from model.systems import PLAN
+from model.training.trainer import read_log
 
 NAME = "collect"
 RUN_NAME = re.compile(r"(?P<system>.+)-(?P<seed>\d+)")

@@ -24,11 +24,11 @@ from bench.record import Result
 from bench.report import table
 from bench.zoo.chats import COLOURS, MODELS
 from bench.zoo.served import Served, serve
-from model.dialogues import CHAT
-from model.instructions import KINDS
-from model.recall import MAX_ANSWER_TOKENS, SEED, Script, draw_script
-from model.share import Z_95
-from model.zoo import bundle_name
+from model.data.dialogues import CHAT
+from model.data.instructions import KINDS
+from model.evaluation.recall import MAX_ANSWER_TOKENS, SEED, Script, draw_script
+from model.evaluation.share import Z_95
+from model.systems import bundle_name
 
 NAME = "ghost-attention"
 PARAMETERS = {"max_new_tokens": MAX_ANSWER_TOKENS}

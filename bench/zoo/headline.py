@@ -13,7 +13,7 @@ from bench.zoo.systems import (
     runs_by_system,
     test_set_of,
 )
-from model.zoo import COMPARED, PLAN
+from model.systems import COMPARED, PLAN
 
 ADDITIVE, BAR = "bahdanau", 37.0  # tokenised, lowercased: what a recurrent model with additive attention must reach
 PUBLISHED = {

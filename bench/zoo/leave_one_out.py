@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.factory import TranslationModel
-from model.recurrent import Memory, RecurrentModel
-from model.reference import greedy, pytorch_steps
+from model.architectures.factory import TranslationModel
+from model.architectures.recurrent import Memory, RecurrentModel
+from model.decoding.reference import greedy, pytorch_steps
 
 MAX_NEW_TOKENS = 64
 FloatArray = NDArray[np.float64]

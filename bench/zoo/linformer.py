@@ -19,9 +19,9 @@ from bench.record import Result
 from bench.zoo.attention_graphs import RESULT, exported_graph, plain_graph, save, without_maps
 from bench.zoo.linformer_report import draw, tables
 from export.builder import WeightFile
-from model.attention import MultiHeadAttention
 from model.config import TransformerConfig
-from model.linformer import LinformerAttention, Projections
+from model.layers.attention import MultiHeadAttention
+from model.layers.linformer import LinformerAttention, Projections
 from service.machine import usable_threads
 
 __all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]

@@ -17,12 +17,12 @@ from bench.zoo.sentence import SENTENCE
 from bench.zoo.sentence_picture import shown
 from bench.zoo.step import no_pictures
 from bench.zoo.systems import SOURCE
+from model.architectures.factory import TranslationModel
 from model.checkpoint import load_checkpoint
-from model.data import read_lines
-from model.evaluate import TEST_SPLIT
-from model.factory import TranslationModel
-from model.reference import one_thread
-from model.tokenizer import decode_ids, encode_lines
+from model.data.batches import read_lines
+from model.data.tokenizer import decode_ids, encode_lines
+from model.decoding.reference import one_thread
+from model.evaluation.bleu import TEST_SPLIT
 
 NAME = "masking"
 # Of each target token: how many there are, and what is summed over them.

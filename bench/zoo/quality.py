@@ -10,10 +10,10 @@ from bench.report import table
 from bench.zoo.served import Served, serve
 from bench.zoo.step import no_pictures
 from bench.zoo.systems import SOURCE, TARGET, translates
-from model.classification import CLASSIFICATION, accuracy_facts, read_labelled
-from model.evaluate import TEST_SPLIT, read_test_set, score
-from model.share import Share
-from model.zoo import MULTI30K, SST2
+from model.evaluation.bleu import TEST_SPLIT, read_test_set, score
+from model.evaluation.share import Share
+from model.systems import MULTI30K, SST2
+from model.training.classification import CLASSIFICATION, accuracy_facts, read_labelled
 from service.bundle import Manifest, read_manifest
 
 NAME = "quality"

@@ -1,4 +1,4 @@
-"""How long the served models that chat keep an instruction; see `model.recall`, which asks and checks."""
+"""How long the served models that chat keep an instruction; see `model.evaluation.recall`, which asks and checks."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from bench.record import Result
 from bench.report import table
 from bench.zoo.chats import COLOURS, MODELS
 from bench.zoo.served import Served, serve
-from model.instructions import KINDS
-from model.recall import MAX_ANSWER_TOKENS, SEED, TURNS, Answer, recall
-from model.zoo import bundle_name
+from model.data.instructions import KINDS
+from model.evaluation.recall import MAX_ANSWER_TOKENS, SEED, TURNS, Answer, recall
+from model.systems import bundle_name
 
 NAME = "recall"
 # In the first turn the instruction itself stands: what is not kept there was never learnt. No training dialogue has

@@ -12,7 +12,7 @@ from bench.zoo.sentence_picture import draw_sentence
 from bench.zoo.served import Served, serve
 from bench.zoo.step import add_keep, no_tables, with_kept
 from bench.zoo.systems import translates
-from model.zoo import MULTI30K
+from model.systems import MULTI30K
 from service.bundle import Attention, Manifest
 from service.loading import find_bundles
 

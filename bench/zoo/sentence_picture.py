@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bench.record import Result, Row
 from model.config import RecurrentConfig
-from model.zoo import SYSTEMS, bundle_name
+from model.systems import SYSTEMS, bundle_name
 
 # Pixels.
 COLUMNS, PANEL, MARGIN = 3, 330, 14

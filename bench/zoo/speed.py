@@ -23,11 +23,11 @@ from bench.zoo.speed_report import tables
 from bench.zoo.step import no_pictures as draw
 from bench.zoo.systems import SOURCE
 from model.config import PRECISIONS, Precision, read_model_config, read_train_config
-from model.data import read_lines
-from model.dialogues import draw_examples
-from model.evaluate import TEST_SPLIT
-from model.train import Trainer, read_log
-from model.zoo import SYSTEMS, Corpus, bundle_name
+from model.data.batches import read_lines
+from model.data.dialogues import draw_examples
+from model.evaluation.bleu import TEST_SPLIT
+from model.systems import SYSTEMS, Corpus, bundle_name
+from model.training.trainer import Trainer, read_log
 from service.bundle import MANIFEST, read_bundle
 from service.machine import usable_threads
 

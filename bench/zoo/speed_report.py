@@ -7,7 +7,7 @@ from typing import Any
 from bench.record import Result, Row
 from bench.report import table
 from model.config import PRECISIONS
-from model.zoo import MULTI30K, SYSTEMS
+from model.systems import MULTI30K, SYSTEMS
 
 REFERENCE = "transformer"  # what the others' speeds are divided by
 

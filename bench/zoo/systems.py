@@ -7,8 +7,8 @@ import numpy as np
 
 from bench.record import Result, Row
 from bench.zoo.bleu import Counts, Statistics
-from model.translation import TRANSLATION
-from model.zoo import MULTI30K, PLAN, SYSTEMS
+from model.systems import MULTI30K, PLAN, SYSTEMS
+from model.training.translation import TRANSLATION
 from service.bundle import Manifest
 
 assert MULTI30K.languages is not None

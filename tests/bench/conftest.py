@@ -9,12 +9,12 @@ import pytest
 from bench.plots import STYLE
 from bench.zoo.chats import MODELS
 from export.bundle import Label, export_bundle
-from model.causal import CausalModel
+from model.architectures.causal import CausalModel
 from model.checkpoint import save_checkpoint
 from model.config import CausalConfig
-from model.dialogues import draw_examples
-from model.tokenizer import train_tokenizer
-from model.zoo import bundle_name
+from model.data.dialogues import draw_examples
+from model.data.tokenizer import train_tokenizer
+from model.systems import bundle_name
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ from tokenizers import Tokenizer
 
 from bench.ctranslate2_model import vocabulary_of, write_ctranslate2_model
 from bench.weights import read_model
+from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
-from model.reference import greedy, one_thread, pytorch_steps
-from model.tokenizer import read_tokenizer
-from model.transformer import Transformer
+from model.data.tokenizer import read_tokenizer
+from model.decoding.reference import greedy, one_thread, pytorch_steps
 
 SHIPPED = Path("bundles/multi30k-en-de")
 MAX_NEW_TOKENS = 40

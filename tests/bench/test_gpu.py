@@ -10,8 +10,8 @@ from bench.gpu import speed
 from bench.gpu.__main__ import Bundles, bench, check, main, make_bundles, open_device, operators_elsewhere
 from bench.gpu.equality import Equality, compare
 from bench.gpu.torch_decoder import TorchDecoder
-from model.reference import greedy, pytorch_steps
-from model.tokenizer import encode_lines
+from model.data.tokenizer import encode_lines
+from model.decoding.reference import greedy, pytorch_steps
 from service.runtime.protocol import Int32, Int64
 from tests.support.fake_runner import FakeRunner, fake_manifest
 

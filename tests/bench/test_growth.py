@@ -8,10 +8,10 @@ from torch import Tensor
 
 from bench.growth import grow
 from bench.weights import read_model
+from model.architectures.transformer import Transformer
 from model.config import TransformerConfig
-from model.reference import greedy, pytorch_steps
-from model.tokenizer import read_tokenizer
-from model.transformer import Transformer
+from model.data.tokenizer import read_tokenizer
+from model.decoding.reference import greedy, pytorch_steps
 
 SHIPPED = Path("bundles/multi30k-en-de")
 BASE: dict[str, Any] = {"d_model": 512, "num_heads": 8, "d_ff": 2048, "encoder_layers": 6, "decoder_layers": 6}

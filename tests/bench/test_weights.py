@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from bench.weights import read_model
 from export.bundle import Label, export_bundle, quantize_bundle
 from export.quantize import Recipe
+from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import TransformerConfig
-from model.tokenizer import read_tokenizer
-from model.transformer import Transformer
+from model.data.tokenizer import read_tokenizer
 from service.bundle import Form
 
 FORMS: tuple[Form, ...] = ("blocks", "rows", "static")

@@ -7,7 +7,7 @@ from bench.record import Recorded, Result, read_results
 from bench.zoo.__main__ import RESULTS_OF_ZOO
 from bench.zoo.cards import CARD, card, write_cards
 from export.bundle import Label, export_bundle
-from model.zoo import SYSTEMS, bundle_name
+from model.systems import SYSTEMS, bundle_name
 from service.bundle import read_manifest
 
 BUNDLES = Path("bundles")

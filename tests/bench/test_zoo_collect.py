@@ -15,8 +15,8 @@ from bench.zoo.headline import headline
 from bench.zoo.lengths import buckets_of
 from bench.zoo.systems import TRANSLATING, runs_by_system
 from model.config import Precision, TrainConfig, to_json
-from model.evaluate import moses_lines, read_test_set, score
-from model.zoo import PLAN
+from model.evaluation.bleu import moses_lines, read_test_set, score
+from model.systems import PLAN
 
 SOURCES = ["A man sleeps.", "A dog runs over a very wide and green field.", "She reads.", "Two men wait for a bus."] * 5
 REFERENCES = ["Ein Mann schläft.", "Ein Hund rennt über ein weites Feld.", "Sie liest.", "Zwei Männer warten."] * 5

@@ -9,12 +9,12 @@ import torch
 
 from bench.zoo.ghost_attention import Look, add_arguments, draw, follow, instruction_columns, look_of, measure, tables
 from bench.zoo.served import serve
-from model.causal import CausalModel
+from model.architectures.causal import CausalModel
 from model.checkpoint import load_model
-from model.instructions import KINDS
-from model.recall import MAX_ANSWER_TOKENS, draw_script, greedy_answers
-from model.tokenizer import encode_lines, prompt_tokenizer
-from model.zoo import bundle_name
+from model.data.instructions import KINDS
+from model.data.tokenizer import encode_lines, prompt_tokenizer
+from model.evaluation.recall import MAX_ANSWER_TOKENS, draw_script, greedy_answers
+from model.systems import bundle_name
 
 GATT = bundle_name("chat-gatt")
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from bench.zoo.leave_one_out import check, explain, hidden, kendall_tau
-from model.attention import masked_softmax
+from model.architectures.factory import TranslationModel, build_model
+from model.architectures.recurrent import Memory, RecurrentModel, State
 from model.config import RecurrentConfig, TransformerConfig
-from model.factory import TranslationModel, build_model
-from model.recurrent import Memory, RecurrentModel, State
-from model.reference import log_softmax, pytorch_steps
+from model.decoding.reference import log_softmax, pytorch_steps
+from model.layers.attention import masked_softmax
 
 SOURCE = [7, 5, 9, 11, 5, 2]
 RECURRENT = RecurrentConfig(20, embedding_size=8, encoder_size=6, decoder_size=12, attention_size=6, dropout=0.0)

@@ -19,7 +19,7 @@ from bench.zoo.attention_graphs import RESULT, exported_graph, without_maps
 from bench.zoo.linformer import MAX_SCORES_BYTES, Variant, add_arguments, measure, modules, variants_of, write_graph
 from bench.zoo.linformer_report import crossover, draw, is_faster, is_smaller, tables
 from export.builder import WeightFile
-from model.attention import MultiHeadAttention
+from model.layers.attention import MultiHeadAttention
 from service.runtime.provider import session_options
 
 LONGEST, WIDTH = 64, 256

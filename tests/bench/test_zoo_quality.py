@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from bench.zoo.quality import measure, tables
+from model.architectures.classifier import Classifier
 from model.checkpoint import load_checkpoint, load_model
-from model.classification import accuracy, read_labelled
-from model.classifier import Classifier
-from model.evaluate import moses_lines, read_test_set, score, translate
-from model.zoo import MULTI30K, SST2, bundle_name
+from model.evaluation.bleu import moses_lines, read_test_set, score, translate
+from model.systems import MULTI30K, SST2, bundle_name
+from model.training.classification import accuracy, read_labelled
 
 SPLIT = "test_2016_flickr"
 

@@ -9,11 +9,11 @@ import pytest
 from bench.record import Result
 from bench.zoo.recall import add_arguments, draw, measure, served_answers, tables
 from bench.zoo.served import serve
-from model.causal import CausalModel
+from model.architectures.causal import CausalModel
 from model.checkpoint import load_model
-from model.instructions import KINDS
-from model.recall import draw_script, greedy_answers
-from model.zoo import bundle_name
+from model.data.instructions import KINDS
+from model.evaluation.recall import draw_script, greedy_answers
+from model.systems import bundle_name
 
 CASES = [(model, earlier) for model in ("chat-gatt", "chat-baseline") for earlier in ("own", "plain")]
 ROWS: list[dict[str, Any]] = [

@@ -9,7 +9,7 @@ from bench.zoo import collect, quality
 from bench.zoo.__main__ import RESULTS_OF_ZOO
 from bench.zoo.headline import ADDITIVE, BAR
 from bench.zoo.systems import TRANSLATING, runs_by_system
-from model.zoo import COMPARED, PLAN
+from model.systems import COMPARED, PLAN
 
 RESULTS = read_results(RESULTS_OF_ZOO)
 RUNS = runs_by_system(RESULTS[collect.NAME].result)

@@ -12,7 +12,7 @@ import pytest
 from bench.record import Recorded, Result, Row, write_result
 from bench.zoo import sentence
 from bench.zoo.sentence_picture import picture, remarks, shown
-from model.zoo import bundle_name
+from model.systems import bundle_name
 
 SENTENCE = "A man sleeps."
 ROW: dict[str, Any] = {

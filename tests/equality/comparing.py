@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model.factory import TranslationModel
-from model.processors import Processors
-from model.reference import log_softmax
+from model.architectures.factory import TranslationModel
+from model.decoding.processors import Processors
+from model.decoding.reference import log_softmax
 from model.rounding import Reference, reference
 from service.engine.request import DecodingParameters, GenerateRequest, Target
 

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from bench.marian import to_marian
 from bench.weights import read_model
 from export.bundle import Label, export_bundle
+from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
-from model.tokenizer import encode_lines, read_tokenizer
-from model.transformer import Transformer
+from model.data.tokenizer import encode_lines, read_tokenizer
 from service.bundle import read_bundle, read_manifest
 from service.runtime.ort import OnnxRunner
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx2 as httpx
 
 from export.bundle import Label, export_bundle
+from model.architectures.factory import Model, TranslationModel
 from model.checkpoint import load_checkpoint, save_checkpoint
-from model.factory import Model, TranslationModel
 from service.app import create_app
 from service.bundle import MANIFEST, read_bundle, read_manifest, write_manifest
 from service.loading import load_backend

@@ -1,4 +1,4 @@
-"""The systems of `model.zoo`, small: their widths and layers shrink, and all else that they are is the zoo's own."""
+"""The systems of `model.systems` with smaller widths and fewer layers; everything else is unchanged."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from model.architectures.factory import Model, build_model
 from model.config import ModelConfig
-from model.factory import Model, build_model
-from model.tokenizer import read_tokenizer
-from model.zoo import PLAN, SYSTEMS
+from model.data.tokenizer import read_tokenizer
+from model.systems import PLAN, SYSTEMS
 
 # All widths shrink alike: sizes that differ in the zoo differ here, and what stands in a ratio goes on to.
 WIDTHS = ("embedding_size", "encoder_size", "decoder_size", "attention_size", "d_model", "d_ff")

@@ -13,8 +13,8 @@ from bench.weights import dequantised, read_model
 from export.bundle import quantize_bundle, verify_bundle
 from export.quantize import Recipe
 from export.sessions import encode, open_sessions
+from model.architectures.transformer import Transformer
 from model.rounding import reference
-from model.transformer import Transformer
 from service.bundle import read_manifest
 from tests.equality.conftest import SHIPPED
 from tests.rounding import assert_within_rounding

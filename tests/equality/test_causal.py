@@ -15,13 +15,13 @@ from export.calibrate import measure_ranges
 from export.quality import ParallelText, compare
 from export.sessions import open_sessions
 from export.verify import VerificationError
-from model import evaluate
-from model.causal import CausalModel
+from model.architectures.causal import CausalModel
 from model.checkpoint import load_model, save_checkpoint
 from model.config import CausalConfig
-from model.reference import beam, greedy, log_softmax, pytorch_steps
+from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer, read_tokenizer
+from model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
+from model.evaluation import bleu
 from model.rounding import Reference, reference
-from model.tokenizer import decode_ids, encode_lines, prompt_tokenizer, read_tokenizer
 from service.bundle import BundleError, read_bundle
 from service.engine.engine import Engine
 from service.engine.request import DecodingParameters, Encoded, EncodeRequest, Event, Target
@@ -142,9 +142,9 @@ def test_bleu_is_of_what_goes_on_from_the_prompt(folder: Path, model: CausalMode
     tokenizer = prompt_tokenizer(read_tokenizer(folder / "checkpoint" / "tokenizer.json"))
     expected = []
     for prompt in encode_lines(tokenizer, toy_sentences):
-        room = min(evaluate.MAX_NEW_TOKENS, MAX_POSITIONS + 1 - len(prompt))
+        room = min(bleu.MAX_NEW_TOKENS, MAX_POSITIONS + 1 - len(prompt))
         expected.append(decode_ids(tokenizer, greedy(pytorch_steps(model, prompt), prompt[-1], 2, room).ids))
-    text = ParallelText("toy", "de", evaluate.EvaluationSet(toy_sentences, expected, None))
+    text = ParallelText("toy", "de", bleu.EvaluationSet(toy_sentences, expected, None))
     sessions = open_sessions(bundle, read_bundle(bundle))
     assert compare(sessions, sessions, tokenizer, text).bleu[0].float32 == pytest.approx(100)
 

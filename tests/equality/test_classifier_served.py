@@ -10,11 +10,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from model.architectures.classifier import Classifier
 from model.checkpoint import load_model
-from model.classifier import Classifier
 from model.config import ClassifierConfig
+from model.data.tokenizer import encode_lines
 from model.rounding import Reference, reference
-from model.tokenizer import encode_lines
 from service.bundle import read_bundle
 from service.engine.engine import Engine
 from service.engine.request import Encoded, EncodeRequest, Event

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from model.architectures.transformer import Transformer
 from model.config import TransformerConfig
-from model.reference import greedy, pytorch_steps
-from model.transformer import Transformer
+from model.decoding.reference import greedy, pytorch_steps
 from service.engine.request import DecodingParameters, GenerateRequest
 from tests.equality.comparing import Ids, assert_same
 from tests.equality.running import make_request

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from export.parts import SOURCE_BLOCK
+from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import load_checkpoint
 from model.config import RecurrentConfig
-from model.recurrent import RecurrentModel
-from model.reference import beam, greedy, log_softmax, pytorch_steps
+from model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
 from model.rounding import Reference, reference
 from service.engine.request import DecodingParameters
 from service.runtime.ort import OnnxRunner

@@ -11,10 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from model.attention import causal_mask
+from model.architectures.transformer import Transformer
 from model.config import TransformerConfig
+from model.layers.attention import causal_mask
 from model.rounding import Reference, reference, rounding_error
-from model.transformer import Transformer
 from tests.instruction_sets.__main__ import SETS, lesser_sets
 from tests.rounding import assert_within_rounding, rounding_bound, rows_sum_to_one
 
@@ -85,7 +85,9 @@ def test_a_mistake_lies_outside_the_limits(model: Transformer, mistake: Callable
 def test_a_mask_that_is_off_by_one_lies_outside_the_limits(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     models, exact = reference(model), compute(reference(model).exact)
     _, limits = models.limits(compute)
-    monkeypatch.setattr("model.transformer.causal_mask", lambda *arguments: causal_mask(*arguments).roll(1, dims=1))
+    monkeypatch.setattr(
+        "model.architectures.transformer.causal_mask", lambda *arguments: causal_mask(*arguments).roll(1, dims=1)
+    )
     assert np.abs(compute(model)["logits"] - exact["logits"]).max() > limits["logits"]
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from model.architectures.transformer import Transformer
 from model.rounding import Reference, reference
-from model.transformer import Transformer
 from service.engine.request import DecodingParameters, GenerateRequest, Target
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import forced_log_probs

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
+from model.architectures.factory import Model
 from model.checkpoint import load_model
-from model.factory import Model
 from model.rounding import reference
 from tests.equality.serving import client_of, write_bundles
 from tests.equality.systems import random_models, small

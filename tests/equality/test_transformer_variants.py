@@ -15,12 +15,12 @@ from export.bundle import half_bundle, quantize_bundle, verify_bundle
 from export.quantize import Recipe
 from export.sessions import encode, open_sessions
 from export.verify import VerificationError
+from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import TransformerConfig
-from model.reference import beam, greedy, pytorch_steps
+from model.data.tokenizer import read_tokenizer
+from model.decoding.reference import beam, greedy, pytorch_steps
 from model.rounding import Reference, reference
-from model.tokenizer import read_tokenizer
-from model.transformer import Transformer
 from service.bundle import read_bundle
 from service.engine.request import DecodingParameters
 from service.runtime.ort import OnnxRunner

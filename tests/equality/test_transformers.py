@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from model.reference import beam, greedy, one_thread, pytorch_steps
-from model.transformer import Transformer
+from model.architectures.transformer import Transformer
+from model.decoding.reference import beam, greedy, one_thread, pytorch_steps
 from service.engine.request import DecodingParameters, GenerateRequest
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import Targets, assert_same, generated_ids, processors_of

@@ -5,9 +5,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from export.sessions import Sessions, open_sessions
+from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
 from model.rounding import Reference, reference
-from model.transformer import Transformer
 from service.bundle import read_bundle
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from export.calibrate import MAX_NEW_TOKENS, measure_ranges
 from export.quantize import product_inputs
-from model.reference import greedy, pytorch_steps
-from model.transformer import Transformer
+from model.architectures.transformer import Transformer
+from model.decoding.reference import greedy, pytorch_steps
 from service.bundle import Manifest, read_bundle
 
 # Products of several layers side by side are called by names of their own; those layers read the same.

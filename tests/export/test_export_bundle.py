@@ -17,7 +17,7 @@ from export.builder import WeightFile, external_tensor
 from export.bundle import Label, export_bundle, half_bundle, verify_bundle
 from export.verify import VerificationError
 from model.checkpoint import load_checkpoint, save_checkpoint
-from model.tokenizer import train_tokenizer
+from model.data.tokenizer import train_tokenizer
 from service.bundle import BundleError, check_files, read_bundle, read_manifest, record_files, write_manifest
 from service.external_data import ExternalTensor, external_tensors
 from tests.export.folders import BUNDLE_FILES, names

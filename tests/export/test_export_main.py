@@ -11,11 +11,11 @@ from export import __main__ as export_main
 from export.__main__ import SENTENCES, main
 from export.bundle import Label, quantize_bundle
 from export.verify import VerificationError
-from model.causal import CausalModel
+from model.architectures.causal import CausalModel
+from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
 from model.config import CausalConfig, TransformerConfig
-from model.tokenizer import read_tokenizer
-from model.transformer import Transformer
+from model.data.tokenizer import read_tokenizer
 from service.bundle import ChatTemplate, Languages, Verification, read_bundle, read_manifest, write_manifest
 from tests.export.products import everywhere
 

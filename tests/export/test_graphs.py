@@ -10,9 +10,9 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from export.sessions import Sessions, States, encode, initial_states, run_step
-from model.reference import log_softmax
+from model.architectures.transformer import Transformer
+from model.decoding.reference import log_softmax
 from model.rounding import Reference
-from model.transformer import Transformer
 from service.bundle import TOP_TOKENS
 from tests.rounding import assert_within_rounding, rows_sum_to_one
 

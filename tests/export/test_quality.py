@@ -4,9 +4,9 @@ from tokenizers import Tokenizer
 from export.quality import NUM_BEAMS, ParallelText, compare, refuse_loss
 from export.sessions import Sessions, onnx_steps
 from export.verify import VerificationError
-from model.evaluate import EvaluationSet
-from model.reference import greedy
-from model.tokenizer import decode_ids
+from model.data.tokenizer import decode_ids
+from model.decoding.reference import greedy
+from model.evaluation.bleu import EvaluationSet
 from service.bundle import Bleu, Quality
 
 

@@ -12,9 +12,9 @@ from export.quality import ParallelText
 from export.quantize import Recipe
 from export.sessions import onnx_steps, open_sessions
 from export.verify import VerificationError
-from model.evaluate import EvaluationSet
-from model.reference import greedy
-from model.tokenizer import decode_ids, encode_lines, read_tokenizer
+from model.data.tokenizer import decode_ids, encode_lines, read_tokenizer
+from model.decoding.reference import greedy
+from model.evaluation.bleu import EvaluationSet
 from service.bundle import BundleError, Languages, read_bundle
 from tests.export.folders import BUNDLE_FILES, names
 from tests.export.products import everywhere

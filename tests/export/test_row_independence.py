@@ -16,8 +16,8 @@ from export.calibrate import measure_ranges
 from export.quantize import Recipe, quantize_graphs
 from export.sessions import Sessions, encode, initial_states, open_sessions, run_step
 from export.transformer import encoder_graph, step_graph
+from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
-from model.transformer import Transformer
 from service.bundle import read_bundle
 from tests.export.products import (
     IN_BLOCKS,

@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.sessions import Sessions, onnx_steps
-from model.reference import beam, greedy, pytorch_steps
+from model.architectures.transformer import Transformer
+from model.decoding.reference import beam, greedy, pytorch_steps
 from model.rounding import Reference
-from model.transformer import Transformer
 from tests.rounding import assert_within_rounding
 
 

@@ -14,8 +14,8 @@ from export.quantize import Recipe
 from export.sessions import Array, compare_tokens, open_sessions
 from export.similar import similar_graph
 from export.verify import VerificationError, verify
+from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
-from model.transformer import Transformer
 from service.bundle import read_bundle, write_manifest
 from service.runtime.device import DeviceRunner
 from service.runtime.ort import OnnxRunner

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from export.sessions import Sessions
 from export.verify import Differences, VerificationError, read_sentences, verify
+from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
-from model.transformer import Transformer
 
 
 def test_a_true_bundle_passes_and_says_what_was_measured(

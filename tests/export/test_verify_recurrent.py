@@ -12,11 +12,11 @@ from export.bundle import Label, export_bundle
 from export.forced import forced_pass
 from export.sessions import Sessions, open_sessions
 from export.verify import VerificationError, verify
+from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import save_checkpoint
 from model.config import RecurrentConfig
-from model.recurrent import RecurrentModel
+from model.data.tokenizer import read_tokenizer
 from model.rounding import reference
-from model.tokenizer import read_tokenizer
 
 READ = [1, *[7, 9, 30, 50, 11, 17] * 10]  # any tokens, many
 

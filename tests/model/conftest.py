@@ -7,10 +7,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
 from model.config import TransformerConfig
-from model.tokenizer import read_tokenizer, train_tokenizer
-from model.transformer import Transformer
+from model.data.tokenizer import read_tokenizer, train_tokenizer
 
 SENTENCES = Path(__file__).parents[1] / "data" / "sentences.txt"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.architectures.transformer import Transformer
 from model.checkpoint import (
     CONFIG,
     TOKENIZER,
@@ -19,7 +20,6 @@ from model.checkpoint import (
     save_tensors,
 )
 from model.config import TransformerConfig
-from model.transformer import Transformer
 
 
 def test_a_saved_checkpoint_loads_as_the_same_model(

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from model.__main__ import main
-from model.causal import CausalModel
+from model.architectures.causal import CausalModel
+from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import load_facts, load_model, save_checkpoint
 from model.config import CausalConfig
-from model.recurrent import RecurrentModel
-from model.tokenizer import train_tokenizer
+from model.data.tokenizer import train_tokenizer
 
 
 @pytest.fixture
@@ -316,7 +316,7 @@ def test_an_interrupt_is_one_line_and_the_run_goes_on(
     sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
     arguments = ("train", corpus, "--run", tmp_path / "run", "--vocab-size", 300, "--max-epochs", 1, "--model", *sizes)
     with monkeypatch.context() as patched:
-        patched.setattr("model.train.Trainer.train_epoch", lambda *_: signal.raise_signal(signal.SIGINT))
+        patched.setattr("model.training.trainer.Trainer.train_epoch", lambda *_: signal.raise_signal(signal.SIGINT))
         code, out, err = run(*arguments)
     assert (code, out, err.count("\n")) == (130, "", 1)
     assert err.startswith("error: interrupted; ")

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.chat import Example
-from model.classification import CLASSIFICATION
-from model.factory import Model, build_model
+from model.architectures.factory import Model, build_model
 from model.precision import at_least_float32, autocast, product_type
-from model.translation import TRANSLATION
-from model.zoo import SYSTEMS
+from model.systems import SYSTEMS
+from model.training.chat import Example
+from model.training.classification import CLASSIFICATION
+from model.training.translation import TRANSLATION
 
 VOCABULARY = 300
 CPU = torch.device("cpu")

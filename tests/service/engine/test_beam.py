@@ -45,8 +45,8 @@ Reference = Callable[[Manifest, GenerateRequest], Sequence[Any]]
 @pytest.fixture(scope="module")
 def searched() -> Reference:
     """What the reference finds for a request, best first: `model.reference.Hypothesis`, those that may be."""
-    from model.processors import Processors
-    from model.reference import beam, greedy
+    from model.decoding.processors import Processors
+    from model.decoding.reference import beam, greedy
 
     def search(manifest: Manifest, request: GenerateRequest) -> Sequence[Any]:
         asked, prefix, stop = request.parameters, request.target_prefix, request.stop

@@ -70,7 +70,7 @@ def test_prompts_of_all_lengths_share_a_batch_as_if_each_were_alone(manifest: Ma
 @pytest.mark.parametrize("prompt", PROMPTS[::3], ids=len)
 @pytest.mark.parametrize("prefix", [(), (9, 4)], ids=["no prefix", "prefix"])
 def test_beams_are_the_references(prompt: tuple[int, ...], prefix: tuple[int, ...], manifest: Manifest) -> None:
-    from model.reference import beam
+    from model.decoding.reference import beam
 
     given = run_alone(
         request(

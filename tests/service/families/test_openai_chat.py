@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from model.dialogues import CHAT
-from model.smalltalk import Exchange
+from model.data.dialogues import CHAT
+from model.data.smalltalk import Exchange
 from service.bundle import ChatTemplate
 from service.families.openai_chat import write_dialogue
 from service.families.openai_chat_schemas import Message

@@ -1,0 +1,1 @@
+"""Data: reading text, generating dialogues, the tokenizer and padded batches."""

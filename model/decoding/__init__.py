@@ -1,0 +1,1 @@
+"""Reference decoding: slow, simple implementations that every faster decoder is compared with."""

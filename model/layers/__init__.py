@@ -1,0 +1,1 @@
+"""Layers: attention in all its forms, embeddings and the layers of a Transformer."""

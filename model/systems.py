@@ -1,0 +1,224 @@
+"""Every system that Sightline trains, by name: one configuration and what its training does otherwise than the rest."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from model.config import CausalConfig, ClassifierConfig, ModelConfig, RecurrentConfig, TransformerConfig
+from model.data.dialogues import CHAT, ChatTemplate
+from model.training.chat import chat_task
+from model.training.classification import CLASSIFICATION
+from model.training.task import Task
+from model.training.translation import TRANSLATION
+
+# What compared systems share: as many updates an epoch, over the same batches, gradients clipped hard as recurrent ones
+# need it. Only the peak rate is each family's own.
+_SHARED: Mapping[str, Any] = {
+    "max_epochs": 24,
+    "batch_tokens": 2000,
+    "warmup_steps": 800,
+    "clip_norm": 1.0,
+    "patience_epochs": 6,
+    "average_last": 5,
+}
+RECURRENT_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2e-3}
+TRANSFORMER_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2.5e-3}
+
+
+# Some thousand sentences are soon learnt by heart: few epochs of small batches, and the mean of most of them.
+SENTIMENT_TRAINING: Mapping[str, Any] = {
+    "vocab_size": 8000,
+    "max_epochs": 12,
+    "batch_tokens": 700,
+    "peak_learning_rate": 1e-3,
+    "warmup_steps": 400,
+    "clip_norm": 1.0,
+    "patience_epochs": 12,
+    "average_last": 8,
+}
+
+
+CHAT_TRAINING: Mapping[str, Any] = {
+    "vocab_size": 1500,
+    "max_epochs": 4,
+    "batch_tokens": 2048,
+    "peak_learning_rate": 2e-3,
+    "warmup_steps": 300,
+    "label_smoothing": 0.0,
+    "clip_norm": 1.0,
+    "patience_epochs": 4,
+    "average_last": 3,
+    "max_length_tokens": 768,
+}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a system learns from."""
+
+    name: str
+    folder: str  # "" where a system makes its own
+    license: str  # of weights
+    languages: tuple[str, str] | None = None  # ISO 639-1 codes of what is translated, and into what
+    chat: ChatTemplate | None = None
+
+
+MULTI30K = Corpus("multi30k-en-de", "multi30k", "non-commercial research and education only", languages=("en", "de"))
+SST2 = Corpus("sst2", "sst2", "research only")
+SMALLTALK = Corpus("smalltalk", "", "Apache-2.0", chat=CHAT)
+
+
+@dataclass(frozen=True)
+class System:
+    """A model and its training."""
+
+    description: str
+    make_config: Callable[[int], ModelConfig]  # from the size of the vocabulary
+    training: Mapping[str, Any] = field(default_factory=dict)  # fields of TrainConfig that differ from its defaults
+    task: Task[Any, Any, Any] = TRANSLATION
+    corpus: Corpus = MULTI30K
+
+
+def _sentiment(vocab_size: int) -> ModelConfig:
+    return ClassifierConfig(
+        vocab_size, d_model=128, num_heads=4, d_ff=256, encoder_layers=2, dropout=0.4, word_dropout=0.5
+    )
+
+
+def _tiny(description: str, **changes: Any) -> System:
+    """Transformer-Tiny with some of its fields changed, trained as briefly as the recurrent systems."""
+
+    def make_config(vocab_size: int) -> ModelConfig:
+        return replace(TransformerConfig.tiny(vocab_size), **changes)
+
+    return System(description, make_config, TRANSFORMER_TRAINING)
+
+
+def _recurrent(description: str, **sizes: Any) -> System:
+    def make_config(vocab_size: int) -> ModelConfig:
+        return RecurrentConfig(vocab_size, dropout=0.3, **sizes)
+
+    return System(description, make_config, RECURRENT_TRAINING)
+
+
+def _luong(description: str, attention: str, input_feeding: bool = True, **others: Any) -> System:
+    return _recurrent(
+        description, attention=attention, query="current", input_feeding=input_feeding, decoder_size=384, **others
+    )
+
+
+def _without_smoothing(system: System) -> System:
+    return replace(system, training={**system.training, "label_smoothing": 0.0})
+
+
+def _chat(description: str, has_ghost_attention: bool) -> System:
+    return System(description, CausalConfig.chat, CHAT_TRAINING, chat_task(has_ghost_attention), SMALLTALK)
+
+
+# Compared with one another: their parameters are within a tenth of post-norm's.
+COMPARED: Mapping[str, System] = {
+    "fixed-context": _recurrent("GRU with a fixed context vector (Cho et al. 2014)", attention="none"),
+    "bahdanau": _recurrent("GRU with additive attention (Bahdanau et al. 2015)"),
+    "luong-general": _luong("GRU with general attention and input feeding (Luong et al. 2015)", "general"),
+    "post-norm": _tiny("Transformer-Tiny, trained as what it is compared with (Vaswani et al. 2017)"),
+}
+# The same, as briefly trained as what changes one thing of them.
+SHORT: Mapping[str, System] = {
+    f"{name}-short": replace(system, description=f"{system.description}, trained half as long")
+    for name, system in COMPARED.items()
+}
+
+SYSTEMS: Mapping[str, System] = {
+    "transformer": System("Transformer-Tiny (Wu et al. 2021)", TransformerConfig.tiny),
+    "transformer-base": System("Transformer base (Vaswani et al. 2017)", TransformerConfig),
+    **COMPARED,
+    **SHORT,
+    # One change each of a short one, of hard attention two or three.
+    "luong-dot": _luong("GRU with dot attention (Luong et al. 2015)", "dot"),
+    "luong-concat": _luong("GRU with concat attention (Luong et al. 2015)", "concat"),
+    "luong-location": _luong("GRU with location attention (Luong et al. 2015)", "location"),
+    "luong-local-m": _luong(
+        "GRU that attends to a window that moves on (Luong et al. 2015)", "general", window="local-m", window_radius=3
+    ),
+    "luong-local-p": _luong(
+        "GRU that predicts where its window is (Luong et al. 2015)", "general", window="local-p", window_radius=5
+    ),
+    "multiplicative": _recurrent("Bahdanau's decoder with a bilinear score (Luong et al. 2015)", attention="general"),
+    "reduced-rank": _recurrent(
+        "Bahdanau's decoder with a bilinear score of rank 32", attention="reduced_rank", attention_size=32
+    ),
+    "hard-reinforce": _luong(
+        "GRU that looks at one position, by REINFORCE (Xu et al. 2015)",
+        "general",
+        input_feeding=False,
+        selection="reinforce",
+    ),
+    "hard-marginal": _without_smoothing(
+        _luong(
+            "GRU that looks at one position, by the sum over positions (Deng et al. 2018)",
+            "general",
+            input_feeding=False,
+            selection="marginal",
+        )
+    ),
+    "pre-norm": _tiny("Transformer with normalisation first (Xiong et al. 2020)", pre_norm=True),
+    "single-head": _tiny("Transformer whose encoder has one head", encoder_attention="single-head"),
+    "single-head-without-weights": _tiny(
+        "Transformer whose encoder is attention(A, A, A)", encoder_attention="single-head-without-weights"
+    ),
+    "linformer": _tiny(
+        "Transformer with a linear encoder (Wang et al. 2020)",
+        encoder_attention="linformer",
+        linformer_size=32,
+        max_positions=128,
+    ),
+    "sentiment": System(
+        "Transformer encoder that classifies film reviews", _sentiment, SENTIMENT_TRAINING, CLASSIFICATION, SST2
+    ),
+    "chat-gatt": _chat("Causal Transformer that chats, with Ghost Attention (Touvron et al. 2023)", True),
+    "chat-baseline": _chat("Causal Transformer that chats, without Ghost Attention", False),
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How often and how long `python -m model zoo` trains a system."""
+
+    seeds: int
+    max_epochs: int
+
+
+_COMPARISON, _ABLATION = Planned(seeds=3, max_epochs=24), Planned(seeds=1, max_epochs=12)
+# In the order in which they are trained.
+PLAN: Mapping[str, Planned] = {
+    "bahdanau": _COMPARISON,
+    "fixed-context": _COMPARISON,
+    "luong-general": _COMPARISON,
+    "post-norm": _COMPARISON,
+    "bahdanau-short": _ABLATION,
+    "luong-general-short": _ABLATION,
+    "post-norm-short": _ABLATION,
+    "fixed-context-short": _ABLATION,
+    "luong-local-p": _ABLATION,
+    "hard-marginal": Planned(seeds=1, max_epochs=6),  # an update scores the vocabulary once for each source position
+    "linformer": _ABLATION,
+    "single-head": _ABLATION,
+    "pre-norm": _ABLATION,
+    "single-head-without-weights": _ABLATION,
+    "hard-reinforce": _ABLATION,
+    "multiplicative": _ABLATION,
+    "reduced-rank": _ABLATION,
+    "luong-dot": _ABLATION,
+    "luong-concat": _ABLATION,
+    "luong-location": _ABLATION,
+    "luong-local-m": _ABLATION,
+    "sentiment": Planned(seeds=1, max_epochs=SENTIMENT_TRAINING["max_epochs"]),
+    "chat-gatt": Planned(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
+    "chat-baseline": Planned(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
+    "transformer": Planned(seeds=1, max_epochs=72),  # the shipped model's, which takes longest
+}
+
+
+def bundle_name(name: str) -> str:
+    """What requests call a system that is served."""
+    return f"{SYSTEMS[name].corpus.name}-{name}"

@@ -1,0 +1,1 @@
+"""Training: the trainer, the tasks that it trains and their losses."""

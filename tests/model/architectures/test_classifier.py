@@ -1,0 +1,83 @@
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from model.architectures.classifier import Classifier, mean_pool
+from model.config import ClassifierConfig
+
+CONFIG = ClassifierConfig(
+    40, d_model=16, num_heads=2, d_ff=32, encoder_layers=2, max_positions=32, labels=("bad", "fair", "good")
+)
+SOURCE = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 0, 0]])
+LENGTHS = torch.tensor([5, 3])
+
+
+def classifier(**changes: Any) -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(dataclasses.replace(CONFIG, **changes))
+
+
+def test_the_pooled_vector_is_the_mean_of_the_tokens_that_count_whatever_stands_in_the_others() -> None:
+    hidden = torch.tensor([[[1.0, 2.0], [3.0, 6.0], [float("nan"), 9.0]]])
+    assert mean_pool(hidden, torch.tensor([[True, True, False]])).tolist() == [[2.0, 4.0]]
+    assert mean_pool(hidden, torch.tensor([[False, True, False]])).tolist() == [[3.0, 6.0]]
+
+
+def test_the_probabilities_are_a_softmax_over_the_mean_of_the_encoders_last_layer() -> None:
+    model = classifier().eval()
+    hidden, _ = model.encode(SOURCE, LENGTHS)
+    expected = [
+        model.output(row[:length].mean(dim=0)).softmax(dim=0) for row, length in zip(hidden, LENGTHS, strict=True)
+    ]
+    torch.testing.assert_close(model(SOURCE, LENGTHS).exp(), torch.stack(expected))
+
+
+def test_what_stands_in_the_padding_changes_nothing() -> None:
+    model = classifier().eval()
+    other = SOURCE.masked_fill(SOURCE == 0, 33)
+    torch.testing.assert_close(model(other, LENGTHS), model(SOURCE, LENGTHS))
+    torch.testing.assert_close(model(SOURCE[1:, :3], LENGTHS[1:]), model(SOURCE, LENGTHS)[1:])
+
+
+def test_maps_sum_to_one_over_a_sources_own_tokens() -> None:
+    _, maps = classifier().eval().encode(SOURCE, LENGTHS, need_weights=True)
+    assert maps is not None and maps.shape == (2, 2, 2, 5, 5)
+    torch.testing.assert_close(maps.sum(dim=-1), torch.ones(2, 2, 2, 5))
+    assert (maps[:, 1, :, :, 3:] == 0).all()
+
+
+def test_a_word_that_is_left_out_is_neither_attended_to_nor_part_of_the_mean() -> None:
+    model = classifier(dropout=0.0, word_dropout=0.9).train()
+    torch.manual_seed(3)  # of the first source only its last token is kept, whatever the seed
+    given = model(SOURCE, LENGTHS)
+    torch.manual_seed(3)
+    is_kept = torch.rand(SOURCE.shape) >= 0.9
+    is_kept[0, 4] = is_kept[1, 2] = True
+    is_kept[1, 3:] = False
+    assert not is_kept[0, :4].all()
+    hidden, _ = model._encode(SOURCE, is_kept)
+    torch.testing.assert_close(given, model.classify(hidden, is_kept))
+    changed = SOURCE.masked_fill(~is_kept, 30)
+    torch.manual_seed(3)
+    torch.testing.assert_close(model(changed, LENGTHS), given)
+
+
+def test_nothing_is_left_out_after_training() -> None:
+    dropped, whole = classifier(word_dropout=0.9).eval(), classifier().eval()
+    assert torch.equal(dropped(SOURCE, LENGTHS), whole(SOURCE, LENGTHS))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"word_dropout": 1.0}, "word_dropout is 1.0"),
+        ({"labels": ("one",)}, "two or more that differ"),
+        ({"labels": ("one", "one")}, "two or more that differ"),
+        ({"num_heads": 3}, r"d_model \(16\) must be a multiple"),
+    ],
+)
+def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **change)

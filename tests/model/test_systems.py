@@ -1,0 +1,89 @@
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from model.__main__ import train_and_score, train_zoo
+from model.architectures.factory import build_model
+from model.config import ClassifierConfig, RecurrentConfig, TrainConfig
+from model.evaluation.bleu import TEST_SPLIT
+from model.systems import COMPARED, PLAN, SYSTEMS, System
+from model.training.classification import CLASSIFICATION
+
+VOCABULARY = 6000
+
+
+def num_parameters(name: str) -> int:
+    return sum(parameter.numel() for parameter in build_model(SYSTEMS[name].make_config(VOCABULARY)).parameters())
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_can_be_begun(name: str) -> None:
+    assert SYSTEMS[name].make_config(VOCABULARY).vocab_size == VOCABULARY
+    TrainConfig(**SYSTEMS[name].training)
+
+
+@pytest.mark.parametrize("name", COMPARED.keys() - {"post-norm"})
+def test_systems_that_are_compared_have_as_many_parameters_within_a_tenth(name: str) -> None:
+    assert num_parameters(name) == pytest.approx(num_parameters("post-norm"), rel=0.1)
+
+
+def test_all_are_planned_but_the_base_transformer() -> None:
+    assert set(PLAN) == set(SYSTEMS) - {"transformer-base"}
+    assert {name for name, planned in PLAN.items() if planned.seeds == 3} == set(COMPARED)
+
+
+def toy(vocab_size: int) -> RecurrentConfig:
+    return RecurrentConfig(vocab_size, embedding_size=8, encoder_size=8, decoder_size=16, attention_size=8)
+
+
+def test_a_run_is_trained_and_scored_once(corpus: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(corpus, tmp_path / "data"))
+    for path in data.glob("test.*"):
+        path.rename(path.with_name(path.name.replace("test", TEST_SPLIT, 1)))
+    config = TrainConfig(vocab_size=280, max_epochs=1, batch_tokens=400, seed=2)
+    system, run = System("a toy", toy), tmp_path / "run"
+    train_and_score(system, config, data, run)
+    written = json.loads((run / "scores.json").read_text(encoding="utf-8"))
+    assert (written["split"], written["num_beams"], len(written["outputs"])) == (TEST_SPLIT, 5, 6)
+    assert json.loads((run / "train.json").read_text(encoding="utf-8"))["seed"] == 2
+    (run / "scores.json").write_text("{}", encoding="utf-8")
+    train_and_score(system, config, data, run)
+    assert (run / "scores.json").read_text(encoding="utf-8") == "{}"
+    assert len((run / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_a_classifier_is_scored_by_its_accuracy(tmp_path: Path, toy_sentences: list[str]) -> None:
+    for split in ("train", "dev"):
+        lines = [f"{number % 2}\t{text}\n" for number, text in enumerate(toy_sentences)]
+        (tmp_path / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
+    config = TrainConfig(vocab_size=280, max_epochs=1, batch_tokens=400)
+    system = System("a toy", lambda size: ClassifierConfig(size, d_model=16, num_heads=2, d_ff=16), task=CLASSIFICATION)
+    train_and_score(system, config, tmp_path, tmp_path / "run")
+    written = json.loads((tmp_path / "run" / "scores.json").read_text(encoding="utf-8"))
+    assert (written["split"], written["sentences"]) == ("dev", len(toy_sentences))
+
+
+def test_a_run_ends_in_the_precision_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = {}
+
+    def remember(system: System, config: TrainConfig, data: Path, run: Path) -> None:
+        begun[run.name] = config.precision
+
+    monkeypatch.setattr("model.__main__.train_and_score", remember)
+    (tmp_path / "bahdanau-1").mkdir()
+    (tmp_path / "bahdanau-1" / "train.json").write_text("{}", encoding="utf-8")  # older than the setting
+    (tmp_path / "bahdanau-1" / "state.safetensors").touch()
+    train_zoo(argparse.Namespace(data=tmp_path, runs=tmp_path, systems=["bahdanau"], seeds=2, precision="bfloat16"))
+    assert begun == {"bahdanau-1": "float32", "bahdanau-2": "bfloat16"}
+
+
+def test_seed_1_of_every_system_comes_before_seed_2_of_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+    monkeypatch.setattr("model.__main__.train_and_score", lambda *arguments: order.append(arguments[-1].name))
+    systems = ["bahdanau", "linformer", "post-norm"]
+    train_zoo(argparse.Namespace(data=tmp_path, runs=tmp_path, systems=systems, seeds=None, precision="float32"))
+    seed_1 = ["bahdanau-1", "linformer-1", "post-norm-1"]
+    assert order == [*seed_1, "bahdanau-2", "post-norm-2", "bahdanau-3", "post-norm-3"]

@@ -1,0 +1,156 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model.architectures.classifier import Classifier
+from model.checkpoint import load_checkpoint, load_model
+from model.config import ClassifierConfig, ModelConfig, TrainConfig
+from model.training.classification import CLASSIFICATION, accuracy, label_loss, read_labelled
+from model.training.trainer import Trainer
+
+TOY = TrainConfig(
+    vocab_size=300, max_epochs=12, batch_tokens=128, warmup_steps=10, peak_learning_rate=5e-3, average_last=3
+)
+CPU = torch.device("cpu")
+GOOD, BAD = ("a fine film", "truly moving", "great fun"), ("a dull film", "truly boring", "a waste")
+
+
+def toy_classifier(vocab_size: int) -> ModelConfig:
+    return ClassifierConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, word_dropout=0.1)
+
+
+def train(run: Path, data: Path, config: TrainConfig = TOY) -> Trainer:
+    trainer = Trainer(run, config, CLASSIFICATION, data, toy_classifier, CPU)
+    trainer.fit()
+    return trainer
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    folder = tmp_path / "reviews"
+    folder.mkdir()
+    lines = [
+        f"{label}\t{start} {text} {end}\n"
+        for label, texts in enumerate((BAD, GOOD))
+        for text in texts
+        for start in ("it is", "well ,", "once more")
+        for end in (".", "!", "indeed .")
+    ]
+    for split, chosen in (("train", lines), ("dev", lines[::4])):
+        (folder / f"{split}.tsv").write_text("".join(chosen), encoding="utf-8")
+    return folder
+
+
+def test_the_trainer_learns_labels_and_its_checkpoints_know_them(tmp_path: Path, reviews: Path) -> None:
+    train(tmp_path / "run", reviews)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert rows[-1]["validation_loss"] < 0.3 < rows[0]["validation_loss"]
+    model, tokenizer = load_model(tmp_path / "run" / "averaged")
+    assert isinstance(model, Classifier)
+    assert model.config.labels == ("negative", "positive")
+    assert accuracy(model, tokenizer, *read_labelled(reviews, "dev")).value == 1
+
+
+def test_a_run_that_stops_between_epochs_and_goes_on_gives_the_same_weights(tmp_path: Path, reviews: Path) -> None:
+    train(tmp_path / "whole", reviews, dataclasses.replace(TOY, max_epochs=3))
+    train(tmp_path / "broken", reviews, dataclasses.replace(TOY, max_epochs=1))
+    train(tmp_path / "broken", reviews, dataclasses.replace(TOY, max_epochs=3))
+    ours, theirs = (load_file(tmp_path / name / "state.safetensors") for name in ("whole", "broken"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_loss_is_the_sum_over_examples_however_they_are_batched(tmp_path: Path, reviews: Path) -> None:
+    trainer = Trainer(tmp_path / "run", TOY, CLASSIFICATION, reviews, toy_classifier, CPU)
+    model, examples = trainer.model.eval(), trainer.train_examples
+    assert isinstance(model, Classifier)
+    sums = []
+    for batch_tokens in (128, 20):
+        batches = list(CLASSIFICATION.batches(examples, batch_tokens, 1, model.config))
+        assert sum(CLASSIFICATION.count(batch, 0) for batch in batches) == len(examples)
+        sums.append(sum(label_loss(model, batch, 0.1).item() for batch in batches))
+    assert sums[0] == pytest.approx(sums[1], rel=1e-4)
+
+
+def test_smoothing_moves_a_share_of_each_target_to_every_label(tmp_path: Path, reviews: Path) -> None:
+    trainer = Trainer(tmp_path / "run", TOY, CLASSIFICATION, reviews, toy_classifier, CPU)
+    model = trainer.model.eval()
+    assert isinstance(model, Classifier)
+    batch = next(CLASSIFICATION.batches(trainer.train_examples, 128, 1, model.config))
+    logprobs = model(batch.source, batch.source_lengths)
+    own = logprobs.gather(1, batch.labels.unsqueeze(1)).sum()
+    expected = -(0.8 * own + 0.1 * logprobs.sum())
+    torch.testing.assert_close(label_loss(model, batch, 0.2), expected)
+
+
+def test_a_label_that_the_model_lacks_is_refused(tmp_path: Path, reviews: Path) -> None:
+    with (reviews / "train.tsv").open("a", encoding="utf-8") as file:
+        file.write("2\tneither\n")
+    with pytest.raises(ValueError, match="there is a label 2; those of the model are 0 to 1"):
+        train(tmp_path / "run", reviews)
+
+
+def test_lines_are_labels_and_texts(tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text("1\ta\tfilm\n0\tdull\n", encoding="utf-8")
+    assert read_labelled(tmp_path, "dev") == (["a\tfilm", "dull"], [1, 0])
+
+
+def test_a_missing_split_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"train\.tsv"):
+        read_labelled(tmp_path, "train")
+
+
+@pytest.mark.parametrize("line", ["good film", "1\t", "\tfilm", "one\tfilm", "-1\tfilm", "٣\tfilm", ""])
+def test_a_line_of_another_form_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "dev.tsv").write_text(f"1\tfine\n{line}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="line 2 of"):
+        read_labelled(tmp_path, "dev")
+
+
+def test_accuracy_counts_what_the_model_chooses(classifier_checkpoint: Path, toy_sentences: list[str]) -> None:
+    model, tokenizer = load_model(classifier_checkpoint)
+    assert isinstance(model, Classifier)
+    chosen = []
+    for encoding in tokenizer.encode_batch(toy_sentences):
+        logprobs = model(torch.tensor([encoding.ids]), torch.tensor([len(encoding.ids)]))
+        chosen.append(int(logprobs.argmax()))
+    wrong = [(label + 1) % 3 for label in chosen[:2]]
+    assert accuracy(model, tokenizer, toy_sentences, chosen).count == len(toy_sentences)
+    assert accuracy(model, tokenizer, toy_sentences, wrong + chosen[2:]).count == len(toy_sentences) - 2
+
+
+def test_a_text_that_is_too_long_is_refused_with_both_numbers(classifier_checkpoint: Path) -> None:
+    model, tokenizer = load_model(classifier_checkpoint)
+    assert isinstance(model, Classifier)
+    with pytest.raises(ValueError, match=r"\d+ tokens, max_positions is 256"):
+        accuracy(model, tokenizer, ["word " * 300], [0])
+
+
+def test_a_classifier_is_no_model_that_translates(classifier_checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="does not translate: it is a classifier"):
+        load_checkpoint(classifier_checkpoint)
+
+
+def test_a_label_of_the_second_split_is_refused_before_anything_is_written(tmp_path: Path, reviews: Path) -> None:
+    """It was found after the first epoch, and the run then refused the mended file as other data."""
+    dev = (reviews / "dev.tsv").read_text(encoding="utf-8")
+    (reviews / "dev.tsv").write_text(f"{dev}7\tneither\n", encoding="utf-8")
+    number = dev.count("\n") + 1
+    message = rf"line {number} of .*dev\.tsv: there is a label 7; those of the model are 0 to 1"
+    config = dataclasses.replace(TOY, max_epochs=1)
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path / "run", reviews, config)
+    assert not (tmp_path / "run").exists()
+    (reviews / "dev.tsv").write_text(dev, encoding="utf-8")
+    train(tmp_path / "run", reviews, config)
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_a_split_without_a_line_is_refused(tmp_path: Path, reviews: Path, split: str) -> None:
+    (reviews / f"{split}.tsv").write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"{split}\.tsv is empty: expected one sentence a line"):
+        train(tmp_path / "run", reviews)
+    assert not (tmp_path / "run").exists()

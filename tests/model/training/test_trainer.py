@@ -1,0 +1,511 @@
+import dataclasses
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model.checkpoint import average, load_checkpoint, load_facts
+from model.config import TrainConfig, TransformerConfig, read_train_config
+from model.training.trainer import Trainer, inverse_sqrt_rate, read_log
+from model.training.translation import TRANSLATION
+
+MakeConfig = Callable[[int], TransformerConfig]
+TOY = TrainConfig(vocab_size=300, max_epochs=4, batch_tokens=128, warmup_steps=20, average_last=2)
+TINY = 1e-30  # a rate that changes no weight
+CPU = torch.device("cpu")
+
+
+def train(run: Path, corpus: Path, make: MakeConfig, config: TrainConfig = TOY) -> Trainer:
+    trainer = Trainer(run, config, TRANSLATION, corpus, make, CPU)
+    trainer.fit()
+    return trainer
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Every tensor of two runs is bitwise the same: weights, optimiser, averages."""
+    files = sorted(path.relative_to(first) for path in first.rglob("*.safetensors"))
+    assert files == sorted(path.relative_to(second) for path in second.rglob("*.safetensors"))
+    for file in files:
+        ours, theirs = load_file(first / file), load_file(second / file)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours), file
+        assert load_facts(first / file) == load_facts(second / file)
+
+
+@pytest.fixture
+def unbroken(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> Path:
+    train(tmp_path / "unbroken", corpus, toy_config)
+    return tmp_path / "unbroken"
+
+
+def test_the_rate_rises_to_its_peak_and_falls_with_the_root_of_the_step() -> None:
+    assert inverse_sqrt_rate(1, 0.5, 100) == pytest.approx(0.005)
+    assert inverse_sqrt_rate(100, 0.5, 100) == pytest.approx(0.5)
+    assert inverse_sqrt_rate(400, 0.5, 100) == pytest.approx(0.25)
+    # The paper's equation 3, whose peak is (d_model * warmup_steps) ** -0.5.
+    for step in (1, 50, 4000, 9999):
+        expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert inverse_sqrt_rate(step, (512 * 4000) ** -0.5, 4000) == pytest.approx(expected)
+
+
+def test_training_lowers_the_loss_and_writes_every_file(unbroken: Path) -> None:
+    rows = [json.loads(line) for line in (unbroken / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    assert rows[-1]["validation_loss"] < rows[0]["validation_loss"] < 1.5 * math.log(300)
+    assert [path.name for path in sorted((unbroken / "epochs").iterdir())] == ["0003.safetensors", "0004.safetensors"]
+    assert load_facts(unbroken / "averaged" / "weights.safetensors") == {"epochs": [3, 4]}
+    for name in ("best", "averaged"):
+        load_checkpoint(unbroken / name)
+
+
+def test_the_averaged_checkpoint_is_the_mean_of_the_last_epochs(unbroken: Path) -> None:
+    expected = average(sorted((unbroken / "epochs").iterdir()))
+    written = load_file(unbroken / "averaged" / "weights.safetensors")
+    assert all(torch.equal(written[name], expected[name]) for name in expected)
+
+
+def test_the_best_checkpoint_has_the_lowest_validation_loss(unbroken: Path) -> None:
+    rows = [json.loads(line) for line in (unbroken / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    best = min(rows, key=lambda row: row["validation_loss"])
+    assert load_facts(unbroken / "best" / "weights.safetensors")["epoch"] == best["epoch"]
+
+
+def test_a_run_in_bfloat16_learns_as_well_and_keeps_float32_weights(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    run = tmp_path / "bfloat16"
+    trainer = train(run, corpus, toy_config, dataclasses.replace(TOY, precision="bfloat16"))
+    losses = [json.loads((each / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1]) for each in (run, unbroken)]
+    assert losses[0]["train_loss"] == pytest.approx(losses[1]["train_loss"], rel=0.01)
+    assert losses[0]["validation_loss"] == pytest.approx(losses[1]["validation_loss"], rel=0.01)
+    assert losses[0] != losses[1]
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
+
+
+def test_a_precision_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision is float16, it must be one of float32, bfloat16"):
+        TrainConfig(precision="float16")  # type: ignore[arg-type]
+
+
+def test_a_run_that_stops_between_epochs_and_goes_on_gives_the_same_weights(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    broken = tmp_path / "broken"
+    train(broken, corpus, toy_config, dataclasses.replace(TOY, max_epochs=2))
+    train(broken, corpus, toy_config)
+    assert_same_run(unbroken, broken)
+
+
+def test_a_run_that_dies_within_an_epoch_and_goes_on_gives_the_same_weights(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    broken = tmp_path / "broken"
+    trainer = train(broken, corpus, toy_config, dataclasses.replace(TOY, max_epochs=2))
+    trainer.train_epoch(3)  # and nothing of it is written
+    train(broken, corpus, toy_config)
+    assert_same_run(unbroken, broken)
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, "training ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_killed_process_leaves_a_run_that_resumes_to_the_same_weights(tmp_path: Path, corpus: Path) -> None:
+    """Real processes and a real SIGKILL in the middle of an epoch."""
+    script = """
+import sys
+from pathlib import Path
+import torch
+from model.config import TrainConfig, TransformerConfig
+from model.training.trainer import Trainer
+from model.training.translation import TRANSLATION
+torch.set_num_threads(1)
+def make(vocab_size):
+    return TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=2, decoder_layers=2)
+config = TrainConfig(
+    vocab_size=300, max_epochs=12, batch_tokens=32, max_length_tokens=32, warmup_steps=20, average_last=2
+)
+Trainer(Path(sys.argv[1]), config, TRANSLATION, Path(sys.argv[2]), make, torch.device("cpu")).fit()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+    def start(run: Path) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, "-c", script, str(run), str(corpus)], env=environment, stderr=subprocess.DEVNULL
+        )
+
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = start(killed)
+    # Two epochs are logged, and the first at the least is saved.
+    log = killed / "log.jsonl"
+    wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") >= 2, process)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert 1 <= load_facts(killed / "state.safetensors")["epoch"] < 12
+    assert start(killed).wait(timeout=60) == 0
+    assert start(whole).wait(timeout=60) == 0
+    assert_same_run(whole, killed)
+
+
+def test_another_seed_gives_other_weights(tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path) -> None:
+    other = train(tmp_path / "other", corpus, toy_config, dataclasses.replace(TOY, seed=2, max_epochs=1))
+    first = load_file(unbroken / "state.safetensors")["model.embedding.weight"]
+    assert not torch.equal(other.model.embedding.weight, first)
+
+
+def test_training_stops_when_the_validation_loss_no_longer_improves(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    # Where weights do not change nothing improves after the first epoch.
+    config = dataclasses.replace(TOY, peak_learning_rate=TINY, patience_epochs=2, max_epochs=50)
+    trainer = train(tmp_path / "run", corpus, toy_config, config)
+    assert (trainer.progress.best_epoch, trainer.progress.epoch) == (1, 3)
+    trainer = train(tmp_path / "run", corpus, toy_config, config)
+    assert trainer.progress.epoch == 3
+
+
+def test_other_settings_for_a_run_that_is_there_are_refused_by_name(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    train(tmp_path / "run", corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
+    with pytest.raises(ValueError, match="other settings: label_smoothing, seed"):
+        Trainer(
+            tmp_path / "run",
+            dataclasses.replace(TOY, seed=9, label_smoothing=0.2),
+            TRANSLATION,
+            corpus,
+            toy_config,
+            CPU,
+        )
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_other_data_for_a_run_that_is_there_are_refused(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
+) -> None:
+    """Also where the run died before its first epoch ended."""
+    config = dataclasses.replace(TOY, max_epochs=1)
+    trainer = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU)
+    if epochs:
+        trainer.fit()
+    data = Path(shutil.copytree(corpus, tmp_path / "data"))
+    path = data / "train.de"
+    path.write_text(path.read_text(encoding="utf-8").replace("M", "N"), encoding="utf-8")
+    with pytest.raises(ValueError, match="begun with other data"):
+        Trainer(tmp_path / "run", config, TRANSLATION, data, toy_config, CPU)
+
+
+def test_a_kill_after_the_log_repeats_the_epoch_and_its_line(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(trainer: Trainer) -> None:
+        raise KeyboardInterrupt
+
+    config = dataclasses.replace(TOY, max_epochs=1)
+    trainer = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU)
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_save_state", kill)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit()
+    Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU).fit()
+    assert len((tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    assert list(read_log(tmp_path / "run")) == [1]
+
+
+def test_another_model_for_a_run_that_is_there_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+    """The size was ignored, and the model of the run that is there trained on."""
+    Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
+    with pytest.raises(ValueError, match="begun with another model"):
+        Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, TransformerConfig.tiny, CPU)
+
+
+def test_the_loss_of_a_batch_counts_each_real_token_once_however_it_is_padded(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    trainer = Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
+    trainer.model.eval()
+
+    def total(seed: int) -> float:
+        batches = trainer._batches(trainer.train_examples, seed)
+        return sum(trainer.task.training_loss(trainer.model, batch, 0.1).item() for batch in batches)
+
+    assert total(0) == pytest.approx(total(1), rel=1e-4)
+
+
+@pytest.mark.parametrize("clip_norm", [1e-3, 1e6], ids=["clipped", "not clipped"])
+def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_norm(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, clip_norm: float
+) -> None:
+    config = dataclasses.replace(TOY, clip_norm=clip_norm, peak_learning_rate=TINY)
+    trainer = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU)
+    trainer.model.eval()  # without dropout and changes of weights, the loss can be computed again
+    batch = next(iter(trainer._batches(trainer.train_examples, 1)))
+    trainer.progress.step = 1
+    trainer.update(batch)
+    gradients = [parameter.grad.clone() for parameter in trainer.model.parameters() if parameter.grad is not None]
+    loss = trainer.task.training_loss(trainer.model, batch, config.label_smoothing)
+    per_token = loss / (batch.target_output != 0).sum()
+    expected = torch.autograd.grad(per_token, list(trainer.model.parameters()))
+    norm = torch.cat([gradient.flatten() for gradient in expected]).norm()
+    scale = min(1.0, clip_norm / norm.item())
+    assert (scale < 1) == (clip_norm == 1e-3)
+    torch.testing.assert_close(gradients, [gradient * scale for gradient in expected], atol=1e-7, rtol=1e-3)
+
+
+def test_pairs_that_are_too_long_are_left_out(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+    whole = Trainer(tmp_path / "whole", TOY, TRANSLATION, corpus, toy_config, CPU).train_examples
+    lengths = sorted(max(map(len, pair)) for pair in whole)
+    limit = lengths[len(lengths) // 2]
+    config = dataclasses.replace(TOY, max_length_tokens=limit)
+    kept = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU).train_examples
+    assert kept == [pair for pair in whole if max(map(len, pair)) <= limit]
+    assert 0 < len(kept) < len(whole)
+
+
+def test_a_limit_that_leaves_no_example_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+    with pytest.raises(ValueError, match="no example of train"):
+        Trainer(tmp_path / "run", dataclasses.replace(TOY, max_length_tokens=2), TRANSLATION, corpus, toy_config, CPU)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_could_not_begin_leaves_the_folder_to_others(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    """Its settings stood there, and the command without the mistake was refused."""
+    run = tmp_path / "run"
+    with pytest.raises(ValueError, match="vocab_size is 100"):
+        Trainer(run, dataclasses.replace(TOY, vocab_size=100), TRANSLATION, corpus, toy_config, CPU)
+    with pytest.raises(FileNotFoundError):
+        Trainer(run, dataclasses.replace(TOY, precision="bfloat16"), TRANSLATION, tmp_path, toy_config, CPU)
+    train(run, corpus, toy_config)
+    assert_same_run(unbroken, run)
+
+
+def test_epochs_without_their_state_are_not_mixed_with_new_ones(
+    corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    """The mean of the last epochs would have been that of the old ones."""
+    (unbroken / "state.safetensors").unlink()
+    with pytest.raises(ValueError, match="without the state to go on from"):
+        Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
+
+
+def test_a_run_that_died_as_it_began_begins_anew(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    run = tmp_path / "run"
+    Trainer(run, dataclasses.replace(TOY, seed=9), TRANSLATION, corpus, toy_config, CPU)
+    (run / "state.safetensors").unlink()  # which is written last
+    train(run, corpus, toy_config)
+    assert_same_run(unbroken, run)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"average_last": 0}, "average_last is 0"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0"),
+        ({"max_length_tokens": 129}, r"max_length_tokens \(129\) exceeds batch_tokens \(128\)"),
+    ],
+)
+def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TOY, **change)
+
+
+def copied(corpus: Path, tmp_path: Path, **changes: Callable[[bytes], bytes]) -> Path:
+    """The corpus with some of its files changed; `val__de` is val.de."""
+    data = Path(shutil.copytree(corpus, tmp_path / "data"))
+    for name, change in changes.items():
+        path = data / name.replace("__", ".")
+        path.write_bytes(change(path.read_bytes()))
+    return data
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"val__en": lambda _: b"", "val__de": lambda _: b""}, r"val\.en is empty"),
+        ({"train__en": lambda _: b"", "train__de": lambda _: b""}, r"train\.en is empty"),
+        ({"val__de": lambda text: text + b"Ein Hund.\n"}, r"val\.en has 10 lines, val\.de has 11"),
+        ({"val__de": lambda text: text.replace("ä".encode(), b"\xe4", 1)}, r"val\.de, line 6: byte 0xe4 is not UTF-8"),
+        (
+            {"val__en": lambda text: text + b" \n", "val__de": lambda text: text + b"Ja.\n"},
+            r"val\.en, line 11 is blank, one of 1 blank lines; remove these lines from both val\.en and val\.de",
+        ),
+    ],
+    ids=["empty val", "empty train", "more lines", "not UTF-8", "blank"],
+)
+def test_every_split_is_checked_before_anything_is_written(
+    tmp_path: Path,
+    corpus: Path,
+    toy_config: MakeConfig,
+    unbroken: Path,
+    changes: dict[str, Callable[[bytes], bytes]],
+    message: str,
+) -> None:
+    """An epoch was trained before the second split was found wanting, and its run refused the data once mended."""
+    run = tmp_path / "run"
+    with pytest.raises(ValueError, match=message):
+        Trainer(run, TOY, TRANSLATION, copied(corpus, tmp_path, **changes), toy_config, CPU)
+    assert not run.exists()
+    train(run, corpus, toy_config)
+    assert_same_run(unbroken, run)
+
+
+def test_an_example_that_the_model_cannot_read_is_refused_before_anything_is_written(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    def short(vocab_size: int) -> TransformerConfig:
+        return dataclasses.replace(toy_config(vocab_size), max_positions=20)
+
+    long = copied(corpus, tmp_path, val__en=lambda text: text.replace(b"A dog", b"A dog of many colours and names", 1))
+    config = dataclasses.replace(TOY, vocab_size=600)
+    with pytest.raises(ValueError, match=r"val has \d+ tokens, the model reads max_positions \(20\)"):
+        Trainer(tmp_path / "run", config, TRANSLATION, long, short, CPU)
+    assert not (tmp_path / "run").exists()
+    config = dataclasses.replace(config, max_length_tokens=20, max_epochs=1)
+    train(tmp_path / "run", long, short, config)
+
+
+def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_refused(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    """It trained on, and every token 40 counted as padding."""
+
+    def make(vocab_size: int) -> TransformerConfig:
+        return dataclasses.replace(toy_config(vocab_size), pad_id=40)
+
+    with pytest.raises(ValueError, match="pad_id is 40 in the configuration, but the tokenizer gives <pad> the id 0"):
+        Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, make, CPU)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_loss_that_is_not_a_number_ends_the_run_which_keeps_its_last_state(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
+) -> None:
+    """It trained to the end, wrote weights that are not numbers, and succeeded."""
+    run = tmp_path / "run"
+    trainer = Trainer(run, dataclasses.replace(TOY, max_epochs=2), TRANSLATION, corpus, toy_config, CPU)
+    if epochs:
+        train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
+        trainer = Trainer(run, dataclasses.replace(TOY, max_epochs=2), TRANSLATION, corpus, toy_config, CPU)
+    before = (run / "state.safetensors").read_bytes()
+    with torch.no_grad():
+        trainer.model.embedding.weight[5] = math.nan
+    with pytest.raises(ValueError, match=r"loss is nan after update \d+: the training diverged; .* peak_learning_rate"):
+        trainer.fit()
+    assert (run / "state.safetensors").read_bytes() == before
+    assert len(list((run / "epochs").glob("*"))) == epochs
+
+
+def test_a_validation_loss_that_is_not_a_number_is_not_written(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last update of an epoch may be the one that ruins the weights."""
+
+    def ruin(trainer: Trainer, epoch: int) -> float:
+        with torch.no_grad():
+            trainer.model.embedding.weight.fill_(math.inf)
+        return 1.0
+
+    monkeypatch.setattr(Trainer, "train_epoch", ruin)
+    with pytest.raises(ValueError, match="the validation loss is nan"):
+        train(tmp_path / "run", corpus, toy_config)
+    assert not (tmp_path / "run" / "epochs").exists()
+
+
+def test_the_record_says_how_long_the_run_is(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+    """It said for ever how long the run was to be when it began."""
+    run, recorded = tmp_path / "run", []
+    for max_epochs in (1, 3, 2):
+        train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=max_epochs))
+        recorded.append(read_train_config(run / "train.json"))
+    assert [config.max_epochs for config in recorded] == [1, 3, 3]
+    assert recorded[1] == dataclasses.replace(TOY, max_epochs=3)
+
+
+def test_a_run_that_another_trainer_has_taken_further_is_not_trained_twice(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    late = Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
+    train(tmp_path / "run", corpus, toy_config)
+    before = (tmp_path / "run" / "log.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"another process has trained in .*run; run the command again"):
+        late.fit()
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+
+
+@pytest.fixture
+def limit_file_size() -> Iterator[Callable[[int], None]]:
+    """Makes the system fail every write beyond a size in this process, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_a_run_that_resumes_to_the_same_weights(
+    tmp_path: Path,
+    corpus: Path,
+    toy_config: MakeConfig,
+    unbroken: Path,
+    limit_file_size: Callable[[int], None],
+) -> None:
+    run = tmp_path / "run"
+    train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.json"}
+    limit_file_size(20_000)  # the tokenizer fits, weights do not
+    with pytest.raises(OSError, match=r"0002\.safetensors cannot be written: .*File too large"):
+        train(run, corpus, toy_config)
+    limit_file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.json"}
+    assert after == before
+    train(run, corpus, toy_config)
+    assert_same_run(unbroken, run)
+
+
+def test_a_full_disk_leaves_no_part_of_a_line_in_the_log(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, limit_file_size: Callable[[int], None]
+) -> None:
+    trainer = Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
+    trainer._log(1, 2.0, 3.0, 4.0)
+    limit_file_size(100)
+    with pytest.raises(OSError, match="File too large"):
+        trainer._log(2, 2.0, 3.0, 4.0)
+    limit_file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    assert list(read_log(tmp_path / "run")) == [1]
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+def test_a_state_that_was_cut_off_is_refused_by_its_name(
+    corpus: Path, toy_config: MakeConfig, unbroken: Path, kept: float
+) -> None:
+    state = unbroken / "state.safetensors"
+    state.write_bytes(state.read_bytes()[: int(kept * state.stat().st_size)])
+    with pytest.raises(ValueError, match=r"state\.safetensors is damaged, .*; the run cannot go on, choose another"):
+        Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
+
+
+def test_the_state_of_another_model_is_refused_by_its_name(
+    corpus: Path, toy_config: MakeConfig, unbroken: Path
+) -> None:
+    shutil.copyfile(unbroken / "epochs" / "0004.safetensors", unbroken / "state.safetensors")
+    with pytest.raises(ValueError, match=r"state\.safetensors is not a state of this model .*Missing key.*choose"):
+        Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
