@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from model.architectures.transformer import DecoderLayer, EncoderLayer, Transformer
+from model.architectures.transformer import Transformer
 from model.layers.attention import MultiHeadAttention
+from model.layers.transformer_layer import DecoderLayer, EncoderLayer
 
 
 def write_ctranslate2_model(folder: Path, model: Transformer, tokenizer: Tokenizer) -> None:

@@ -10,9 +10,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from model.architectures.transformer import AddNorm, DecoderLayer, EncoderLayer, FeedForward, Transformer
+from model.architectures.transformer import Transformer
 from model.config import TransformerConfig
 from model.layers.attention import MultiHeadAttention
+from model.layers.transformer_layer import AddNorm, DecoderLayer, EncoderLayer, FeedForward
 
 
 def grow(small: Transformer, config: TransformerConfig) -> Transformer:

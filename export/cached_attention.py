@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from export.builder import CONTRIB, GraphBuilder
 from export.parts import FLOAT, KEY_VALUE, add_norm, before, linear
-from model.architectures.transformer import DecoderLayer, EncoderLayer
 from model.config import StackConfig
 from model.layers.attention import MultiHeadAttention
+from model.layers.transformer_layer import DecoderLayer, EncoderLayer
 
 HEAD_SIZE_STEP = 8  # ONNX Runtime's operator takes no other sizes of heads than its multiples
 AFTER_SOFTMAX = 2  # which scores `GroupQueryAttention` returns as its map

@@ -25,8 +25,8 @@ from export.parts import (
     scores,
 )
 from model.architectures.causal import CausalModel
-from model.architectures.transformer import EncoderLayer
 from model.config import CausalConfig
+from model.layers.transformer_layer import EncoderLayer
 from service.bundle import Attention, State
 
 

@@ -1,4 +1,4 @@
-"""The encoder's self-attention as nodes, of every kind that `model.architectures.transformer` has.
+"""The encoder's self-attention as nodes, of every kind that `model.layers.transformer_layer` has.
 
 All use `Attention` (opset 24), the fastest of the operators that take ragged rows. Axes: B batch, S source, M width,
 H heads, k slots of a Linformer.
@@ -10,9 +10,9 @@ import numpy as np
 
 from export.builder import Axis, GraphBuilder
 from export.parts import FLOAT, linear, token_mask
-from model.architectures.transformer import SelfAttention
 from model.layers.attention import AttentionWithoutWeights
 from model.layers.linformer import LinformerAttention, Projections
+from model.layers.transformer_layer import SelfAttention
 
 AFTER_SOFTMAX = 3  # which scores `Attention` returns as its map
 

@@ -8,7 +8,8 @@ from onnx import TensorProto
 from torch import Tensor, nn
 
 from export.builder import CONTRIB, GraphBuilder
-from model.architectures.transformer import AddNorm, Embedded, FeedForward
+from model.layers.embedding import Embedded
+from model.layers.transformer_layer import AddNorm, FeedForward
 from service.bundle import TOP_TOKENS
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32

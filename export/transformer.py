@@ -31,8 +31,9 @@ from export.parts import (
     scores,
 )
 from model.architectures.classifier import Classifier
-from model.architectures.transformer import DecoderLayer, EncoderLayer, Transformer
+from model.architectures.transformer import Transformer
 from model.config import TransformerConfig
+from model.layers.transformer_layer import DecoderLayer, EncoderLayer
 from service.bundle import Attention, State
 
 

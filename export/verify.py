@@ -17,7 +17,8 @@ from export.sessions import Array, Sessions, compare_tokens, encode, initial_sta
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.architectures.factory import Model, TranslationModel
-from model.data.batches import pad, read_lines
+from model.data.batches import pad
+from model.data.text import read_lines
 from model.decoding.reference import greedy, one_thread, pytorch_steps
 from model.rounding import Reference, reference
 from service.bundle import Manifest, Verification

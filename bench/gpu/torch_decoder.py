@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from model.architectures.transformer import DecoderLayer, Transformer
+from model.architectures.transformer import Transformer
 from model.layers.attention import MultiHeadAttention, length_mask
+from model.layers.transformer_layer import DecoderLayer
 
 Mode = Literal["eager", "recorded", "compiled and recorded"]
 MODES: tuple[Mode, ...] = ("eager", "recorded", "compiled and recorded")

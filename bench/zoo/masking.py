@@ -19,7 +19,7 @@ from bench.zoo.step import no_pictures
 from bench.zoo.systems import SOURCE
 from model.architectures.factory import TranslationModel
 from model.checkpoint import load_checkpoint
-from model.data.batches import read_lines
+from model.data.text import read_lines
 from model.data.tokenizer import decode_ids, encode_lines
 from model.decoding.reference import one_thread
 from model.evaluation.bleu import TEST_SPLIT

@@ -10,10 +10,12 @@ from bench.report import table
 from bench.zoo.served import Served, serve
 from bench.zoo.step import no_pictures
 from bench.zoo.systems import SOURCE, TARGET, translates
+from model.data.text import read_labelled
+from model.evaluation.accuracy import accuracy_facts
 from model.evaluation.bleu import TEST_SPLIT, read_test_set, score
 from model.evaluation.share import Share
 from model.systems import MULTI30K, SST2
-from model.training.classification import CLASSIFICATION, accuracy_facts, read_labelled
+from model.training.classification import CLASSIFICATION
 from service.bundle import Manifest, read_manifest
 
 NAME = "quality"

@@ -10,9 +10,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from model.architectures.transformer import Embedded, EncoderLayer
 from model.config import CausalConfig
 from model.layers.attention import causal_mask
+from model.layers.embedding import Embedded
+from model.layers.transformer_layer import EncoderLayer
 
 
 class CausalModel(Embedded):

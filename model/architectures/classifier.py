@@ -6,9 +6,10 @@ Shapes use B batch, S source, M width of the model, H heads, L layers, C labels.
 import torch
 from torch import Tensor, nn
 
-from model.architectures.transformer import Embedded, EncoderLayer
 from model.config import ClassifierConfig
 from model.layers.attention import length_mask
+from model.layers.embedding import Embedded
+from model.layers.transformer_layer import EncoderLayer
 from model.precision import at_least_float32
 
 

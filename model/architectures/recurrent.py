@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from model.architectures.transformer import Dropout
 from model.config import RecurrentConfig
+from model.layers.dropout import Dropout
 from model.layers.recurrent_attention import SCORES, PredictedPosition, align
 
 Select = Callable[[Tensor], Tensor]

@@ -1,60 +1,14 @@
-"""Parallel text: reading it, and batches of pairs of like length, reproducible from a seed."""
+"""Padded batches of examples of similar length, reproducible from a seed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Pair = tuple[list[int], list[int]]  # source ids and target ids, the end token last in both
-
-
-def read_lines(path: Path) -> list[str]:
-    r"""Read the lines of a UTF-8 file, without their ends and without a byte order mark; an empty file has none.
-
-    A line ends with a line feed, or with a carriage return and a line feed. All else, a lone carriage return too, is
-    text: the lines of a parallel corpus correspond by their numbers, so no tool may count them differently.
-
-    Raises:
-        ValueError: the file is not UTF-8; the message names the line.
-    """
-    content = path.read_bytes()
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}, line {number}: byte 0x{content[error.start]:02x} is not UTF-8; convert the file to UTF-8"
-        ) from None
-    lines = text.removeprefix("\ufeff").split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]
-
-
-def read_parallel(folder: Path, split: str, source: str, target: str) -> tuple[list[str], list[str]]:
-    """Read `split.source` and `split.target`.
-
-    Raises:
-        FileNotFoundError: one of the files is missing.
-        ValueError: a file is empty or not UTF-8, or the sides have different numbers of lines.
-    """
-    sides = []
-    for language in (source, target):
-        path = folder / f"{split}.{language}"
-        if not path.is_file():
-            raise FileNotFoundError(f"no {path}: expected one sentence a line, the same number on both sides")
-        sides.append(read_lines(path))
-        if not sides[-1]:
-            raise ValueError(f"{path} is empty: expected one sentence a line")
-    if len(sides[0]) != len(sides[1]):
-        raise ValueError(
-            f"{folder / split}.{source} has {len(sides[0])} lines, {split}.{target} has {len(sides[1])}: line N of one "
-            "must translate line N of the other"
-        )
-    return sides[0], sides[1]
+LabelledExample = tuple[list[int], int]  # source ids, the end token last, and the number of the label
 
 
 @dataclass(frozen=True)
@@ -68,6 +22,18 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """Padded sources (B, S), their lengths and their labels (B,)."""
+
+    source: Tensor
+    source_lengths: Tensor
+    labels: Tensor
+
+    def to(self, device: torch.device) -> "LabelledBatch":
+        return LabelledBatch(self.source.to(device), self.source_lengths.to(device), self.labels.to(device))
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
@@ -112,3 +78,12 @@ def iterate(pairs: Sequence[Pair], batch_tokens: int, seed: int, pad_id: int, bo
     lengths = [(len(target), len(source)) for source, target in pairs]
     for indices in bucket(lengths, batch_tokens, seed):
         yield make_batch([pairs[i] for i in indices], pad_id, bos_id)
+
+
+def iterate_labelled(
+    examples: Sequence[LabelledExample], batch_tokens: int, seed: int, pad_id: int
+) -> Iterator[LabelledBatch]:
+    for indices in bucket([(len(source),) for source, _ in examples], batch_tokens, seed):
+        sources = [examples[i][0] for i in indices]
+        lengths, labels = torch.tensor([len(source) for source in sources]), [examples[i][1] for i in indices]
+        yield LabelledBatch(pad(sources, pad_id), lengths, torch.tensor(labels))

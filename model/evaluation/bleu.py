@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from model.architectures.factory import TranslationModel
-from model.data.batches import read_lines, read_parallel
+from model.data.text import read_lines, read_parallel
 from model.data.tokenizer import decode_ids, encode_lines
 from model.decoding.reference import beam, one_thread, pytorch_steps
 

@@ -2,14 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from model.architectures.factory import TranslationModel, cross_entropy, training_loss
+from model.architectures.factory import TranslationModel
+from model.architectures.recurrent import RecurrentModel
 from model.config import ModelConfig, TrainConfig
-from model.data.batches import Batch, Pair, iterate, read_parallel
+from model.data.batches import Batch, Pair, iterate
+from model.data.text import read_parallel
 from model.data.tokenizer import encode_lines
+from model.training.hard_attention import marginal_loss, reinforce_loss
+from model.training.loss import projected_cross_entropy
 from model.training.task import Task
 
 
@@ -52,6 +57,25 @@ def _batches(pairs: Sequence[Pair], batch_tokens: int, seed: int, config: ModelC
 
 def count_targets(batch: Batch, pad_id: int) -> int:
     return int((batch.target_output != pad_id).sum())
+
+
+def cross_entropy(model: TranslationModel, batch: Batch, smoothing: float) -> Tensor:
+    """Sum of the cross-entropies over the real target tokens, in nats."""
+    memory: Any  # each model decodes its own
+    memory, _ = model.encode(batch.source, batch.source_lengths)
+    decoded, _, _ = model.decode(batch.target_input, memory, batch.source_lengths)
+    return projected_cross_entropy(
+        decoded.flatten(0, 1), model.embedding.weight, batch.target_output.flatten(), smoothing, model.config.pad_id
+    )
+
+
+def training_loss(model: TranslationModel, batch: Batch, smoothing: float) -> Tensor:
+    """Return the loss that training minimises: a sum over the real target tokens of a batch, in nats."""
+    if isinstance(model, RecurrentModel) and model.config.selection == "reinforce":
+        return reinforce_loss(model, batch, smoothing)
+    if isinstance(model, RecurrentModel) and model.config.selection == "marginal":
+        return marginal_loss(model, batch, smoothing)
+    return cross_entropy(model, batch, smoothing)
 
 
 def _validation_loss(model: TranslationModel, batch: Batch) -> Tensor:

@@ -7,9 +7,10 @@ import pytest
 from bench.zoo.quality import measure, tables
 from model.architectures.classifier import Classifier
 from model.checkpoint import load_checkpoint, load_model
+from model.data.text import read_labelled
+from model.evaluation.accuracy import accuracy
 from model.evaluation.bleu import moses_lines, read_test_set, score, translate
 from model.systems import MULTI30K, SST2, bundle_name
-from model.training.classification import accuracy, read_labelled
 
 SPLIT = "test_2016_flickr"
 

@@ -148,3 +148,8 @@ def test_damaged_weights_have_no_average_and_are_named(tmp_path: Path) -> None:
     (tmp_path / "2.safetensors").write_bytes((tmp_path / "1.safetensors").read_bytes()[:-4])
     with pytest.raises(ValueError, match=r"2\.safetensors is damaged, it may have been cut off"):
         average(sorted(tmp_path.iterdir()))
+
+
+def test_a_classifier_is_no_model_that_translates(classifier_checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="does not translate: it is a classifier"):
+        load_checkpoint(classifier_checkpoint)

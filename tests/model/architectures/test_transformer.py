@@ -1,6 +1,5 @@
 """The stack and its parts against their formulas and against PyTorch's `nn.Transformer`."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,74 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model.architectures.transformer import (
-    AddNorm,
-    DecoderLayer,
-    Dropout,
-    EncoderLayer,
-    FeedForward,
-    Transformer,
-    sinusoidal_positions,
-)
+from model.architectures.transformer import Transformer
 from model.config import EncoderAttention, TransformerConfig
 from model.layers.attention import MultiHeadAttention, causal_mask, length_mask
+from model.layers.embedding import sinusoidal_positions
+from model.layers.transformer_layer import DecoderLayer, EncoderLayer
 
 PARTS = ("query", "key", "value", "output")
-
-
-def test_positions_follow_the_formula_at_every_place() -> None:
-    encoding = sinusoidal_positions(50, 8)
-    for position in (0, 1, 7, 49):
-        for i in range(4):
-            angle = position / 10000 ** (2 * i / 8)
-            assert encoding[position, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
-            assert encoding[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
-
-
-def test_dropout_zeroes_its_share_and_scales_the_rest() -> None:
-    torch.manual_seed(0)
-    dropped = Dropout(0.3)(torch.ones(400, 501))
-    share = (dropped == 0).float().mean().item()
-    assert share == pytest.approx(77 / 256, abs=0.005)  # 0.3 in steps of 1/256
-    torch.testing.assert_close(dropped[dropped != 0].unique(), torch.tensor([256 / (256 - 77)]))
-    assert dropped.mean().item() == pytest.approx(1.0, abs=0.005)
-
-
-def test_dropout_passes_the_gradient_of_what_it_kept() -> None:
-    torch.manual_seed(0)
-    x = torch.ones(100, requires_grad=True)
-    dropped = Dropout(0.5)(x)
-    (gradient,) = torch.autograd.grad(dropped.sum(), x)
-    assert torch.equal(gradient, dropped.detach())
-
-
-def test_dropout_does_nothing_in_evaluation_and_at_zero() -> None:
-    x = torch.randn(5, 3)
-    assert torch.equal(Dropout(0.5).eval()(x), x)
-    assert torch.equal(Dropout(0.0)(x), x)
-
-
-def test_add_norm_normalises_the_sum() -> None:
-    x, y = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
-    total = x + y
-    deviation = total.var(-1, unbiased=False, keepdim=True).add(1e-5).sqrt()
-    torch.testing.assert_close(AddNorm(8, 0.3).eval()(x, y), (total - total.mean(-1, keepdim=True)) / deviation)
-
-
-def test_pre_norm_normalises_what_the_sublayer_reads_and_nothing_else() -> None:
-    x, y = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
-    layer = AddNorm(8, 0.3, pre_norm=True).eval()
-    deviation = x.var(-1, unbiased=False, keepdim=True).add(1e-5).sqrt()
-    torch.testing.assert_close(layer.before(x), (x - x.mean(-1, keepdim=True)) / deviation)
-    torch.testing.assert_close(layer(x, y), x + y)
-    assert AddNorm(8, 0.3).before(x) is x
-
-
-def test_feed_forward_is_two_maps_around_a_relu_at_each_position() -> None:
-    layer, x = FeedForward(4, 6), torch.randn(2, 3, 4)
-    expected = (x @ layer.inner.weight.T + layer.inner.bias).clamp(min=0) @ layer.outer.weight.T + layer.outer.bias
-    torch.testing.assert_close(layer(x), expected)
-    torch.testing.assert_close(layer(x)[:, 1], layer(x[:, 1]))
 
 
 def copy_attention(theirs: nn.MultiheadAttention, ours: MultiHeadAttention) -> None:

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from model.checkpoint import load_checkpoint
-from model.data.batches import read_lines
+from model.data.text import read_lines
 from model.data.tokenizer import decode_ids, encode_lines
 from model.decoding.reference import greedy, pytorch_steps
 from model.evaluation.bleu import moses_lines, read_test_set, score, translate

@@ -7,9 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 from model.architectures.classifier import Classifier
-from model.checkpoint import load_checkpoint, load_model
+from model.checkpoint import load_model
 from model.config import ClassifierConfig, ModelConfig, TrainConfig
-from model.training.classification import CLASSIFICATION, accuracy, label_loss, read_labelled
+from model.data.text import read_labelled
+from model.evaluation.accuracy import accuracy
+from model.training.classification import CLASSIFICATION, label_loss
 from model.training.trainer import Trainer
 
 TOY = TrainConfig(
@@ -91,47 +93,6 @@ def test_a_label_that_the_model_lacks_is_refused(tmp_path: Path, reviews: Path) 
         file.write("2\tneither\n")
     with pytest.raises(ValueError, match="there is a label 2; those of the model are 0 to 1"):
         train(tmp_path / "run", reviews)
-
-
-def test_lines_are_labels_and_texts(tmp_path: Path) -> None:
-    (tmp_path / "dev.tsv").write_text("1\ta\tfilm\n0\tdull\n", encoding="utf-8")
-    assert read_labelled(tmp_path, "dev") == (["a\tfilm", "dull"], [1, 0])
-
-
-def test_a_missing_split_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"train\.tsv"):
-        read_labelled(tmp_path, "train")
-
-
-@pytest.mark.parametrize("line", ["good film", "1\t", "\tfilm", "one\tfilm", "-1\tfilm", "٣\tfilm", ""])
-def test_a_line_of_another_form_is_named(tmp_path: Path, line: str) -> None:
-    (tmp_path / "dev.tsv").write_text(f"1\tfine\n{line}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="line 2 of"):
-        read_labelled(tmp_path, "dev")
-
-
-def test_accuracy_counts_what_the_model_chooses(classifier_checkpoint: Path, toy_sentences: list[str]) -> None:
-    model, tokenizer = load_model(classifier_checkpoint)
-    assert isinstance(model, Classifier)
-    chosen = []
-    for encoding in tokenizer.encode_batch(toy_sentences):
-        logprobs = model(torch.tensor([encoding.ids]), torch.tensor([len(encoding.ids)]))
-        chosen.append(int(logprobs.argmax()))
-    wrong = [(label + 1) % 3 for label in chosen[:2]]
-    assert accuracy(model, tokenizer, toy_sentences, chosen).count == len(toy_sentences)
-    assert accuracy(model, tokenizer, toy_sentences, wrong + chosen[2:]).count == len(toy_sentences) - 2
-
-
-def test_a_text_that_is_too_long_is_refused_with_both_numbers(classifier_checkpoint: Path) -> None:
-    model, tokenizer = load_model(classifier_checkpoint)
-    assert isinstance(model, Classifier)
-    with pytest.raises(ValueError, match=r"\d+ tokens, max_positions is 256"):
-        accuracy(model, tokenizer, ["word " * 300], [0])
-
-
-def test_a_classifier_is_no_model_that_translates(classifier_checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match="does not translate: it is a classifier"):
-        load_checkpoint(classifier_checkpoint)
 
 
 def test_a_label_of_the_second_split_is_refused_before_anything_is_written(tmp_path: Path, reviews: Path) -> None:

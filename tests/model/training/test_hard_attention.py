@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.architectures.factory import cross_entropy, training_loss
 from model.architectures.recurrent import RecurrentModel
 from model.config import RecurrentConfig
 from model.data.batches import Batch, make_batch
@@ -19,6 +18,7 @@ from model.training.hard_attention import (
     marginal_loss,
     reinforce_loss,
 )
+from model.training.translation import cross_entropy, training_loss
 
 PAIRS = [([5, 9, 2], [4, 6, 2]), ([7, 2], [12, 2])]
 

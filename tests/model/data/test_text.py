@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import pytest
+
+from model.data.text import read_labelled, read_lines, read_parallel
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("one\u2028still one\x0cstill\ntwo\n", encoding="utf-8")
+    assert read_lines(tmp_path / "text") == ["one\u2028still one\x0cstill", "two"]
+
+
+def test_a_missing_side_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.en").write_text("a\n", encoding="utf-8")
+    with pytest.raises(FileNotFoundError, match=r"train\.de"):
+        read_parallel(tmp_path, "train", "en", "de")
+
+
+def test_sides_of_different_lengths_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    (tmp_path / "train.en").write_text("a\nb\n", encoding="utf-8")
+    (tmp_path / "train.de").write_text("a\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"2 lines.* 1"):
+        read_parallel(tmp_path, "train", "en", "de")
+
+
+def test_a_lone_carriage_return_ends_no_line_so_that_pairs_stay_aligned(tmp_path: Path) -> None:
+    """It ended one: with one on each side the numbers of lines were equal and the pairs were not."""
+    (tmp_path / "train.en").write_bytes(b"one\rmore\ntwo\nthree\n")
+    (tmp_path / "train.de").write_bytes(b"eins\nzwei\ndrei\rmehr\n")
+    source, target = read_parallel(tmp_path, "train", "en", "de")
+    assert list(zip(source, target, strict=True)) == [
+        ("one\rmore", "eins"),
+        ("two", "zwei"),
+        ("three", "drei\rmehr"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"one\ntwo\n", b"one\r\ntwo\r\n", b"one\ntwo", b"\xef\xbb\xbfone\ntwo\n"],
+    ids=["LF", "CRLF", "no end", "byte order mark"],
+)
+def test_lines_are_the_same_whatever_program_wrote_them(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "text").write_bytes(content)
+    assert read_lines(tmp_path / "text") == ["one", "two"]
+
+
+def test_an_empty_file_has_no_lines_and_is_no_side(tmp_path: Path) -> None:
+    for language in ("en", "de"):
+        (tmp_path / f"val.{language}").touch()
+    assert read_lines(tmp_path / "val.en") == []
+    with pytest.raises(ValueError, match=r"val\.en is empty"):
+        read_parallel(tmp_path, "val", "en", "de")
+
+
+def test_a_byte_that_is_not_utf_8_is_named_with_its_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "train.de").write_bytes("ein\nzwei\nfünf\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"train\.de, line 3: byte 0xfc is not UTF-8; convert"):
+        read_lines(tmp_path / "train.de")
+
+
+def test_lines_are_labels_and_texts(tmp_path: Path) -> None:
+    (tmp_path / "dev.tsv").write_text("1\ta\tfilm\n0\tdull\n", encoding="utf-8")
+    assert read_labelled(tmp_path, "dev") == (["a\tfilm", "dull"], [1, 0])
+
+
+def test_a_missing_split_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"train\.tsv"):
+        read_labelled(tmp_path, "train")
+
+
+@pytest.mark.parametrize("line", ["good film", "1\t", "\tfilm", "one\tfilm", "-1\tfilm", "٣\tfilm", ""])
+def test_a_line_of_another_form_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "dev.tsv").write_text(f"1\tfine\n{line}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="line 2 of"):
+        read_labelled(tmp_path, "dev")

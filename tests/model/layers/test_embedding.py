@@ -1,0 +1,14 @@
+import math
+
+import pytest
+
+from model.layers.embedding import sinusoidal_positions
+
+
+def test_positions_follow_the_formula_at_every_place() -> None:
+    encoding = sinusoidal_positions(50, 8)
+    for position in (0, 1, 7, 49):
+        for i in range(4):
+            angle = position / 10000 ** (2 * i / 8)
+            assert encoding[position, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert encoding[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
