@@ -13,7 +13,7 @@ import torch
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model, replace_text
-from model.config import PRECISIONS, ModelConfig, Precision, TrainConfig, read_train_config, with_fields
+from model.config import ModelConfig, with_fields
 from model.data.text import read_labelled
 from model.decoding.reference import one_thread
 from model.evaluation.accuracy import accuracy, accuracy_facts
@@ -21,6 +21,7 @@ from model.evaluation.bleu import TEST_SPLIT, Scores, read_test_set, score, toke
 from model.evaluation.recall import SEED, TURNS, greedy_answers, recall
 from model.systems import PLAN, SYSTEMS, System
 from model.training.classification import CLASSIFICATION
+from model.training.config import PRECISIONS, Precision, TrainConfig, read_train_config
 from model.training.trainer import Trainer
 from model.training.translation import TRANSLATION
 

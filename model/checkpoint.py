@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from model.architectures.factory import Model, TranslationModel, build_model
-from model.config import ModelConfig, architecture_of, read_model_config, to_json
+from model.config import ModelConfig, architecture_of, model_config_to_json, read_model_config
 from model.data.tokenizer import check_tokenizer, read_tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "weights.safetensors", "tokenizer.json"
@@ -91,7 +91,7 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint; `facts` (epoch, loss, ...) go into the weights' header."""
     folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / CONFIG, to_json(config))
+    replace_text(folder / CONFIG, model_config_to_json(config))
     replace_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
     save_tensors(folder / WEIGHTS, weights, facts)
 

@@ -1,68 +1,12 @@
-"""What a model is and how it is trained: frozen settings, checked once, stored beside the weights."""
+"""Configurations of models: frozen, checked when they are made, and stored beside the weights."""
 
 import dataclasses
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar
 
-
-@dataclass(frozen=True)
-class Limits:
-    """The smallest and the largest value of a number, both allowed, except where `above` excludes the smallest."""
-
-    low: float
-    high: float = math.inf
-    above: bool = False
-
-    def allows(self, value: float) -> bool:
-        return self.low <= value <= self.high and not (self.above and value == self.low)
-
-    def __str__(self) -> str:
-        if isinstance(self.high, int):
-            return f"be at least {self.low} and at most {self.high}"
-        if self.high == math.inf:
-            return f"be {'above' if self.above else 'at least'} {self.low:g}"
-        return f"lie in {'(' if self.above else '['}{self.low:g}, {self.high:g}]"
-
-
-# The types of fields. `check_fields` applies their limits wherever a configuration is made: by the command line, from a
-# file or in Python.
-Size: TypeAlias = Annotated[int, Limits(1, 2**20)]
-Count: TypeAlias = Annotated[int, Limits(1)]
-TokenId: TypeAlias = Annotated[int, Limits(0)]
-Seed: TypeAlias = Annotated[int, Limits(0, 2**32 - 1)]
-# Near 1 nothing is left to learn from.
-Probability: TypeAlias = Annotated[float, Limits(0.0, 0.9)]
-LearningRate: TypeAlias = Annotated[float, Limits(0.0, 1.0, above=True)]
-Norm: TypeAlias = Annotated[float, Limits(0.0, above=True)]
-
-
-def check_fields(config: Any) -> None:
-    """Check each field of a dataclass against its type and its limits.
-
-    Raises:
-        ValueError: a value does not fit; the message names the field, the value and what is allowed.
-    """
-    for name, hint in get_type_hints(type(config), include_extras=True).items():
-        value = getattr(config, name)
-        kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        if get_origin(kind) is Literal:
-            if value not in get_args(kind):
-                raise ValueError(f"{name} is {value}, it must be one of {', '.join(get_args(kind))}")
-        elif get_origin(kind) is tuple:
-            if type(value) is not tuple or not all(type(part) is str for part in value):
-                raise ValueError(f"{name} is {value!r}, it must be a list of strings")
-        elif type(value) is not kind and (kind, type(value)) != (float, int):
-            raise ValueError(f"{name} is {value!r}, it must be of type {kind.__name__}")
-        if kind is float and not math.isfinite(value):
-            raise ValueError(f"{name} is {value}, it must be a finite number")
-        for limits in metadata:
-            if not limits.allows(value):
-                raise ValueError(f"{name} is {value}, it must {limits}")
-
+from model.fields import Probability, Size, TokenId, check_fields, from_fields, read_fields, to_json
 
 # Fields that the tokenizer decides, see `model.data.tokenizer`.
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
@@ -217,42 +161,6 @@ class RecurrentConfig(ModelConfig):
         return self.encoder_size * (2 if self.bidirectional else 1)
 
 
-Precision = Literal["float32", "bfloat16"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """How to train. The defaults are the Multi30k recipe of Wu et al. 2021 at half its batch."""
-
-    source: str = "en"  # file ending of the source side: train.en, val.en
-    target: str = "de"
-    vocab_size: Size = 6000
-    max_epochs: Count = 150
-    batch_tokens: Count = 4096  # padded tokens of the longer side in one batch
-    peak_learning_rate: LearningRate = 3.5e-3  # the recipe's 5e-3, over sqrt(2) for half the batch
-    warmup_steps: Count = 2000
-    label_smoothing: Probability = 0.1
-    clip_norm: Norm = 25.0
-    patience_epochs: Count = 15  # epochs without a better validation loss before training stops
-    average_last: Count = 10  # checkpoints averaged for the final weights
-    max_length_tokens: Count = 128  # longer examples are left out, in validation too
-    seed: Seed = 1
-    precision: Precision = (
-        "float32"  # of products: "bfloat16" is faster where the processor has it, see docs/training.md
-    )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.source == self.target:
-            raise ValueError(f"source and target are both {self.source}; they must be two different file endings")
-        if self.max_length_tokens > self.batch_tokens:
-            raise ValueError(
-                f"max_length_tokens ({self.max_length_tokens}) exceeds batch_tokens ({self.batch_tokens}): "
-                "a single pair would not fit a batch"
-            )
-
-
 Config = TypeVar("Config", bound=ModelConfig)
 
 
@@ -294,63 +202,21 @@ def architecture_of(config: ModelConfig) -> str:
     return next(name for name, kind in MODELS.items() if type(config) is kind)
 
 
-def to_json(config: ModelConfig | TrainConfig) -> str:
-    fields = dataclasses.asdict(config)
-    if isinstance(config, ModelConfig):
-        fields = {"architecture": architecture_of(config), **fields}
-    return json.dumps(fields, indent=2) + "\n"
-
-
-def read_train_config(path: Path) -> TrainConfig:
-    """Read what `to_json` wrote; settings that are younger than the file have their defaults.
-
-    Raises:
-        ValueError: the file is not such a record, or a value is not allowed; the message names the file and the field.
-    """
-    return _made(TrainConfig, _read_fields(path), path)
+def model_config_to_json(config: ModelConfig) -> str:
+    return to_json({"architecture": architecture_of(config), **dataclasses.asdict(config)})
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """Read what `to_json` wrote.
+    """Read what `model_config_to_json` wrote.
 
     Raises:
         ValueError: the file is not such a record, a field is unknown or missing, a value is not allowed, or there is no
             such architecture; the message names the file and the field.
     """
-    fields = _read_fields(path)
+    fields = read_fields(path)
     architecture = fields.pop("architecture", "transformer")  # checkpoints of old say nothing
     if architecture not in MODELS:
         raise ValueError(f"{path}: there is no architecture {architecture}; there are {', '.join(MODELS)}")
     # JSON has lists alone.
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    return _made(MODELS[architecture], values, path)
-
-
-def _read_fields(path: Path) -> dict[str, Any]:
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}; it was cut off or edited") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path} is not an object of settings")
-    return fields
-
-
-Record = TypeVar("Record", ModelConfig, TrainConfig)
-
-
-def _made(kind: type[Record], fields: Mapping[str, Any], path: Path) -> Record:
-    known = {field.name: field for field in dataclasses.fields(kind)}
-    unknown = [name for name in fields if name not in known]
-    if unknown:
-        raise ValueError(
-            f"{path} has settings that this version does not know: {', '.join(unknown)}; "
-            "use the version that wrote it, or remove them"
-        )
-    missing = [name for name, field in known.items() if field.default is dataclasses.MISSING and name not in fields]
-    if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}")
-    try:
-        return kind(**fields)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    return from_fields(MODELS[architecture], values, path)

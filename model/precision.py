@@ -1,4 +1,4 @@
-"""What is computed in bfloat16 where a run asks for it."""
+"""Mixed precision: products in bfloat16 for runs that ask for it, everything else in float32."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Every system that Sightline trains, by name: one configuration and what its training does otherwise than the rest."""
+"""The systems that Sightline trains, by name: configuration, task and training settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -15,9 +15,9 @@ from bench.zoo.lengths import draw_lengths, lengths_table
 from bench.zoo.step import add_keep, with_kept
 from bench.zoo.systems import SOURCE, TARGET, TRANSLATING
 from model.checkpoint import load_model
-from model.config import read_train_config
 from model.evaluation.bleu import TEST_SPLIT, moses_lines, read_test_set
 from model.systems import PLAN
+from model.training.config import read_train_config
 from model.training.trainer import read_log
 
 NAME = "collect"

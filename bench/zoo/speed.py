@@ -22,11 +22,12 @@ from bench.zoo.served import Served, serve
 from bench.zoo.speed_report import tables
 from bench.zoo.step import no_pictures as draw
 from bench.zoo.systems import SOURCE
-from model.config import PRECISIONS, Precision, read_model_config, read_train_config
+from model.config import read_model_config
 from model.data.dialogues import draw_examples
 from model.data.text import read_lines
 from model.evaluation.bleu import TEST_SPLIT
 from model.systems import SYSTEMS, Corpus, bundle_name
+from model.training.config import PRECISIONS, Precision, read_train_config
 from model.training.trainer import Trainer, read_log
 from service.bundle import MANIFEST, read_bundle
 from service.machine import usable_threads

@@ -6,8 +6,8 @@ from typing import Any
 
 from bench.record import Result, Row
 from bench.report import table
-from model.config import PRECISIONS
 from model.systems import MULTI30K, SYSTEMS
+from model.training.config import PRECISIONS
 
 REFERENCE = "transformer"  # what the others' speeds are divided by
 

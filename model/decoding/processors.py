@@ -1,4 +1,4 @@
-"""What changes the scores of the next token before one is picked: the logits processors of Hugging Face transformers.
+"""Logits processors, which change the scores of the next token before one is picked, as in Hugging Face transformers.
 
 Slow and obvious, one row at a time. Greedy decoding gives them raw logits, beam search log-probabilities, as there.
 One rule is added: where every token is forbidden, the end token is not.

@@ -1,4 +1,4 @@
-"""Corpus scores of a checkpoint, in two forms that are never mixed.
+"""BLEU and chrF of a checkpoint on a test set, in two forms that are never mixed.
 
 `tokenised_bleu` compares with the literature on Multi30k: output and reference lowercased, normalised, Moses-tokenised.
 `bleu` and `chrf` score the text as a reader gets it: cased, with sacreBLEU's own 13a tokenisation.

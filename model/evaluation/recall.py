@@ -1,4 +1,4 @@
-"""How long an instruction is kept: scripted dialogues whose answers a model gives itself, checked at their last turn.
+"""Recall of instructions: scripted dialogues that a model answers, checked at their last turn.
 
 Touvron et al. 2023 ("Llama 2", section A.3.5) ask for an attribute at turns 2 to 20 and let people judge; here a script
 asks and checks. It knows a model as something that answers texts, so that a served one can be asked the same.

@@ -1,4 +1,4 @@
-"""How many of a number of trials went well, and how sure that is."""
+"""A share of successful trials with its confidence interval."""
 
 import math
 from dataclasses import dataclass

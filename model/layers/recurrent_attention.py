@@ -1,4 +1,4 @@
-"""How a recurrent decoder scores the annotations of a source, as the papers before the Transformer do.
+"""Attention of recurrent decoders (Bahdanau et al. 2015, Luong et al. 2015): scores, windows and weights.
 
 Shapes use B batch, S source, H state of the decoder, A annotation, K key. What a score needs of the annotations alone
 is computed once per source, by `keys`; `forward` is one step.

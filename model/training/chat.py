@@ -1,4 +1,4 @@
-"""Conversing as a task: generated dialogues, of which only the last answer bears loss."""
+"""Chat as a task: generated dialogues, and the cross-entropy of their last answers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from model.architectures.causal import CausalModel
-from model.config import ModelConfig, TrainConfig
+from model.config import ModelConfig
 from model.data.batches import bucket, pad
 from model.data.dialogues import draw_examples
 from model.data.tokenizer import encode_lines, prompt_tokenizer
+from model.training.config import TrainConfig
 from model.training.loss import projected_cross_entropy
 from model.training.task import Task
 

@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from model.architectures.classifier import Classifier
-from model.config import ClassifierConfig, ModelConfig, TrainConfig
+from model.config import ClassifierConfig, ModelConfig
 from model.data.batches import LabelledBatch, LabelledExample, iterate_labelled
 from model.data.text import read_labelled
 from model.data.tokenizer import encode_lines
+from model.training.config import TrainConfig
 from model.training.task import Task
 
 

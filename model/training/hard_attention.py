@@ -1,4 +1,4 @@
-"""Hard attention: one position a step instead of a mixture, and the two ways to train it.
+"""Losses of hard attention, which selects one source position per step: REINFORCE and the exact marginal.
 
 Shapes are those of `model.architectures.recurrent`.
 """

@@ -12,7 +12,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from model.config import ModelConfig, TrainConfig
+from model.config import ModelConfig
+from model.training.config import TrainConfig
 
 
 class TrainingBatch(Protocol):

@@ -40,9 +40,10 @@ from model.checkpoint import (
     save_checkpoint,
     save_tensors,
 )
-from model.config import ModelConfig, TrainConfig, read_model_config, read_train_config, to_json
+from model.config import ModelConfig, model_config_to_json, read_model_config
 from model.data.tokenizer import check_tokenizer, read_tokenizer, train_tokenizer
 from model.precision import autocast
+from model.training.config import TrainConfig, read_train_config, train_config_to_json
 from model.training.task import Task
 
 
@@ -144,9 +145,9 @@ class Trainer:
             os.close(folder)
 
     def _begin(self) -> None:
-        replace_text(self._settings_path, to_json(self.config))
+        replace_text(self._settings_path, train_config_to_json(self.config))
         replace_text(self._tokenizer_path, self.tokenizer.to_str(pretty=True))
-        replace_text(self._config_path, to_json(self.model_config))
+        replace_text(self._config_path, model_config_to_json(self.model_config))
         self._save_state()
 
     @property
@@ -296,8 +297,9 @@ class Trainer:
                     f"another process has trained in {self.run}; run the command again to go on from there"
                 )
             # The record says how long the run is, not how long it was meant to be when it began.
-            longest = max(self.config.max_epochs, self.progress.epoch)
-            replace_text(self._settings_path, to_json(dataclasses.replace(self.config, max_epochs=longest)))
+            max_epochs = max(self.config.max_epochs, self.progress.epoch)
+            record = dataclasses.replace(self.config, max_epochs=max_epochs)
+            replace_text(self._settings_path, train_config_to_json(record))
             self._train()
 
     def _train(self) -> None:

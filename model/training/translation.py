@@ -9,10 +9,11 @@ from torch import Tensor
 
 from model.architectures.factory import TranslationModel
 from model.architectures.recurrent import RecurrentModel
-from model.config import ModelConfig, TrainConfig
+from model.config import ModelConfig
 from model.data.batches import Batch, Pair, iterate
 from model.data.text import read_parallel
 from model.data.tokenizer import encode_lines
+from model.training.config import TrainConfig
 from model.training.hard_attention import marginal_loss, reinforce_loss
 from model.training.loss import projected_cross_entropy
 from model.training.task import Task

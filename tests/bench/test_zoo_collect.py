@@ -14,9 +14,9 @@ from bench.zoo.changes import CONTROLS, changes_table
 from bench.zoo.headline import headline
 from bench.zoo.lengths import buckets_of
 from bench.zoo.systems import TRANSLATING, runs_by_system
-from model.config import Precision, TrainConfig, to_json
 from model.evaluation.bleu import moses_lines, read_test_set, score
 from model.systems import PLAN
+from model.training.config import Precision, TrainConfig, train_config_to_json
 
 SOURCES = ["A man sleeps.", "A dog runs over a very wide and green field.", "She reads.", "Two men wait for a bus."] * 5
 REFERENCES = ["Ein Mann schläft.", "Ein Hund rennt über ein weites Feld.", "Sie liest.", "Zwei Männer warten."] * 5
@@ -47,7 +47,7 @@ def make_run(tmp_path: Path, data: Path, checkpoint: Path) -> MakeRun:
         tokens = 4096 if name.startswith("transformer") else 2000
         precision: Precision = "bfloat16" if name.endswith("-2") else "float32"
         (run / "train.json").write_text(
-            to_json(TrainConfig(batch_tokens=tokens, precision=precision)), encoding="utf-8"
+            train_config_to_json(TrainConfig(batch_tokens=tokens, precision=precision)), encoding="utf-8"
         )
         # One epoch was trained after the scores.
         log = "".join(json.dumps({"epoch": epoch, "step": 10 * epoch}) + "\n" for epoch in range(1, 5))

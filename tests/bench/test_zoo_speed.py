@@ -9,8 +9,9 @@ import torch
 from bench.record import Result
 from bench.zoo.speed import DECODING_ROUNDS, SENTENCES, add_arguments, measure
 from bench.zoo.speed_report import ratios, tables, training_minutes
-from model.config import PRECISIONS, TrainConfig, TransformerConfig
+from model.config import TransformerConfig
 from model.systems import SYSTEMS, bundle_name
+from model.training.config import PRECISIONS, TrainConfig
 from model.training.trainer import Trainer
 from model.training.translation import TRANSLATION
 from service.bundle import MANIFEST, read_manifest, write_manifest

@@ -7,10 +7,11 @@ import pytest
 
 from model.__main__ import train_and_score, train_zoo
 from model.architectures.factory import build_model
-from model.config import ClassifierConfig, RecurrentConfig, TrainConfig
+from model.config import ClassifierConfig, RecurrentConfig
 from model.evaluation.bleu import TEST_SPLIT
 from model.systems import COMPARED, PLAN, SYSTEMS, System
 from model.training.classification import CLASSIFICATION
+from model.training.config import TrainConfig
 
 VOCABULARY = 6000
 

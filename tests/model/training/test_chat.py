@@ -8,10 +8,11 @@ from tokenizers import Tokenizer
 
 from model.architectures.causal import CausalModel
 from model.checkpoint import load_model
-from model.config import CausalConfig, TrainConfig
+from model.config import CausalConfig
 from model.data.dialogues import draw_examples
 from model.data.tokenizer import decode_ids, train_tokenizer
 from model.training.chat import Example, answer_loss, chat_task, make_batch
+from model.training.config import TrainConfig
 from model.training.trainer import Trainer
 
 CONFIG = TrainConfig(vocab_size=700, batch_tokens=2048, max_length_tokens=1024, label_smoothing=0.0)

@@ -8,10 +8,11 @@ from safetensors.torch import load_file
 
 from model.architectures.classifier import Classifier
 from model.checkpoint import load_model
-from model.config import ClassifierConfig, ModelConfig, TrainConfig
+from model.config import ClassifierConfig, ModelConfig
 from model.data.text import read_labelled
 from model.evaluation.accuracy import accuracy
 from model.training.classification import CLASSIFICATION, label_loss
+from model.training.config import TrainConfig
 from model.training.trainer import Trainer
 
 TOY = TrainConfig(

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from model.checkpoint import average, load_checkpoint, load_facts
-from model.config import TrainConfig, TransformerConfig, read_train_config
+from model.config import TransformerConfig
+from model.training.config import TrainConfig, read_train_config
 from model.training.trainer import Trainer, inverse_sqrt_rate, read_log
 from model.training.translation import TRANSLATION
 
@@ -132,7 +133,8 @@ def test_a_killed_process_leaves_a_run_that_resumes_to_the_same_weights(tmp_path
 import sys
 from pathlib import Path
 import torch
-from model.config import TrainConfig, TransformerConfig
+from model.config import TransformerConfig
+from model.training.config import TrainConfig
 from model.training.trainer import Trainer
 from model.training.translation import TRANSLATION
 torch.set_num_threads(1)

@@ -1,0 +1,23 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from model.config import read_model_config
+from model.training.config import read_train_config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"sead": 2}', "has settings that this version does not know: sead"),
+        ('{"seed": 1', "is not JSON"),
+        ("[]", "is not an object of settings"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(text, encoding="utf-8")
+    for read in (read_train_config, read_model_config):
+        with pytest.raises(ValueError, match=f"{re.escape(str(path))} {message}"):
+            read(path)
