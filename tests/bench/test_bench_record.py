@@ -12,5 +12,5 @@ def test_lists_of_numbers_stand_on_one_line_and_text_stays_as_it_is(tmp_path: Pa
 
 
 def test_results_in_folders_within_are_others(tmp_path: Path) -> None:
-    write_result(tmp_path / "zoo", "step", Recorded({}, "", Result()))
+    write_result(tmp_path / "reliability", "step", Recorded({}, "", Result()))
     assert read_results(tmp_path) == {}

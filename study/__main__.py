@@ -1,0 +1,82 @@
+"""`python -m study STEP` measures into study/results/STEP.json; `python -m study report` writes documents and cards."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+
+from bench import machine, report
+from bench.plots import STYLE
+from bench.record import Recorded, read_results, write_result
+from study import collect, ghost_attention, linformer, masking, quality, recall, sentence, similar, speed
+from study.cards import write_cards
+from study.step import Step
+
+STEPS: Sequence[Step] = (collect, quality, sentence, masking, speed, linformer, recall, ghost_attention, similar)
+RESULTS = Path("study/results")
+DOCUMENTS = tuple(Path("docs", name) for name in ("attention.md", "api.md", "quantization.md"))
+PICTURES = Path("docs/attention")
+WRITER = "python -m study report"
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m study", description=__doc__, formatter_class=formatter)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    commands = parser.add_subparsers(required=True, metavar="STEP")
+    for step in STEPS:
+        text = step.__doc__ or ""
+        command = commands.add_parser(
+            step.NAME, help=text.partition("\n")[0], description=text, formatter_class=formatter
+        )
+        command.set_defaults(step=step)
+        step.add_arguments(command)
+    text = "measure nothing, write the tables, pictures and model cards of what there is"
+    command = commands.add_parser("report", help=text)
+    command.add_argument(
+        "--documents", type=Path, nargs="+", default=DOCUMENTS, help="where tables stand between marks"
+    )
+    command.add_argument("--pictures", type=Path, default=PICTURES, help="folder of the pictures")
+    command.add_argument("--bundles", type=Path, default=Path("bundles"), help="where cards are written")
+    command.set_defaults(step=None)
+    return parser.parse_args(arguments)
+
+
+def write_report(results_folder: Path, documents: Sequence[Path], pictures: Path) -> None:
+    """Parts and pictures of steps that have no result stay as they are."""
+    results = read_results(results_folder)
+    pictures.mkdir(parents=True, exist_ok=True)
+    parts = {"machines": report.machines(results)}
+    with mpl.rc_context({**STYLE, "backend": "svg"}):
+        for step in STEPS:
+            if recorded := results.get(step.NAME):
+                step.draw(recorded.result, pictures)
+                parts.update(step.tables(recorded.result))
+    for document in documents:
+        for part, text in parts.items():
+            report.write_into(document, part, text, WRITER)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    parsed = parse_arguments(arguments)
+    if parsed.step is None:
+        write_report(parsed.results, parsed.documents, parsed.pictures)
+        write_cards(read_results(parsed.results), parsed.bundles)
+        return 0
+    described = machine.describe()  # before the hours in which the tree may change
+    try:
+        result = parsed.step.measure(parsed)
+    except (FileNotFoundError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    command = shlex.join(["python", "-m", "study", *words])
+    write_result(parsed.results, parsed.step.NAME, Recorded(described, command, result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""`python -m study.attention_worker GRAPH`: runs what each line of its input says, answers each with a line.
+
+    {"rows": 1, "tokens": 512, "length": 512, "outputs": ["hidden"] or [] for all, "at_least_s": 0.05}
+    {"seconds": median of the runs, "peak_mb": 12.3}
+
+`length` is how many of the tokens are real, the others being padding. `peak_mb` is the largest resident memory so far
+over what there was before the graph was loaded; it needs Linux. The first line out is `{"ready": true}`.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from service.runtime.provider import session_options
+
+SEED = 4
+
+
+def resident_mb(field: str) -> float:
+    """VmRSS, what is resident now, or VmHWM, the largest that it was."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"/proc/self/status has no {field}")
+
+
+def answer(session: Any, task: dict[str, Any], first_mb: float) -> dict[str, float]:
+    """Run again and again for `at_least_s`; always once."""
+    rows, tokens, width = task["rows"], task["tokens"], session.get_inputs()[0].shape[-1]
+    x = np.random.default_rng(SEED).standard_normal((rows, tokens, width), np.float32)
+    feed = {"x": x, "lengths": np.full(rows, task["length"], np.int32)}
+    seconds: list[float] = []
+    while not seconds or sum(seconds) < task["at_least_s"]:
+        started = time.perf_counter()
+        session.run(task["outputs"], feed)
+        seconds.append(time.perf_counter() - started)
+    return {"seconds": statistics.median(seconds), "peak_mb": resident_mb("VmHWM") - first_mb}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m study.attention_worker", description=__doc__)
+    parser.add_argument("graph", type=Path)
+    parser.add_argument("--threads", type=int, required=True)
+    arguments = parser.parse_args()
+    first_mb = resident_mb("VmRSS")
+    options = session_options(arguments.threads)
+    session = onnxruntime.InferenceSession(str(arguments.graph), options, ["CPUExecutionProvider"])
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(session, json.loads(line), first_mb)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

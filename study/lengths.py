@@ -1,0 +1,89 @@
+"""BLEU by the length of the source, with and without attention (what Bahdanau et al. 2015 draw in figure 2)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib import pyplot
+from numpy.typing import NDArray
+
+from bench.plots import save
+from bench.record import Result
+from bench.report import table
+from study.bleu import Counts, Estimate, estimate, resamples
+from study.runs import rows_of_statistics, runs_by_system, test_set_of
+
+MOST = 10**6
+# Words of the source, first and last; so that each has fifty sentences and more, whatever was measured.
+BUCKETS = ((1, 8), (9, 10), (11, 12), (13, 15), (16, 18), (19, MOST))
+LINES = {  # systems: label, colour, marker
+    "fixed-context": ("fixed context", "#d17b0f", "s"),
+    "bahdanau": ("Bahdanau", "#1d4e89", "o"),
+    "post-norm": ("Transformer, same budget", "#6aa84f", "^"),
+    "transformer": ("Transformer, shipped", "#9a9a9a", "D"),
+}
+WITHOUT, WITH = "fixed-context", "bahdanau"  # attention
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sentences of like length, and how the systems do on them."""
+
+    name: str
+    num_sentences: int
+    bleu: Mapping[str, Estimate]  # by system
+
+
+def buckets_of(result: Result) -> list[Bucket]:
+    """Within a bucket the same samples of its sentences serve all systems and seeds."""
+    test_set, systems = test_set_of(result), runs_by_system(result)
+    rows = {name: rows_of_statistics(systems[name], test_set) for name in LINES if name in systems}
+    inside = [(first <= test_set.source_words) & (test_set.source_words <= last) for first, last in BUCKETS]
+    return [_bucket(number, places, rows) for number, places in enumerate(inside) if places.any()]
+
+
+def _bucket(number: int, inside: NDArray[np.bool_], rows: Mapping[str, Sequence[Counts]]) -> Bucket:
+    samples = resamples(int(inside.sum()), stream=number)
+    bleu = {name: estimate([run[inside] for run in runs], samples) for name, runs in rows.items()}
+    first, last = BUCKETS[number]
+    return Bucket(f"{first} or more" if last == MOST else f"{first} to {last}", int(inside.sum()), bleu)
+
+
+def lengths_table(result: Result) -> Mapping[str, str]:
+    buckets = buckets_of(result)
+    names = list(buckets[0].bleu)
+    has_both = {WITHOUT, WITH} <= set(names)
+    gaps = [bucket.bleu[WITH] - bucket.bleu[WITHOUT] for bucket in buckets] if has_both else []
+    head = ["source words", "sentences", *(LINES[name][0] for name in names)]
+    body = [[bucket.name, str(bucket.num_sentences), *(str(bucket.bleu[name]) for name in names)] for bucket in buckets]
+    if not has_both:
+        return {"lengths": table(head, body)}
+    body = [[*cells, str(gap)] for cells, gap in zip(body, gaps, strict=True)]
+    text = table([*head, "Bahdanau less fixed context"], body)
+    growth = gaps[-1] - gaps[0]
+    return {"lengths": f"{text}\n\nFrom the shortest sentences to the longest, the last column changes by {growth}."}
+
+
+def draw_lengths(result: Result, folder: Path) -> None:
+    """Write `length.svg`."""
+    buckets = buckets_of(result)
+    names = list(buckets[0].bleu)
+    figure, axis = pyplot.subplots(figsize=(6.5, 3.6))
+    for place, name in enumerate(names):
+        label, colour, marker = LINES[name]
+        estimates = [bucket.bleu[name] for bucket in buckets]
+        x = np.arange(len(buckets)) + 0.08 * (place - (len(names) - 1) / 2)
+        values = np.array([estimate.value for estimate in estimates])
+        ends = np.array([estimate.interval for estimate in estimates]).T  # (2, buckets)
+        errors = np.abs(ends - values)
+        axis.errorbar(
+            x, values, errors, color=colour, marker=marker, markersize=4, capsize=2, linewidth=1.2, label=label
+        )
+    axis.set_xticks(range(len(buckets)), [f"{bucket.name}\n({bucket.num_sentences})" for bucket in buckets])
+    axis.set_xlabel("words of the source (sentences)")
+    axis.set_ylabel("BLEU, tokenised, lowercased")
+    axis.spines["right"].set_visible(False)
+    axis.grid(axis="y", linewidth=0.3)
+    axis.legend(frameon=False)
+    save(figure, folder / "length.svg")

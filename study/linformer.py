@@ -1,0 +1,192 @@
+"""Time and memory of Linformer's attention against softmax attention, one layer alone, over n tokens and k slots.
+
+Each attention of a case is a process of its own with the service's session options; they take turns.
+"""
+
+import argparse
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from bench.process import Answering
+from bench.record import Result
+from export.builder import WeightFile
+from model.config import TransformerConfig
+from model.layers.attention import MultiHeadAttention
+from model.layers.linformer import LinformerAttention, Projections
+from service.machine import usable_threads
+from study.attention_graphs import RESULT, exported_graph, plain_graph, save, without_maps
+from study.linformer_report import draw, tables
+
+__all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]
+
+NAME = "linformer"
+D_MODEL, NUM_HEADS = 256, 4  # heads of 64, as in the paper
+TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
+SLOTS = (32, 64, 128, 256)
+ROWS = (1, 8)
+SHORT = 20  # tokens of a short sentence
+MAX_SCORES_BYTES = 1 << 30  # cases with a larger n x n matrix are left out, with maps those with more than a quarter
+FLOAT_BYTES = 4
+AT_LEAST_S = 0.05
+SEED = 4
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to attend: the operator that is exported, plain products, or Linformer with that operator."""
+
+    attention: Literal["operator", "plain", "linformer"]
+    slots: int | None = None
+    has_maps: bool = False  # whether the maps are computed and fetched
+
+
+def variants_of(rows: int, tokens: int) -> list[Variant]:
+    """What is compared on so many rows; Linformers with fewer slots than tokens."""
+    exported = [Variant("operator"), *(Variant("linformer", slots) for slots in SLOTS if slots < tokens)]
+    fits = 4 * scores_bytes(rows, tokens, tokens) <= MAX_SCORES_BYTES
+    with_maps = [Variant(one.attention, one.slots, has_maps=True) for one in exported if rows == 1 and fits]
+    return [*exported, Variant("plain"), *with_maps]
+
+
+def scores_bytes(rows: int, tokens: int, keys: int) -> int:
+    """Of the matrix that the softmax is taken of, in all heads."""
+    return rows * NUM_HEADS * tokens * keys * FLOAT_BYTES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=9, help="each figure is the median of so many")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths n")
+    parser.add_argument("--threads", type=int, default=usable_threads(), help="of each process")
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    """Raises ValueError where there is nothing to measure."""
+    if min(arguments.rounds, arguments.threads, *arguments.tokens) < 1:
+        raise ValueError("rounds, threads and tokens must be at least 1")
+    rows: list[dict[str, Any]] = [
+        {"d_model": D_MODEL, "num_heads": NUM_HEADS, "threads": arguments.threads, "short": SHORT}
+    ]
+    for count in ROWS:
+        for tokens in arguments.tokens:
+            if scores_bytes(count, tokens, tokens) > MAX_SCORES_BYTES:
+                continue
+            print(f"{count} x {tokens}", flush=True)
+            rows += _measure_case(count, tokens, arguments.rounds, arguments.threads)
+    return Result(rows=rows)
+
+
+def _measure_case(rows: int, tokens: int, rounds: int, threads: int) -> list[dict[str, Any]]:
+    variants = variants_of(rows, tokens)
+    with tempfile.TemporaryDirectory() as scratch:
+        graphs = [write_graph(variant, tokens, Path(scratch) / str(place)) for place, variant in enumerate(variants)]
+        with _running(graphs, threads) as processes:
+            whole = [_task(variant, rows, tokens, tokens) for variant in variants]
+            peaks = [process.ask(task)["peak_mb"] for process, task in zip(processes, whole, strict=True)]
+            seconds = _rounds(processes, whole, rounds)
+            measured = [
+                _row(variant, rows, tokens, peak, one)
+                for variant, peak, one in zip(variants, peaks, seconds, strict=True)
+            ]
+            if rows == 1:
+                _add_short(measured, variants, processes, tokens, rounds)
+    return measured
+
+
+def _add_short(
+    measured: Sequence[dict[str, Any]],
+    variants: Sequence[Variant],
+    processes: Sequence[Answering],
+    tokens: int,
+    rounds: int,
+) -> None:
+    """What a short sentence takes: read alone, and padded to all `tokens`."""
+    chosen = [place for place, variant in enumerate(variants) if not variant.has_maps and variant.attention != "plain"]
+    for name, read in (("short_ms", SHORT), ("padded_ms", tokens)):
+        tasks = [_task(variants[place], 1, read, SHORT) for place in chosen]
+        seconds = _rounds([processes[place] for place in chosen], tasks, rounds)
+        for place, one in zip(chosen, seconds, strict=True):
+            measured[place][name] = _milliseconds(one)
+
+
+def _rounds(processes: Sequence[Answering], tasks: Sequence[dict[str, Any]], rounds: int) -> list[list[float]]:
+    """Seconds of each process, one a round."""
+    seconds: list[list[float]] = [[] for _ in processes]
+    for _ in range(rounds):
+        for process, task, mine in zip(processes, tasks, seconds, strict=True):
+            mine.append(process.ask(task)["seconds"])
+    return seconds
+
+
+def _task(variant: Variant, rows: int, tokens: int, length: int) -> dict[str, Any]:
+    outputs = [] if variant.has_maps else [RESULT]  # none named are all
+    return {"rows": rows, "tokens": tokens, "length": length, "outputs": outputs, "at_least_s": AT_LEAST_S}
+
+
+def _row(variant: Variant, rows: int, tokens: int, peak_mb: float, seconds: Sequence[float]) -> dict[str, Any]:
+    slots = variant.slots
+    return {
+        "rows": rows,
+        "tokens": tokens,
+        "attention": variant.attention,
+        "slots": slots,
+        "maps": variant.has_maps,
+        "ms": _milliseconds(seconds),
+        "peak_mb": round(peak_mb, 1),
+        "scores_mb": scores_bytes(rows, tokens, slots or tokens) / 2**20,
+        "projections_mb": (slots or 0) * tokens * FLOAT_BYTES / 2**20,  # E = F
+    }
+
+
+def _milliseconds(seconds: Sequence[float]) -> list[float]:
+    return [round(1000 * one, 4) for one in seconds]
+
+
+@contextlib.contextmanager
+def _running(graphs: Sequence[Path], threads: int) -> Iterator[list[Answering]]:
+    """A process a graph, ended with the block."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for graph in graphs:
+            arguments = ["study.attention_worker", str(graph), "--threads", str(threads)]
+            process = Answering(arguments, os.environ)
+            stack.callback(process.end)
+            process.wait_until_ready()
+            processes.append(process)
+        yield processes
+
+
+def write_graph(variant: Variant, tokens: int, folder: Path) -> Path:
+    """The graph of one layer with fresh weights, its projections for at most so many tokens."""
+    weights = WeightFile("weights.bin")
+    module, projections = modules(variant, tokens)
+    if variant.attention == "plain":
+        assert isinstance(module, MultiHeadAttention), "plain products have no projections"
+        return save(plain_graph(module, weights), weights, folder)
+    graph = exported_graph(module, projections, weights)
+    return save(graph if variant.has_maps else without_maps(graph), weights, folder)
+
+
+def modules(variant: Variant, tokens: int) -> tuple[MultiHeadAttention | LinformerAttention, Projections | None]:
+    """The layer in PyTorch, and the projections of a Linformer, E = F."""
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        if variant.slots is None:
+            return MultiHeadAttention(D_MODEL, NUM_HEADS).eval(), None
+        config = TransformerConfig(
+            vocab_size=3,  # the special tokens alone
+            d_model=D_MODEL,
+            num_heads=NUM_HEADS,
+            encoder_layers=1,
+            encoder_attention="linformer",
+            linformer_size=variant.slots,
+            linformer_sharing="layerwise",
+            max_positions=tokens,
+        )
+        return LinformerAttention(D_MODEL, NUM_HEADS).eval(), Projections(config)

@@ -1,0 +1,125 @@
+"""How long the served models that chat keep an instruction; see `model.evaluation.recall`, which asks and checks."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+from bench.plots import save
+from bench.record import Result
+from bench.report import table
+from model.data.instructions import KINDS
+from model.evaluation.recall import MAX_ANSWER_TOKENS, SEED, TURNS, Answer, recall
+from model.systems import bundle_name
+from study.chats import COLOURS, MODELS
+from study.served import Served, serve
+
+NAME = "recall"
+# In the first turn the instruction itself stands: what is not kept there was never learnt. No training dialogue has
+# more than 20 turns.
+ASKED_AT = [1, *TURNS, 30]
+EARLIER = {"own": "its own", "plain": "plain"}  # who gave the answers before the last
+STYLES = {"own": "-", "plain": ":"}
+SPREAD = 0.06  # between the points of one turn, so that none hides another
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundles", type=Path, help=f"folder with {' and '.join(map(bundle_name, MODELS))}")
+    parser.add_argument("--turns", type=int, nargs="+", default=ASKED_AT, help="lengths of dialogues")
+    parser.add_argument("--dialogues", type=int, default=40, help="of each kind of instruction and each length")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the dialogues")
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    """Ask both models the same, each over the service's HTTP API.
+
+    Raises:
+        ValueError: there are no such models, or a dialogue became too long for one.
+    """
+    with serve(arguments.bundles) as served:
+        rows = [
+            row
+            for name in MODELS
+            for earlier in EARLIER
+            for row in _asked(
+                served_answers(served, bundle_name(name)), {"model": name, "earlier_answers": earlier}, arguments
+            )
+        ]
+    return Result(rows=rows)
+
+
+def _asked(answer: Answer, facts: Mapping[str, Any], arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
+    turns, num_dialogues, seed = arguments.turns, arguments.dialogues, arguments.seed
+    counts = recall(answer, turns, num_dialogues, seed, after_plain_answers=facts["earlier_answers"] == "plain")
+    return [
+        {**facts, "seed": seed, "turn": int(turn), "instruction": kind, **count}
+        for turn, kinds in counts.items()
+        for kind, count in kinds.items()
+    ]
+
+
+def served_answers(served: Served, name: str) -> Answer:
+    """The greedy answers of a served model."""
+    body = {"model": name, "parameters": {"max_new_tokens": MAX_ANSWER_TOKENS}}
+
+    def answer(prompts: Sequence[str]) -> list[str]:
+        return [output["text"] for output in served.outputs("/v1/generate", body, prompts)]
+
+    return answer
+
+
+def tables(result: Result) -> Mapping[str, str]:
+    """Counts and intervals, a column a turn."""
+    turns = sorted({row["turn"] for row in result.rows})
+    found = {_case(row): row for row in result.rows}
+    body = [
+        [label, EARLIER[earlier], kind, *(_share(found[name, earlier, kind, turn]) for turn in turns)]
+        for name, label in MODELS.items()
+        for earlier in EARLIER
+        for kind in (*KINDS, "all")
+    ]
+    return {NAME: table(["model", "earlier answers", "instruction", *(f"turn {turn}" for turn in turns)], body)}
+
+
+def _case(row: Mapping[str, Any]) -> tuple[str, str, str, int]:
+    return row["model"], row["earlier_answers"], row["instruction"], row["turn"]
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    low, high = (round(100 * end) for end in row["interval_95"])
+    return f"{row['kept']} of {row['total']} ({low} to {high} %)"
+
+
+def draw(result: Result, folder: Path) -> None:
+    """`recall.svg`: a panel a kind of instruction, shares with their intervals over the turns."""
+    figure, axes = pyplot.subplots(2, 2, figsize=(7, 4), sharex=True, sharey=True)
+    for kind, axis in zip(KINDS, axes.flat, strict=True):
+        _draw_kind(axis, [row for row in result.rows if row["instruction"] == kind])
+        axis.set_title(kind)
+    for axis in axes[-1]:
+        axis.set_xlabel("turn")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("instruction kept, %")
+    # Where a name is kept or lost at once there is room.
+    axes[1, 0].legend(frameon=False, fontsize=6, loc="center", title="model, earlier answers", title_fontsize=6)
+    save(figure, folder / "recall.svg")
+
+
+def _draw_kind(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+    turns = sorted({row["turn"] for row in rows})
+    for place, (name, earlier) in enumerate((name, earlier) for name in MODELS for earlier in EARLIER):
+        series = [row for row in rows if (row["model"], row["earlier_answers"]) == (name, earlier)]
+        left = [turns.index(row["turn"]) + SPREAD * (place - 1.5) for row in series]
+        shares = [100 * row["kept"] / row["total"] for row in series]
+        # Where all or none is kept, the interval's end may lie a rounding error beyond the share.
+        ends = [
+            [max(0.0, share - 100 * row["interval_95"][0]) for share, row in zip(shares, series, strict=True)],
+            [max(0.0, 100 * row["interval_95"][1] - share) for share, row in zip(shares, series, strict=True)],
+        ]
+        label = f"{MODELS[name]}, {EARLIER[earlier]}"
+        axis.errorbar(left, shares, ends, label=label, color=COLOURS[name], linestyle=STYLES[earlier], marker=".")
+    axis.set_xticks(range(len(turns)), [str(turn) for turn in turns])
+    axis.set_ylim(-4, 104)

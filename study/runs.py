@@ -1,0 +1,51 @@
+"""The rows of the result `collect`, read: runs by their systems."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.record import Result, Row
+from model.systems import MULTI30K, PLAN, SYSTEMS
+from model.training.translation import TRANSLATION
+from service.bundle import Manifest
+from study.bleu import Counts, Statistics
+
+assert MULTI30K.languages is not None
+SOURCE, TARGET = MULTI30K.languages  # of all that translate
+TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION)
+
+
+def translates(manifest: Manifest) -> bool:
+    """Whether a source becomes another text: what begins with the source itself goes on with it."""
+    return "generate" in manifest.tasks and not manifest.goes_on
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """What the statistics of every run are about."""
+
+    source_words: Counts  # (N,), separated by blanks
+    reference_lengths: Counts  # (N,)
+
+
+def test_set_of(result: Result) -> TestSet:
+    (row,) = (row for row in result.rows if row["kind"] == "test set")
+    return TestSet(np.array(row["source_words"]), np.array(row["reference_lengths"]))
+
+
+def runs_by_system(result: Result) -> dict[str, list[Row]]:
+    """Runs in the order of their seeds; systems as they are planned."""
+    found: dict[str, list[Row]] = {name: [] for name in TRANSLATING}
+    for row in sorted(result.rows, key=lambda row: row.get("seed", 0)):
+        if row["kind"] == "system":
+            found[row["system"]].append(row)
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def rows_of_statistics(runs: Sequence[Row], test_set: TestSet) -> list[Counts]:
+    """Of each run, (N, 10): see `Statistics.rows`."""
+    return [
+        Statistics(np.array(run["matches"]).T, np.array(run["output_lengths"]), test_set.reference_lengths).rows
+        for run in runs
+    ]

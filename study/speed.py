@@ -1,0 +1,202 @@
+"""What each system costs: the time of a training update, and tokens a second of greedy decoding as it is served.
+
+Systems take turns, so that what else the machine does falls on all of them alike. Updates are those of a system's first
+run, from where it stands, in either precision, on the same batches for all that share data and settings; nothing is
+written into runs.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from bench.record import Result
+from model.config import read_model_config
+from model.data.dialogues import draw_examples
+from model.data.text import read_lines
+from model.evaluation.bleu import TEST_SPLIT
+from model.systems import SYSTEMS, Corpus, bundle_name
+from model.training.config import PRECISIONS, Precision, read_train_config
+from model.training.trainer import Trainer, read_log
+from service.bundle import MANIFEST, read_bundle
+from service.machine import usable_threads
+from study.runs import SOURCE
+from study.served import Served, serve
+from study.speed_report import tables
+from study.step import no_pictures as draw
+
+__all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]
+
+NAME = "speed"
+SENTENCES = f"{TEST_SPLIT}.{SOURCE}"  # what is translated, from its beginning
+DIALOGUES_SEED = 7  # of what chats are asked
+TEXTS_A_ROUND = {1: 8, 32: 32}  # by how many are asked at once
+DECODING_S = 0.3  # how long each system is asked in a round, at least
+DECODING_ROUNDS = 5  # for each of training: they are twenty times as short, and what disturbs one weighs as much more
+# Of each system in one round. Time follows length, and batches differ in it: the first 3 of Multi30k are 14 % shorter
+# than all in the mean, the first 12 are 3 %.
+UPDATES = 12
+
+
+Name = TypeVar("Name")
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that goes on in memory, and the batches that it is timed on."""
+
+    trainer: Trainer
+    batches: Sequence[Any]
+    precision: Precision  # the run's own
+
+    def seconds_an_update(self, precision: Precision) -> float:
+        self.trainer.config = dataclasses.replace(self.trainer.config, precision=precision)
+        started = time.perf_counter()
+        for batch in self.batches:
+            self.trainer.update(batch)
+        return (time.perf_counter() - started) / len(self.batches)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundles", type=Path, help="folder of float32 bundles; systems that have none are left out")
+    parser.add_argument(
+        "runs", type=Path, help="folder of runs, NAME-1; of systems that have none only decoding is timed"
+    )
+    parser.add_argument("data", type=Path, help="folder of the data folders that the runs were trained on")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help=f"of training; of decoding {DECODING_ROUNDS} times as many"
+    )
+    parser.add_argument("--threads", type=int, default=usable_threads(), help="of training and of each engine")
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    """A row a system.
+
+    Raises:
+        FileNotFoundError: no system has a bundle, or data are missing.
+        ValueError: a bundle computes in other than float32, or a run cannot be taken up.
+    """
+    if min(arguments.rounds, arguments.threads) < 1:
+        raise ValueError("rounds and threads must be at least 1")
+    bundles = _bundles(arguments.bundles)
+    rows = {name: _facts(bundle) for name, bundle in bundles.items()}
+    folders = {name: arguments.runs / f"{name}-1" for name in bundles}
+    runs = {name: folder for name, folder in folders.items() if (folder / "scores.json").is_file()}
+    for found in (
+        _time_updates(runs, arguments.data, arguments.rounds, arguments.threads),
+        _time_decoding(arguments, bundles),
+    ):
+        for name, fields in found.items():
+            rows[name].update(fields)
+    settings = {"threads": arguments.threads, "updates_a_round": UPDATES}
+    return Result(rows=[settings, *({"system": name, **fields} for name, fields in rows.items())])
+
+
+def _bundles(folder: Path) -> dict[str, Path]:
+    folders = {name: folder / bundle_name(name) for name in SYSTEMS}
+    found = {name: bundle for name, bundle in folders.items() if (bundle / MANIFEST).is_file()}
+    if not found:
+        raise FileNotFoundError(f"{folder} has no bundle of any system: {', '.join(map(bundle_name, SYSTEMS))}")
+    return found
+
+
+def _facts(bundle: Path) -> dict[str, Any]:
+    manifest = read_bundle(bundle)
+    if manifest.dtype != "float32":
+        raise ValueError(f"{bundle} computes in {manifest.dtype}: systems are compared in float32")
+    return {"parameters": manifest.parameters}
+
+
+def _time_updates(runs: Mapping[str, Path], data: Path, rounds: int, threads: int) -> dict[str, dict[str, Any]]:
+    """Of each run what is known of it, and milliseconds of an update in each precision, a figure a round."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    print("training", flush=True)
+    try:
+        trainings = {name: _take_up(run, name, data) for name, run in runs.items()}
+        turns = {
+            (name, precision): partial(one.seconds_an_update, precision)
+            for name, one in trainings.items()
+            for precision in PRECISIONS
+        }
+        seconds = _by_turns(turns, rounds)
+    finally:
+        torch.set_num_threads(before)
+    return {
+        name: {
+            **_log(run),
+            "precision": trainings[name].precision,
+            "update_ms": {each: [round(1000 * one, 2) for one in seconds[name, each]] for each in PRECISIONS},
+        }
+        for name, run in runs.items()
+    }
+
+
+def _log(run: Path) -> dict[str, Any]:
+    """How many updates a run has made, and in how many minutes, validation included."""
+    epochs = read_log(run)
+    seconds = sum(epoch["seconds"] for epoch in epochs.values())
+    return {"updates": epochs[max(epochs)]["step"], "log_minutes": round(seconds / 60, 1)}
+
+
+def _take_up(run: Path, name: str, data: Path) -> Training:
+    system, config = SYSTEMS[name], read_train_config(run / "train.json")
+    model_config = read_model_config(run / "config.json")
+    trainer = Trainer(
+        run, config, system.task, data / system.corpus.folder, lambda _: model_config, torch.device("cpu")
+    )
+    batches = system.task.batches(trainer.train_examples, config.batch_tokens, config.seed, model_config)
+    chosen = list(itertools.islice(batches, UPDATES))
+    trainer.train_examples = []  # of all runs together they would take a gigabyte
+    trainer.model.train()
+    trainer.progress.step += 1  # the update that is timed; its number decides the rate
+    return Training(trainer, chosen, config.precision)
+
+
+def _time_decoding(arguments: argparse.Namespace, bundles: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """Of each system that generates, tokens a second by how many texts are asked at once, a figure a round."""
+    generating = [name for name, bundle in bundles.items() if "generate" in read_bundle(bundle).tasks]
+    measured: dict[str, dict[str, Any]] = {name: {"tokens_per_s": {}} for name in generating}
+    with serve(arguments.bundles, arguments.threads) as served:
+        for count, num_texts in TEXTS_A_ROUND.items():
+            print(f"decoding, {count} at once", flush=True)
+            turns = {}
+            for name in generating:
+                texts = _texts(SYSTEMS[name].corpus, arguments.data, num_texts)
+                turns[name] = partial(_tokens_per_s, served, bundle_name(name), texts, count)
+            for name, speeds in _by_turns(turns, DECODING_ROUNDS * arguments.rounds).items():
+                measured[name]["tokens_per_s"][str(count)] = [round(speed, 1) for speed in speeds]
+    return measured
+
+
+def _tokens_per_s(served: Served, model: str, texts: Sequence[str], count: int) -> float:
+    """Of all texts, `count` calls at once, again and again."""
+    bodies = [{"model": model, "inputs": text} for text in texts]
+    num_tokens, started = 0, time.perf_counter()
+    while time.perf_counter() - started < DECODING_S:
+        for start in range(0, len(bodies), count):
+            answers = served.post("/v1/generate", *bodies[start : start + count])
+            num_tokens += sum(len(answer["outputs"][0]["tokens"]) for answer in answers)
+    return num_tokens / (time.perf_counter() - started)
+
+
+def _texts(corpus: Corpus, data: Path, count: int) -> list[str]:
+    if corpus.chat is not None:
+        return [text for text, _ in draw_examples(DIALOGUES_SEED, count, has_ghost_attention=True)]
+    return read_lines(data / corpus.folder / SENTENCES)[:count]
+
+
+def _by_turns(measures: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Name, list[float]]:
+    """What each measures in every round; a first round is not counted."""
+    figures: dict[Name, list[float]] = {name: [] for name in measures}
+    for _ in range(1 + rounds):
+        for name, measure_one in measures.items():
+            figures[name].append(measure_one())
+    return {name: mine[1:] for name, mine in figures.items()}

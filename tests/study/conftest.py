@@ -1,0 +1,47 @@
+"""Fixtures of several tests of the study."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+from bench.plots import STYLE
+from export.bundle import Label, export_bundle
+from model.architectures.causal import CausalModel
+from model.checkpoint import save_checkpoint
+from model.config import CausalConfig
+from model.data.dialogues import draw_examples
+from model.data.tokenizer import train_tokenizer
+from model.systems import bundle_name
+from study.chats import MODELS
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`checkpoint/`, a causal model of random weights, and `bundles/`, in which it is both of the models that chat."""
+    import torch
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("chats")
+    texts = [f"{prompt} {answer}" for prompt, answer in draw_examples(1, 200, True)]
+    trained = train_tokenizer(texts, vocab_size=400)
+    trained.save(str(folder / "tokenizer.json"))
+    config = CausalConfig(trained.get_vocab_size(), d_model=16, num_heads=2, d_ff=16, layers=2, max_positions=512)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(4)
+        model = CausalModel(config)
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        model.embedding.weight *= 0.5
+    save_checkpoint(folder / "checkpoint", config, model.state_dict(), folder / "tokenizer.json", {})
+    for name in map(bundle_name, MODELS):
+        export_bundle(folder / "checkpoint", folder / "bundles" / name, Label(name), texts[:2])
+    return folder
+
+
+@pytest.fixture
+def style() -> Iterator[None]:
+    """The style that is in force where the steps draw."""
+    with mpl.rc_context({**STYLE, "backend": "svg"}):
+        yield

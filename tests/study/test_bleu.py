@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+
+from study.bleu import corpus_bleu, interval, mean_bleu, resampled_bleu, resamples, statistics_of
+
+REFERENCES = [
+    "ein mann schläft .",
+    "zwei hunde rennen über eine wiese mit hohem gras .",
+    "ein kind isst ein eis im park .",
+    "drei frauen warten an der haltestelle auf den bus .",
+    "ja .",
+]
+OUTPUTS = [
+    "ein mann schläft .",
+    "zwei hunde laufen über eine wiese mit gras .",
+    "ein kind isst eis in einem park im sommer .",
+    "frauen warten auf den bus an der haltestelle .",
+    "nein",
+]
+
+
+def sacrebleus(places: list[int]) -> float:
+    metric = BLEU(tokenize="none", force=True)
+    outputs, references = ([lines[place] for place in places] for lines in (OUTPUTS, REFERENCES))
+    score: float = metric.corpus_score(outputs, [references]).score
+    return score
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2, 3, 4], [1, 2], [4], [0], [3, 3, 1]])
+def test_statistics_give_sacrebleus_score_of_any_sentences(places: list[int]) -> None:
+    rows = statistics_of(OUTPUTS, REFERENCES).rows
+    assert corpus_bleu(rows[places].sum(axis=0)) == sacrebleus(places)
+
+
+def test_a_resampled_score_is_that_of_the_sentences_that_were_drawn() -> None:
+    rows = statistics_of(OUTPUTS, REFERENCES).rows
+    samples = np.array([[1, 1, 1, 1, 1], [0, 1, 0, 2, 0]])
+    assert resampled_bleu([rows], samples).tolist() == [sacrebleus([0, 1, 2, 3, 4]), sacrebleus([1, 3, 3])]
+
+
+def test_several_outputs_have_the_mean_of_their_scores() -> None:
+    rows = [statistics_of(outputs, REFERENCES).rows for outputs in (OUTPUTS, REFERENCES)]
+    assert mean_bleu(rows) == pytest.approx((sacrebleus([0, 1, 2, 3, 4]) + 100) / 2)
+    samples = resamples(len(REFERENCES))
+    each = [resampled_bleu([one], samples) for one in rows]
+    np.testing.assert_allclose(resampled_bleu(rows, samples), (each[0] + each[1]) / 2)
+
+
+def test_samples_are_the_same_each_time_and_others_in_another_stream() -> None:
+    assert (resamples(50) == resamples(50)).all()
+    assert (resamples(50) != resamples(50, stream=1)).any()
+    assert (resamples(50).sum(axis=1) == 50).all()
+
+
+def test_the_interval_holds_the_score() -> None:
+    rows = statistics_of(OUTPUTS * 20, REFERENCES * 20).rows
+    low, high = interval(resampled_bleu([rows], resamples(len(rows))))
+    assert low < mean_bleu([rows]) < high

@@ -1,0 +1,76 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.record import Recorded, Result, read_results
+from export.bundle import Label, export_bundle
+from model.systems import SYSTEMS, bundle_name
+from service.bundle import read_manifest
+from study.__main__ import RESULTS
+from study.cards import CARD, card, write_cards
+
+BUNDLES = Path("bundles")
+SCORED: dict[str, Any] = {
+    "kind": "system",
+    "system": "bahdanau",
+    "num_beams": 5,
+    "epochs": 24,
+    "updates": 6312,
+    "tokenised_bleu": {"value": 37.123},
+    "bleu": {"value": 36.5},
+    "chrf": {"value": 61.75},
+}
+
+
+def recorded(*rows: dict[str, Any]) -> Recorded:
+    return Recorded({}, "", Result(rows=rows))
+
+
+def test_every_system_of_a_folder_gets_a_card_with_its_first_seed_and_what_it_scores_served(
+    checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
+) -> None:
+    name = bundle_name("bahdanau")
+    export_bundle(checkpoint, tmp_path / name, Label(name, "additive"), toy_sentences[:1], half_weights=True)
+    export_bundle(checkpoint, tmp_path / "other", Label("other"), toy_sentences[:1])
+    served = {"model": name, "split": "test", "num_beams": 5, "tok_lc": 37.1, "bleu": 36.4, "chrf": 61.7}
+    results = {
+        "collect": recorded(
+            {**SCORED, "seed": 1, "precision": "bfloat16"},
+            {**SCORED, "seed": 2, "epochs": 9, "precision": "float32"},
+            {"kind": "test set"},
+        ),
+        "quality": recorded(served, {**served, "model": "other"}),
+    }
+    write_cards(results, tmp_path)
+    text = (tmp_path / name / CARD).read_text(encoding="utf-8")
+    assert "37.12 BLEU" in text and "24 epochs, 6,312 updates, seed 1" in text and "9 epochs" not in text
+    assert "`python -m model zoo DATA --systems bahdanau --precision bfloat16`" in text
+    assert text.count("As served") == 1 and "37.10 BLEU" in text
+    assert "| weights | float16, computed in float32 |" in text
+    assert "non-commercial" in text
+    assert not (tmp_path / "other" / CARD).exists()
+
+
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if (BUNDLES / bundle_name(name)).is_dir()])
+def test_the_repositorys_cards_are_what_the_results_make_of_them(name: str) -> None:
+    folder = BUNDLES / bundle_name(name)
+    assert (folder / CARD).read_text(encoding="utf-8") == card(name, read_manifest(folder), read_results(RESULTS))
+
+
+def test_a_card_of_what_nobody_measured_has_no_figures(bundle: Path) -> None:
+    for name in SYSTEMS:
+        text = card(name, read_manifest(bundle), {})
+        assert "## Figures" not in text
+        assert "## Licence" in text
+
+
+def test_what_classifies_and_what_chats_is_told_in_their_own_figures(bundle: Path) -> None:
+    manifest = read_manifest(bundle).model_copy(update={"name": bundle_name("sentiment")})
+    right = {"correct": 7, "sentences": 8, "split": "dev", "accuracy": 87.5, "interval_95": [52.9, 97.8]}
+    text = card("sentiment", manifest, {"quality": recorded({"model": manifest.name, **right})})
+    assert "7 of 8 right on dev, 87.50 % (95 %: 52.9 to 97.8)" in text
+    kept = {"model": "chat-gatt", "turn": 4, "earlier_answers": "plain", "kept": 3, "total": 9}
+    rows = ({**kept, "instruction": "all"}, {**kept, "instruction": "person"})
+    text = card("chat-gatt", read_manifest(bundle), {"recall": recorded(*rows)})
+    assert text.count("Instruction kept at turn 4, plain earlier answers: 3 of 9") == 1

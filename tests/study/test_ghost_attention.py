@@ -1,0 +1,96 @@
+import argparse
+from pathlib import Path
+from random import Random
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from model.architectures.causal import CausalModel
+from model.checkpoint import load_model
+from model.data.instructions import KINDS
+from model.data.tokenizer import encode_lines, prompt_tokenizer
+from model.evaluation.recall import MAX_ANSWER_TOKENS, draw_script, greedy_answers
+from model.systems import bundle_name
+from study.ghost_attention import Look, add_arguments, draw, follow, instruction_columns, look_of, measure, tables
+from study.served import serve
+
+GATT = bundle_name("chat-gatt")
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_a_look_is_the_mean_over_the_answers_tokens() -> None:
+    weights = np.zeros((2, 2, 2, 5), np.float32)  # two layers, two heads; two tokens, which follow four and five
+    weights[0, 0, 0, 1:3] = [0.5, 0.1]
+    weights[1, 1, 0, 2] = 0.2
+    weights[1, 0, 1, 1] = 0.4
+    expected = Look(largest=(0.5 + 0.4) / 2, share=100 * (0.6 + 0.2 + 0.4) / 8, uniform=100 * (2 / 4 + 2 / 5) / 2)
+    found = look_of(weights, [1, 2])
+    assert (found.largest, found.share, found.uniform) == pytest.approx(
+        (expected.largest, expected.share, expected.uniform)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_columns_are_the_instructions_tokens_in_every_turn(kind: str, chats: Path) -> None:
+    script = draw_script(Random(2), kind, 3)  # type: ignore[arg-type] # one of them
+    with serve(chats / "bundles") as served:
+        columns = instruction_columns(served, GATT, script)
+        for one in script.plain:
+            body = {"inputs": script.prompt, "add_special_tokens": True}
+            (tokens,) = served.post("/v1/tokenize", body)[0]["outputs"]
+            assert "".join(tokens[place]["text"] for place in columns).strip() == script.instruction.text
+            script.hear(one.answer)
+
+
+def test_what_is_read_from_served_maps_is_what_pytorchs_say(chats: Path) -> None:
+    model, tokenizer = load_model(chats / "checkpoint")
+    assert isinstance(model, CausalModel)
+    script = draw_script(Random(3), "ending", 2)
+    with serve(chats / "bundles") as served:
+        columns = instruction_columns(served, GATT, script)
+        (_, (look,)) = follow(served, GATT, [script])
+    again = draw_script(Random(3), "ending", 2)
+    again.hear(script.said[0].answer)
+    assert list(greedy_answers(model, tokenizer)([again.prompt])) == [script.said[1].answer]
+    (read,) = encode_lines(prompt_tokenizer(tokenizer), [again.prompt])
+    ids = list(read)
+    with torch.inference_mode():
+        while len(ids) - len(read) < MAX_ANSWER_TOKENS and ids[-1] != model.config.eos_id:
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+        _, maps = model.read(torch.tensor([ids[:-1]]), need_weights=True)
+    assert maps is not None
+    expected = look_of(maps[:, 0, :, len(read) - 1 :].numpy(), columns)
+    assert look.largest == pytest.approx(expected.largest, abs=1e-5)
+    assert look.share == pytest.approx(expected.share, abs=1e-3)
+    assert look.uniform == pytest.approx(expected.uniform)
+
+
+@pytest.mark.usefixtures("style")
+def test_every_kind_of_both_models_is_followed_drawn_and_written(chats: Path, tmp_path: Path) -> None:
+    result = measure(parsed(str(chats / "bundles"), "--dialogues", "2", "--turns", "2"))
+    assert [(row["model"], row["instruction"]) for row in result.rows] == [
+        (model, kind) for model in ("chat-gatt", "chat-baseline") for kind in KINDS
+    ]
+    assert all(len(row["largest"]) == len(row["share_half_width"]) == 2 for row in result.rows)
+    lines = tables(result)["ghost-attention"].splitlines()
+    assert lines[0] == "| instruction | model | turn 1 | turn 2 |"
+    assert len(lines) == 2 + 2 * len(KINDS)
+    pictures = []
+    for _ in range(2):
+        draw(result, tmp_path)
+        pictures.append((tmp_path / "ghost-attention.svg").read_bytes())
+    assert pictures[0] == pictures[1]
+    texts = {(element.text or "").strip() for element in ElementTree.parse(tmp_path / "ghost-attention.svg").iter()}
+    assert {*KINDS, "largest weight on the instruction"} <= texts
+
+
+def test_one_dialogue_has_no_interval(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least two dialogues"):
+        measure(parsed(str(tmp_path), "--dialogues", "1"))

@@ -1,0 +1,70 @@
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bench.record import read_results
+from bench.report import END, mark
+from study.__main__ import DOCUMENTS, RESULTS, STEPS, WRITER, main, write_report
+
+
+def test_steps_have_names_of_their_own() -> None:
+    assert len({step.NAME for step in STEPS}) == len(STEPS)
+
+
+def test_help_lists_every_step_with_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert [step.NAME for step in STEPS if not re.search(rf"^    {step.NAME} +\w", text, re.MULTILINE)] == []
+
+
+def copied_documents(folder: Path) -> list[Path]:
+    return [Path(shutil.copy(document, folder)) for document in DOCUMENTS]
+
+
+def test_the_documents_have_one_place_for_every_part_and_no_other() -> None:
+    results = read_results(RESULTS)
+    written = [part for step in STEPS if step.NAME in results for part in step.tables(results[step.NAME].result)]
+    text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
+    assert [part for part in written if text.count(mark(part, WRITER)) != 1] == []
+    assert text.count(END) == text.count(WRITER + "` -->")
+
+
+def test_the_same_results_are_the_same_bytes(tmp_path: Path) -> None:
+    documents = copied_documents(tmp_path)
+    written = []
+    for _ in range(2):
+        write_report(RESULTS, documents, tmp_path / "pictures")
+        written.append([path.read_bytes() for path in [*documents, *sorted((tmp_path / "pictures").iterdir())]])
+    assert written[0] == written[1]
+
+
+def test_the_documents_are_what_the_results_make_of_them(tmp_path: Path) -> None:
+    documents = copied_documents(tmp_path)
+    write_report(RESULTS, documents, tmp_path / "pictures")
+    for written, document in zip(documents, DOCUMENTS, strict=True):
+        assert written.read_text(encoding="utf-8") == document.read_text(encoding="utf-8")
+
+
+def test_a_step_without_a_result_leaves_its_part(tmp_path: Path) -> None:
+    document = tmp_path / "attention.md"
+    text = f"{mark('headline', WRITER)}\n\nas it was\n\n{END}\n"
+    document.write_text(text, encoding="utf-8")
+    folders = ["--pictures", str(tmp_path / "pictures"), "--bundles", str(tmp_path / "bundles")]
+    assert main(["--results", str(tmp_path), "report", "--documents", str(document), *folders]) == 0
+    assert document.read_text(encoding="utf-8") == text
+
+
+def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--results", str(tmp_path), "collect", str(tmp_path), str(tmp_path)]) == 2
+    assert re.fullmatch(r"error: no .*test_2016_flickr\.en.*\n", capsys.readouterr().err)
+
+
+def test_a_step_is_written_with_its_command(tmp_path: Path, bundle: Path) -> None:
+    assert main(["--results", str(tmp_path), "sentence", str(bundle.parent), "--sentence", "A man sleeps."]) == 0
+    recorded = read_results(tmp_path)["sentence"]
+    assert recorded.command.endswith("--sentence 'A man sleeps.'")
+    assert recorded.machine["cores"] >= 1
+    assert recorded.result.rows[0]["model"] == "toy"

@@ -1,0 +1,40 @@
+"""What the committed results have to reach: a worse model is not to replace a better one unseen."""
+
+import statistics
+
+import pytest
+
+from bench.record import read_results
+from model.systems import COMPARED, PLAN
+from study import collect, quality
+from study.__main__ import RESULTS
+from study.headline import ADDITIVE, BAR
+from study.runs import TRANSLATING, runs_by_system
+
+RECORDED = read_results(RESULTS)
+RUNS = runs_by_system(RECORDED[collect.NAME].result)
+
+
+def test_additive_attention_reaches_its_bar() -> None:
+    assert statistics.mean(run["tokenised_bleu"]["value"] for run in RUNS[ADDITIVE]) >= BAR == 37
+
+
+def test_every_system_that_translates_has_been_trained() -> None:
+    assert set(RUNS) == set(TRANSLATING)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_system_has_the_seeds_and_the_epochs_that_are_planned(name: str) -> None:
+    assert [run["seed"] for run in RUNS[name]] == list(range(1, 1 + PLAN[name].seeds))
+    assert all(run["epochs"] <= PLAN[name].max_epochs for run in RUNS[name])
+
+
+def test_systems_that_are_compared_differ_by_a_fifth_of_their_parameters_at_the_most() -> None:
+    parameters = [run["parameters"] for name in COMPARED for run in RUNS[name]]
+    assert max(parameters) <= 1.2 * min(parameters)
+
+
+def test_the_classifier_is_right_on_four_sentences_of_five() -> None:
+    (found,) = (row for row in RECORDED[quality.NAME].result.rows if "accuracy" in row)
+    assert 100 * found["correct"] / found["sentences"] >= 80
+    assert found["split"] == "dev"

@@ -1,0 +1,133 @@
+import re
+import shutil
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from bench.record import Recorded, Result, Row, write_result
+from model.systems import bundle_name
+from study import sentence
+from study.sentence_picture import picture, remarks, shown
+
+SENTENCE = "A man sleeps."
+ROW: dict[str, Any] = {
+    "model": bundle_name("bahdanau"),
+    "description": "GRU <with> attention",
+    "sentence": "A man.",
+    "text": "Ein & Mann",
+    "source_tokens": [" A", " man", ".", "</s>"],
+    "target_tokens": [" Ein", " M", "ann", "</s>"],
+    "kind": "cross",
+    "layers": 1,
+    "heads": 1,
+    "normalized": True,
+    "map": [[0.9, 0.1, 0.0, 0.0], [0.2, 0.4, 0.2, 0.2], [0.0, 1.0, 0.0, 0.0], [0.1, 0.1, 0.1, 0.7]],
+}
+
+
+def texts_in(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
+
+
+def measured(*bundles: Path, sentence_: str = SENTENCE, results: Path | None = None) -> Sequence[Row]:
+    arguments = Namespace(bundles=bundles, sentence=sentence_, keep=results is not None, results=results)
+    return sentence.measure(arguments).rows
+
+
+def test_every_model_that_translates_or_classifies_is_asked_once(
+    bundle: Path, classifier_bundle: Path, tmp_path: Path
+) -> None:
+    for folder in (bundle, classifier_bundle):
+        shutil.copytree(folder, tmp_path / folder.name)
+    rows = measured(tmp_path, bundle.parent)
+    row, judged = sorted(rows, key=lambda row: row["kind"])
+    assert judged["kind"] == "encoder"
+    assert re.fullmatch(r"\w+, \d+%", judged["text"])
+    assert np.shape(judged["map"]) == (len(judged["source_tokens"]),) * 2
+    assert (row["model"], row["kind"], row["layers"], row["heads"]) == ("toy", "cross", 2, 4)
+    weights = np.array(row["map"])
+    assert weights.shape == (len(row["target_tokens"]), len(row["source_tokens"]))
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-3)
+    assert texts_in(picture(rows))[0] == f"“{SENTENCE}”"
+
+
+def test_models_that_are_not_here_are_kept_with_their_commit(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no result of sentence"):
+        measured(bundle.parent, results=tmp_path)
+    rows = [{**ROW, "model": "toy", "sentence": SENTENCE}, {**ROW, "model": "elsewhere", "sentence": SENTENCE}]
+    write_result(tmp_path, sentence.NAME, Recorded({"commit": "c0ffee"}, "", Result(rows=rows)))
+    kept, new = measured(bundle.parent, results=tmp_path)
+    assert kept == {**rows[1], "commit": "c0ffee"}
+    assert new["model"] == "toy" and "commit" not in new
+    with pytest.raises(ValueError, match="of another sentence"):
+        measured(bundle.parent, results=tmp_path, sentence_="A dog sleeps.")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "labels"),
+    [([" skate", "board", "."], ["skate", "·board", "."]), ([" 2", "5", "</s>"], ["2", "·5", "</s>"])],
+)
+def test_a_piece_that_goes_on_with_a_word_has_a_dot(tokens: list[str], labels: list[str]) -> None:
+    assert shown(tokens) == labels
+
+
+def test_the_picture_has_tokens_output_and_large_weights_as_text() -> None:
+    texts = texts_in(picture([ROW]))
+    assert {"A", "man", "Ein", "M", "·ann", "</s>", "“Ein & Mann”", "GRU <with> attention", ROW["model"]} <= set(texts)
+    assert [text for text in texts if text in ("90", "10", "20", "40", "100", "70")][:4] == ["90", "10", "20", "40"]
+
+
+def test_what_cannot_be_looked_at_is_grey_and_what_is_small_is_not() -> None:
+    def greys(weights: list[list[float]]) -> int:
+        legend = 1
+        return picture([{**ROW, "map": weights}]).count("#dedede") - legend
+
+    assert greys([[1.0, 1e-9, 1e-9, 1e-9]]) == 0
+    assert greys([[1.0, 0.0, 1e-9, 1e-9]]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({}, "cross-attention"),
+        ({"layers": 4, "heads": 4}, "cross-attention; mean of 4 layers × 4 heads"),
+        ({"layers": 4, "kind": "encoder"}, "encoder's self-attention; mean of 4 layers"),
+        ({"map": [[0.0, 1.0], [1.0, 0.0]]}, "cross-attention; one-hot"),
+        (
+            {"normalized": False, "map": [[0.5, 0.2], [0.5, 0.4]]},
+            "cross-attention; rows sum to less than 1 (0.70 to 0.90)",
+        ),
+        (
+            {"normalized": False, "kind": "encoder", "map": [[-0.5, 0.2], [0.9, 0.4]]},
+            "encoder's attention to slots, pulled back to tokens; rows do not sum to 1 (-0.30 to 1.30)",
+        ),
+        (
+            {"layers": 4, "normalized": False, "largest": 0.91, "map": [[-0.5, 0.2], [0.9, 0.4]]},
+            "cross-attention; mean of 4 layers; rows do not sum to 1 (-0.30 to 1.30); "
+            "signs cancel: single heads reach 0.91",
+        ),
+        ({"kind": None}, "no attention"),
+    ],
+)
+def test_what_is_particular_to_a_map_is_said(changes: dict[str, Any], remark: str) -> None:
+    assert remarks({**ROW, **changes}) == remark
+
+
+def test_models_without_attention_and_slots_are_drawn_too() -> None:
+    nothing = {name: ROW[name] for name in ("description", "sentence", "text")}
+    fixed = {**nothing, "model": bundle_name("fixed-context"), "kind": None}
+    slots = {
+        **ROW,
+        "model": bundle_name("linformer"),
+        "kind": "encoder_slots",
+        "map": np.full((4, 32), 1 / 32).tolist(),
+    }
+    texts = texts_in(picture([slots, {**ROW, "model": "other"}, ROW, fixed]))
+    names = [*map(bundle_name, ("fixed-context", "bahdanau", "linformer")), "other"]
+    assert [text for text in texts if text in names] == names
+    assert {"the whole source, in one vector", "28"} <= set(texts)
