@@ -11,13 +11,15 @@ from service.app import create_app
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
+from service.http.server import DrainingServer
+from service.inference.service import Backend, ServedModel
 from service.loading import find_bundles
 from service.logs import configure_logging
-from service.server import DrainingServer
-from service.serving import Backend, ServedModel
 from service.settings import Settings, read_settings
-from service.tokenizer import read_tokenizer
+from service.text.tokenizer import read_tokenizer
 from tests.support.fake_runner import HIDDEN, FakeRunner, fake_manifest
+
+MAX_ROWS = 32  # where the settings name no number
 
 
 def load_fake(settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Backend:
@@ -26,14 +28,15 @@ def load_fake(settings: Settings, observer_of: Callable[[str], EngineObserver]) 
     limits = real.limits
     manifest = fake_manifest(max_source_tokens=limits.max_source_tokens, max_target_tokens=limits.max_target_tokens)
     tokenizer = read_tokenizer(folder / real.source_tokenizer)
+    max_rows = settings.max_rows or MAX_ROWS
     engine = Engine(
-        FakeRunner(manifest, settings.max_rows),
+        FakeRunner(manifest, max_rows),
         max_batch_tokens=settings.max_batch_tokens,
         observer=observer_of(manifest.name),
     )
-    models = {manifest.name: ServedModel(manifest.name, manifest, tokenizer, tokenizer, "cpu", HIDDEN)}
+    model = ServedModel(manifest.name, manifest, tokenizer, tokenizer, "cpu", HIDDEN, max_rows, threads={})
     engines = {manifest.name: engine}
-    return Backend(models, engines, Worker(engines))
+    return Backend({manifest.name: model}, engines, Worker(engines))
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 END_TIMEOUT_S = 20
@@ -20,13 +21,15 @@ class Process:
         arguments: Sequence[str],
         environment: Mapping[str, str],
         *,
+        folder: Path | None = None,
         stdin: int = subprocess.DEVNULL,
         stdout: int = subprocess.DEVNULL,
     ) -> None:
-        """`arguments` come after `python -m`; `environment` is the whole one."""
+        """`arguments` come after `python -m`; `environment` is the whole one, `folder` where it runs."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
             env=dict(environment),
+            cwd=folder,
             stdin=stdin,
             stdout=stdout,
             start_new_session=True,

@@ -40,11 +40,14 @@ class RunningServer:
 
 
 def serving(
-    bundles: Path, module: str = "service", **settings: str | int | float
+    bundles: Path, module: str = "service", *, folder: Path | None = None, **settings: str | int | float
 ) -> contextlib.AbstractContextManager[RunningServer]:
     """Start `python -m service`, or a module that reads the same settings, over a folder of bundles.
 
     Args:
+        bundles: the folder of bundles.
+        module: what comes after `python -m`.
+        folder: where it runs, so that another checkout can be served; this process's own by default.
         settings: further settings by their names in small letters, as `max_rows=64`.
 
     Raises:
@@ -53,12 +56,12 @@ def serving(
     port = free_port()
     wanted = {"bundles": bundles, "host": "127.0.0.1", "port": port, "log_level": "warning", "drain_s": 0, **settings}
     environment = {f"SIGHTLINE_{name.upper()}": str(value) for name, value in wanted.items()}
-    return serving_command([module], port, "/health/ready", environment)
+    return serving_command([module], port, "/health/ready", environment, folder)
 
 
 @contextlib.contextmanager
 def serving_command(
-    arguments: Sequence[str], port: int, health: str, environment: Mapping[str, str]
+    arguments: Sequence[str], port: int, health: str, environment: Mapping[str, str], folder: Path | None = None
 ) -> Iterator[RunningServer]:
     """Start a server and end it with the block.
 
@@ -67,13 +70,14 @@ def serving_command(
         port: that it will listen on.
         health: the path that answers 200 once it is ready.
         environment: added to this process's own, of which `SIGHTLINE_*` is left out.
+        folder: where it runs.
 
     Raises:
         RuntimeError: the process ends, or is not ready in time.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_")}
     started = time.perf_counter()
-    process = Process(arguments, {**inherited, **environment})
+    process = Process(arguments, {**inherited, **environment}, folder=folder)
     try:
         while not _is_ready(port, health):
             if process.exit_code is not None:

@@ -30,8 +30,7 @@ from bench.server import RunningServer, serving
 from loadtest.client import BrokenAnswerError, Client
 from service.bundle import MANIFEST, read_manifest
 from service.engine.worker import RELEASE_INTERVAL_S
-from service.machine import usable_threads
-from service.tokenizer import read_tokenizer
+from service.text.tokenizer import read_tokenizer
 
 SECTION = "soak"
 WRITER = "make soak"
@@ -76,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     parsed = parse_arguments(words)
     sentences = parsed.sentences.read_text(encoding="utf-8").splitlines()
-    with serving(parsed.bundles, threads=usable_threads()) as server:
+    with serving(parsed.bundles) as server:
         result, failed = run(
             server, texts_of(sentences, parsed.bundles), parsed.minutes * 60, parsed.readings, parsed.clients
         )

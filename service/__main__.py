@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from service.logs import configure_logging, open_missing_streams
-from service.machine import usable_threads
 from service.settings import SettingsError, read_settings
 
 EXIT_SETTINGS = 2
@@ -30,9 +29,9 @@ def main(arguments: Sequence[str]) -> int:
     configure_logging(settings.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Only now that the installation is known to be sound: this imports ONNX Runtime, and takes most of the start.
-    from service.server import serve
+    from service.http.server import serve
 
-    return serve(settings.model_copy(update={"threads": settings.threads or usable_threads()}))
+    return serve(settings)
 
 
 def check_one_runtime(installed: Sequence[str]) -> None:

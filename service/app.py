@@ -1,4 +1,4 @@
-"""The web application: its routes, what surrounds them, and the loading that goes on behind them while it starts."""
+"""The application: its endpoints, what serves them, and the loading of models while it starts."""
 
 import asyncio
 import contextlib
@@ -7,21 +7,16 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
 
-from service import __version__
+from service import __version__, compat
+from service.api import attention, classify, encode, generate, health, models, score, similar, tokens
 from service.bundle import BundleError
-from service.calls import RECORD, Record
-from service.families import add_families
+from service.http import docs
+from service.http.dispatch import Dispatcher
+from service.http.routing import DescribedApp, RouteTable
+from service.inference.service import Backend, Service
 from service.metrics import Metrics, ModelMetrics
-from service.middleware import CallMiddleware, ErrorMiddleware, as_api_error
-from service.routes import attention, classify, docs, encode, generate, health, models, score, similar, tokens
-from service.routing import DescribedApp
 from service.runtime.provider import RuntimeUnavailableError
-from service.serving import Backend, Service
 from service.settings import Settings
 
 # Makes the backend, away from the event loop; it gives the engines the observers that the callable makes.
@@ -29,17 +24,18 @@ Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]
 EXIT_CANNOT_SERVE = 3  # also uvicorn's where the port is taken; starting again will not help
 EXIT_ENGINE_DEAD = 1
 WATCH_INTERVAL_S = 1.0
+NATIVE = (generate, score, attention, encode, classify, similar, tokens, models, health)
 
 logger = logging.getLogger(__name__)
 
 
-def create_app(settings: Settings, load: Load, end_process: Callable[[int], None] | None = None) -> FastAPI:
-    """The application, which begins to load when its lifespan starts.
+def create_app(settings: Settings, load: Load, end_process: Callable[[int], None] | None = None) -> DescribedApp:
+    """Make the application, which begins to load when its lifespan starts.
 
     Args:
         settings: of this process.
         load: makes the models and their worker. It runs in a thread of its own and may take its time.
-        end_process: called once with an exit code where the process has no more use: a bundle cannot be served, or the
+        end_process: called once with an exit code if the process has no more use: a bundle cannot be served, or the
             engine died.
     """
     service = Service(settings, Metrics(__version__))
@@ -56,36 +52,24 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
                 await running
             await service.stop()
 
+    table = RouteTable(compat.error_formats(settings.family_names))
     app = DescribedApp(
+        table,
         title="Sightline",
         version=__version__,
         description="Serves trained attention models, and shows what they attend to.",
         lifespan=lifespan,
-        openapi_url=None,  # routes/docs.py has it, and a page; FastAPI's own loads its scripts from the internet
+        openapi_url=None,  # service/http/docs.py has it, and a page; FastAPI's own loads its scripts from the internet
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
+    for module in NATIVE:
+        app.add_endpoints(module.ENDPOINTS)
+    app.add_endpoints(docs.endpoints(app.openapi))
+    app.add_endpoints(compat.endpoints(settings.family_names))
+    app.serve_with(Dispatcher(service, table, app.router))
     app.state.service = service
-    for routes in (generate, score, attention, encode, classify, similar, tokens, models, health, docs):
-        routes.add_routes(app)
-    add_families(app, settings.family_names)
-    _add_middleware(app, service)
-    app.add_exception_handler(HTTPException, _answer_router)
     return app
-
-
-def _add_middleware(app: FastAPI, service: Service) -> None:
-    """What surrounds the routes, from the inside out: errors must be answered where CORS sees them."""
-    app.add_middleware(ErrorMiddleware)
-    if service.settings.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=service.settings.allowed_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # clients in a page send headers of their own, such as x-stainless-lang
-            expose_headers=["Retry-After", "X-Request-Id"],
-        )
-    app.add_middleware(CallMiddleware, metrics=service.metrics)
 
 
 async def _load_and_watch(service: Service, load: Load, end_process: Callable[[int], None]) -> None:
@@ -104,7 +88,7 @@ async def _load_and_watch(service: Service, load: Load, end_process: Callable[[i
         return
     backend.worker.start()
     service.attach(backend, observers)
-    _log_ready(backend.models, service.settings)
+    _log_ready(backend.models)
     worker = backend.worker
     # What takes longer than any request may has ended them all, and holds up whatever comes.
     while worker.is_alive and worker.step_seconds <= service.settings.request_timeout_s:
@@ -119,7 +103,7 @@ async def _load_and_watch(service: Service, load: Load, end_process: Callable[[i
     end_process(EXIT_ENGINE_DEAD)
 
 
-def _log_ready(models: Mapping[str, Any], settings: Settings) -> None:
+def _log_ready(models: Mapping[str, Any]) -> None:
     for model in models.values():
         logger.info(
             "ready",
@@ -127,17 +111,8 @@ def _log_ready(models: Mapping[str, Any], settings: Settings) -> None:
                 "fields": {
                     "model": model.name,
                     "provider": model.provider,
-                    "threads": settings.threads,
-                    "max_rows": settings.max_rows,
+                    "threads": model.threads,
+                    "max_rows": model.max_rows,
                 }
             },
         )
-
-
-async def _answer_router(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    refusal = as_api_error(error)
-    record: Record = request.scope[RECORD]
-    record.code = refusal.code
-    headers = {name.decode(): value.decode() for name, value in refusal.headers()} | dict(error.headers or {})
-    return Response(record.error_body(refusal), status_code=refusal.kind.status, headers=headers)

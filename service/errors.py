@@ -1,11 +1,9 @@
-"""Every way to say no: the closed list of codes, the status of each, and the one body that carries them."""
+"""API error codes, their HTTP statuses, and the error that carries them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
-
-import orjson
 
 ErrorType = Literal["invalid_request_error", "overloaded_error", "server_error"]
 ErrorCode = Literal[
@@ -35,7 +33,7 @@ ErrorCode = Literal[
 
 @dataclass(frozen=True)
 class ErrorKind:
-    """What a code means in HTTP. `message` is what is said where the code itself says all."""
+    """HTTP status and type of an error code; `message` is used where an error has no message of its own."""
 
     status: int
     type: ErrorType
@@ -75,37 +73,60 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
     }
 )
 
-# In logs and metrics alone: nobody is left to read an answer.
+# Only in logs and metrics: no client is left to read a response.
 CLIENT_GONE = "client_closed_request"
 CLIENT_GONE_STATUS = 499
 
 
 class ApiError(Exception):
-    """A refusal or failure that the client is told of. Its message must repeat nothing of the input."""
+    """An error that the client is told of. Its message must repeat nothing of the input.
 
-    def __init__(self, code: ErrorCode, message: str | None = None, *, param: str | None = None) -> None:
-        """`param` is the path of the value at fault, such as `inputs[3]` or `parameters.top_p`."""
+    The use cases name a field of a request by its canonical name, such as `num_beams`; each API shows it by its own,
+    such as `parameters.num_beams` or `1 + alternatives`. In the message of such an error, canonical names stand in
+    braces: "{num_beams} must be at most 8, got 12."
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str | None = None,
+        *,
+        field: str | None = None,
+        index: int | None = None,
+        path: str | None = None,
+    ) -> None:
+        """Make an error.
+
+        Args:
+            code: the error code.
+            message: full sentences; the code's own message if absent.
+            field: canonical name of the field at fault.
+            index: position of the value at fault in a field that is a list.
+            path: path of the value at fault as the client wrote it, instead of `field`.
+        """
         self.code = code
         self.kind = ERRORS[code]
-        self.message = message or self.kind.message
-        self.param = param
-        super().__init__(f"{code}: {self.message}")
+        self._message = message or self.kind.message
+        self._field = field
+        self._index = index
+        self._path = path
+        super().__init__(f"{code}: {self._message}")
 
-    def body(self, request_id: str) -> bytes:
-        return orjson.dumps(
-            {
-                "error": {
-                    "code": self.code,
-                    "type": self.kind.type,
-                    "message": self.message,
-                    "param": self.param,
-                    "request_id": request_id,
-                }
-            }
-        )
+    def param(self, names: Mapping[str, str]) -> str | None:
+        """Return the path of the value at fault; `names` maps canonical names, and `name[index]`, to an API's own."""
+        if self._field is None:
+            return self._path
+        name = names.get(self._field, self._field)
+        if self._index is None:
+            return name
+        return names.get(f"{self._field}[{self._index}]", f"{name}[{self._index}]")
+
+    def message(self, names: Mapping[str, str]) -> str:
+        """Return the message; `names` maps canonical names to an API's own."""
+        return self._message if self._field is None else self._message.format_map(_Names(names))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers of the answer, its request id and length excepted."""
+        """Return the headers of the response, except its request id and length."""
         headers = [(b"content-type", b"application/json")]
         if self.kind.retry_after_s is not None:
             headers.append((b"retry-after", str(self.kind.retry_after_s).encode()))
@@ -114,9 +135,12 @@ class ApiError(Exception):
         return headers
 
 
-# The body of an error answer, from the error and the request id. `ApiError.body` is one; a family may have its own.
-ErrorWriter = Callable[[ApiError, str], bytes]
+class _Names(dict[str, str]):
+    """Maps a canonical name to an API's own; names that are the same in both need no entry."""
+
+    def __missing__(self, name: str) -> str:
+        return name
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection before the answer was whole."""
+    """The client closed its connection before the response was complete."""

@@ -1,12 +1,27 @@
-"""What the fields of a request are made of: objects whose every field is known, texts, refusals with a path."""
+"""Types that request fields are made of: objects without unknown fields, texts, and errors with a path."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
+from service.errors import ERRORS, ApiError, ErrorCode
+
+T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
+
+NO_SUCH_FIELD = "There is no such field."
 MAX_INPUTS = 32
 MAX_WORD_CHARACTERS = 128
 MAX_ID = 2**31 - 1  # no tokenizer has more; larger integers are none in every JSON reader
@@ -36,17 +51,6 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
-    @model_validator(mode="before")
-    @classmethod
-    def _knows_every_field(cls, data: Any) -> Any:
-        # Before the rest, and only the first: a body of a hundred thousand unknown fields costs no more than one.
-        if isinstance(data, dict):
-            for name in data:
-                if name not in cls.model_fields:
-                    path = (name,) if is_word(name) else ()
-                    raise refusal("invalid_parameter", "There is no such field.", *path)
-        return data
-
 
 def is_word(name: str) -> bool:
     """Whether a client's own name of something may stand in an error."""
@@ -55,20 +59,21 @@ def is_word(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Texts:
-    """One text or several, and how to call each in an error."""
+    """One text, or a list of them."""
 
     texts: tuple[str, ...]
-    name: str = "inputs"
     is_list: bool = True
 
-    def param(self, index: int) -> str:
-        return f"{self.name}[{index}]" if self.is_list else self.name
+    @classmethod
+    def one(cls, text: str) -> "Texts":
+        return cls((text,), is_list=False)
 
-    def copies(self, count: int) -> str | list[str]:
-        """Each text so many times, one behind the other, as a request has it: each draw has a seed of its own."""
-        if not self.is_list and count == 1:
-            return self.texts[0]
-        return [text for text in self.texts for _ in range(count)]
+    def index(self, place: int) -> int | None:
+        """Return the index of a text in an error; None for a text that is not in a list."""
+        return place if self.is_list else None
+
+    def __len__(self) -> int:
+        return len(self.texts)
 
 
 def check_text(value: Any, *path: int) -> str:
@@ -80,33 +85,26 @@ def check_text(value: Any, *path: int) -> str:
     return value
 
 
-def texts_named(name: str) -> Callable[[Any], Texts]:
-    """The check of a field that holds one text or a list of them; `name` is its path in an error."""
-
-    def check(value: Any) -> Texts:
-        if isinstance(value, str):
-            return Texts((check_text(value),), name, is_list=False)
-        if not isinstance(value, list):
-            raise refusal("invalid_parameter", "It must be a string or a list of strings.")
-        if not value:
-            raise refusal("empty_input", "The list is empty.")
-        if len(value) > MAX_INPUTS:
-            raise refusal("invalid_parameter", f"It has {len(value)} strings; a call takes at most {MAX_INPUTS}.")
-        return Texts(tuple(check_text(text, place) for place, text in enumerate(value)), name)
-
-    return check
+def check_texts(value: Any) -> Texts:
+    """Check the value of a field that holds one text or a list of them."""
+    if isinstance(value, str) and value.strip():
+        return Texts((value,), is_list=False)
+    if isinstance(value, str):
+        check_text(value)
+    if not isinstance(value, list):
+        raise refusal("invalid_parameter", "It must be a string or a list of strings.")
+    if not value:
+        raise refusal("empty_input", "The list is empty.")
+    if len(value) > MAX_INPUTS:
+        raise refusal("invalid_parameter", f"It has {len(value)} strings; a call takes at most {MAX_INPUTS}.")
+    return Texts(tuple([check_text(text, place) for place, text in enumerate(value)]))
 
 
-def texts_without_ids(name: str) -> Callable[[Any], Texts]:
-    """The check of texts that other services let be token ids as well."""
-    check_texts = texts_named(name)
-
-    def check(value: Any) -> Texts:
-        if isinstance(value, list) and value and isinstance(value[0], int | list):
-            raise refusal("unsupported_parameter", "Token ids are not taken: send text.")
-        return check_texts(value)
-
-    return check
+def check_texts_without_ids(value: Any) -> Texts:
+    """Check texts that other services also accept as token ids."""
+    if isinstance(value, list) and value and isinstance(value[0], int | list):
+        raise refusal("unsupported_parameter", "Token ids are not taken: send text.")
+    return check_texts(value)
 
 
 def only(default: Any = None) -> PlainValidator:
@@ -138,7 +136,77 @@ def check_word(value: Any) -> str:
 
 _TEXT_SCHEMA = {"type": "string", "pattern": NOT_BLANK}
 _TEXTS = [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "maxItems": MAX_INPUTS}]
-TEXTS_SCHEMA = WithJsonSchema({"anyOf": _TEXTS})
-OPTIONAL_TEXTS_SCHEMA = WithJsonSchema({"anyOf": [*_TEXTS, NULL]})
+TextOrTexts = Annotated[Texts, PlainValidator(check_texts), WithJsonSchema({"anyOf": _TEXTS})]
+TextsWithoutIds = Annotated[Texts, PlainValidator(check_texts_without_ids), WithJsonSchema({"anyOf": _TEXTS})]
 Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(_TEXT_SCHEMA)]
 Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**_TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]
+
+
+def validate(document: dict[str, Any], model: type[Model]) -> Model:
+    """Validate a JSON object.
+
+    Raises:
+        ApiError: the first value that is not allowed.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise unknown_field(document, model) or first_error(error) from None
+
+
+def validate_part(part: Any, adapter: TypeAdapter[T], *path: str) -> T:
+    """Validate a part of a request; `path` leads to it.
+
+    Raises:
+        ApiError: the first value that is not allowed.
+    """
+    try:
+        return adapter.validate_python(part)
+    except ValidationError as error:
+        raise first_error(error, path) from None
+
+
+def unknown_field(document: dict[str, Any], kind: Any, *path: str) -> ApiError | None:
+    """Return the error of the first field that is not known, in an object or in those that are its fields.
+
+    It is looked for before other errors are listed, so that a body of a hundred thousand unknown fields costs little.
+    """
+    known: dict[str, Any] = {}
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        known = {name: field.annotation for name, field in kind.model_fields.items()}
+    elif dataclasses.is_dataclass(kind):
+        known = {field.name: None for field in dataclasses.fields(kind)}
+    for name, value in document.items() if known else ():
+        if name not in known:
+            location = (*path, name) if is_word(name) else path
+            return ApiError("invalid_parameter", NO_SUCH_FIELD, path=path_of(location) or None)
+        if isinstance(value, dict):
+            error = unknown_field(value, known[name], *path, name)
+            if error is not None:
+                return error
+    return None
+
+
+def first_error(error: ValidationError, path: Sequence[str] = ()) -> ApiError:
+    """Return the first error of a validation, without its value; `path` leads to what was validated."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    context, location = first.get("ctx", {}), [*path, *first["loc"]]
+    code: ErrorCode = "invalid_parameter"
+    if first["type"] in ERRORS:  # one of our own
+        code = first["type"]  # type: ignore[assignment]
+    message = context.get("message") or f"{first['msg']}."
+    if first["type"] == "dataclass_type":
+        message = "It must be an object."
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        message = NO_SUCH_FIELD
+        if not is_word(str(location[-1])):
+            location.pop()
+    return ApiError(code, message, path=path_of((*location, *context.get("path", ()))) or None)
+
+
+def path_of(location: Sequence[str | int]) -> str:
+    """`("parameters", "stop", 1)` as `parameters.stop[1]`."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -12,7 +12,6 @@ from service.bundle import MANIFEST, BundleError, Manifest, Task, check_files, r
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.request import (
-    DecodingParameters,
     EncodeRequest,
     Event,
     Failed,
@@ -21,13 +20,15 @@ from service.engine.request import (
     SimilarRequest,
 )
 from service.engine.worker import Worker
+from service.inference.service import Backend, ServedModel, state_bytes
+from service.machine import usable_threads
+from service.parameters import GenerateParameters
 from service.runtime.device import DeviceRunner
-from service.runtime.memory import trim_heap
+from service.runtime.memory import row_bytes, rows_within, trim_heap
 from service.runtime.ort import OnnxRunner
 from service.runtime.provider import Provider, choose_provider
-from service.serving import Backend, ServedModel
 from service.settings import Settings
-from service.tokenizer import TextTokenizer, read_tokenizer
+from service.text.tokenizer import TextTokenizer, read_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,10 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     models: dict[str, ServedModel] = {}
     engines: dict[str, Engine] = {}
     tokenizers: dict[str, TextTokenizer] = {}
-    for folder, manifest in find_bundles(settings.bundles, settings.default_model).items():
+    bundles = find_bundles(settings.bundles, settings.default_model)
+    max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, bundles.values()))
+    settings = settings.model_copy(update={"max_rows": max_rows})
+    for folder, manifest in bundles.items():
         started = time.perf_counter()
         try:
             models[manifest.name], runner = _load_model(folder, manifest, provider, settings, tokenizers)
@@ -77,14 +81,25 @@ def _load_model(
     check_files(folder, manifest)
     source, target = _read_tokenizers(folder, manifest, tokenizers)
     runner = _open_runner(folder, manifest, provider, settings)
+    if not settings.threads and runner.provider == "cpu":
+        runner.choose_threads(folder, usable_threads())
     runner.warm_up(settings.max_batch_tokens)
     _rehearse(folder, runner)
-    model = ServedModel(manifest.name, manifest, source, target, runner.provider, runner.hidden_size)
+    model = ServedModel(
+        manifest.name,
+        manifest,
+        source,
+        target,
+        runner.provider,
+        runner.hidden_size,
+        runner.max_rows,
+        runner.threads,
+    )
     return model, runner
 
 
 def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings: Settings) -> OnnxRunner | DeviceRunner:
-    threads, max_rows = settings.threads, settings.max_rows
+    threads, max_rows = settings.threads or 1, settings.max_rows
     if manifest.rows is not None:
         return DeviceRunner(folder, manifest, provider=provider, num_threads=threads, max_rows=max_rows)
     if settings.provider == "cuda":
@@ -119,7 +134,7 @@ def _rehearsed_requests(manifest: Manifest) -> Iterator[tuple[Task, Request]]:
         yield "similar", SimilarRequest(name, source[:1], math.inf)
     if "generate" in manifest.tasks:
         source = source[: limits.max_target_tokens]
-        parameters = DecodingParameters(max_new_tokens=len(source), min_new_tokens=len(source))
+        parameters = GenerateParameters(max_new_tokens=len(source), min_new_tokens=len(source))
         for _ in range(2):  # Python and the processor's caches are slower the first time
             yield "generate", GenerateRequest(name, source, math.inf, parameters)
 

@@ -1,7 +1,7 @@
 """Prometheus metrics: vLLM's suffixes and meanings under our own prefix, in a registry of their own."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,7 +16,6 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from service.connections import Limit
 from service.engine.engine import Engine
 from service.engine.request import (
     Compared,
@@ -34,6 +33,9 @@ from service.logs import num_dropped_lines
 NAMESPACE = "sightline"
 PREFIX = f"{NAMESPACE}_"
 MODEL = "model_name"  # vLLM's label
+
+# The limits that stop a connection or a body before an endpoint sees it, as the metric names them.
+Limit = Literal["connections", "connections_per_address", "descriptors", "body_bytes"]
 
 # Seconds. From a tiny model's step on a fast machine to the longest deadline that is sensible.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -96,11 +98,18 @@ class Metrics:
         for setting, limit in limits.items():
             self._limits.labels(setting=setting).set(limit)
 
-    def count_call(self, route: str, status: int, code: str | None) -> None:
-        """Count one finished HTTP call; `code` is why it failed, None where it did not."""
-        self._calls.labels(route=route, status=str(status)).inc()
-        if code is not None:
-            self._failure.labels(code=code).inc()
+    def call_counter(self, route: str, status: int, code: str | None) -> Callable[[], None]:
+        """Return a function that counts one finished HTTP call; `code` is why it failed, None if it did not."""
+        calls = self._calls.labels(route=route, status=str(status))
+        if code is None:
+            return calls.inc
+        failures = self._failure.labels(code=code)
+
+        def count() -> None:
+            calls.inc()
+            failures.inc()
+
+        return count
 
     def count_limit(self, limit: Limit) -> None:
         """Count one connection or body that was refused because of this limit."""

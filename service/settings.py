@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 ENV_PREFIX = "SIGHTLINE_"
-# Of routes beside the service's own; service/families/ has a file for each.
+# Compatibility APIs; service/compat/ has a module or a package for each.
 FAMILIES = ("openai", "open-inference", "tgi", "tei", "libretranslate")
 
 # As browsers write one: of any scheme, since extensions have their own, and never with the port that it implies. Files,
@@ -55,13 +55,21 @@ class Settings(BaseModel):
         default=0,
         ge=0,
         le=1024,
-        description="Threads of each graph's run; 0 takes the container's CPU quota, or every core.",
+        description="Threads that run each graph; 0 measures at start how many pay, up to the container's CPU quota or "
+        "every core.",
     )
     max_rows: int = Field(
-        default=32,
-        ge=1,
+        default=0,
+        ge=0,
         le=1024,
-        description="Rows that one model decodes at once: one a sequence, `num_beams` a beam search.",
+        description="Rows that one model decodes at once: one for each sequence, `num_beams` for a beam search; 0 "
+        "takes as many as `max_state_bytes` allows, between 8 and 128.",
+    )
+    max_state_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Bytes that the decoder state of all models may take together; 0 takes half of the memory that the "
+        "process may use. It has no effect if `max_rows` is set.",
     )
     max_batch_tokens: int = Field(default=1024, ge=1, description="Largest encoder batch in tokens, padding included.")
     max_waiting_sequences: int = Field(

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.engine.engine import Engine
-from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest, Target
+from service.engine.request import Event, Generated, GenerateRequest, Target
+from service.parameters import GenerateParameters
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
@@ -51,7 +52,7 @@ class Equality:
 def compare(expected: Runner, given: Runner, sources: Sequence[Ids]) -> Equality:
     """Steps of both over the greedy tokens of `expected`, then whole beam searches through the engine."""
     steps = [_compare_batch(expected, given, batch) for batch in _batches(sources, expected.max_rows)]
-    beams = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=NUM_BEAMS)
+    beams = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=NUM_BEAMS)
     searches = zip(generate(expected, sources, beams), generate(given, sources, beams), strict=True)
     apart = [abs(one.score - other.score) for one, other in searches if ids(one) != ids(other)]
     return Equality(
@@ -67,7 +68,7 @@ def compare(expected: Runner, given: Runner, sources: Sequence[Ids]) -> Equality
     )
 
 
-def generate(runner: Runner, sources: Sequence[Ids], parameters: DecodingParameters) -> list[Target]:
+def generate(runner: Runner, sources: Sequence[Ids], parameters: GenerateParameters) -> list[Target]:
     """The best output of each source through the engine, all submitted at once."""
     engine = Engine(runner)
     results: list[list[Event]] = [[] for _ in sources]

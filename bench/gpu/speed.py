@@ -14,7 +14,7 @@ from bench.gpu.equality import generate
 from bench.gpu.torch_decoder import MODES, Mode, TorchDecoder
 from bench.record import Figure, Result
 from model.architectures.transformer import Transformer
-from service.engine.request import DecodingParameters
+from service.parameters import GenerateParameters
 from service.runtime.protocol import Runner
 
 ROWS = (1, 8, 32, 64)
@@ -72,7 +72,7 @@ def _ratios(times: Mapping[str, Sequence[float]], count: int) -> dict[str, Figur
 
 def sightline(runner: Runner) -> Callable[[Sources], Decode]:
     """Our engine in this process."""
-    parameters = DecodingParameters(max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS)
+    parameters = GenerateParameters(max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS)
     return lambda sources: lambda: generate(runner, sources, parameters)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest
+from service.engine.request import Event, Generated, GenerateRequest
+from service.parameters import GenerateParameters
 
 MAX_NEW_TOKENS = 128
 Ids = Sequence[int]
@@ -48,7 +49,7 @@ class SightlineDecoder:
         return [tuple(source) for source in sources]
 
     def decode(self, prepared: list[tuple[int, ...]], num_beams: int, new_tokens: int | None) -> list[list[int]]:
-        parameters = DecodingParameters(
+        parameters = GenerateParameters(
             max_new_tokens=new_tokens or MAX_NEW_TOKENS,
             min_new_tokens=new_tokens or 0,
             num_beams=num_beams,

@@ -8,11 +8,12 @@ from bench.options import Options
 from bench.record import Figure, Result
 from service.bundle import read_bundle
 from service.engine.engine import Engine
-from service.engine.request import DecodingParameters, GenerateRequest
+from service.engine.request import GenerateRequest
+from service.parameters import GenerateParameters
 from service.runtime.ort import OnnxRunner
 
 ROWS = (1, 8, 32)
-PARAMETERS = DecodingParameters(max_new_tokens=24, min_new_tokens=24)
+PARAMETERS = GenerateParameters(max_new_tokens=24, min_new_tokens=24)
 
 
 def run(options: Options) -> Result:

@@ -29,7 +29,7 @@ Candidate = tuple[int, int, float]  # a beam, one more token, and the sum of pro
 
 
 class BeamGeneration(Generation):
-    """Beam search as `generate` of Hugging Face transformers (version 5) does it; see `model.reference.beam`.
+    """Beam search as `generate` of Hugging Face transformers (version 5) does it; see `model.decoding.reference.beam`.
 
     Every beam has a row. Before the first token of its own a generation has one beam, and its other rows read what the
     first reads. A beam whose parent stood in the same row stays there; only the others are moved.
@@ -51,7 +51,7 @@ class BeamGeneration(Generation):
         return max(0, self._parameters.num_return_sequences - len(self._finished))
 
     def advance(self, scores: StepScores, moves: Moves) -> tuple[Target, ...]:
-        if not all(isfinite(scores.best_logprobs[row]) for row in self.rows[: len(self._open)]):
+        if not all(isfinite(scores.best(row)[1]) for row in self.rows[: len(self._open)]):
             raise NotFiniteError
         if len(self._first.ids) < len(self._prefix):
             self._read_prefix(scores)
@@ -72,9 +72,10 @@ class BeamGeneration(Generation):
         return ()
 
     def _read_prefix(self, scores: StepScores) -> None:
-        row, token_id = self.rows[0], self._prefix[len(self._first.ids)]
-        self._append(self._first, scores, row, token_id, float(scores.logprobs(row)[token_id]))
-        scores.next_ids[self.rows] = token_id
+        first, token_id = self.rows[0], self._prefix[len(self._first.ids)]
+        self._append(self._first, scores, first, token_id, float(scores.logprobs(first)[token_id]))
+        for row in self.rows:
+            scores.choose(row, token_id)
 
     def _candidates(self, scores: StepScores) -> list[Candidate]:
         """The 2 * num_beams best of all one-token extensions of the open beams, best first."""
@@ -82,8 +83,7 @@ class BeamGeneration(Generation):
         if self._reads_logits:
             ids, logprobs = self._best_of_all(scores, count)
         else:
-            rows = self.rows[: len(self._open)]
-            ids, logprobs = scores.top_ids[rows, : count + 1], scores.top_logprobs[rows, : count + 1]
+            ids, logprobs = scores.top(self.rows[: len(self._open)], count + 1)
             if len(self._open[0].ids) < self._min_tokens:
                 logprobs[ids == self._end_id] = -np.inf
         totals = logprobs + np.array([[hypothesis.rank_score] for hypothesis in self._open])  # (beams, tokens)
@@ -136,7 +136,7 @@ class BeamGeneration(Generation):
             moves.append((self.rows[parent], self.rows[place]))
         self._open = [placed[place] for place in range(len(branches))]
         for row, hypothesis in zip(self.rows, self._open, strict=False):
-            scores.next_ids[row] = hypothesis.ids[-1]
+            scores.choose(row, hypothesis.ids[-1])
 
     def _is_over(self, still_open: Sequence[Hypothesis]) -> bool:
         if not still_open:

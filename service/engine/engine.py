@@ -38,7 +38,7 @@ from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
 ROWS_PER_RESERVED = 16  # one row of 16 is reserved for calls that hold none
-HASTENED_STEPS = 3  # of a small call by itself, for each step of all rows
+HASTENED_STEPS = 3  # of small calls by themselves, for each 16 rows of a step of all rows
 MAX_FAILURES = 8  # consecutive failures of one graph, from distinct calls, before a known input is tried
 logger = logging.getLogger(__name__)
 
@@ -120,16 +120,16 @@ class Engine:
         if self._manifest.step is None:
             raise ValueError(f"{self._manifest.name} generates nothing")
         parameters, prefix = request.parameters, request.target_prefix
-        num_tokens = len(prefix) + min(1, parameters.max_new_tokens)  # at the least
+        num_tokens = len(prefix) + min(1, parameters.num_new_tokens)  # at the least
         room = self._manifest.room(len(request.source_ids))
         if not 0 < num_tokens <= room:
             raise ValueError(f"{len(prefix)} tokens of a prefix; {room} tokens can be written")
         self._check_vocabulary((*prefix, *parameters.suppress_tokens))
-        if not 1 <= parameters.num_return_sequences <= parameters.num_beams:
+        if not parameters.num_return_sequences >= 1 or request.num_targets > parameters.num_beams:
             raise ValueError(f"{parameters.num_return_sequences} sequences of {parameters.num_beams} beams")
         if parameters.num_beams > (most := min(MAX_BEAMS, self._runner.max_rows)):
             raise ValueError(f"{parameters.num_beams} beams; at most {most} can be run")
-        if parameters.num_beams > 1 and (parameters.do_sample or request.stream or not parameters.max_new_tokens):
+        if parameters.num_beams > 1 and (parameters.do_sample or request.stream or not parameters.num_new_tokens):
             raise ValueError("beams neither draw nor stream, and generate something")
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
@@ -138,12 +138,7 @@ class Engine:
             raise ValueError(f"a token outside the vocabulary of {vocabulary}")
 
     def submit(self, request: Request, sink: Sink) -> Handle:
-        """Take a request; its events go to `sink` on the thread that steps.
-
-        Raises:
-            ValueError: from `check`.
-        """
-        self.check(request)
+        """Take a request, which must pass `check`; its events go to `sink` on the thread that steps."""
         handle = Handle(next(self._ids), request, sink, submitted=self._clock())
         self._arrived.append(handle)
         return handle
@@ -169,7 +164,7 @@ class Engine:
                 del self._waiting[handle.id]
         num_rows = len(self._rows)
         if num_rows:
-            self._decode()
+            self._decode_all()
             self._hasten()
         self.throughput.on_turn(len(batch) + num_rows, self._clock(), is_saturated=len(self._scheduler) > 0)
 
@@ -188,6 +183,13 @@ class Engine:
         for _ in range(len(self._arrived)):
             handle = self._arrived[0]
             request = handle.request
+            try:
+                self.check(request)
+            except ValueError:
+                logger.exception("a request was not checked before it was submitted")
+                self._arrived.popleft()
+                self._finish(handle, Failed("internal"))
+                continue
             rows = num_rows(request) if isinstance(request, GenerateRequest) else 0
             # What compares tokens has no tokens for the encoder; as a whole batch it has a turn of its own.
             tokens = self._max_batch_tokens if isinstance(request, SimilarRequest) else len(request.source_ids)
@@ -325,84 +327,72 @@ class Engine:
 
     # The decoder
 
-    def _decode(self) -> None:
-        num_running = len(self._rows)
-        started = self._clock()
-        outputs = self._step_rows()
-        if outputs is None:
-            generations = self._rows.generations
-            for generation in generations:
-                self._end(generation, Failed("internal"))
-            self._note_failure("step", generations[0].handle)
+    def _decode_all(self) -> None:
+        """Step all rows; if each of them fails, so do all generations."""
+        if self._decode(range(len(self._rows))):
+            self._failures["step"].clear()
             return
-        self._failures["step"].clear()
-        now = self._clock()
-        self._tell(self._observer.on_step, num_running, now - started)
-        if self._rows.wants_maps:
-            self._record_maps([one for one in self._rows if one.wants_maps], outputs)
-        scores = StepScores(outputs)
-        moves: Moves = []
-        ended: list[tuple[Generation, Event]] = []
-        for generation in self._rows:
-            event = self._advance(generation, scores, moves, now)
-            if event is not None:
-                ended.append((generation, event))
-        self._rows.advance(scores.next_ids, moves)
-        for generation, event in ended:
-            self._end(generation, event)
+        generations = self._rows.generations
+        for generation in generations:
+            self._end(generation, Failed("internal"))
+        self._note_failure("step", generations[0].handle)
 
     def _hasten(self) -> None:
         """Step a few calls of one row some more times by themselves, while large calls make every step a long one.
 
         A step over one row takes a fraction of the time of a step over all. So the text of a small call does not take
-        many times as long beside large calls as it takes alone.
+        many times as long beside large calls as it takes alone. The extra steps are in proportion to the rows, and so
+        to the time of a step of all rows; the small calls share them. A step that fails is repeated by the next step of
+        all rows.
         """
         held = self._rows.held()
         if max(held.values(), default=0) <= 1:
             return
-        small = [generation for generation in self._rows if held[generation.request.request_id] == 1]
-        for generation in small[: self._reserved_rows]:
-            for _ in range(HASTENED_STEPS):
-                if not self._decode_one(generation):
+        small = [one for one in self._rows if held[one.request.request_id] == 1][: self._reserved_rows]
+        num_steps = HASTENED_STEPS * max(1, len(self._rows) // ROWS_PER_RESERVED)
+        for generation in small:
+            for _ in range(num_steps // len(small)):
+                row = generation.rows[0]
+                if not self._decode(range(row, row + 1)) or generation.handle.has_ended:
                     break
 
-    def _decode_one(self, generation: Generation) -> bool:
-        """Step the only row of a generation by itself; return False if it has ended, or if the step failed.
+    def _decode(self, rows: range) -> bool:
+        """Step some rows, which must be all rows of their generations, and deliver what comes of it.
 
-        A step that failed has changed nothing; the next step of all rows repeats it.
+        Returns:
+            False if the step failed for every row. Then it has changed nothing and can be repeated.
         """
-        row = generation.rows[0]
         started = self._clock()
-        try:
-            outputs = self._rows.step_one(row)
-        except Exception:
-            logger.exception("a decoder step failed for one row alone")
+        outputs = self._step(rows)
+        if outputs is None:
             return False
         now = self._clock()
-        self._tell(self._observer.on_step, 1, now - started)
-        if generation.wants_maps:
-            self._record_maps([generation], outputs)
-        scores = StepScores(outputs)
-        event = self._advance(generation, scores, [], now)
-        self._rows.advance_one(row, int(scores.next_ids[row]))
-        if event is not None:
-            self._end(generation, event)
-        return event is None
+        self._tell(self._observer.on_step, len(rows), now - started)
+        generations = self._rows.generations_of(rows)
+        self._record_maps([one for one in generations if one.wants_maps], outputs, rows.start)
+        scores = StepScores(outputs, rows.start)
+        moves: Moves = []
+        events = [(generation, self._advance(generation, scores, moves, now)) for generation in generations]
+        self._rows.advance(rows, scores.next_ids, moves)
+        for generation, event in events:
+            if event is not None:
+                self._end(generation, event)
+        return True
 
-    def _step_rows(self) -> Mapping[str, Array] | None:
-        """Step all rows; where that fails, each alone, so that one request cannot fail another. None if all fail."""
-        num_running = len(self._rows)
+    def _step(self, rows: range) -> Mapping[str, Array] | None:
+        """Run the decoder over some rows; if that fails, over each alone, so that one request cannot fail another."""
         try:
-            return self._rows.step()
+            return self._rows.step(rows)
         except Exception:
-            logger.exception("a decoder step failed with %d rows", num_running)
-        return self._rows.step_alone() if num_running > 1 else None
+            logger.exception("a decoder step failed with %d rows", len(rows))
+        return self._rows.step_each(rows) if len(rows) > 1 else None
 
-    def _record_maps(self, wanting: Sequence[Generation], outputs: Mapping[str, Array]) -> None:
+    def _record_maps(self, wanting: Sequence[Generation], outputs: Mapping[str, Array], first: int) -> None:
+        """Record the maps of a step, whose outputs begin with those of row `first`."""
         for generation in wanting:
             generation.count_maps()
         recorders = [
-            (row, hypothesis.maps)
+            (row - first, hypothesis.maps)
             for generation in wanting
             for row, hypothesis in zip(generation.rows, generation.hypotheses(), strict=False)
         ]
@@ -427,7 +417,7 @@ class Engine:
         if not targets:
             return None
         generation.settle(targets)
-        if generation.request.parameters.max_new_tokens:
+        if generation.request.parameters.num_new_tokens:
             num_forced = len(generation.request.target_prefix)
             self.throughput.on_generated(max(len(target.tokens) for target in targets) - num_forced)
         return Generated(targets, handle.timings(now))

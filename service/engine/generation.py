@@ -74,7 +74,7 @@ class Generation(ABC):
         self.beginning = manifest.beginning(request.source_ids)
         self._prefix = request.target_prefix
         self._end_id = manifest.tokens.end_id
-        self._max_tokens = min(len(self._prefix) + parameters.max_new_tokens, manifest.room(num_source))
+        self._max_tokens = min(len(self._prefix) + parameters.num_new_tokens, manifest.room(num_source))
         self._min_tokens = len(self._prefix) + parameters.min_new_tokens  # the end token comes no sooner
         self._num_alternatives = parameters.top_logprobs
         self._processors = make_processors(parameters, self._end_id)
@@ -132,7 +132,7 @@ class Generation(ABC):
     def advance(self, scores: StepScores, moves: Moves) -> tuple[Target, ...]:
         """Take a step's scores; the targets, best first, once the generation is over.
 
-        What a row reads next is written to `scores.next_ids`; whose state it becomes, where not its own, to `moves`.
+        What a row reads next is set by `scores.choose`; whose state it becomes, where not its own, to `moves`.
 
         Raises:
             NotFiniteError: a row's scores are not numbers.

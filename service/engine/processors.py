@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine.request import DecodingParameters
+from service.parameters import GenerateParameters
 
 Scores = NDArray[Any]
 
@@ -83,7 +83,7 @@ def changes_other_tokens(processors: Sequence[Processor]) -> bool:
     return not all(isinstance(one, MinNewTokens | EndWhereNothingIsLeft) for one in processors)
 
 
-def make_processors(parameters: DecodingParameters, end_id: int) -> list[Processor]:
+def make_processors(parameters: GenerateParameters, end_id: int) -> list[Processor]:
     """The processors that a request asks for, in the order in which they act."""
     processors: list[Processor] = []
     if parameters.repetition_penalty != 1.0:

@@ -1,4 +1,4 @@
-"""What the engine is asked, and what it answers. One request is one sequence; the edge splits longer calls."""
+"""Requests to the engine and its events. One request is one input; the use cases split calls into requests."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,6 +6,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from service.parameters import GenerateParameters
 
 FinishReason = Literal["eos", "length", "stop", "forced"]
 FailureCode = Literal["deadline_exceeded", "overloaded", "draining", "engine_dead", "response_too_large", "internal"]
@@ -21,27 +23,6 @@ class StopCondition(Protocol):
     def copy(self) -> "StopCondition":
         """One in the same state, for a hypothesis that branches off."""
         ...
-
-
-@dataclass(frozen=True)
-class DecodingParameters:
-    """How to pick tokens. Checked at the edge; names and meanings are Hugging Face's."""
-
-    max_new_tokens: int = 128  # the end token counts, a forced prefix does not; 0 scores the prefix and no more
-    min_new_tokens: int = 0
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0  # 0 is off
-    top_p: float = 1.0
-    seed: int = 0  # read only with do_sample
-    num_beams: int = 1  # above 1 without do_sample
-    num_return_sequences: int = 1  # at most num_beams
-    length_penalty: float = 1.0  # read only with beams
-    early_stopping: bool | Literal["never"] = False  # read only with beams
-    repetition_penalty: float = 1.0  # 1 is off
-    no_repeat_ngram_size: int = 0  # 0 is off
-    suppress_tokens: tuple[int, ...] = ()
-    top_logprobs: int = 0  # alternatives kept for each token
 
 
 @dataclass
@@ -76,12 +57,22 @@ class GenerateRequest:
     request_id: str
     source_ids: tuple[int, ...]
     deadline: float  # on the engine's clock, seconds
-    parameters: DecodingParameters = DecodingParameters()
+    parameters: GenerateParameters = GenerateParameters()  # noqa: RUF009 - it is frozen
+    seed: int | None = None  # of this sequence; that of the parameters, or 0, if absent
     target_prefix: tuple[int, ...] = ()  # the tokens that every target begins with
-    stop: StopCondition | None = None  # it is told the generated tokens, not the prefix
+    stop: StopCondition | None = None  # receives the generated tokens, not the prefix
     attention: frozenset[str] = frozenset()  # kinds of maps to keep
     map_budget: MapBudget | None = None  # the request fails with its refusal
     stream: bool = False  # one TokenEvent a generated token besides the result; not with beams
+
+    @property
+    def num_targets(self) -> int:
+        """Sequences that the result has: the best of a beam search, otherwise one."""
+        return self.parameters.num_return_sequences if self.parameters.num_beams > 1 else 1
+
+    @property
+    def sampling_seed(self) -> int:
+        return (self.parameters.seed or 0) if self.seed is None else self.seed
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ class Rows:
         self._lengths = np.zeros(runner.max_rows, np.int32)  # how many tokens each row has read
         self._source_lengths = np.zeros(runner.max_rows, np.int32)
         self._outputs: tuple[str, ...] = ()  # what the generations need of the next step
-        self.wants_maps = False
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -41,6 +40,9 @@ class Rows:
     @property
     def generations(self) -> list[Generation]:
         return list(self._generations)
+
+    def generations_of(self, rows: range) -> list[Generation]:
+        return list(dict.fromkeys(self._owners[rows.start : rows.stop]))
 
     @property
     def num_generations(self) -> int:
@@ -92,62 +94,49 @@ class Rows:
     def _choose_outputs(self) -> None:
         wanted = ALWAYS.union(*(generation.outputs for generation in self._generations))
         self._outputs = tuple(name for name in self._runner.manifest.decoder.outputs if name in wanted)
-        self.wants_maps = any(generation.wants_maps for generation in self._generations)
 
-    def step(self) -> Mapping[str, Array]:
-        """Run the decoder once over all rows; `advance` says what they read next.
+    def step(self, rows: range) -> Mapping[str, Array]:
+        """Run the decoder once over some of the rows; `advance` says what they read next.
 
-        A step that raises can be repeated by `step_alone`; see `Runner.step`.
+        A step that raises can be repeated, over any of its rows too; see `Runner.step`.
         """
-        return self._runner.step(*self._inputs(slice(len(self._owners))), self._outputs)
+        return self._runner.step(*self._inputs(rows), self._outputs, first=rows.start)
 
-    def step_alone(self) -> Mapping[str, Array] | None:
-        """Run the decoder once over each row by itself, after `step` has failed.
+    def step_each(self, rows: range) -> Mapping[str, Array] | None:
+        """Run the decoder once over each row by itself, after `step` has failed for all of them.
 
         Returns:
-            The outputs of all rows, as `step` gives them; those of a row that fails alone are NaN. None where every row
+            The outputs of all rows, as `step` returns them; those of a row that fails alone are NaN. None if every row
             fails.
         """
         given: dict[int, Mapping[str, Array]] = {}
-        for row in range(len(self._owners)):
+        for place, row in enumerate(rows):
             try:
-                outputs = self._runner.step(*self._inputs(slice(row, row + 1)), self._outputs, first=row)
+                outputs = self.step(range(row, row + 1))
             except Exception:
                 logger.exception("a decoder step failed for one row alone")
             else:
-                given[row] = {name: array.copy() for name, array in outputs.items()}  # the next run may write over them
+                given[place] = {name: array.copy() for name, array in outputs.items()}  # the next run overwrites them
         if not given:
             return None
-        parts = {name: {row: outputs[name] for row, outputs in given.items()} for name in self._outputs}
-        return {name: _joined(arrays, len(self._owners)) for name, arrays in parts.items()}
+        parts = {name: {place: outputs[name] for place, outputs in given.items()} for name in self._outputs}
+        return {name: _joined(arrays, len(rows)) for name, arrays in parts.items()}
 
-    def step_one(self, row: int) -> Mapping[str, Array]:
-        """Run the decoder once over one row by itself; `advance_one` says what it reads next.
+    def _inputs(self, rows: range) -> tuple[Int64, Int32, Int32]:
+        part = slice(rows.start, rows.stop)
+        return self._token_ids[part], self._lengths[part], self._source_lengths[part]
 
-        Returns:
-            The outputs as `step` gives them; those of all other rows mean nothing.
-        """
-        outputs = self._runner.step(*self._inputs(slice(row, row + 1)), self._outputs, first=row)
-        return {name: _joined({row: array}, row + 1) for name, array in outputs.items()}
-
-    def advance_one(self, row: int, token_id: int) -> None:
-        """The row that has just been stepped by itself reads this token next."""
-        self._token_ids[row] = token_id
-        self._lengths[row] += 1
-
-    def _inputs(self, rows: slice) -> tuple[Int64, Int32, Int32]:
-        return self._token_ids[rows], self._lengths[rows], self._source_lengths[rows]
-
-    def advance(self, token_ids: NDArray[np.int64], moves: Moves) -> None:
-        """What the rows that have just been stepped read next, some of them with the state of another.
+    def advance(self, rows: range, token_ids: NDArray[np.int64], moves: Moves) -> None:
+        """Set what rows that have just been stepped read next, some of them with the state of another.
 
         Args:
+            rows: those of the step.
             token_ids: (B,).
             moves: rows of one generation each; none is both a source and a target.
         """
-        n = len(token_ids)
-        self._token_ids[:n] = token_ids
-        self._lengths[:n] += 1
+        part = slice(rows.start, rows.stop)
+        self._token_ids[part] = token_ids
+        self._lengths[part] += 1
         if moves:
             sources, targets = map(list, zip(*moves, strict=True))
             self._runner.branch(sources, targets, int(self._lengths[sources].max()))

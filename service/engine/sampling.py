@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine.request import DecodingParameters
+from service.parameters import GenerateParameters
 
 Array = NDArray[Any]
 
@@ -16,21 +16,50 @@ BLOCK = 64  # tokens of a vocabulary that are summed, or compared, before they a
 class Sampler:
     """Draws tokens with the request's own generator: the same seed draws the same tokens in any company.
 
-    Temperature, then `top_k`, then `top_p`, each as Hugging Face defines it: `top_k` keeps what ties with the k-th
-    logit, `top_p` keeps a token while those more probable than it hold less than `top_p` together.
+    Temperature, then `top_k`, `top_p`, `min_p` and `typical_p`, each as Hugging Face defines it: `top_k` keeps what
+    ties with the k-th logit, `top_p` keeps a token while those more probable than it hold less than `top_p` together.
     """
 
-    def __init__(self, parameters: DecodingParameters) -> None:
+    def __init__(self, parameters: GenerateParameters, seed: int) -> None:
         self._parameters = parameters
-        self._generator = np.random.Generator(np.random.PCG64(parameters.seed))
+        self._generator = np.random.Generator(np.random.PCG64(seed))
 
     def draw(self, logits: Array) -> int:
         """A token by its logits (V,); minus infinity is never drawn."""
-        ids, weights = weigh_tokens(logits, self._parameters)
-        return draw_token(ids, weights, self._parameters.top_p, self._generator.random)
+        parameters = self._parameters
+        ids, weights = weigh_tokens(logits, parameters)
+        total = float(weights.sum())
+        if parameters.min_p > 0:
+            kept = weights >= parameters.min_p * weights.max()
+            ids, weights = ids[kept], weights[kept]
+        if parameters.typical_p < 1.0:
+            places = typical_places(weights, parameters.top_p * total, parameters.typical_p)
+            return draw_token(ids[places], weights[places], 1.0, self._generator.random)
+        return draw_token(ids, weights, parameters.top_p, self._generator.random, total)
 
 
-def weigh_tokens(logits: Array, parameters: DecodingParameters) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def typical_places(weights: NDArray[np.float64], limit: float, typical_p: float) -> NDArray[np.int64]:
+    """Return the places of the most typical tokens, rising (Meister et al. 2023, Locally Typical Sampling, section 4).
+
+    A token is the more typical the closer its information is to the entropy of the distribution.
+
+    Args:
+        weights: (N,) above or equal to 0, not all 0.
+        limit: only the heaviest tokens are considered that hold this weight together, as `top_p` keeps them.
+        typical_p: probability that the tokens hold together.
+    """
+    heaviest = np.argsort(-weights, kind="stable")
+    before = np.cumsum(weights[heaviest]) - weights[heaviest]
+    considered = heaviest[(before < limit) & (weights[heaviest] > 0)]
+    probabilities = weights[considered] / weights[considered].sum()
+    information = -np.log(probabilities)
+    distance = np.abs(information - probabilities @ information)
+    order = np.argsort(distance, kind="stable")
+    last = min(int((probabilities[order].cumsum() < typical_p).sum()), len(order) - 1)
+    return np.sort(considered[distance <= distance[order[last]]])
+
+
+def weigh_tokens(logits: Array, parameters: GenerateParameters) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The tokens that `top_k` leaves and what each one's probability is proportional to, both (N,), ids rising."""
     ids = np.arange(len(logits))
     # Temperature does not change the order, so the few that `top_k` leaves are found first.
@@ -44,7 +73,13 @@ def weigh_tokens(logits: Array, parameters: DecodingParameters) -> tuple[NDArray
     return ids, np.exp(exponents)
 
 
-def draw_token(ids: NDArray[np.int64], weights: NDArray[np.float64], top_p: float, random: Callable[[], float]) -> int:
+def draw_token(
+    ids: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    top_p: float,
+    random: Callable[[], float],
+    total: float | None = None,
+) -> int:
     """Draw one of `ids` by its weight, among the fewest and heaviest that hold `top_p` of all weight.
 
     Nothing is sorted: tokens are drawn from all until one belongs to those few. Whatever ranks behind a token that does
@@ -55,8 +90,9 @@ def draw_token(ids: NDArray[np.int64], weights: NDArray[np.float64], top_p: floa
         weights: (N,) above or equal to 0, not all 0.
         top_p: above 0; 1 keeps every token.
         random: gives numbers of [0, 1).
+        total: all weight, where other filters have left out lighter tokens.
     """
-    limit = top_p * weights.sum()
+    limit = top_p * (weights.sum() if total is None else total)
     while True:
         place = _place_at(weights, random())
         if top_p >= 1.0:

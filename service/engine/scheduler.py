@@ -87,9 +87,9 @@ class Scheduler:
     """A queue that leaves in encoder batches and is fair between calls.
 
     Sequences that need rows go in the order of `_Queue.in_turn`: none is passed while it waits for its rows. Some rows
-    are reserved for calls that hold none, so that a small call need not wait until rows are freed. Sequences that need
-    no rows may pass all others. The first of each kind, whichever is older, always goes, so nothing starves; the rest
-    of its batch is chosen by length.
+    are reserved for sequences of one row whose call holds none, so that a small call need not wait until rows are
+    freed. Sequences that need no rows may pass all others. The first of each kind, whichever is older, always goes, so
+    nothing starves; the rest of its batch is chosen by length.
     """
 
     def __init__(self, max_batch_tokens: int, reserved_rows: int = 0) -> None:
@@ -97,11 +97,11 @@ class Scheduler:
 
         Args:
             max_batch_tokens: tokens of a batch at most, padding included; a longer sequence goes alone.
-            reserved_rows: decoder rows for calls that hold none.
+            reserved_rows: decoder rows for sequences of one row whose call holds none.
         """
         self._max_batch_tokens = max_batch_tokens
         self._reserved_rows = reserved_rows
-        self._in_reserve: dict[int, int] = {}  # rows of the reserve that sequences hold, by id
+        self._in_reserve: set[int] = set()  # sequences that hold a reserved row
         self._for_rows = _Queue()
         self._for_encoder = _Queue()
         self._next_expiry = float("inf")  # nothing expires before
@@ -158,7 +158,7 @@ class Scheduler:
         for one in batch:
             self._queue_of(one).take(one)
             if one in in_reserve:
-                self._in_reserve[one.id] = one.num_rows
+                self._in_reserve.add(one.id)
         return [one.id for one in sorted(batch, key=lambda one: (one.source_tokens, one.id))]
 
     def _queue_of(self, one: Waiting) -> _Queue:
@@ -166,15 +166,14 @@ class Scheduler:
 
     def forget(self, id_: int) -> None:
         """Note that a sequence has ended, which returns its rows."""
-        self._in_reserve.pop(id_, None)
+        self._in_reserve.discard(id_)
 
     def _that_fit(self, free_rows: int, held: Mapping[str, int]) -> tuple[list[Waiting], list[Waiting]]:
         """The sequences that get rows now: those that are due, and those that get reserved ones."""
         in_turn: list[Waiting] = []
-        in_reserve: list[Waiting] = []
         if not (free_rows and len(self._for_rows)):
-            return in_turn, in_reserve
-        reserved = min(free_rows, self._reserved_rows - sum(self._in_reserve.values()))
+            return in_turn, []
+        reserved = min(free_rows, self._reserved_rows - len(self._in_reserve))
         free_rows -= reserved
         for one in self._for_rows.in_turn(held) if free_rows else ():
             free_rows -= one.num_rows
@@ -182,8 +181,7 @@ class Scheduler:
                 break
             in_turn.append(one)
         holding = {one.call for one in in_turn}.union(held)
-        for one in self._for_rows.heads() if reserved else ():
-            if one.call not in holding and one.num_rows <= reserved:
-                reserved -= one.num_rows
-                in_reserve.append(one)
-        return in_turn, in_reserve
+        heads = self._for_rows.heads() if reserved else ()
+        # A search would take the reserved rows of several small calls, and hold them for long.
+        in_reserve = [one for one in heads if one.num_rows == 1 and one.call not in holding]
+        return in_turn, in_reserve[:reserved]

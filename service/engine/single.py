@@ -22,18 +22,19 @@ class SingleGeneration(Generation):
         self, handle: Handle, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
     ) -> None:
         super().__init__(handle, request, manifest, encoder_maps)
-        self._sampler = Sampler(request.parameters) if request.parameters.do_sample else None
+        self._sampler = Sampler(request.parameters, request.sampling_seed) if request.parameters.do_sample else None
 
     def hypotheses(self) -> list[Hypothesis]:
         return [self._first]
 
     def advance(self, scores: StepScores, moves: Moves) -> tuple[Target, ...]:
         row, written = self.rows[0], self._first
-        if not isfinite(scores.best_logprobs[row]):
+        best_id, best_logprob = scores.best(row)
+        if not isfinite(best_logprob):
             raise NotFiniteError
         token_id, logprob = self._next_token(scores, row)
-        if token_id != scores.best_ids[row]:
-            scores.next_ids[row] = token_id
+        if token_id != best_id:
+            scores.choose(row, token_id)
         self._append(written, scores, row, token_id, logprob)
         reason = self._reason_to_end(written)
         return () if reason is None else (written.target(reason, len(self._prefix), 0.0),)
@@ -46,10 +47,9 @@ class SingleGeneration(Generation):
         elif self._reads_logits:
             token_id = self._pick(scores.logits(row))
         else:
-            must_go_on = len(written.ids) < self._min_tokens and scores.best_ids[row] == self._end_id
-            if must_go_on:
-                return int(scores.top_ids[row, 1]), float(scores.top_logprobs[row, 1])
-            return scores.best_ids[row], scores.best_logprobs[row]
+            best = scores.best(row)
+            must_go_on = len(written.ids) < self._min_tokens and best[0] == self._end_id
+            return scores.alternatives(row, 2)[1] if must_go_on else best
         return token_id, float(scores.logprobs(row)[token_id])
 
     def _pick(self, logits: NDArray[Any]) -> int:

@@ -6,11 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from service.engine.engine import Engine
-from service.engine.request import Event, Failed, FailureCode, Final, Request, TokenEvent
+from service.engine.request import Event, Failed, FailureCode, Request, TokenEvent
 from service.runtime.memory import trim_heap
 
 logger = logging.getLogger(__name__)
@@ -21,50 +22,30 @@ JOIN_INTERVAL_S = 0.01
 RELEASE_INTERVAL_S = 5.0
 
 
-class Ticket:
-    """One request's way back: its events in order, the final one last. It belongs to the event loop's thread."""
+@dataclass(eq=False)
+class RequestFuture:
+    """A submitted request as the event loop sees it: its events come in order, and exactly one is the final one."""
 
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        """`on_end` is called with the final event's delivery."""
-        self._on_end = on_end
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._final: Final | None = None  # its final event once it has been read
-        self._cancel: Callable[[], None] | None = None
-
-    def __aiter__(self) -> "Ticket":
-        return self
-
-    async def __anext__(self) -> Event:
-        # What a thread that was given up on sends after the final event is never read.
-        if self._final is not None:
-            raise StopAsyncIteration
-        event = await self._events.get()
-        if not isinstance(event, TokenEvent):
-            self._final = event
-        return event
-
-    async def result(self) -> Final:
-        """The final event; the token events before it are passed over."""
-        async for _ in self:
-            pass
-        assert self._final is not None
-        return self._final
+    on_event: Callable[[Event], Any]  # called with each event, on the event loop's thread
+    give_up: Callable[[], None] | None = None  # tells the engine
+    is_done: bool = False
 
     def cancel(self) -> None:
-        """Give the request up: it leaves the queue or its row before the engine's next step. Again does nothing."""
-        if self._cancel is not None:
-            self._cancel()
+        """Give the request up: it leaves the queue or its rows before the engine's next step. Again does nothing."""
+        if self.give_up is not None and not self.is_done:
+            self.give_up()
 
     def _deliver(self, event: Event) -> None:
-        self._events.put_nowait(event)
-        if not isinstance(event, TokenEvent):
-            self._on_end()
+        if self.is_done:  # a thread that was given up may still send events
+            return
+        self.is_done = not isinstance(event, TokenEvent)
+        self.on_event(event)
 
 
 class Worker:
     """Steps several engines in turn, in one thread that sleeps while none has work.
 
-    All methods belong to the event loop's thread. A ticket always ends, whatever becomes of the thread.
+    All methods belong to the event loop's thread. Every request ends, whatever becomes of the thread.
     """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
@@ -72,10 +53,11 @@ class Worker:
         # The event loop's side
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._open: set[Ticket] = set()
+        self._open: set[RequestFuture] = set()
         self._refusal: FailureCode | None = None  # why no request is taken any more
+        self.on_close: Callable[[FailureCode], None] = lambda code: None  # called when no request is taken any more
         # The thread's side
-        self._outbox: list[tuple[Ticket, Event]] = []
+        self._outbox: list[tuple[RequestFuture, Event]] = []
         # Between the two
         self._wake = threading.Condition()
         self._is_draining = False  # end when no work is left
@@ -109,29 +91,28 @@ class Worker:
         started = self._step_started
         return 0.0 if started is None else time.monotonic() - started
 
-    def submit(self, model: str, request: Request, on_end: Callable[[], None] = lambda: None) -> Ticket:
+    def submit(self, model: str, request: Request, on_event: Callable[[Event], Any]) -> RequestFuture:
         """Hand a request to a model's engine; never waits.
 
         Args:
             model: its name.
             request: for its engine.
-            on_end: called on the event loop's thread when the request has ended.
+            on_event: called with each event on the event loop's thread, perhaps before this method returns.
 
         Raises:
             KeyError: no model of that name.
-            ValueError: the model cannot run the request.
         """
         engine = self._engines[model]
-        ticket = Ticket(on_end)
+        future = RequestFuture(on_event)
         if self._refusal is not None:
-            ticket._deliver(Failed(self._refusal))
-            return ticket
-        handle = engine.submit(request, lambda event: self._outbox.append((ticket, event)))
-        self._open.add(ticket)  # its events come by way of the loop, and so after this
-        ticket._cancel = partial(engine.cancel, handle)
+            future._deliver(Failed(self._refusal))
+            return future
+        handle = engine.submit(request, lambda event: self._outbox.append((future, event)))
+        self._open.add(future)  # its events come by way of the loop, and so after this
+        future.give_up = partial(engine.cancel, handle)
         with self._wake:
             self._wake.notify()
-        return ticket
+        return future
 
     async def stop(self, timeout_s: float) -> None:
         """Refuse new requests, let those in flight finish for so long, fail the rest ("draining"), end the thread.
@@ -162,15 +143,16 @@ class Worker:
         self._is_stopping = True
         self._close("engine_dead")
 
-    def _deliver(self, events: list[tuple[Ticket, Event]]) -> None:
-        for ticket, event in events:
-            ticket._deliver(event)
-            if not isinstance(event, TokenEvent):
-                self._open.discard(ticket)
+    def _deliver(self, events: list[tuple[RequestFuture, Event]]) -> None:
+        for future, event in events:
+            future._deliver(event)
+            if future.is_done:
+                self._open.discard(future)
 
     def _close(self, code: FailureCode) -> None:
-        """End every open ticket, and every later one."""
+        """End every open request, and every later one."""
         self._refusal = self._refusal or code
+        self.on_close(code)
         while self._open:
             self._open.pop()._deliver(Failed(code))
 

@@ -1,4 +1,4 @@
-"""Memory of the process: arrays that take pages only as they are written, and giving unused memory back to the system.
+"""Memory of the process: rows that fit, arrays that take pages as they are written, and return of unused memory.
 
 A buffer for decoder state must be as large as the longest sequences need, and most sequences are short. An anonymous
 mapping costs nothing until it is written, so a buffer can be mapped at its full size and a sequence takes memory for
@@ -6,13 +6,43 @@ the tokens that it has. The addresses never change: no growth copies a buffer, a
 """
 
 import ctypes
+import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from service.bundle import MAX_BEAMS, Manifest
 from service.runtime.protocol import Array
+
+# More rows than this share the time of a step without more tokens a second (docs/adr/0014).
+MOST_ROWS = 128
+
+
+def row_bytes(manifest: Manifest) -> int:
+    """Return the bytes that one row of the longest sequences takes: decoder state, and scores of the next token."""
+    if manifest.step is None:
+        return 0
+    sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
+    scores = 2 * manifest.limits.vocabulary * np.dtype(np.float32).itemsize  # logits and log-probabilities
+    return scores + sum(
+        math.prod(sizes[axis] if isinstance(axis, str) else axis for axis in state.shape)
+        * np.dtype(state.dtype).itemsize
+        for state in manifest.states
+    )
+
+
+def rows_within(num_bytes: int, sizes: Iterable[int]) -> int:
+    """Return the number of rows that every model gets, so that the rows of all models fit into `num_bytes` together.
+
+    It is at least enough for the largest beam search, also where that does not fit.
+
+    Args:
+        num_bytes: for all rows of all models.
+        sizes: bytes of one row of each model.
+    """
+    return max(MAX_BEAMS, min(MOST_ROWS, num_bytes // max(1, sum(sizes))))
 
 
 class PagedArray:

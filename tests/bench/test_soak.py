@@ -13,7 +13,7 @@ from bench.server import serving
 from service.app import create_app
 from service.bundle import read_manifest
 from service.settings import Settings
-from service.tokenizer import read_tokenizer
+from service.text.tokenizer import read_tokenizer
 
 CARDS = [
     {"id": "a", "tasks": ["generate", "encode", "attention", "similar"], "chat": True, "languages": {"source": "en"}},

@@ -184,7 +184,7 @@ def test_a_stop_before_the_service_listens_to_signals_is_not_waited_out(stack: S
 @pytest.mark.parametrize(
     ("override", "exit_code", "reason"),
     [
-        ({"environment": {"SIGHTLINE_MAX_ROWS": "0"}}, 2, "SIGHTLINE_MAX_ROWS"),
+        ({"environment": {"SIGHTLINE_MAX_ROWS": "-1"}}, 2, "SIGHTLINE_MAX_ROWS"),
         ({"tmpfs": ["/app/bundles"]}, 3, "no folder in bundles has a manifest.json"),
     ],
     ids=["wrong setting", "no bundle"],

@@ -16,25 +16,26 @@ BEYOND_JSON_SCHEMA = (
     # What a model can do is its own.
     r"cannot do the task",
     r"\d+ tokens; the model takes at most",
-    r"generates at most \d+ tokens",
+    r"must be at most \d+ for [\w-]+, got \d+",
     r"A token id of this model is below",
     r"vectors have \d+ dimensions",
     r"It is \d+ tokens of this model, and must be one",
     r"has no attention maps",
     r"attention has only 0 to \d+",
-    r"generates nothing",
+    r"generates no text",
     r"does not go on with its prompt",
     r"has no chat template",
     r"No model translates between these languages",
     r"outputs\[\d+\]\.name: The model has ",
-    r"Nothing that is asked for depends on it",
-    r"at least \d+ numbers; an answer carries at most",
+    r"Parameter has no effect on the requested outputs",
+    r"at least \d+ numbers; a response holds at most",
     # It compares no two values.
-    r"\(\d+\) exceeds [\w.]+ \(\d+\)",
+    r"must be at most [\w.]+ \(\d+\), got \d+",
+    r"A call generates at most \d+ sequences, got \d+",
     r"There are \d+ prefixes for \d+ inputs",
     r"It has \d+ rows, and the data (more|fewer) texts",
     r"max_tokens and max_completion_tokens are one thing",
-    r"outputs\[\d+\]\.name: It stands twice",
+    r"outputs\[\d+\]\.name: Duplicate output name",
     r"both lists of the same length",
     r"best_of can only be n",
     r"These are \d+ texts; a call makes at most",
@@ -43,7 +44,7 @@ BEYOND_JSON_SCHEMA = (
     r"The last message must be the user's",
     # It counts no bytes.
     r"It must be the number of bytes that are JSON",
-    r"\d+ bytes come behind the JSON",
+    r"\d+ bytes come after the JSON",
 )
 
 
@@ -80,7 +81,8 @@ def is_beyond_json_schema(response: schemathesis.Response) -> bool:
 def is_integer_by_value(case: schemathesis.Case[Any], response: schemathesis.Response) -> bool:
     """To JSON Schema 3.0 is an integer, to this API it is not."""
     has_one = any(isinstance(value, float) and value.is_integer() for value in leaves(case.body))
-    return response.status_code == 422 and "valid integer" in response.text and has_one
+    is_refused = re.search(r"should be a valid integer|must be an integer", response.text) is not None
+    return response.status_code == 422 and is_refused and has_one
 
 
 def is_of_another_task(case: schemathesis.Case[Any], response: schemathesis.Response) -> bool:

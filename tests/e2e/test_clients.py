@@ -14,7 +14,8 @@ BLOCKS = dict(re.findall(r"^## ([^\n]+)\n\n```python\n(.*?)```", CLIENTS, flags=
 
 def printed(server: RunningServer, family: str) -> list[str]:
     code = BLOCKS[family].replace("127.0.0.1:8000", server.url.removeprefix("http://"))
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 

@@ -175,7 +175,7 @@ def test_an_error_is_an_exception_with_its_message_and_status(client: Any) -> No
         (
             lambda: client.infer("toy", text_input(TEXTS), model_version="2"),
             "404",
-            "version: A model has the version 1",
+            "version: A model has only the version 1.",
         ),
         (lambda: client.infer("toy", text_input(["a", " "])), "422", "text_input[1]: There is nothing but blanks"),
         (lambda: client.infer("toy", text_input(TEXTS), parameters={"x": 1}), "422", "parameters.x: There is no such"),

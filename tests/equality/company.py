@@ -26,12 +26,12 @@ def assert_bits_do_not_depend_on_company(runner: Runner, lengths: Sequence[int] 
     longest = manifest.limits.max_source_tokens - STEPS
     for length in lengths:
         own = draw(random, manifest, length), draw(random, manifest, STEPS)
-        alone = run(runner, [own], 0)
+        alone = run_rows(runner, [own], 0)
         for number, mate_length in enumerate([1, *range(length + 1, min(length + 9, longest + 1))]):
             size = BATCH_SIZES[number % len(BATCH_SIZES)]
             mates = [(draw(random, manifest, mate_length), draw(random, manifest, STEPS)) for _ in range(size - 1)]
             row = number % size
-            together = run(runner, [*mates[:row], own, *mates[row:]], row)
+            together = run_rows(runner, [*mates[:row], own, *mates[row:]], row)
             assert_same_bits(together, alone, f"{length} tokens in row {row} of {size}, the others of {mate_length}")
 
 
@@ -57,7 +57,7 @@ def draw(random: np.random.Generator, manifest: Manifest, length: int) -> NDArra
 Sequences = Sequence[tuple[Array, Array]]  # sources, and the targets that are read after them
 
 
-def run(runner: Runner, sequences: Sequences, row: int) -> Outputs:
+def run_rows(runner: Runner, sequences: Sequences, row: int) -> Outputs:
     """One row's own part of all outputs; the sources are encoded in one batch."""
     encoded = encode(runner, sequences)
     runner.fill(0, encoded, range(len(sequences)))
@@ -80,8 +80,11 @@ def own_encoded(runner: Runner, encoded: Mapping[str, Array], sequences: Sequenc
     return dict(own_parts(runner.manifest, encoded, row, len(sequences[row][0]), 0))
 
 
-def steps(runner: Runner, sequences: Sequences, row: int) -> Outputs:
-    """One row's own part of the outputs of steps over rows that have been filled; none where nothing is generated."""
+def steps(runner: Runner, sequences: Sequences, row: int, *, first: int = 0) -> Outputs:
+    """One row's own part of the outputs of steps over rows that have been filled; none where nothing is generated.
+
+    The sequences are in the rows from `first` on, and `row` is counted from there.
+    """
     manifest = runner.manifest
     if manifest.step is None:
         return []
@@ -91,7 +94,7 @@ def steps(runner: Runner, sequences: Sequences, row: int) -> Outputs:
     filled = lengths - 1 if manifest.goes_on else np.zeros_like(lengths)
     for age in range(STEPS):
         tokens = np.array([target[age] for _, target in sequences])
-        given = runner.step(tokens, filled + np.int32(age), lengths, names)
+        given = runner.step(tokens, filled + np.int32(age), lengths, names, first=first)
         outputs.append(dict(own_parts(manifest, given, row, int(lengths[row]), int(filled[row]) + age + 1)))
     return outputs
 

@@ -11,7 +11,8 @@ from model.architectures.factory import TranslationModel
 from model.decoding.processors import Processors
 from model.decoding.reference import log_softmax
 from model.rounding import Reference, reference
-from service.engine.request import DecodingParameters, GenerateRequest, Target
+from service.engine.request import GenerateRequest, Target
+from service.parameters import GenerateParameters
 
 ALLOWED = 1 / 200  # of the requests may part at a tie
 
@@ -110,7 +111,7 @@ def _processed(model: TranslationModel, request: GenerateRequest, scores: Scores
     return processors_of(request.parameters)(scores, prompt, generated, model.config.eos_id)
 
 
-def processors_of(parameters: DecodingParameters) -> Processors:
+def processors_of(parameters: GenerateParameters) -> Processors:
     """The reference's processors that a request asks for."""
     return Processors(
         repetition_penalty=parameters.repetition_penalty,

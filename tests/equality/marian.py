@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from service.engine.request import DecodingParameters, GenerateRequest
+from service.engine.request import GenerateRequest
+from service.parameters import GenerateParameters
 from tests.equality.comparing import Targets
 
 BATCH = 50
@@ -28,7 +29,7 @@ def generate(marian: Any, requests: Sequence[GenerateRequest], stop_ids: Sequenc
 
 
 def _generate_batch(
-    marian: Any, requests: Sequence[GenerateRequest], parameters: DecodingParameters, stop_ids: Sequence[int]
+    marian: Any, requests: Sequence[GenerateRequest], parameters: GenerateParameters, stop_ids: Sequence[int]
 ) -> list[Targets]:
     config = marian.config
     sources = [torch.tensor(request.source_ids) for request in requests]
@@ -47,7 +48,7 @@ def _generate_batch(
     return [rows[first : first + count] for first in range(0, len(rows), count)]
 
 
-def _generation_config(config: Any, parameters: DecodingParameters) -> Any:
+def _generation_config(config: Any, parameters: GenerateParameters) -> Any:
     from transformers import GenerationConfig
 
     search: dict[str, Any] = {}

@@ -24,7 +24,8 @@ from model.evaluation import bleu
 from model.rounding import Reference, reference
 from service.bundle import BundleError, read_bundle
 from service.engine.engine import Engine
-from service.engine.request import DecodingParameters, Encoded, EncodeRequest, Event, Target
+from service.engine.request import Encoded, EncodeRequest, Event, Target
+from service.parameters import GenerateParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.running import FAR, make_request, run, run_events
@@ -35,8 +36,8 @@ from tests.rounding import assert_within_rounding
 MAX_POSITIONS = 200
 SYSTEMS = small_systems(CausalConfig, max_positions=MAX_POSITIONS)
 MAX_NEW_TOKENS = 12
-GREEDY = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS)
-BEAMS = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
+GREEDY = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS)
+BEAMS = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
 
 Ids = tuple[int, ...]
 
@@ -99,7 +100,7 @@ def test_the_bundles_sources_have_a_start_and_no_end(runner: OnnxRunner, prompts
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
 @pytest.mark.parametrize("prefix", [(), (20, 301)], ids=["no prefix", "prefix"])
 def test_served_outputs_are_pytorchs(
-    parameters: DecodingParameters, prefix: Ids, model: CausalModel, runner: OnnxRunner, prompts: list[Ids]
+    parameters: GenerateParameters, prefix: Ids, model: CausalModel, runner: OnnxRunner, prompts: list[Ids]
 ) -> None:
     requests = [make_request(prompt, parameters=parameters, target_prefix=prefix) for prompt in prompts]
     expected = []
@@ -211,7 +212,7 @@ def test_streamed_is_whole(runner: OnnxRunner, prompts: list[Ids]) -> None:
 
 def test_generation_goes_on_to_the_last_position(models: Reference[CausalModel], runner: OnnxRunner) -> None:
     prompt = tuple(range(3, 63))
-    parameters = DecodingParameters(max_new_tokens=10_000, suppress_tokens=(2,))
+    parameters = GenerateParameters(max_new_tokens=10_000, suppress_tokens=(2,))
     (result,) = run(runner, [make_request(prompt, parameters=parameters)])
     (target,) = result.targets
     ids = [token.id for token in target.tokens]

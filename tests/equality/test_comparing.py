@@ -8,12 +8,13 @@ import torch
 from model.architectures.transformer import Transformer
 from model.config import TransformerConfig
 from model.decoding.reference import greedy, pytorch_steps
-from service.engine.request import DecodingParameters, GenerateRequest
+from service.engine.request import GenerateRequest
+from service.parameters import GenerateParameters
 from tests.equality.comparing import Ids, assert_same
 from tests.equality.running import make_request
 
-REQUEST = make_request((5, 6, 2), parameters=DecodingParameters(max_new_tokens=4))
-BEAMS = replace(REQUEST, parameters=DecodingParameters(max_new_tokens=4, num_beams=3))
+REQUEST = make_request((5, 6, 2), parameters=GenerateParameters(max_new_tokens=4))
+BEAMS = replace(REQUEST, parameters=GenerateParameters(max_new_tokens=4, num_beams=3))
 TWIN = 3  # its embedding is that of the likeliest first token
 
 
@@ -58,7 +59,7 @@ def test_one_tie_in_200_is_allowed(twins: Twins, request_: GenerateRequest) -> N
 
 def test_a_draw_may_not_part_at_a_tie(twins: Twins) -> None:
     toy, ids = twins.model, twins.ids
-    drawn = replace(REQUEST, parameters=DecodingParameters(do_sample=True))
+    drawn = replace(REQUEST, parameters=GenerateParameters(do_sample=True))
     with pytest.raises(AssertionError, match="expected"):
         assert_same(toy, [drawn] * 200, [[ids]] * 200, [[twins.tied]] + [[ids]] * 199)
 

@@ -13,18 +13,19 @@ from onnx import TensorProto, helper
 from export.bundle import half_bundle
 from service.bundle import State, read_bundle, record_files, write_manifest
 from service.engine.checks import run_known_input
-from service.engine.request import DecodingParameters, Failed, Generated
+from service.engine.request import Failed, Generated
+from service.parameters import GenerateParameters
 from service.runtime.device import DeviceRunner
 from service.runtime.ort import OnnxRunner
 from service.runtime.protocol import Runner
-from service.tokenizer import read_tokenizer
+from service.text.tokenizer import read_tokenizer
 from tests.equality.running import final, make_request, run, run_events
 from tests.equality.serving import write_bundles
 from tests.equality.systems import random_models, small
 
 BREAKING = 270  # a step that reads this token raises
 PREFIX = (268, 301)
-LONG = DecodingParameters(max_new_tokens=12, min_new_tokens=12, suppress_tokens=(BREAKING,))
+LONG = GenerateParameters(max_new_tokens=12, min_new_tokens=12, suppress_tokens=(BREAKING,))
 RECURRENT = {
     "bahdanau": small("bahdanau"),
     "luong-general-lstm": small("luong-general", cell="lstm"),  # with input feeding: all kinds of fixed states
@@ -132,7 +133,7 @@ def test_nan_of_a_shipped_encoder_fails_its_own_sequence_alone(name: str) -> Non
     if manifest.step is None:
         return
     runner = OnnxRunner(Path("bundles") / name, manifest, num_threads=1, max_rows=4)
-    parameters = DecodingParameters(max_new_tokens=8)
+    parameters = GenerateParameters(max_new_tokens=8)
     requests = [make_request((50, 60 + place, 70, 2), parameters=parameters) for place in range(3)]
     expected = run(runner, requests)
     for state in manifest.states:

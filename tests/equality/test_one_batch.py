@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.request import DecodingParameters, Generated, GenerateRequest, Target, TokenEvent
+from service.engine.request import Generated, GenerateRequest, Target, TokenEvent
+from service.parameters import GenerateParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.running import final, make_request, run, run_events
 
@@ -20,16 +21,16 @@ SHAPED: dict[str, Any] = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, 
 MIX: tuple[dict[str, Any], ...] = (
     {},
     {"attention": KINDS},
-    {"parameters": DecodingParameters(num_beams=4, num_return_sequences=3)},
-    {"parameters": DecodingParameters(num_beams=8, length_penalty=0.6, early_stopping=True), "attention": KINDS},
-    {"parameters": DecodingParameters(num_beams=3, early_stopping="never", max_new_tokens=20, **SHAPED)},
-    {"parameters": DecodingParameters(do_sample=True, seed=1, temperature=1.3)},
-    {"parameters": DecodingParameters(do_sample=True, seed=2, top_k=20, top_p=0.9), "attention": frozenset({"cross"})},
-    {"parameters": DecodingParameters(do_sample=True, seed=3, **SHAPED), "stream": True},
-    {"parameters": DecodingParameters(**SHAPED), "attention": frozenset({"decoder"})},
-    {"parameters": DecodingParameters(top_logprobs=5), "stream": True, "target_prefix": PREFIX},
-    {"parameters": DecodingParameters(num_beams=2, suppress_tokens=(4, 268)), "target_prefix": PREFIX},
-    {"parameters": DecodingParameters(max_new_tokens=0), "target_prefix": (*PREFIX, 2), "attention": KINDS},
+    {"parameters": GenerateParameters(num_beams=4, num_return_sequences=3)},
+    {"parameters": GenerateParameters(num_beams=8, length_penalty=0.6, early_stopping=True), "attention": KINDS},
+    {"parameters": GenerateParameters(num_beams=3, early_stopping="never", max_new_tokens=20, **SHAPED)},
+    {"parameters": GenerateParameters(do_sample=True, seed=1, temperature=1.3)},
+    {"parameters": GenerateParameters(do_sample=True, seed=2, top_k=20, top_p=0.9), "attention": frozenset({"cross"})},
+    {"parameters": GenerateParameters(do_sample=True, seed=3, **SHAPED), "stream": True},
+    {"parameters": GenerateParameters(**SHAPED), "attention": frozenset({"decoder"})},
+    {"parameters": GenerateParameters(top_logprobs=5), "stream": True, "target_prefix": PREFIX},
+    {"parameters": GenerateParameters(num_beams=2, suppress_tokens=(4, 268)), "target_prefix": PREFIX},
+    {"parameters": GenerateParameters(max_new_tokens=0), "target_prefix": (*PREFIX, 2), "attention": KINDS},
 )
 
 
@@ -115,9 +116,9 @@ def test_a_generated_targets_maps_are_those_of_forcing_it(
 ) -> None:
     """Maps follow their beam through every reordering of the search."""
     searches = (
-        DecodingParameters(num_beams=5, num_return_sequences=5),
-        DecodingParameters(num_beams=4, num_return_sequences=4, length_penalty=0.6, early_stopping=True, **SHAPED),
-        DecodingParameters(do_sample=True, seed=4),
+        GenerateParameters(num_beams=5, num_return_sequences=5),
+        GenerateParameters(num_beams=4, num_return_sequences=4, length_penalty=0.6, early_stopping=True, **SHAPED),
+        GenerateParameters(do_sample=True, seed=4),
     )
     requests = [
         make_request(source, parameters=parameters, attention=KINDS, target_prefix=prefix)
@@ -128,7 +129,7 @@ def test_a_generated_targets_maps_are_those_of_forcing_it(
     forced = [
         replace(
             request,
-            parameters=DecodingParameters(max_new_tokens=0),
+            parameters=GenerateParameters(max_new_tokens=0),
             target_prefix=tuple(token.id for token in target.tokens),
         )
         for request, target in found

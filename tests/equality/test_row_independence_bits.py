@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from service.bundle import read_bundle
-from service.engine.request import DecodingParameters
+from service.parameters import GenerateParameters
 from service.runtime.ort import OnnxRunner
-from service.tokenizer import read_tokenizer
+from service.text.tokenizer import read_tokenizer
 from tests.equality.company import (
     SHORT_LENGTHS,
     STEPS,
@@ -18,6 +18,7 @@ from tests.equality.company import (
     assert_same_bits,
     draw,
     encode,
+    run_rows,
     steps,
 )
 from tests.equality.running import make_request, run
@@ -36,6 +37,36 @@ def load(bundle: Path, num_threads: int = 1) -> OnnxRunner:
 @pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
 def test_every_output_has_the_same_bits_alone_and_in_any_batch(bundle: Path, num_threads: int) -> None:
     assert_bits_do_not_depend_on_company(load(bundle, num_threads), LENGTHS)
+
+
+@pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
+def test_every_output_has_the_same_bits_with_any_number_of_threads(bundle: Path) -> None:
+    """The number of threads is measured at each start, and a seed must give the same text after the next one."""
+    manifest, random = read_bundle(bundle), np.random.default_rng(8)
+    expected = load(bundle)
+    for lengths in (SHORT_LENGTHS, (*range(60, 67),)):
+        sequences = [(draw(random, manifest, length), draw(random, manifest, STEPS)) for length in lengths]
+        for num_threads in (2, 3, 4):
+            runner = load(bundle, num_threads)
+            for row in (0, len(sequences) - 1):
+                message = f"{num_threads} threads, row {row} of {lengths}"
+                assert_same_bits(run_rows(runner, sequences, row), run_rows(expected, sequences, row), message)
+
+
+def test_a_row_beyond_the_first_hundred_has_the_bits_of_the_first() -> None:
+    """In steps of all rows, and in those of one row by itself, which small calls get."""
+    bundle, count = BUNDLES[0], 101
+    runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=count)
+    random, manifest = np.random.default_rng(7), runner.manifest
+    sequences = [(draw(random, manifest, 1 + row % 40), draw(random, manifest, STEPS)) for row in range(count)]
+    runner.fill(0, encode(runner, sequences), range(count))
+    together = steps(runner, sequences, count - 1)
+    encoded = encode(runner, sequences[-1:])
+    runner.fill(0, encoded, [0])
+    expected = steps(runner, sequences[-1:], 0)
+    assert_same_bits(together, expected, "the last row of 101")
+    runner.fill(count - 1, encoded, [0])
+    assert_same_bits(steps(runner, sequences[-1:], 0, first=count - 1), expected, "the last row of 101 by itself")
 
 
 def not_numbers(runner: OnnxRunner, rows: int, length: int) -> dict[str, NDArray[np.float32]]:
@@ -75,7 +106,7 @@ def test_a_sampled_text_is_the_same_alone_and_beside_the_longest_sentence(senten
     runner = load(SAMPLED_BUNDLE)
     tokenizer = read_tokenizer(SAMPLED_BUNDLE / runner.manifest.source_tokenizer)
     rider, longest = (tuple(tokenizer.encode(text)) for text in ("rider", max(sentences, key=len)))
-    sampled = make_request(rider, parameters=DecodingParameters(do_sample=True, seed=1737, max_new_tokens=8))
+    sampled = make_request(rider, parameters=GenerateParameters(do_sample=True, seed=1737, max_new_tokens=8))
     (alone,) = run(runner, [sampled])
-    together, _ = run(runner, [sampled, make_request(longest, parameters=DecodingParameters(max_new_tokens=20))])
+    together, _ = run(runner, [sampled, make_request(longest, parameters=GenerateParameters(max_new_tokens=20))])
     assert together.targets == alone.targets

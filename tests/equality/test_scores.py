@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from model.architectures.transformer import Transformer
 from model.rounding import Reference, reference
-from service.engine.request import DecodingParameters, GenerateRequest, Target
+from service.engine.request import GenerateRequest, Target
+from service.parameters import GenerateParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import forced_log_probs
 from tests.equality.running import make_request, run
@@ -19,12 +20,12 @@ from tests.rounding import assert_within_rounding, rounding_bound
 SHAPED: dict[str, Any] = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 15}
 PREFIX = (268, 301)  # two tokens like any other
 SEARCHES = {
-    "greedy": DecodingParameters(),
-    "shaped greedy": DecodingParameters(**SHAPED),
-    "sampled": DecodingParameters(do_sample=True, seed=5, temperature=1.5, top_p=0.95),
-    "shaped sampled": DecodingParameters(do_sample=True, seed=6, top_k=50, **SHAPED),
-    "beams": DecodingParameters(num_beams=4, num_return_sequences=3, length_penalty=0.6),
-    "shaped beams": DecodingParameters(num_beams=4, num_return_sequences=4, length_penalty=2.0, **SHAPED),
+    "greedy": GenerateParameters(),
+    "shaped greedy": GenerateParameters(**SHAPED),
+    "sampled": GenerateParameters(do_sample=True, seed=5, temperature=1.5, top_p=0.95),
+    "shaped sampled": GenerateParameters(do_sample=True, seed=6, top_k=50, **SHAPED),
+    "beams": GenerateParameters(num_beams=4, num_return_sequences=3, length_penalty=0.6),
+    "shaped beams": GenerateParameters(num_beams=4, num_return_sequences=4, length_penalty=2.0, **SHAPED),
 }
 
 
@@ -81,7 +82,7 @@ def test_a_forced_target_scores_what_pytorch_sums(
     models: Reference[Transformer], runner: OnnxRunner, sources: list[tuple[int, ...]]
 ) -> None:
     """Each sentence with another's source ids as its target, which ends with the end token."""
-    parameters = DecodingParameters(max_new_tokens=0, top_logprobs=2)
+    parameters = GenerateParameters(max_new_tokens=0, top_logprobs=2)
     requests = [
         make_request(source, parameters=parameters, target_prefix=target) for source, target in pairwise(sources[:60])
     ]

@@ -22,7 +22,7 @@ from model.data.tokenizer import read_tokenizer
 from model.decoding.reference import beam, greedy, pytorch_steps
 from model.rounding import Reference, reference
 from service.bundle import read_bundle
-from service.engine.request import DecodingParameters
+from service.parameters import GenerateParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.comparing import assert_same, generated_ids
@@ -41,8 +41,8 @@ SYSTEMS: dict[str, MakeConfig] = {
     **small_systems(TransformerConfig),
 }
 MAX_NEW_TOKENS = 12
-GREEDY = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS)
-BEAMS = DecodingParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
+GREEDY = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS)
+BEAMS = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
 
 
 @pytest.fixture(scope="module")

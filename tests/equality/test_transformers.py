@@ -9,7 +9,8 @@ import pytest
 
 from model.architectures.transformer import Transformer
 from model.decoding.reference import beam, greedy, one_thread, pytorch_steps
-from service.engine.request import DecodingParameters, GenerateRequest
+from service.engine.request import GenerateRequest
+from service.parameters import GenerateParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import Targets, assert_same, generated_ids, processors_of
 from tests.equality.marian import generate
@@ -18,7 +19,7 @@ from tests.equality.running import make_request, run
 SHORT = 40  # sentences, for the many settings
 REFERENCE = 10  # sentences, for the slow decoder
 
-GREEDY = DecodingParameters(max_new_tokens=80)
+GREEDY = GenerateParameters(max_new_tokens=80)
 BEAMS = replace(GREEDY, num_beams=4, num_return_sequences=2)
 
 SEARCHES = {
@@ -49,7 +50,7 @@ PREFIXED: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def plain(marian: Any, sources: list[tuple[int, ...]]) -> dict[DecodingParameters, list[Targets]]:
+def plain(marian: Any, sources: list[tuple[int, ...]]) -> dict[GenerateParameters, list[Targets]]:
     """What transformers gives for the first sentences without processors and prefix."""
     return {
         parameters: generate(marian, [make_request(source, parameters=parameters) for source in sources[:SHORT]])
@@ -58,7 +59,7 @@ def plain(marian: Any, sources: list[tuple[int, ...]]) -> dict[DecodingParameter
 
 
 @pytest.fixture(scope="module")
-def frequent(plain: dict[DecodingParameters, list[Targets]], model: Transformer) -> tuple[int, ...]:
+def frequent(plain: dict[GenerateParameters, list[Targets]], model: Transformer) -> tuple[int, ...]:
     """The tokens that the model writes most often, the end token excepted."""
     counts = Counter(token for (ids,) in plain[GREEDY] for token in ids if token != model.config.eos_id)
     return tuple(token for token, _ in counts.most_common(5))
@@ -88,12 +89,12 @@ def by_reference(model: Transformer, request: GenerateRequest) -> Targets:
     if isinstance(request.stop, StopAt):
         shape["stop"] = request.stop.ends
     if parameters.num_beams == 1:
-        return [greedy(step, config.bos_id, config.eos_id, parameters.max_new_tokens, **shape).ids]
+        return [greedy(step, config.bos_id, config.eos_id, parameters.num_new_tokens, **shape).ids]
     hypotheses = beam(
         step,
         config.bos_id,
         config.eos_id,
-        parameters.max_new_tokens,
+        parameters.num_new_tokens,
         parameters.num_beams,
         parameters.length_penalty,
         parameters.early_stopping,
@@ -132,11 +133,11 @@ def test_searches_agree(search: str, agree: Agree, marian: Any, sources: list[tu
 @pytest.mark.parametrize("processors", PROCESSORS)
 def test_processors_agree(
     processors: str,
-    parameters: DecodingParameters,
+    parameters: GenerateParameters,
     agree: Agree,
     marian: Any,
     sources: list[tuple[int, ...]],
-    plain: dict[DecodingParameters, list[Targets]],
+    plain: dict[GenerateParameters, list[Targets]],
 ) -> None:
     shaped = replace(parameters, **PROCESSORS[processors])
     requests = [make_request(source, parameters=shaped) for source in sources[:SHORT]]
@@ -147,7 +148,7 @@ def test_processors_agree(
 
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
 def test_suppressed_tokens_agree(
-    parameters: DecodingParameters,
+    parameters: GenerateParameters,
     agree: Agree,
     marian: Any,
     sources: list[tuple[int, ...]],
@@ -162,7 +163,7 @@ def test_suppressed_tokens_agree(
 
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
 def test_stops_agree(
-    parameters: DecodingParameters,
+    parameters: GenerateParameters,
     agree: Agree,
     marian: Any,
     sources: list[tuple[int, ...]],
@@ -179,12 +180,12 @@ def test_stops_agree(
 @pytest.mark.parametrize("shape", PREFIXED)
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS, LONGEST], ids=["greedy", "beams", "longest"])
 def test_forced_prefixes_agree(
-    parameters: DecodingParameters,
+    parameters: GenerateParameters,
     shape: str,
     agree: Agree,
     marian: Any,
     sources: list[tuple[int, ...]],
-    plain: dict[DecodingParameters, list[Targets]],
+    plain: dict[GenerateParameters, list[Targets]],
 ) -> None:
     """Each sentence is made to begin as another one's translation does."""
     beginnings = [ids[:5] for (ids,) in plain[GREEDY]]

@@ -14,7 +14,6 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 import pytest
-from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from service.app import create_app
@@ -22,13 +21,16 @@ from service.bundle import Languages, Manifest
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
+from service.http.routing import DescribedApp
+from service.http.server import DrainingServer
+from service.inference.call import Arrival, Call
+from service.inference.service import Backend, ServedModel
 from service.runtime.protocol import Runner
-from service.server import DrainingServer
-from service.serving import Backend, ServedModel
 from service.settings import Settings
-from service.tokenizer import TextTokenizer
+from service.text.tokenizer import TextTokenizer
 from tests.support.fake_runner import HIDDEN, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
 
+FAKE_ROWS = 32  # of a model where a test sets no number
 PAD, START, END = "<pad>", "<s>", "</s>"
 MERGES = [("Ġ", "d"), ("o", "g"), ("Ġd", "og"), ("Ġ", "H"), ("u", "n"), ("Ġ", "a")]
 # Of words that the documentation's examples need to be one token.
@@ -36,7 +38,7 @@ EXAMPLE_MERGES = [("Ġ", "b"), ("o", "y"), ("Ġb", "oy"), ("Ġboy", "s")]
 
 
 def byte_level_tokenizer(merges: list[tuple[str, str]] = MERGES) -> Tokenizer:
-    """As `model.tokenizer` trains them, with a vocabulary that a test can name: specials, bytes, a few merges."""
+    """As `model.data.tokenizer` trains them, with a vocabulary that a test can name: specials, bytes, a few merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [PAD, START, END, *alphabet, *(left + right for left, right in merges)]
     vocabulary = {word: id_ for id_, word in enumerate(words)}
@@ -79,9 +81,8 @@ class FakeBackend:
         served: dict[str, ServedModel] = {}
         engines: dict[str, Engine] = {}
         for manifest in self.manifests:
-            runner = FakeRunner(
-                manifest, settings.max_rows, faults=self.faults, step_s=self.step_s, encode_s=self.encode_s
-            )
+            max_rows = settings.max_rows or FAKE_ROWS
+            runner = FakeRunner(manifest, max_rows, faults=self.faults, step_s=self.step_s, encode_s=self.encode_s)
             self.runners.append(runner)
             engine = Engine(
                 self.wrap(runner),
@@ -90,7 +91,10 @@ class FakeBackend:
             )
             self.engines.append(engine)
             engines[manifest.name] = engine
-            served[manifest.name] = ServedModel(manifest.name, manifest, self.tokenizer, self.tokenizer, "cpu", HIDDEN)
+            tokenizer = self.tokenizer
+            served[manifest.name] = ServedModel(
+                manifest.name, manifest, tokenizer, tokenizer, "cpu", HIDDEN, max_rows, threads={}
+            )
         return Backend(served, engines, Worker(engines))
 
     @property
@@ -137,7 +141,7 @@ def classifying(backend: FakeBackend) -> FakeBackend:
 class Running:
     """An app whose lifespan has begun, and a client that calls it in process."""
 
-    app: FastAPI
+    app: DescribedApp
     client: httpx.AsyncClient
     backend: FakeBackend
     exit_codes: list[int]
@@ -184,6 +188,18 @@ async def running(start: Start) -> AsyncIterator[Running]:
         yield running
 
 
+@pytest.fixture(params=[0, 0.1], ids=["as they come", "many at once"])
+def arrivals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events of streams reach their reader one by one, or many at once."""
+    next_arrivals = Call.next_arrivals
+
+    async def wait(call: Call) -> list[Arrival]:
+        await asyncio.sleep(request.param)
+        return await next_arrivals(call)
+
+    monkeypatch.setattr(Call, "next_arrivals", wait)
+
+
 async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
     answer = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
     assert answer.status_code == 200, answer.text
@@ -201,6 +217,7 @@ async def until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
 class Wire:
     """A service on a real socket, in a thread with a loop of its own."""
 
+    app: DescribedApp
     server: DrainingServer
     backend: FakeBackend
     thread: threading.Thread
@@ -255,7 +272,7 @@ def serve(make_backend: MakeBackend) -> Serve:
         server = DrainingServer(app, wanted, exit_codes.append)
         thread = threading.Thread(target=server.run)
         thread.start()
-        wire = Wire(server, backend, thread, exit_codes)
+        wire = Wire(app, server, backend, thread, exit_codes)
         try:
             wait_until(lambda: server.started and (backend.wait_for is not None or app.state.service.refusal is None))
             yield wire

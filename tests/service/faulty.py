@@ -9,7 +9,7 @@ import numpy as np
 
 from service.bundle import Manifest
 from service.runtime.protocol import Array, Int32, Int64, Runner
-from service.tokenizer import TextTokenizer, TokenSpan
+from service.text.tokenizer import TextTokenizer, TokenSpan
 
 GraphName = Literal["encoder", "step", "similar"]
 # "raise": the call raises, and no other. "poison": so does every call that has the same row or example again, as if it

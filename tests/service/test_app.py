@@ -54,7 +54,7 @@ async def test_an_engine_that_dies_while_the_service_drains_ends_the_process_wit
     async with start() as running:
 
         def die(engine: Engine) -> None:
-            running.app.state.service.is_draining = True
+            running.app.state.service.drain()
             raise SystemExit
 
         monkeypatch.setattr(Engine, "step", die)
@@ -81,6 +81,6 @@ async def test_a_step_that_takes_longer_than_any_request_may_ends_the_process(
 
 async def test_an_orderly_end_is_not_taken_for_a_death(start: Start) -> None:
     async with start() as running:
-        running.app.state.service.is_draining = True
+        running.app.state.service.drain()
         await running.app.state.service.stop()
     assert running.exit_codes == []

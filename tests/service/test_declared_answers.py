@@ -5,6 +5,8 @@ All of it is read from the document, so that a new route is covered as soon as i
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,14 +18,15 @@ import httpx2 as httpx
 import orjson
 import pytest
 
-from service import logs, outputs
-from service.app import create_app
+from service import compat, logs
+from service.api.endpoint import Endpoint
+from service.app import NATIVE, create_app
 from service.bundle import ChatTemplate
 from service.errors import ERRORS, ApiError, ErrorCode
+from service.http import docs
+from service.http.openapi import HEAD_ERRORS
+from service.inference import results, tokens
 from service.loading import load_backend
-from service.openapi import HEAD_ERRORS
-from service.routes import tokens
-from service.routing import JsonRoute
 from service.settings import Settings
 from tests.service.conftest import MakeBackend, Running, Serve, Start, read_all, reading_examples, until
 from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
@@ -154,10 +157,10 @@ async def refused_on_the_way(code: ErrorCode) -> AsyncIterator[bytes]:
 async def full(running: Running) -> AsyncIterator[None]:
     """No door has a place left."""
     service = running.app.state.service
-    with contextlib.ExitStack() as places:
-        for model in service.backend.models.values():
-            places.enter_context(service.admission(model).reserve(10**6, 0))
-        yield
+    places = {name: admission.reserve(10**6, 0) for name, admission in service.admissions.items()}
+    yield
+    for name, place in places.items():
+        service.admissions[name].release(place)
 
 
 @contextlib.asynccontextmanager
@@ -180,34 +183,42 @@ async def busy(running: Running) -> AsyncIterator[None]:
 async def narrow(running: Running) -> AsyncIterator[None]:
     """No answer may hold anything that is counted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outputs, "MAX_NUMBERS", 0)
+        patch.setattr(results, "MAX_NUMBERS", 0)
         patch.setattr(tokens, "MAX_TEXT_BYTES", 0)
         patch.setattr(tokens, "MAX_IDS", 0)
         yield
+
+
+def with_bug(endpoint: Endpoint) -> Endpoint:
+    @functools.wraps(endpoint.handler)  # it takes the same body
+    async def handler(*_: Any, **__: Any) -> None:
+        raise RuntimeError
+
+    return dataclasses.replace(endpoint, handler=handler)
 
 
 @contextlib.asynccontextmanager
 async def wrong(running: Running) -> AsyncIterator[None]:
     """Every route has a bug."""
 
-    async def endpoint(**_: Any) -> None:
-        raise RuntimeError
-
-    for route in running.app.routes:
-        if isinstance(route, JsonRoute):
-            route.endpoint = endpoint
+    app = running.app
+    if not getattr(app.state, "is_wrong", False):
+        native = [endpoint for module in NATIVE for endpoint in module.ENDPOINTS]
+        endpoints = [*native, *compat.endpoints(Settings().family_names), *docs.endpoints(app.openapi)]
+        app.add_endpoints(map(with_bug, endpoints))  # in the place of those without
+        app.state.is_wrong = True
     yield
 
 
 @contextlib.asynccontextmanager
 async def draining(running: Running) -> AsyncIterator[None]:
-    running.app.state.service.is_draining = True
+    running.app.state.service.drain()
     yield
 
 
 @contextlib.asynccontextmanager
 async def dead(running: Running) -> AsyncIterator[None]:
-    await running.app.state.service.backend.worker.stop(0)
+    running.app.state.service.worker.give_up()
     yield
 
 

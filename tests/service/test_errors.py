@@ -9,13 +9,15 @@ from typing import Any, get_args
 import httpx2 as httpx
 import pytest
 
+from service.api.endpoint import NATIVE_ERRORS, Endpoint
 from service.errors import ERRORS, ApiError, ErrorCode
+from service.inference.call import Call
 from tests.service.conftest import MakeBackend, Running, Start, until
 from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 
-# Caused over raw sockets, in test_http_protocol.py.
+# Caused over raw sockets, in http/test_protocol.py.
 ON_THE_WIRE = {"malformed_request", "headers_too_large"}
 TOO_MANY_NUMBERS = {"input": "x" * 62, "target": "y" * 62}
 
@@ -118,10 +120,10 @@ async def test_a_bug_of_ours_is_internal_and_its_text_stays_in_the_log(
 ) -> None:
     async with start() as running:
 
-        @running.app.get("/bug")
-        async def bug() -> None:
+        async def bug(call: Call) -> None:
             raise RuntimeError("secret")
 
+        running.app.add_endpoints([Endpoint("GET", "/bug", bug)])
         answer = await running.client.get("/bug", headers={"x-request-id": "me"})
         check(answer, "internal")
         assert "secret" not in answer.text
@@ -140,7 +142,7 @@ async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
         for answer in answers[3:]:
             check(answer, "overloaded")
         assert await running.metric('sightline_request_failure_total{code="overloaded"}') == 2
-        assert running.app.state.service.admission(running.app.state.service.model(None)).num_sequences == 0
+        assert running.app.state.service.admissions["fake"].num_sequences == 0
 
 
 async def test_a_call_that_would_wait_too_long_is_refused_at_once_and_an_admitted_one_never(
@@ -193,7 +195,7 @@ async def test_loading(start: Start, make_backend: MakeBackend) -> None:
 
 
 async def test_draining(running: Running) -> None:
-    running.app.state.service.is_draining = True
+    running.app.state.service.drain()
     check(await running.post("/v1/generate", {"inputs": "x"}), "draining")
     check(await running.client.get("/health/ready"), "draining")
     check(await running.client.get("/health"), "draining")
@@ -201,7 +203,7 @@ async def test_draining(running: Running) -> None:
 
 async def test_engine_dead(start: Start) -> None:
     async with start() as running:
-        await running.app.state.service.backend.worker.stop(0)
+        running.app.state.service.worker.give_up()
         check(await running.post("/v1/generate", {"inputs": "x"}), "engine_dead")
         check(await running.client.get("/health/ready"), "engine_dead")
         check(await running.client.get("/health"), "engine_dead")
@@ -249,8 +251,8 @@ async def test_a_deadline_that_makes_no_sense_is_refused(running: Running, value
 
 
 def test_an_error_repeats_no_more_than_it_was_told() -> None:
-    error = ApiError("invalid_parameter", "It is wrong.", param="inputs[3]")
-    assert json.loads(error.body("r1")) == {
+    error = ApiError("invalid_parameter", "It is wrong.", field="inputs", index=3)
+    assert json.loads(NATIVE_ERRORS.write(error, error.message({}), error.param({}), "r1")) == {
         "error": {
             "code": "invalid_parameter",
             "type": "invalid_request_error",

@@ -115,13 +115,13 @@ class Service:
         self.check_released()
         for model in running.app.state.service.models:
             for gauge in ("running", "waiting"):
-                assert await running.metric(f'sightline_num_requests_{gauge}{{model_name="{model.name}"}}') == 0
+                assert await running.metric(f'sightline_num_requests_{gauge}{{model_name="{model}"}}') == 0
 
     def check_released(self) -> None:
         """No call holds a reservation any more."""
         service = self.running.app.state.service
-        for model in service.models:
-            admission = service.admission(model)
+        assert service.admissions
+        for admission in service.admissions.values():
             assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
         assert service.response_memory.num_bytes == 0
 

@@ -14,11 +14,13 @@ import onnx
 import pytest
 
 from export.bundle import half_bundle
-from service.bundle import MANIFEST, BundleError, read_manifest, record_files, write_manifest
+from service.bundle import MANIFEST, MAX_BEAMS, BundleError, read_manifest, record_files, write_manifest
 from service.engine.observer import EngineObserver, NullObserver
-from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest
+from service.engine.request import Event, Generated, GenerateRequest
+from service.inference.service import Backend
 from service.loading import find_bundles, load_backend
-from service.serving import Backend
+from service.parameters import GenerateParameters
+from service.runtime.memory import row_bytes
 from service.settings import Settings
 from tests.equality.serving import write_bundles
 from tests.equality.systems import random_models, small
@@ -48,6 +50,29 @@ def test_every_bundle_of_the_folder_is_served_by_its_own_name(folder: Path) -> N
     assert model.source_tokenizer is model.target_tokenizer
 
 
+def test_rows_follow_from_the_memory_for_the_state_of_all_models_unless_they_are_set(folder: Path) -> None:
+    manifest = read_manifest(folder / "toy")
+    shutil.copytree(folder / "toy", folder / "other")
+    write_manifest(folder / "other", manifest.model_copy(update={"name": "other"}))
+    enough_for_10 = 2 * 10 * row_bytes(manifest)
+    for settings, rows in (
+        (Settings(bundles=folder, threads=1, max_state_bytes=enough_for_10), 10),
+        (Settings(bundles=folder, threads=1, max_state_bytes=enough_for_10, max_rows=3), 3),
+        (Settings(bundles=folder, threads=1, max_state_bytes=1), MAX_BEAMS),
+    ):
+        models = load_backend(settings, observer_of).models
+        assert [model.max_rows for model in models.values()] == [rows, rows]
+
+
+def test_threads_are_measured_unless_they_are_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.loading.usable_threads", lambda: 2)
+    monkeypatch.setattr("service.runtime.threads.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("service.runtime.threads.MIN_SPEEDUP", 0.0)  # every measurement chooses more
+    for threads, chosen in ((0, 2), (1, 1)):
+        models = load_backend(Settings(bundles=folder, threads=threads, max_rows=2), observer_of).models
+        assert models["toy"].threads == {"encoder": chosen, "decoder": chosen}
+
+
 def test_bundles_with_equal_tokenizers_share_one(folder: Path) -> None:
     manifest = read_manifest(folder / "toy")
     shutil.copytree(folder / "toy", folder / "other")
@@ -69,7 +94,7 @@ def test_bundles_with_different_tokenizers_each_have_their_own(folder: Path) -> 
 
 def generate(backend: Backend, name: str) -> list[int]:
     results: list[Event] = []
-    request = GenerateRequest("r", (11, 52, 90, 2), 1e9, DecodingParameters(max_new_tokens=8))
+    request = GenerateRequest("r", (11, 52, 90, 2), 1e9, GenerateParameters(max_new_tokens=8))
     backend.engines[name].submit(request, results.append)
     while backend.engines[name].has_work:
         backend.engines[name].step()
@@ -92,7 +117,7 @@ def test_a_float16_bundle_is_served_on_the_cpu_too(bundle: Path, tmp_path: Path)
     half_bundle(bundle, tmp_path / "half", None)
     backend = load_backend(Settings(bundles=tmp_path, threads=1, max_rows=2), observer_of)
     assert (backend.models["half"].provider, backend.models["half"].manifest.dtype) == ("cpu", "float16")
-    requests = [GenerateRequest(name, (11, 52, 90, 2), 1e9, DecodingParameters(max_new_tokens=4)) for name in "abc"]
+    requests = [GenerateRequest(name, (11, 52, 90, 2), 1e9, GenerateParameters(max_new_tokens=4)) for name in "abc"]
     results: list[Event] = []
     for request in requests:
         backend.engines["half"].submit(request, results.append)

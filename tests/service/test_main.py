@@ -70,7 +70,8 @@ def test_it_starts_translates_and_ends_cleanly_at_sigterm(folder: Path) -> None:
         port = begun[-1]["port"]
         assert ask(port, "/health/live") == {"status": "live"}
         ready = (begun + lines_until(running.stdout, "ready"))[-1]
-        assert (ready["model"], ready["provider"], ready["threads"]) == ("toy", "cpu", 1)
+        assert (ready["model"], ready["provider"]) == ("toy", "cpu")
+        assert ready["threads"] == {"encoder": 1, "decoder": 1}
         assert ask(port, "/health/ready") == {"status": "ready"}
         answer = ask(port, "/v1/generate", {"inputs": "A man sleeps.", "parameters": {"max_new_tokens": 8}})
         assert 0 < len(answer["outputs"][0]["tokens"]) <= 8
@@ -127,7 +128,8 @@ def test_a_standard_stream_that_is_closed_does_no_harm(folder: Path, closed: str
 # `python -m service`, whose engine hangs in a native call at its first step that is no rehearsal.
 HANGING = """
 import sys, time
-from service import __main__, server
+from service import __main__
+from service.http import server
 from service.engine.engine import Engine
 
 def load(*arguments, load=server.load_backend):
@@ -212,7 +214,7 @@ def test_a_port_that_is_taken_ends_the_process_with_3(folder: Path) -> None:
 
 def test_the_service_never_loads_torch() -> None:
     program = (
-        "import sys; from service.server import serve; from service.__main__ import main; "
+        "import sys; from service.http.server import serve; from service.__main__ import main; "
         "print([name for name in ('torch', 'onnx', 'transformers', 'model', 'export') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

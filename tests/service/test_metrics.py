@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import generate_latest
 from starlette.types import Message
 
+from service.machine import usable_memory
 from service.metrics import PREFIX, Metrics
 from service.settings import Settings
 from tests.service.conftest import MakeBackend, Start, until
@@ -55,6 +56,13 @@ async def test_limits_are_gauges_by_the_names_of_their_settings(start: Start) ->
         text = (await running.client.get("/metrics")).text
         shown = re.findall(r'^sightline_limit{setting="(\w+)"}', text, flags=re.MULTILINE)
         assert set(shown) == {name for name in Settings.model_fields if name.startswith("max_")}
+
+
+async def test_limits_that_follow_from_the_machine_show_what_is_used(start: Start) -> None:
+    async with start() as running:
+        (model,) = running.app.state.service.models.values()
+        assert await running.metric('sightline_limit{setting="max_rows"}') == model.max_rows > 0
+        assert await running.metric('sightline_limit{setting="max_state_bytes"}') == usable_memory() // 2
 
 
 async def test_the_process_shows_its_memory_and_descriptors(start: Start) -> None:

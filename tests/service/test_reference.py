@@ -1,41 +1,36 @@
 """The reference documentation is complete, and its examples work."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
-from service.answers import (
-    AttentionMap,
-    Classification,
-    ClassifyAnswer,
-    GenerateAnswer,
-    LabelScore,
-    ModelDetails,
-    Neighbour,
-    Output,
-    OutputToken,
-    ScoreAnswer,
-    SimilarAnswer,
-)
+from service.api.attention import AttentionBody
+from service.api.classify import ClassifyBody
+from service.api.encode import EncodeBody
+from service.api.generate import GenerateBody
+from service.api.models import AttentionKind, LanguagePair, ModelDetails, ModelLimits
+from service.api.score import ScoreBody
+from service.api.similar import SimilarBody
+from service.api.tokens import DetokenizeBody, TokenizeBody
 from service.app import create_app
+from service.compat.openai.schemas import CompletionBody, EmbeddingBody, StreamOptions
 from service.errors import CLIENT_GONE, ERRORS
-from service.families.openai_schemas import CompletionBody, EmbeddingBody, StreamOptions
 from service.fields import RequestBody
+from service.inference.attention import AttentionResult
+from service.inference.classify import ClassifyOutput, ClassifyResult, LabelScore
+from service.inference.encode import EncodeResult
+from service.inference.generate import GenerateOutput, GenerateResult, StreamEnd, StreamToken
+from service.inference.maps import AttentionMap, AttentionWindow, TargetAttention
+from service.inference.results import RankedToken, TimingsMs, Usage
+from service.inference.score import ScoreOutput, ScoreResult
+from service.inference.similar import Neighbour, SimilarResult
+from service.inference.tokens import DetokenizeResult, InputToken, TokenizeResult
 from service.metrics import Metrics
-from service.parameters import Parameters
-from service.schemas import (
-    AttentionBody,
-    ClassifyBody,
-    DetokenizeBody,
-    EncodeBody,
-    GenerateBody,
-    ScoreBody,
-    SimilarBody,
-    TokenizeBody,
-)
+from service.parameters import DEFAULT_NEW_TOKENS, PARAMETER_NAMES, GenerateParameters
 from service.settings import Settings, env_name, flag_name
 from tests.service.conftest import MakeBackend, Start, reading_examples
 from tests.support.fake_runner import fake_classifier_manifest
@@ -81,10 +76,7 @@ def test_every_route_is_described() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [
-        *(Parameters, GenerateBody, ScoreBody, AttentionBody, ClassifyBody, SimilarBody, EncodeBody),
-        *(TokenizeBody, DetokenizeBody),
-    ],
+    [GenerateBody, ScoreBody, AttentionBody, ClassifyBody, SimilarBody, EncodeBody, TokenizeBody, DetokenizeBody],
 )
 def test_every_field_is_described(body: type[RequestBody]) -> None:
     for name in body.model_fields:
@@ -99,21 +91,24 @@ def test_every_field_of_a_family_is_described(body: type[RequestBody]) -> None:
 
 def test_every_parameter_has_a_line_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| .+ \|$", API, flags=re.MULTILINE))
-    for name, field in Parameters.model_fields.items():
-        is_plain = isinstance(field.default, bool | int | float)
-        assert rows[name] == (json.dumps(field.default) if is_plain else rows[name]), name
+    for name in PARAMETER_NAMES:
+        default = DEFAULT_NEW_TOKENS if name == "max_new_tokens" else getattr(GenerateParameters, name)
+        is_plain = isinstance(default, bool | int | float)
+        assert rows[name] == (json.dumps(default) if is_plain else rows[name]), name
 
 
-ANSWERS = [
-    *(GenerateAnswer, Output, OutputToken, ScoreAnswer, ClassifyAnswer, Classification, LabelScore, AttentionMap),
-    *(SimilarAnswer, Neighbour),
+RESULTS = [
+    *(GenerateResult, GenerateOutput, RankedToken, StreamToken, StreamEnd, Usage, TimingsMs, ScoreResult, ScoreOutput),
+    *(AttentionResult, TargetAttention, AttentionMap, AttentionWindow, ClassifyResult, ClassifyOutput, LabelScore),
+    *(EncodeResult, SimilarResult, Neighbour, TokenizeResult, InputToken, DetokenizeResult),
+    *(ModelDetails, ModelLimits, AttentionKind, LanguagePair),
 ]
 
 
-@pytest.mark.parametrize("answer", [*ANSWERS, ModelDetails])
-def test_the_answers_fields_are_named(answer: type[BaseModel]) -> None:
-    for name in answer.model_fields:
-        assert re.search(rf"[`\"]{name}[`\"]", API), name
+@pytest.mark.parametrize("result", RESULTS)
+def test_the_fields_of_results_are_named(result: type[Any]) -> None:
+    for field in dataclasses.fields(result):
+        assert re.search(rf"[`\"]{field.name}[`\"]", API), field.name
 
 
 @pytest.mark.anyio

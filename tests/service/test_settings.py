@@ -38,7 +38,7 @@ def test_an_unknown_or_shortened_flag_is_refused_by_name(flag: str, capsys: pyte
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("port", "65536"), ("port", "x"), ("threads", "-1"), ("provider", "tpu"), ("drain_s", "nan"), ("max_rows", "0")],
+    [("port", "65536"), ("port", "x"), ("threads", "-1"), ("provider", "tpu"), ("drain_s", "nan"), ("max_rows", "-1")],
 )
 def test_a_value_out_of_range_is_refused_with_the_settings_name(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=env_name(name)):

@@ -11,7 +11,6 @@ from service.bundle import TOP_TOKENS, Manifest
 from service.engine.engine import Engine
 from service.engine.generation import Handle, Sink
 from service.engine.request import (
-    DecodingParameters,
     EncodeRequest,
     Event,
     Final,
@@ -22,13 +21,14 @@ from service.engine.request import (
     TokenEvent,
 )
 from service.engine.scores import StepScores
+from service.parameters import GenerateParameters
 from service.runtime.protocol import Array, Int32, Int64, Runner
 from tests.support.fake_runner import PRIME, FakeFaultError, FakeRunner, Faults, fake_manifest
 
 FAR = 1e9
 SOURCES = [tuple(range(3 + start, 5 + 2 * start)) for start in range(9)]  # 2 to 10 tokens
 
-NextLogits = Callable[[Sequence[Sequence[int]]], NDArray[np.float32]]  # that of model.reference
+NextLogits = Callable[[Sequence[Sequence[int]]], NDArray[np.float32]]  # that of model.decoding.reference
 
 
 class Harness:
@@ -44,6 +44,7 @@ class Harness:
 
     def submit(self, request: Request, sink: Sink | None = None) -> Handle:
         events: list[Event] = []
+        self.engine.check(request)
         handle = self.engine.submit(request, sink or events.append)
         self.events[handle] = events
         return handle
@@ -54,7 +55,7 @@ class Harness:
     def search(self, source: Sequence[int], num_beams: int, deadline: float = FAR, **parameters: Any) -> Handle:
         """Submit a beam search whose beams are all returned."""
         wanted = {"num_beams": num_beams, "num_return_sequences": num_beams, **parameters}
-        return self.generate(source, deadline, parameters=DecodingParameters(**wanted))
+        return self.generate(source, deadline, parameters=GenerateParameters(**wanted))
 
     def encode(self, source: Sequence[int], deadline: float = FAR) -> Handle:
         return self.submit(EncodeRequest("e", tuple(source), deadline))

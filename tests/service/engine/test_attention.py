@@ -3,7 +3,8 @@ import pytest
 
 from service.bundle import Manifest
 from service.engine.engine import Engine
-from service.engine.request import DecodingParameters, Event, Generated, GenerateRequest, Target
+from service.engine.request import Event, Generated, GenerateRequest, Target
+from service.parameters import GenerateParameters
 from tests.service.engine.conftest import ids_of
 from tests.support.fake_runner import FakeRunner, fake_manifest, fake_slots_manifest
 
@@ -24,7 +25,7 @@ def run(requests: list[GenerateRequest], max_rows: int = 3, manifest: Manifest |
 
 
 def request_of(source: tuple[int, ...], kinds: frozenset[str] = ALL, max_new_tokens: int = 24) -> GenerateRequest:
-    return GenerateRequest("r", source, 1e12, DecodingParameters(max_new_tokens=max_new_tokens), attention=kinds)
+    return GenerateRequest("r", source, 1e12, GenerateParameters(max_new_tokens=max_new_tokens), attention=kinds)
 
 
 def test_maps_have_the_sizes_of_source_and_target_and_their_rows_sum_to_one() -> None:
@@ -77,7 +78,7 @@ def test_maps_in_company_are_those_alone(max_new_tokens: int) -> None:
 
 def scored(source: tuple[int, ...], target: list[int]) -> GenerateRequest:
     return GenerateRequest(
-        "r", source, 1e12, DecodingParameters(max_new_tokens=0), target_prefix=tuple(target), attention=ALL
+        "r", source, 1e12, GenerateParameters(max_new_tokens=0), target_prefix=tuple(target), attention=ALL
     )
 
 
@@ -92,7 +93,7 @@ def test_a_scored_target_gets_the_maps_of_the_same_target_generated() -> None:
 def test_each_beam_gets_the_maps_of_its_own_target(prefix: tuple[int, ...]) -> None:
     """Those that the same target gets where it is given: whatever rows it has come through."""
     for source in SOURCES:
-        parameters = DecodingParameters(num_beams=5, num_return_sequences=5)
+        parameters = GenerateParameters(num_beams=5, num_return_sequences=5)
         beams = GenerateRequest("r", source, 1e12, parameters, target_prefix=prefix, attention=ALL)
         company = [request_of(SOURCES[0]), request_of(SOURCES[1], frozenset({"cross"}))]
         targets = run([company[0], beams, company[1]], max_rows=7)[1:6]
@@ -106,7 +107,7 @@ def test_each_beam_gets_the_maps_of_its_own_target(prefix: tuple[int, ...]) -> N
 
 
 def test_beams_are_the_same_with_and_without_maps() -> None:
-    parameters = DecodingParameters(num_beams=4, num_return_sequences=4)
+    parameters = GenerateParameters(num_beams=4, num_return_sequences=4)
     for source in SOURCES:
         plain, seen = (
             run([GenerateRequest("r", source, 1e12, parameters, attention=kinds)], max_rows=4)
@@ -118,7 +119,7 @@ def test_beams_are_the_same_with_and_without_maps() -> None:
 
 def test_maps_begin_with_the_rows_of_the_prefix() -> None:
     source, prefix = SOURCES[3], (9, 41, 5)
-    parameters = DecodingParameters(max_new_tokens=3)
+    parameters = GenerateParameters(max_new_tokens=3)
     (target,) = run([GenerateRequest("r", source, 1e12, parameters, target_prefix=prefix, attention=ALL)])
     assert target.attention["cross"].shape == (3, 2, 6, len(source))
     assert target.attention["decoder"].shape == (3, 2, 6, 6)
@@ -150,7 +151,7 @@ def test_a_map_of_slots_has_a_row_for_each_source_token_and_as_many_columns_as_t
 
 def test_beams_and_given_targets_carry_the_maps_of_slots() -> None:
     kinds = frozenset({"encoder_slots", "cross"})
-    parameters = DecodingParameters(num_beams=3, num_return_sequences=3)
+    parameters = GenerateParameters(num_beams=3, num_return_sequences=3)
     targets = run_with_slots([GenerateRequest("r", SOURCES[1], 1e12, parameters, attention=kinds)])
     (alone,) = run_with_slots([request_of(SOURCES[1], frozenset({"encoder_slots"}))])
     assert len(targets) == 3

@@ -1,4 +1,4 @@
-"""Beam search in shared rows against the slow and obvious one of `model.reference`, on the fake model."""
+"""Beam search in shared rows against the slow and obvious one of `model.decoding.reference`, on the fake model."""
 
 import dataclasses
 import math
@@ -15,7 +15,6 @@ from service.engine.beam import BeamGeneration
 from service.engine.generation import Handle
 from service.engine.request import (
     Cancelled,
-    DecodingParameters,
     Failed,
     Generated,
     GenerateRequest,
@@ -23,6 +22,7 @@ from service.engine.request import (
     StopCondition,
     Target,
 )
+from service.parameters import GenerateParameters
 from tests.service.engine.conftest import (
     FAR,
     SOURCES,
@@ -44,13 +44,13 @@ Reference = Callable[[Manifest, GenerateRequest], Sequence[Any]]
 
 @pytest.fixture(scope="module")
 def searched() -> Reference:
-    """What the reference finds for a request, best first: `model.reference.Hypothesis`, those that may be."""
+    """What the reference finds for a request, best first: `model.decoding.reference.Hypothesis`, those that may be."""
     from model.decoding.processors import Processors
     from model.decoding.reference import beam, greedy
 
     def search(manifest: Manifest, request: GenerateRequest) -> Sequence[Any]:
         asked, prefix, stop = request.parameters, request.target_prefix, request.stop
-        max_new_tokens = min(asked.max_new_tokens, manifest.limits.max_target_tokens - len(prefix))
+        max_new_tokens = min(asked.num_new_tokens, manifest.limits.max_target_tokens - len(prefix))
         processors = Processors(
             asked.repetition_penalty, asked.no_repeat_ngram_size, asked.min_new_tokens, asked.suppress_tokens
         )
@@ -96,7 +96,7 @@ def run(manifest: Manifest, max_rows: int, requests: Sequence[GenerateRequest]) 
 def requests_of(draw: st.DrawFn, vocabulary: int, num_beams: st.SearchStrategy[int]) -> GenerateRequest:
     tokens = st.integers(0, vocabulary - 1)
     beams = draw(num_beams)
-    parameters = DecodingParameters(
+    parameters = GenerateParameters(
         max_new_tokens=draw(st.sampled_from([1, 2, 3, 5, 8, 100])),
         min_new_tokens=draw(st.sampled_from([0, 0, 0, 1, 3, 9])),
         num_beams=beams,
@@ -154,12 +154,12 @@ def test_a_budget_of_maps_pays_for_what_the_answer_holds_and_never_more(data: st
 def test_beams_and_draws_in_company_are_those_alone(max_rows: int) -> None:
     manifest = fake_manifest()
     asked = [
-        DecodingParameters(num_beams=8, num_return_sequences=8),
-        DecodingParameters(do_sample=True, temperature=3.0, seed=4, repetition_penalty=1.5),
-        DecodingParameters(num_beams=3, num_return_sequences=2, no_repeat_ngram_size=1, top_logprobs=5),
-        DecodingParameters(),
-        DecodingParameters(num_beams=5, length_penalty=-1.0, early_stopping="never", min_new_tokens=6),
-        DecodingParameters(do_sample=True, top_p=0.9, top_k=7, seed=5),
+        GenerateParameters(num_beams=8, num_return_sequences=8),
+        GenerateParameters(do_sample=True, temperature=3.0, seed=4, repetition_penalty=1.5),
+        GenerateParameters(num_beams=3, num_return_sequences=2, no_repeat_ngram_size=1, top_logprobs=5),
+        GenerateParameters(),
+        GenerateParameters(num_beams=5, length_penalty=-1.0, early_stopping="never", min_new_tokens=6),
+        GenerateParameters(do_sample=True, top_p=0.9, top_k=7, seed=5),
     ]
     requests = [
         GenerateRequest("r", source, FAR, parameters, target_prefix=(9, 8, 7)[:place])
@@ -171,7 +171,7 @@ def test_beams_and_draws_in_company_are_those_alone(max_rows: int) -> None:
 
 
 def beams_of(num_beams: int, rows: list[int], stop: StopCondition | None = None, **parameters: Any) -> BeamGeneration:
-    asked = DecodingParameters(num_beams=num_beams, num_return_sequences=num_beams, **parameters)
+    asked = GenerateParameters(num_beams=num_beams, num_return_sequences=num_beams, **parameters)
     request = GenerateRequest("r", (5,), FAR, asked, stop=stop)
     generation = BeamGeneration(Handle(0, request, lambda _: None, 0.0), request, fake_manifest(vocabulary=6), {})
     generation.rows = rows
@@ -226,7 +226,7 @@ def test_early_stopping_ends_the_same_search() -> None:
 
 def test_fewer_targets_come_where_vocabulary_and_length_admit_no_more() -> None:
     manifest = fake_manifest(vocabulary=5)
-    asked = DecodingParameters(num_beams=8, num_return_sequences=8, max_new_tokens=1)
+    asked = GenerateParameters(num_beams=8, num_return_sequences=8, max_new_tokens=1)
     few = dataclasses.replace(asked, suppress_tokens=(0, 4))
     requests = [GenerateRequest("r", (5, 6), FAR, parameters) for parameters in (asked, few)]
     all_tokens, allowed = run(manifest, 17, requests)
@@ -236,7 +236,7 @@ def test_fewer_targets_come_where_vocabulary_and_length_admit_no_more() -> None:
 
 def test_a_stop_ends_one_hypothesis_and_the_search_goes_on() -> None:
     harness, stop = Harness(), StopAtSum(60)
-    parameters = DecodingParameters(num_beams=4, num_return_sequences=4)
+    parameters = GenerateParameters(num_beams=4, num_return_sequences=4)
     handles = [harness.generate(source, parameters=parameters, stop=stop) for source in SOURCES]
     harness.run()
     reasons = [{target.finish_reason for target in harness.generated(handle).targets} for handle in handles]

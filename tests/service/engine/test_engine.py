@@ -7,7 +7,6 @@ from service.engine.engine import Engine
 from service.engine.observer import NullObserver
 from service.engine.request import (
     Cancelled,
-    DecodingParameters,
     Encoded,
     Event,
     Failed,
@@ -16,6 +15,7 @@ from service.engine.request import (
     Request,
     TokenEvent,
 )
+from service.parameters import GenerateParameters
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, run_alone
 from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
 
@@ -78,7 +78,7 @@ def test_requests_join_between_two_steps() -> None:
 
 def test_max_new_tokens_ends_with_length() -> None:
     harness = Harness()
-    handle = harness.generate(SOURCES[3], parameters=DecodingParameters(max_new_tokens=2))
+    handle = harness.generate(SOURCES[3], parameters=GenerateParameters(max_new_tokens=2))
     harness.run()
     assert harness.ids(handle) == harness.expected(SOURCES[3])[:2]
     assert harness.target(handle).finish_reason == "length"
@@ -86,7 +86,7 @@ def test_max_new_tokens_ends_with_length() -> None:
 
 def test_the_models_own_limit_ends_with_length() -> None:
     harness = Harness()
-    parameters = DecodingParameters(max_new_tokens=1000, min_new_tokens=1000)
+    parameters = GenerateParameters(max_new_tokens=1000, min_new_tokens=1000)
     handle = harness.generate(SOURCES[3], parameters=parameters)
     harness.run()
     assert len(harness.ids(handle)) == harness.runner.manifest.limits.max_target_tokens
@@ -104,20 +104,20 @@ def test_a_stop_condition_ends_with_stop() -> None:
 def test_min_new_tokens_keeps_the_end_token_away() -> None:
     harness = Harness()
     natural = len(harness.expected(SOURCES[3]))
-    handle = harness.generate(SOURCES[3], parameters=DecodingParameters(min_new_tokens=natural + 3))
+    handle = harness.generate(SOURCES[3], parameters=GenerateParameters(min_new_tokens=natural + 3))
     harness.run()
     assert len(harness.ids(handle)) > natural
     assert 2 not in harness.ids(handle)[: natural + 3]
 
 
 def test_the_same_seed_says_the_same_alone_and_in_company() -> None:
-    parameters = DecodingParameters(do_sample=True, temperature=3.0, top_k=20, top_p=0.95, seed=11)
+    parameters = GenerateParameters(do_sample=True, temperature=3.0, top_k=20, top_p=0.95, seed=11)
     alone = Harness()
     lone = alone.generate(SOURCES[5], parameters=parameters)
     alone.run()
     company = Harness()
     for seed, source in enumerate(SOURCES):
-        company.generate(source, parameters=DecodingParameters(do_sample=True, seed=seed))
+        company.generate(source, parameters=GenerateParameters(do_sample=True, seed=seed))
     company.engine.step()
     handle = company.generate(SOURCES[5], parameters=parameters)
     company.run()
@@ -127,7 +127,7 @@ def test_the_same_seed_says_the_same_alone_and_in_company() -> None:
 
 def test_an_encode_request_gets_the_last_layer_without_padding_and_without_a_row() -> None:
     harness = Harness(max_rows=1)
-    harness.generate(SOURCES[0], parameters=DecodingParameters(min_new_tokens=20))
+    harness.generate(SOURCES[0], parameters=GenerateParameters(min_new_tokens=20))
     harness.engine.step()
     handles = [harness.encode(source) for source in (SOURCES[2], SOURCES[1])]
     harness.engine.step()
@@ -159,16 +159,16 @@ def test_the_runner_is_asked_only_for_what_running_rows_need() -> None:
     assert ask() == greedy
     assert ask(attention=frozenset({"encoder"})) == greedy
     assert ask(attention=frozenset({"cross"})) == greedy | {"cross_attention_0", "cross_attention_1"}
-    assert ask(parameters=DecodingParameters(min_new_tokens=3, top_logprobs=5)) == greedy
-    assert ask(parameters=DecodingParameters(num_beams=3, min_new_tokens=3)) == greedy
-    assert ask(parameters=DecodingParameters(do_sample=True)) == whole
+    assert ask(parameters=GenerateParameters(min_new_tokens=3, top_logprobs=5)) == greedy
+    assert ask(parameters=GenerateParameters(num_beams=3, min_new_tokens=3)) == greedy
+    assert ask(parameters=GenerateParameters(do_sample=True)) == whole
     assert ask(target_prefix=(3, 2)) == whole
     for reads_all in ({"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": (5,)}):
-        assert ask(parameters=DecodingParameters(**reads_all)) == whole
-        assert ask(parameters=DecodingParameters(num_beams=2, **reads_all)) == whole
+        assert ask(parameters=GenerateParameters(**reads_all)) == whole
+        assert ask(parameters=GenerateParameters(num_beams=2, **reads_all)) == whole
     engine.submit(GenerateRequest("r", SOURCES[4], FAR, attention=frozenset({"cross"})), lambda _: None)
     maps = {"cross_attention_0", "cross_attention_1"}
-    assert ask(parameters=DecodingParameters(do_sample=True)) == whole | maps
+    assert ask(parameters=GenerateParameters(do_sample=True)) == whole | maps
 
 
 def test_cancelling_frees_the_row_before_the_next_step() -> None:
@@ -210,7 +210,7 @@ def test_a_deadline_ends_a_running_request_and_no_other() -> None:
 
 def test_waiting_ends_at_the_deadline_and_not_before() -> None:
     harness = Harness(max_rows=1)
-    running = harness.generate(SOURCES[0], parameters=DecodingParameters(min_new_tokens=23))
+    running = harness.generate(SOURCES[0], parameters=GenerateParameters(min_new_tokens=23))
     harness.engine.step()
     late, patient = harness.generate(SOURCES[1], deadline=2.0), harness.generate(SOURCES[2])
     harness.engine.step()
@@ -264,7 +264,7 @@ def test_the_observer_hears_of_every_call_and_every_end() -> None:
 
     harness = Harness(observer=Noting())
     for source in ((5, 6), (5, 6, 7)):
-        harness.generate(source, parameters=DecodingParameters(max_new_tokens=len(source) - 1))
+        harness.generate(source, parameters=GenerateParameters(max_new_tokens=len(source) - 1))
     harness.run()
     assert seen == [
         ("encode", 2, 5, 6),
@@ -280,21 +280,21 @@ def test_the_observer_hears_of_every_call_and_every_end() -> None:
     [
         ((), {}, "0 source tokens"),
         ((5,) * 25, {}, "25 source tokens"),
-        ((5,), {"parameters": DecodingParameters(max_new_tokens=0)}, "0 tokens of a prefix"),
+        ((5,), {"parameters": GenerateParameters(max_new_tokens=0)}, "0 tokens of a prefix"),
         ((5,), {"target_prefix": (5,) * 24}, "24 tokens of a prefix"),
-        ((5,), {"target_prefix": (5,) * 25, "parameters": DecodingParameters(max_new_tokens=0)}, "25 tokens"),
+        ((5,), {"target_prefix": (5,) * 25, "parameters": GenerateParameters(max_new_tokens=0)}, "25 tokens"),
         ((5,), {"target_prefix": (48, 2)}, "outside the vocabulary of 48"),
         ((5,), {"target_prefix": (-1,)}, "outside the vocabulary of 48"),
-        ((5,), {"parameters": DecodingParameters(suppress_tokens=(3, 48))}, "outside the vocabulary of 48"),
-        ((5,), {"parameters": DecodingParameters(num_beams=5)}, "5 beams; at most 4"),
-        ((5,), {"parameters": DecodingParameters(num_beams=0)}, "1 sequences of 0 beams"),
-        ((5,), {"parameters": DecodingParameters(num_beams=2, num_return_sequences=3)}, "2 beams"),
-        ((5,), {"parameters": DecodingParameters(num_return_sequences=0)}, "1 beams"),
-        ((5,), {"parameters": DecodingParameters(num_beams=2, do_sample=True)}, "neither draw nor stream"),
-        ((5,), {"parameters": DecodingParameters(num_beams=2), "stream": True}, "neither draw nor stream"),
+        ((5,), {"parameters": GenerateParameters(suppress_tokens=(3, 48))}, "outside the vocabulary of 48"),
+        ((5,), {"parameters": GenerateParameters(num_beams=5)}, "5 beams; at most 4"),
+        ((5,), {"parameters": GenerateParameters(num_beams=0)}, "1 sequences of 0 beams"),
+        ((5,), {"parameters": GenerateParameters(num_beams=2, num_return_sequences=3)}, "2 beams"),
+        ((5,), {"parameters": GenerateParameters(num_return_sequences=0)}, "1 beams"),
+        ((5,), {"parameters": GenerateParameters(num_beams=2, do_sample=True)}, "neither draw nor stream"),
+        ((5,), {"parameters": GenerateParameters(num_beams=2), "stream": True}, "neither draw nor stream"),
         (
             (5,),
-            {"parameters": DecodingParameters(num_beams=2, max_new_tokens=0), "target_prefix": (5, 2)},
+            {"parameters": GenerateParameters(num_beams=2, max_new_tokens=0), "target_prefix": (5, 2)},
             "generate something",
         ),
         ((5,), {"attention": frozenset({"sideways"})}, "sideways"),
@@ -310,7 +310,7 @@ def test_what_the_model_cannot_run_is_refused(source: tuple[int, ...], fields: d
 def test_what_the_model_can_just_run_is_taken() -> None:
     harness = Harness()
     harness.generate((5,) * 24, target_prefix=(5,) * 23)
-    harness.generate((5,), target_prefix=(47,) * 24, parameters=DecodingParameters(max_new_tokens=0))
+    harness.generate((5,), target_prefix=(47,) * 24, parameters=GenerateParameters(max_new_tokens=0))
     harness.search((5,), num_beams=4)
     handles = list(harness.events)
     harness.run()
@@ -320,7 +320,7 @@ def test_what_the_model_can_just_run_is_taken() -> None:
 def test_a_small_call_is_stepped_more_often_beside_a_large_one_and_says_what_it_says_alone() -> None:
     """A long step of all rows for each token made a single input twelve times as slow as alone."""
     harness = Harness(runner=CheckedRunner(max_rows=32))
-    long = DecodingParameters(num_beams=4, min_new_tokens=20)
+    long = GenerateParameters(num_beams=4, min_new_tokens=20)
     large = [harness.submit(GenerateRequest("large", source, FAR, long)) for source in SOURCES[:7]]
     harness.engine.step()
     small = harness.submit(
@@ -347,6 +347,22 @@ def test_a_small_call_is_stepped_more_often_beside_a_large_one_and_says_what_it_
     assert sum(isinstance(event, TokenEvent) for event in harness.events[small]) == num_tokens
 
 
+@pytest.mark.parametrize(("num_small", "most_steps"), [(1, 2), (6, 5)])
+def test_small_calls_are_stepped_in_proportion_to_all_rows(num_small: int, most_steps: int) -> None:
+    """A step of four times as many rows takes four times as long."""
+    harness = Harness(runner=CheckedRunner(max_rows=128))
+    long = GenerateParameters(num_beams=4, min_new_tokens=20)
+    for source in SOURCES[:7] * 4:
+        harness.submit(GenerateRequest("large", source, FAR, long))
+    harness.engine.step()
+    exactly = GenerateParameters(max_new_tokens=15, min_new_tokens=15)
+    small = [harness.submit(GenerateRequest(f"{place}", SOURCES[7], FAR, exactly)) for place in range(num_small)]
+    for _ in range(most_steps):
+        harness.engine.step()
+    assert all(isinstance(harness.events[one][-1], Generated) for one in small)
+    assert len(set(map(tuple, map(harness.ids, small)))) == 1
+
+
 def test_calls_of_one_row_each_take_a_step_at_a_time() -> None:
     harness = Harness(runner=CheckedRunner(max_rows=32))
     handles = [harness.submit(GenerateRequest(f"call {place}", one, FAR)) for place, one in enumerate(SOURCES)]
@@ -359,7 +375,7 @@ def test_calls_of_one_row_each_take_a_step_at_a_time() -> None:
 def test_a_step_of_a_small_call_that_fails_is_repeated_with_the_others() -> None:
     runner = CheckedRunner(max_rows=32, faults=Faults(step_calls=frozenset({3})))
     harness = Harness(runner=runner)
-    long = DecodingParameters(num_beams=4, min_new_tokens=20)
+    long = GenerateParameters(num_beams=4, min_new_tokens=20)
     large = harness.submit(GenerateRequest("large", SOURCES[0], FAR, long))
     small = harness.submit(GenerateRequest("small", SOURCES[7], FAR))
     harness.run()

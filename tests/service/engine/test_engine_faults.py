@@ -12,7 +12,6 @@ from service.engine.checks import GraphName
 from service.engine.engine import MAX_FAILURES, RuntimeFailedError
 from service.engine.observer import NullObserver
 from service.engine.request import (
-    DecodingParameters,
     Encoded,
     EncodeRequest,
     Event,
@@ -21,6 +20,7 @@ from service.engine.request import (
     Generated,
     GenerateRequest,
 )
+from service.parameters import GenerateParameters
 from service.runtime.protocol import Array, Int32, Int64, Runner
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, run_alone
 from tests.service.faulty import Fault, FaultyRunner
@@ -130,7 +130,7 @@ def test_a_source_that_breaks_the_encoder_fails_alone() -> None:
 
 def test_a_row_that_is_not_finite_fails_alone() -> None:
     harness = Harness(faults=Faults(nan_id=40))
-    parameters = DecodingParameters(do_sample=True)
+    parameters = GenerateParameters(do_sample=True)
     bad = [harness.generate((5, 40)), harness.generate((40,), parameters=parameters), harness.encode((40, 5))]
     good = harness.generate((5, 6))
     harness.run()
@@ -138,7 +138,7 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     assert harness.ids(good) == harness.expected((5, 6))
 
 
-LONG = DecodingParameters(min_new_tokens=12, max_new_tokens=12)
+LONG = GenerateParameters(min_new_tokens=12, max_new_tokens=12)
 MATES = [  # all in one batch, of 8 rows, for 12 steps
     GenerateRequest("greedy", SOURCES[1], FAR, LONG, stream=True),
     GenerateRequest("sampled", SOURCES[2], FAR, replace(LONG, do_sample=True, seed=3, temperature=2.0)),
@@ -281,7 +281,7 @@ def test_padding_that_is_not_finite_is_no_fault() -> None:
 
 def test_a_seed_that_no_generator_takes_fails_alone() -> None:
     harness = Harness()
-    bad = harness.generate(SOURCES[1], parameters=DecodingParameters(do_sample=True, seed=-1))
+    bad = harness.generate(SOURCES[1], parameters=GenerateParameters(do_sample=True, seed=-1))
     good = harness.generate(SOURCES[2])
     harness.run()
     assert harness.final(bad) == Failed("internal")
@@ -314,7 +314,7 @@ ALWAYS, EVERY_OTHER = frozenset(range(1, 100)), frozenset(range(1, 200, 2))
 
 def ask(harness: Harness, call: str, *sources: tuple[int, ...]) -> list[Final]:
     """How the requests of one call end."""
-    parameters = DecodingParameters(max_new_tokens=1)
+    parameters = GenerateParameters(max_new_tokens=1)
     handles = [harness.submit(GenerateRequest(call, source, FAR, parameters=parameters)) for source in sources]
     harness.run()
     return [harness.final(handle) for handle in handles]

@@ -18,7 +18,7 @@ from service.engine.processors import (
     make_processors,
     process,
 )
-from service.engine.request import DecodingParameters
+from service.parameters import GenerateParameters
 
 START, END = 1, 2
 SCORES = [-2.0, 0.5, 3.0, -1.0, 0.0, 2.0]
@@ -88,11 +88,11 @@ def test_where_nothing_is_left_the_end_is() -> None:
 
 
 def test_a_request_that_asks_for_nothing_has_no_processors() -> None:
-    assert make_processors(DecodingParameters(num_beams=4, top_k=3, top_logprobs=5), END) == []
+    assert make_processors(GenerateParameters(num_beams=4, top_k=3, top_logprobs=5), END) == []
 
 
 def test_whatever_may_forbid_comes_before_the_end_is_let_through() -> None:
-    parameters = DecodingParameters(
+    parameters = GenerateParameters(
         repetition_penalty=1.5, no_repeat_ngram_size=2, min_new_tokens=9, suppress_tokens=(0, 1, 3, 4, 5)
     )
     processors = make_processors(parameters, END)
@@ -106,22 +106,22 @@ def test_whatever_may_forbid_comes_before_the_end_is_let_through() -> None:
 @pytest.mark.parametrize(
     ("parameters", "expected"),
     [
-        (DecodingParameters(), False),
-        (DecodingParameters(min_new_tokens=4), False),
-        (DecodingParameters(repetition_penalty=1.1), True),
-        (DecodingParameters(repetition_penalty=0.9), True),
-        (DecodingParameters(no_repeat_ngram_size=3), True),
-        (DecodingParameters(suppress_tokens=(0,)), True),
+        (GenerateParameters(), False),
+        (GenerateParameters(min_new_tokens=4), False),
+        (GenerateParameters(repetition_penalty=1.1), True),
+        (GenerateParameters(repetition_penalty=0.9), True),
+        (GenerateParameters(no_repeat_ngram_size=3), True),
+        (GenerateParameters(suppress_tokens=(0,)), True),
     ],
 )
 def test_only_the_end_tokens_delay_leaves_the_other_tokens_alone(
-    parameters: DecodingParameters, expected: bool
+    parameters: GenerateParameters, expected: bool
 ) -> None:
     assert changes_other_tokens(make_processors(parameters, END)) is expected
 
 
 def slowly_processed(
-    scores: Sequence[float], read: Sequence[int], num_generated: int, parameters: DecodingParameters
+    scores: Sequence[float], read: Sequence[int], num_generated: int, parameters: GenerateParameters
 ) -> list[float]:
     """Slow and obvious: asks of each token whether it may follow."""
     size, penalty, after = parameters.no_repeat_ngram_size, parameters.repetition_penalty, []
@@ -148,7 +148,7 @@ TOKENS = st.integers(0, 6)
     read=st.lists(TOKENS, min_size=1, max_size=20),
     num_generated=st.integers(0, 12),
     parameters=st.builds(
-        DecodingParameters,
+        GenerateParameters,
         repetition_penalty=st.sampled_from([0.5, 1.0, 1.0, 1.3, 4.0]),
         no_repeat_ngram_size=st.integers(0, 4),
         min_new_tokens=st.integers(0, 12),
@@ -157,7 +157,7 @@ TOKENS = st.integers(0, 6)
 )
 @settings(deadline=None, derandomize=True, max_examples=500)
 def test_all_together_do_what_the_slow_and_obvious_does(
-    scores: list[float], read: list[int], num_generated: int, parameters: DecodingParameters
+    scores: list[float], read: list[int], num_generated: int, parameters: GenerateParameters
 ) -> None:
     array: NDArray[np.float32] = np.array(scores, np.float32)
     process(make_processors(parameters, END), array, read, num_generated)

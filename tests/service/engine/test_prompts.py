@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from service.bundle import Manifest
-from service.engine.request import DecodingParameters, GenerateRequest, Target, TokenEvent
+from service.engine.request import GenerateRequest, Target, TokenEvent
+from service.parameters import GenerateParameters
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, ids_of, run_alone, slow_logits
 from tests.support.fake_runner import FakeRunner, fake_manifest
 
@@ -48,10 +49,10 @@ def test_prompts_of_all_lengths_share_a_batch_as_if_each_were_alone(manifest: Ma
     runner = CheckedRunner(6, manifest)
     harness, rng = Harness(runner=runner), Random(1)
     kinds = [
-        DecodingParameters(),
-        DecodingParameters(num_beams=3, num_return_sequences=2),
-        DecodingParameters(do_sample=True, seed=4),
-        DecodingParameters(repetition_penalty=1.5, no_repeat_ngram_size=2, min_new_tokens=6),
+        GenerateParameters(),
+        GenerateParameters(num_beams=3, num_return_sequences=2),
+        GenerateParameters(do_sample=True, seed=4),
+        GenerateParameters(repetition_penalty=1.5, no_repeat_ngram_size=2, min_new_tokens=6),
     ]
     requests = [request(prompt, parameters=kind) for prompt in PROMPTS for kind in kinds]
     rng.shuffle(requests)
@@ -75,7 +76,7 @@ def test_beams_are_the_references(prompt: tuple[int, ...], prefix: tuple[int, ..
     given = run_alone(
         request(
             prompt,
-            parameters=DecodingParameters(num_beams=4, num_return_sequences=4, max_new_tokens=12),
+            parameters=GenerateParameters(num_beams=4, num_return_sequences=4, max_new_tokens=12),
             target_prefix=prefix,
         ),
         manifest,
@@ -89,16 +90,16 @@ def test_penalties_know_the_whole_prompt(manifest: Manifest) -> None:
     prompt = PROMPTS[4]
     free = FakeRunner(manifest, 1).expected(prompt, LIMIT)[0]
     read = (free, *prompt)
-    assert ids_of(target(request(read, parameters=DecodingParameters(max_new_tokens=1)), manifest)) != []
+    assert ids_of(target(request(read, parameters=GenerateParameters(max_new_tokens=1)), manifest)) != []
     first = ids_of(target(request(read), manifest))[0]
     repeated = (first, *read)
-    for parameters in (DecodingParameters(no_repeat_ngram_size=1), DecodingParameters(repetition_penalty=10.0)):
+    for parameters in (GenerateParameters(no_repeat_ngram_size=1), GenerateParameters(repetition_penalty=10.0)):
         forbidden = set(repeated)
         assert ids_of(target(request(repeated, parameters=parameters), manifest))[0] not in forbidden
 
 
 def test_the_prompt_and_what_follows_share_the_limit(manifest: Manifest) -> None:
-    parameters = DecodingParameters(max_new_tokens=100, min_new_tokens=100)
+    parameters = GenerateParameters(max_new_tokens=100, min_new_tokens=100)
     for prompt in PROMPTS:
         given = target(request(prompt, parameters=parameters), manifest)
         assert len(given.tokens) == LIMIT - len(prompt) + 1  # nothing reads the last one
@@ -116,7 +117,7 @@ def test_a_prefix_that_does_not_fit_behind_its_prompt_is_refused(manifest: Manif
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_columns_of_the_decoders_map_are_the_prompt_and_what_was_written(num_beams: int, manifest: Manifest) -> None:
-    parameters = DecodingParameters(num_beams=num_beams)
+    parameters = GenerateParameters(num_beams=num_beams)
     for prompt in PROMPTS[::4]:
         given = target(request(prompt, parameters=parameters, attention=frozenset({"decoder"})), manifest)
         maps = given.attention["decoder"]
@@ -132,7 +133,7 @@ def test_a_forced_target_has_the_generated_ones_log_probabilities_and_maps(manif
     asked = request(PROMPTS[5], attention=frozenset({"decoder"}))
     generated = target(asked, manifest)
     forced = target(
-        replace(asked, parameters=DecodingParameters(max_new_tokens=0), target_prefix=tuple(ids_of(generated))),
+        replace(asked, parameters=GenerateParameters(max_new_tokens=0), target_prefix=tuple(ids_of(generated))),
         manifest,
     )
     assert forced.finish_reason == "forced"

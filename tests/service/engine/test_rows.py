@@ -3,10 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.beam import BeamGeneration
-from service.engine.generation import Generation, Handle
-from service.engine.request import DecodingParameters, GenerateRequest
+from service.engine.generation import Generation, Handle, Moves
+from service.engine.request import GenerateRequest
 from service.engine.rows import Rows
 from service.engine.single import SingleGeneration
+from service.parameters import GenerateParameters
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, ids_of, run_alone
 
 
@@ -26,7 +27,7 @@ class Filled:
         encoded = self.runner.encode(ids.astype(np.int64), lengths, self.runner.manifest.encoder.outputs)
         for place, num_beams in enumerate(nums_beams):
             source = tuple(ids[place, : place + 1].tolist())
-            request = GenerateRequest("r", source, FAR, DecodingParameters(num_beams=num_beams))
+            request = GenerateRequest("r", source, FAR, GenerateParameters(num_beams=num_beams))
             kind = BeamGeneration if num_beams > 1 else SingleGeneration
             handle = Handle(0, request, lambda _: None, 0.0)
             newcomers.append((kind(handle, request, self.runner.manifest, {}), place))
@@ -36,14 +37,15 @@ class Filled:
 
     def step(self) -> None:
         if len(self.rows):
-            outputs = self.rows.step()
-            self.rows.advance(outputs["top_ids"][:, 0], [])
-            self.check()
+            self.advance([])
 
     def branch_last_from_first(self) -> None:
         """One step after which the first beam of each search goes on in the place of its last."""
-        moves = [(one.rows[0], one.rows[-1]) for one in self.alive if len(one.rows) > 1]
-        self.rows.advance(self.rows.step()["top_ids"][:, 0], moves)
+        self.advance([(one.rows[0], one.rows[-1]) for one in self.alive if len(one.rows) > 1])
+
+    def advance(self, moves: Moves) -> None:
+        rows = range(len(self.rows))
+        self.rows.advance(rows, self.rows.step(rows)["top_ids"][:, 0], moves)
         self.check()
 
     def release(self, place: int) -> None:
@@ -111,7 +113,7 @@ def test_nothing_moves_where_the_last_leaves() -> None:
 
 def test_a_search_waits_until_all_its_rows_are_free_and_nobody_who_needs_rows_passes_it() -> None:
     harness = Harness(max_rows=4)
-    long = DecodingParameters(min_new_tokens=20)
+    long = GenerateParameters(min_new_tokens=20)
     running = [harness.generate(source, parameters=long) for source in SOURCES[:2]]
     harness.engine.step()
     search, later = harness.search(SOURCES[2], num_beams=3), harness.generate(SOURCES[3])
@@ -133,7 +135,7 @@ def test_searches_are_admitted_in_the_order_of_their_arrival() -> None:
     harness = Harness(max_rows=5)
     order: list[int] = []
     for place, num_beams in enumerate([4, 2, 5, 1, 3, 1]):
-        request = GenerateRequest("r", SOURCES[place], FAR, DecodingParameters(num_beams=num_beams))
+        request = GenerateRequest("r", SOURCES[place], FAR, GenerateParameters(num_beams=num_beams))
         harness.submit(request)
     waiting = 6
     while harness.engine.has_work:

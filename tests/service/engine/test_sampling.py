@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.engine.request import DecodingParameters
 from service.engine.sampling import Sampler, draw_token, weigh_tokens
+from service.parameters import GenerateParameters
 
 
-def probabilities(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
+def probabilities(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float = 0.0, typical_p: float = 1.0
+) -> list[float]:
     """Slow and obvious: one filter after the other over sorted lists, as the words say."""
     scaled = [logit / temperature for logit in logits]
     if top_k:
@@ -26,10 +28,23 @@ def probabilities(logits: list[float], temperature: float, top_k: int, top_p: fl
                 kept.add(token)
             held += weights[token]
         weights = [weight if token in kept else 0.0 for token, weight in enumerate(weights)]
+    weights = [weight if weight >= min_p * max(weights) else 0.0 for weight in weights]
+    if typical_p < 1.0:
+        found = {token: weight / sum(weights) for token, weight in enumerate(weights) if weight}
+        entropy = -sum(p * math.log(p) for p in found.values())
+        held, last = 0.0, 0.0
+        for token in sorted(found, key=lambda token: abs(-math.log(found[token]) - entropy)):
+            if held < typical_p:
+                last = abs(-math.log(found[token]) - entropy)
+            held += found[token]
+        weights = [
+            weight if token in found and abs(-math.log(found[token]) - entropy) <= last else 0.0
+            for token, weight in enumerate(weights)
+        ]
     return [weight / sum(weights) for weight in weights]
 
 
-def weights_of_those_drawn(logits: NDArray[np.float32], parameters: DecodingParameters) -> NDArray[np.float64]:
+def weights_of_those_drawn(logits: NDArray[np.float32], parameters: GenerateParameters) -> NDArray[np.float64]:
     """(V,) what each token weighs if a draw from its middle gives it, else 0."""
     ids, weights = weigh_tokens(logits, parameters)
     middles = (np.cumsum(weights) - weights / 2) / weights.sum()
@@ -51,7 +66,7 @@ def weights_of_those_drawn(logits: NDArray[np.float32], parameters: DecodingPara
 )
 def test_the_filters_are_the_obvious_ones(seed: int, size: int, temperature: float, top_k: int, top_p: float) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, size).astype(np.float32)
-    parameters = DecodingParameters(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p)
+    parameters = GenerateParameters(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p)
     filtered = weights_of_those_drawn(logits, parameters)
     filtered /= filtered.sum()
     expected = probabilities([float(x) for x in logits], temperature, top_k, top_p)
@@ -61,17 +76,17 @@ def test_the_filters_are_the_obvious_ones(seed: int, size: int, temperature: flo
 @pytest.mark.parametrize(
     ("logits", "parameters", "kept"),
     [
-        ([1.0, 3.0, 3.0, 2.0], DecodingParameters(top_k=1), {1, 2}),  # what ties with the k-th stays
-        ([1.0, 3.0, 3.0, 2.0], DecodingParameters(top_k=3), {1, 2, 3}),
-        ([1.0, 3.0, 3.0, 2.0], DecodingParameters(top_k=9), {0, 1, 2, 3}),
-        ([0.0, 0.0, 0.0, 0.0], DecodingParameters(top_p=0.5), {0, 1}),
-        ([0.0, 0.0, 0.0, 0.0], DecodingParameters(top_p=0.51), {0, 1, 2}),
-        ([0.0, 0.0, 0.0, 0.0], DecodingParameters(top_p=1e-300), {0}),  # never nothing
-        ([0.0, 9.0, 0.0, 0.0], DecodingParameters(top_p=0.5), {1}),
-        ([0.0, 1.0, 0.0, 0.0], DecodingParameters(temperature=1e-310), {1}),  # as good as greedy, and no overflow
+        ([1.0, 3.0, 3.0, 2.0], GenerateParameters(top_k=1), {1, 2}),  # what ties with the k-th stays
+        ([1.0, 3.0, 3.0, 2.0], GenerateParameters(top_k=3), {1, 2, 3}),
+        ([1.0, 3.0, 3.0, 2.0], GenerateParameters(top_k=9), {0, 1, 2, 3}),
+        ([0.0, 0.0, 0.0, 0.0], GenerateParameters(top_p=0.5), {0, 1}),
+        ([0.0, 0.0, 0.0, 0.0], GenerateParameters(top_p=0.51), {0, 1, 2}),
+        ([0.0, 0.0, 0.0, 0.0], GenerateParameters(top_p=1e-300), {0}),  # never nothing
+        ([0.0, 9.0, 0.0, 0.0], GenerateParameters(top_p=0.5), {1}),
+        ([0.0, 1.0, 0.0, 0.0], GenerateParameters(temperature=1e-310), {1}),  # as good as greedy, and no overflow
     ],
 )
-def test_filters_keep_exactly(logits: list[float], parameters: DecodingParameters, kept: set[int]) -> None:
+def test_filters_keep_exactly(logits: list[float], parameters: GenerateParameters, kept: set[int]) -> None:
     weights = weights_of_those_drawn(np.array(logits, np.float32), parameters)
     assert set(np.flatnonzero(weights).tolist()) == kept
 
@@ -80,17 +95,26 @@ def test_filters_keep_exactly(logits: list[float], parameters: DecodingParameter
 def test_top_k_finds_the_best_wherever_they_lie_in_a_whole_vocabulary(top_k: int) -> None:
     logits = np.random.default_rng(top_k).normal(0, 3, 500).astype(np.float32)
     for arranged in (logits, np.sort(logits)):  # in order, the best lie side by side
-        ids, _ = weigh_tokens(arranged, DecodingParameters(top_k=top_k))
+        ids, _ = weigh_tokens(arranged, GenerateParameters(top_k=top_k))
         assert set(ids.tolist()) == set(np.argsort(-arranged)[:top_k].tolist())
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.7), (5, 0.8)])
-def test_draws_follow_the_distribution(top_k: int, top_p: float) -> None:
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p", "typical_p"),
+    [
+        *[(0, 1.0, 0.0, 1.0), (3, 1.0, 0.0, 1.0), (0, 0.7, 0.0, 1.0), (5, 0.8, 0.0, 1.0)],
+        *[(0, 1.0, 0.3, 1.0), (0, 0.7, 0.25, 1.0), (5, 0.95, 0.4, 1.0), (0, 1.0, 1.0, 1.0)],
+        *[(0, 1.0, 0.0, 0.5), (0, 1.0, 0.0, 0.2), (4, 0.9, 0.2, 0.8), (0, 0.8, 0.0, 0.9)],
+    ],
+)
+def test_draws_follow_the_distribution(top_k: int, top_p: float, min_p: float, typical_p: float) -> None:
     logits = np.array([0.5, -1.0, 1.5, 0.0, 1.0, -0.5], np.float32)
-    parameters = DecodingParameters(do_sample=True, temperature=1.3, top_k=top_k, top_p=top_p, seed=3)
-    sampler, draws = Sampler(parameters), 20_000
+    parameters = GenerateParameters(
+        do_sample=True, temperature=1.3, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, seed=3
+    )
+    sampler, draws = Sampler(parameters, parameters.seed or 0), 20_000
     counts = Counter(sampler.draw(logits) for _ in range(draws))
-    expected = probabilities([float(x) for x in logits], 1.3, top_k, top_p)
+    expected = probabilities([float(x) for x in logits], 1.3, top_k, top_p, min_p, typical_p)
     for token, probability in enumerate(expected):
         assert abs(counts[token] / draws - probability) < 0.015
         assert (counts[token] == 0) == (probability == 0)
@@ -111,7 +135,7 @@ def test_a_draw_is_the_token_whose_part_of_the_whole_holds_it(seed: int, size: i
 @pytest.mark.parametrize("top_p", [0.05, 0.6, 1.0])
 def test_draws_from_a_whole_vocabulary_follow_the_distribution(top_p: float) -> None:
     logits = np.random.default_rng(4).normal(0, 2, 500).astype(np.float32)
-    sampler, draws = Sampler(DecodingParameters(do_sample=True, top_p=top_p, seed=8)), 20_000
+    sampler, draws = Sampler(GenerateParameters(do_sample=True, top_p=top_p), 8), 20_000
     counts = np.bincount([sampler.draw(logits) for _ in range(draws)], minlength=len(logits))
     expected = np.array(probabilities([float(x) for x in logits], 1.0, 0, top_p))
     assert set(np.flatnonzero(counts)) <= set(np.flatnonzero(expected))
@@ -123,7 +147,7 @@ def test_draws_from_a_whole_vocabulary_follow_the_distribution(top_p: float) -> 
 def test_a_forbidden_token_is_never_drawn(top_k: int, top_p: float) -> None:
     """Not even where `top_k` keeps more tokens than are left."""
     logits = np.array([-np.inf, 2.0, -np.inf, 0.0, -np.inf, -np.inf], np.float32)
-    sampler = Sampler(DecodingParameters(do_sample=True, temperature=5.0, top_k=top_k, top_p=top_p))
+    sampler = Sampler(GenerateParameters(do_sample=True, temperature=5.0, top_k=top_k, top_p=top_p), 0)
     assert {sampler.draw(logits) for _ in range(200)} == ({1} if top_p == 0.5 else {1, 3})
 
 
@@ -131,7 +155,7 @@ def test_the_same_seed_draws_the_same_tokens_and_another_does_not() -> None:
     logits = np.random.default_rng(0).normal(size=50).astype(np.float32)
     one, same, other = (
         [sampler.draw(logits) for _ in range(20)]
-        for sampler in (Sampler(DecodingParameters(do_sample=True, seed=seed)) for seed in (7, 7, 8))
+        for sampler in (Sampler(GenerateParameters(do_sample=True), seed) for seed in (7, 7, 8))
     )
     assert one == same
     assert one != other
@@ -140,5 +164,5 @@ def test_the_same_seed_draws_the_same_tokens_and_another_does_not() -> None:
 def test_drawing_leaves_the_logits_as_they_are() -> None:
     logits = np.array([0.5, -1.0, 1.5, 0.0], np.float32)
     before = logits.copy()
-    Sampler(DecodingParameters(do_sample=True, top_k=2, top_p=0.5, temperature=2.0)).draw(logits)
+    Sampler(GenerateParameters(do_sample=True, top_k=2, top_p=0.5, temperature=2.0), 0).draw(logits)
     np.testing.assert_array_equal(logits, before)

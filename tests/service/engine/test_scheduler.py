@@ -154,9 +154,21 @@ def test_reserved_rows_go_at_once_to_calls_that_hold_none_and_to_no_other() -> N
     scheduler.add(waiting(9, call="a"))
     scheduler.add(waiting(10, call="c", num_rows=2))
     assert scheduler.next_batch(2, held) == [8]
-    assert scheduler.next_batch(1, held | {"b": 1}) == []  # one reserved row is left, and c needs two
+    scheduler.add(waiting(11, call="d"))
+    scheduler.add(waiting(12, call="e"))
+    assert scheduler.next_batch(1, held | {"b": 1}) == [11]
+    assert scheduler.next_batch(0, held | {"b": 1, "d": 1}) == []
     scheduler.forget(8)
-    assert scheduler.next_batch(2, held) == [10]
+    assert scheduler.next_batch(1, held | {"d": 1}) == [12]
+
+
+def test_a_search_gets_no_reserved_rows() -> None:
+    """With a reserve of eight rows, two searches of four beams kept all single inputs waiting."""
+    scheduler = Scheduler(100, reserved_rows=8)
+    scheduler.add(waiting(0, num_rows=4, call="a"))
+    scheduler.add(waiting(1, call="b"))
+    assert scheduler.next_batch(8, {}) == [1]
+    assert scheduler.next_batch(11, {"b": 1}) == [0]
 
 
 def test_rows_that_are_not_reserved_stay_for_those_that_are_due() -> None:

@@ -12,7 +12,6 @@ from service.engine.engine import Engine
 from service.engine.generation import Handle
 from service.engine.request import (
     Cancelled,
-    DecodingParameters,
     Encoded,
     EncodeRequest,
     Event,
@@ -22,6 +21,7 @@ from service.engine.request import (
     GenerateRequest,
     TokenEvent,
 )
+from service.parameters import GenerateParameters
 from tests.service.engine.conftest import CheckedRunner, StopAtSum, run_alone
 from tests.support.fake_runner import Faults
 
@@ -82,7 +82,7 @@ class Simulation:
         choose, num_beams = self.rng.choice, self.rng.choice([1, 1, 2, 3])
         prefix = tuple(self.rng.randrange(48) for _ in range(choose([0, 0, 1, 5])))
         is_scored = bool(prefix) and num_beams == 1 and self.rng.random() < 0.3
-        parameters = DecodingParameters(
+        parameters = GenerateParameters(
             max_new_tokens=0 if is_scored else self.rng.randint(1, 30),
             min_new_tokens=choose([0, 0, 0, 12]),
             do_sample=num_beams == 1 and self.rng.random() < 0.3,

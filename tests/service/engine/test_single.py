@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from service.engine.generation import Handle, NotFiniteError
-from service.engine.request import DecodingParameters, GenerateRequest, TokenEvent
+from service.engine.request import GenerateRequest, TokenEvent
 from service.engine.scores import StepScores
 from service.engine.single import SingleGeneration
+from service.parameters import GenerateParameters
 from tests.service.engine.conftest import FAR, SOURCES, Harness, StopAfter, ids_of, run_alone, scores_of, slow_logits
 from tests.support.fake_runner import fake_manifest
 
@@ -18,7 +19,7 @@ END = 2
 
 
 def single(row: int, prefix: tuple[int, ...] = (), **parameters: Any) -> SingleGeneration:
-    request = GenerateRequest("r", (5,), FAR, DecodingParameters(**parameters), target_prefix=prefix)
+    request = GenerateRequest("r", (5,), FAR, GenerateParameters(**parameters), target_prefix=prefix)
     generation = SingleGeneration(Handle(0, request, lambda _: None, 0.0), request, fake_manifest(vocabulary=6), {})
     generation.rows = [row]
     return generation
@@ -71,9 +72,9 @@ def test_a_step_leaves_the_scores_as_they_are() -> None:
 
 def test_a_scored_target_has_the_log_probabilities_of_the_same_generated() -> None:
     harness = Harness()
-    free = harness.generate(SOURCES[3], parameters=DecodingParameters(top_logprobs=3))
+    free = harness.generate(SOURCES[3], parameters=GenerateParameters(top_logprobs=3))
     harness.run()
-    scoring = DecodingParameters(max_new_tokens=0, top_logprobs=3)
+    scoring = GenerateParameters(max_new_tokens=0, top_logprobs=3)
     forced = harness.generate(SOURCES[3], target_prefix=tuple(harness.ids(free)), parameters=scoring)
     other = harness.generate(SOURCES[3], target_prefix=(END, 7), parameters=scoring)
     harness.run()
@@ -111,9 +112,9 @@ def test_a_prefix_changes_what_comes_after_it() -> None:
 
 def test_a_prefix_counts_for_the_models_limit_and_for_no_other() -> None:
     harness = Harness()
-    parameters = DecodingParameters(max_new_tokens=3, min_new_tokens=3)
+    parameters = GenerateParameters(max_new_tokens=3, min_new_tokens=3)
     few = harness.generate(SOURCES[3], target_prefix=(9,) * 4, parameters=parameters)
-    many = harness.generate(SOURCES[3], target_prefix=(9,) * 4, parameters=DecodingParameters(min_new_tokens=100))
+    many = harness.generate(SOURCES[3], target_prefix=(9,) * 4, parameters=GenerateParameters(min_new_tokens=100))
     stopped = harness.generate(SOURCES[3], target_prefix=(9,) * 4, stop=StopAfter(2))
     harness.run()
     assert [len(harness.ids(handle)) for handle in (few, many, stopped)] == [7, 24, 6]
@@ -124,7 +125,7 @@ def test_a_prefix_counts_for_the_models_limit_and_for_no_other() -> None:
 def test_streamed_tokens_are_those_of_the_result_and_none_of_the_prefix() -> None:
     for prefix in ((), (9, 40, 7)):
         harness = Harness()
-        parameters = DecodingParameters(top_logprobs=2)
+        parameters = GenerateParameters(top_logprobs=2)
         handle = harness.generate(SOURCES[3], stream=True, target_prefix=prefix, parameters=parameters)
         harness.run()
         streamed = [event.token for event in harness.events[handle] if isinstance(event, TokenEvent)]
@@ -134,7 +135,7 @@ def test_streamed_tokens_are_those_of_the_result_and_none_of_the_prefix() -> Non
 
 def test_a_scored_target_streams_nothing() -> None:
     harness = Harness()
-    scoring = DecodingParameters(max_new_tokens=0)
+    scoring = GenerateParameters(max_new_tokens=0)
     handle = harness.generate(SOURCES[3], stream=True, target_prefix=(9, 2), parameters=scoring)
     harness.run()
     assert harness.events[handle] == [harness.generated(handle)]
@@ -152,7 +153,9 @@ def test_a_scored_target_streams_nothing() -> None:
 def test_alternatives_are_the_models_own_whatever_is_picked(parameters: dict[str, Any]) -> None:
     manifest = fake_manifest()
     prefix = (9, 40)
-    request = GenerateRequest("r", SOURCES[5], FAR, DecodingParameters(top_logprobs=5, **parameters), prefix)
+    request = GenerateRequest(
+        "r", SOURCES[5], FAR, GenerateParameters(top_logprobs=5, **parameters), target_prefix=prefix
+    )
     (target,) = run_alone(request, manifest).targets
     ids, slow = ids_of(target), slow_logits(manifest, SOURCES[5])
     assert len(ids) > len(prefix)
@@ -166,7 +169,7 @@ def test_alternatives_are_the_models_own_whatever_is_picked(parameters: dict[str
 
 
 def test_a_vocabulary_smaller_than_the_alternatives_gives_all_of_it() -> None:
-    request = GenerateRequest("r", (5, 6), FAR, DecodingParameters(top_logprobs=5))
+    request = GenerateRequest("r", (5, 6), FAR, GenerateParameters(top_logprobs=5))
     (target,) = run_alone(request, fake_manifest(vocabulary=4)).targets
     for token in target.tokens:
         assert sorted(id_ for id_, _ in token.alternatives) == [0, 1, 2, 3]
@@ -176,7 +179,7 @@ def test_a_vocabulary_smaller_than_the_alternatives_gives_all_of_it() -> None:
 def test_greedy_processors_act_on_logits_and_the_prefix_counts() -> None:
     """Each place has what a slow loop over the logits gives, with all that was read penalised and forbidden."""
     manifest = fake_manifest(vocabulary=9)
-    parameters = DecodingParameters(
+    parameters = GenerateParameters(
         repetition_penalty=1.7, no_repeat_ngram_size=2, suppress_tokens=(0, 4), min_new_tokens=4
     )
     prefix = (5, 3, 5)

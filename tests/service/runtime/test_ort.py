@@ -1,9 +1,12 @@
 """The ONNX Runtime runner over graphs of running totals; what grows has a file of its own."""
 
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from service.runtime import base
 from service.runtime.ort import OnnxRunner
 from tests.service.runtime.running_total import OUTPUTS, SHOWN, admit, running_total, step, write_graphs
 
@@ -114,3 +117,26 @@ def test_warming_up_leaves_nothing_behind(runner: OnnxRunner) -> None:
     runner.warm_up(max_batch_tokens=24)
     admit(runner, 0, [3])
     assert step(runner, [1])["logits"] == [[4, 1]]
+
+
+def test_only_the_kinds_of_steps_that_were_used_last_stay_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: weakref.WeakSet[base.StepBinding] = weakref.WeakSet()
+
+    class NotedBinding(base.StepBinding):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            bound.add(self)
+
+    monkeypatch.setattr(base, "StepBinding", NotedBinding)
+    monkeypatch.setattr(base, "MAX_BINDINGS", 3)
+    runner = running_total(folder, max_source_tokens=6, max_target_tokens=5, max_rows=8)
+    admit(runner, 0, [1], [2], [3], [4], [5], [6], [7], [8])
+    totals = [*range(1, 9)]
+    for place in range(4):
+        for rows in range(1, 9):
+            given = step(runner, [10] * rows, place=place)["logits"]
+            totals[:rows] = [total + 10 for total in totals[:rows]]
+            assert [total for total, _ in given] == totals[:rows]
+    assert len(bound) == 3
+    runner.release_memory()
+    assert len(bound) == 0

@@ -1,0 +1,151 @@
+"""`python -m bench.edge --baseline CHECKOUT`: the cost of a call, beside another checkout of this project.
+
+Both checkouts serve by turns: first with the fake runner in the model's place, one new token and 64 clients, so that
+nothing but HTTP and scheduling is measured; then the shipped model with 16 and 64 clients and the default settings of
+each. An ordinary FastAPI application over the same use case is measured in the same rounds. CPU time is that of the
+serving process, system time included. Run it on a quiet machine; the tables go to docs/performance.md.
+"""
+
+import argparse
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import machine
+from bench.load import GENERATE, bodies_of, measure_load
+from bench.record import RESULTS, Figure, Recorded, Result, Row, write_result
+from bench.report import table, write_into
+from bench.server import RunningServer, serving
+from loadtest.load import Load
+
+SECTION = "edge"
+WRITER = "python -m bench.edge"
+DOCUMENT = Path("docs/performance.md")
+CLIENTS = 64
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# The figures of the table: setup, load, measure, whether more is better, and the target of "now" over "baseline".
+TARGETS = (
+    ("fake, 64 clients, 1 new token", "requests_per_s", ">=", 2.0),
+    ("fake, 64 clients, 1 new token", "cpu_ms", "<=", 0.5),
+    ("shipped model, 16 clients", "cpu_ms", "<=", 0.65),
+    ("shipped model, 64 clients", "cpu_ms", "<=", 0.65),
+    ("shipped model, 64 clients", "requests_per_s", ">=", 2.0),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A load, and the modules that serve it by the name of the setup."""
+
+    name: str
+    clients: int
+    max_new_tokens: int | None
+    modules: dict[str, str]
+
+
+FAKE = {"baseline": "bench.fake_server", "now": "bench.fake_server", "ordinary FastAPI": "bench.fastapi_edge"}
+REAL = {"baseline": "service", "now": "service"}
+CASES = (
+    Case("fake, 64 clients, 1 new token", 64, 1, FAKE),
+    Case("shipped model, 16 clients", 16, None, REAL),
+    Case("shipped model, 64 clients", 64, None, REAL),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.edge", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--baseline", type=Path, required=True, help="the other checkout")
+    parser.add_argument("--rounds", type=int, default=5, help="each figure is the median of so many")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
+    parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where to write the table")
+    parsed = parser.parse_args(words)
+    described = machine.describe()
+    result = run(
+        parsed.baseline, parsed.sentences.read_text(encoding="utf-8").splitlines(), parsed.rounds, parsed.seconds
+    )
+    command = shlex.join(["python", "-m", "bench.edge", *words])
+    write_result(parsed.results, SECTION, Recorded(described, command, result))
+    write_into(parsed.document, SECTION, report(result), WRITER)
+    print(report(result))
+
+
+def run(baseline: Path, sentences: Sequence[str], rounds: int, seconds: float) -> Result:
+    """Measure all cases; a figure is a ratio of two setups in one round, the median of all rounds."""
+    figures: dict[str, Figure] = {}
+    rows: list[Row] = []
+    for case in CASES:
+        values = _measure(case, baseline, sentences, rounds, seconds)
+        for setup, measured in values.items():
+            row = {name: Figure.of([one[name] for one in measured], "").value for name in measured[0]}
+            rows.append({"case": case.name, "setup": setup, **row})
+            for name in () if setup == "baseline" else measured[0]:
+                pairs = zip(measured, values["baseline"], strict=True)
+                figures[f"{SECTION}.{case.name}.{setup}.{name}"] = Figure.of(
+                    [one[name] / base[name] for one, base in pairs]
+                )
+    return Result(figures, rows)
+
+
+def _measure(
+    case: Case, baseline: Path, sentences: Sequence[str], rounds: int, seconds: float
+) -> dict[str, list[dict[str, float]]]:
+    parameters = {} if case.max_new_tokens is None else {"max_new_tokens": case.max_new_tokens}
+    load = Load(GENERATE, bodies_of(sentences, **parameters), clients=case.clients, duration_s=seconds)
+    with contextlib.ExitStack() as running:
+        servers: dict[str, RunningServer] = {}
+        for setup, module in case.modules.items():
+            folder = baseline.resolve() if setup == "baseline" else Path.cwd()
+            bundles = folder / "bundles"
+            servers[setup] = running.enter_context(serving(bundles, module, folder=folder, log_level="info"))
+            _measure_once(servers[setup], Load(load.path, load.bodies, clients=case.clients, duration_s=2.0))
+            servers[setup].process.hold()
+        values: dict[str, list[dict[str, float]]] = {setup: [] for setup in servers}
+        for number in range(rounds):
+            order = list(servers) if number % 2 == 0 else list(servers)[::-1]
+            for setup in order:
+                with servers[setup].process.running():
+                    values[setup].append(_measure_once(servers[setup], load))
+                print(case.name, setup, values[setup][-1], flush=True)
+    return values
+
+
+def _measure_once(server: RunningServer, load: Load) -> dict[str, float]:
+    before = cpu_seconds(server.process.pid)
+    summary = measure_load(server.url, load)
+    cpu_ms = 1000 * (cpu_seconds(server.process.pid) - before) / summary.succeeded
+    assert summary.latency_ms is not None
+    return {"requests_per_s": summary.requests_per_s, "cpu_ms": cpu_ms, "p50_ms": summary.latency_ms.p50}
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def report(result: Result) -> str:
+    """Return the ratios beside their targets, and the values."""
+    ratios = []
+    for case, name, sign, target in TARGETS:
+        ratio = result.figures[f"{SECTION}.{case}.now.{name}"].value
+        is_met = ratio >= target if sign == ">=" else ratio <= target
+        ratios.append((case, NAMES[name], f"{ratio:.2f}", f"{sign} {target:g}", "yes" if is_met else "**no**"))
+    rows = [(str(row["case"]), str(row["setup"]), *(f"{row[name]:.4g}" for name in NAMES)) for row in result.rows]
+    head = ("load", "figure", "now / baseline", "target", "met")
+    return f"{table(head, ratios)}\n\n{table(('load', 'setup', *NAMES.values()), rows)}"
+
+
+NAMES = {"requests_per_s": "requests/s", "cpu_ms": "CPU ms a call", "p50_ms": "p50 ms"}
+
+
+if __name__ == "__main__":
+    main()

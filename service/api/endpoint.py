@@ -1,0 +1,136 @@
+"""Declaration of an endpoint: what the transport needs to call its handler and to describe it in OpenAPI."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import orjson
+from pydantic import BaseModel
+
+from service.errors import ApiError, ErrorCode, ErrorType
+from service.inference.generate import Stream, StreamedSequence, StreamEnd, StreamToken
+
+JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "text/event-stream"
+
+# Every endpoint can answer with these.
+COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal",)
+# An endpoint that needs the models to be ready can also answer with these,
+UNAVAILABLE_ERRORS: tuple[ErrorCode, ...] = ("loading", "draining", "engine_dead")
+# and one that reads a body with these.
+BODY_ERRORS: tuple[ErrorCode, ...] = (
+    "malformed_request",
+    "malformed_json",
+    "client_too_slow",
+    "headers_too_large",
+    "body_too_large",
+    "overloaded",
+    "unsupported_media_type",
+    "invalid_parameter",
+    *UNAVAILABLE_ERRORS,
+)
+# Endpoints declare these: errors of calls that pass texts to the engine,
+ENGINE_ERRORS: tuple[ErrorCode, ...] = ("empty_input", "overloaded", "deadline_exceeded")
+# and of calls that name a model and use it for a task.
+TASK_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "input_too_long", "unsupported_task", *ENGINE_ERRORS)
+
+
+@dataclass(frozen=True)
+class BodyFormat:
+    """How the body of an endpoint is sent."""
+
+    media_types: Sequence[str] = (JSON,)  # "" is that of a request which names none
+    length_header: str | None = None  # number of bytes that are JSON, all if absent; the rest is the handler's `tail`
+    is_optional: bool = False  # an empty body is an empty object
+
+
+class Error(BaseModel):
+    code: str
+    type: ErrorType
+    message: str
+    param: str | None
+    request_id: str
+
+
+class ErrorResponse(BaseModel):
+    error: Error
+
+
+@dataclass(frozen=True)
+class ErrorFormat:
+    """The form in which an API returns errors; status and code are the same in every API."""
+
+    # Writes the body of an error: its message and its parameter with the API's own names, and the request id.
+    write: Callable[[ApiError, str, str | None, str], bytes]
+    response: type[BaseModel]  # what is written, for OpenAPI
+
+
+def _native_error(error: ApiError, message: str, param: str | None, request_id: str) -> bytes:
+    content = {"code": error.code, "type": error.kind.type, "message": message, "param": param}
+    return orjson.dumps({"error": content | {"request_id": request_id}})
+
+
+NATIVE_ERRORS = ErrorFormat(_native_error, ErrorResponse)
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A response that is not JSON, or has headers of its own."""
+
+    body: bytes
+    media_type: str | None  # None for a status without a body
+    status: int = 200
+    headers: Mapping[str, str] | None = None
+
+
+class EventEncoder(Protocol):
+    """Writes the events of a stream in the form of one API."""
+
+    def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes: ...
+
+    def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes: ...
+
+    def close(self, stream: Stream) -> bytes:
+        """Write what comes after the last event."""
+        ...
+
+    def error(self, body: bytes) -> bytes:
+        """Write an error, which ends the stream."""
+        ...
+
+
+@dataclass(frozen=True)
+class EventStream:
+    """A response of server-sent events."""
+
+    stream: Stream
+    encoder: EventEncoder
+
+
+def event_of(content: Any) -> bytes:
+    """Write a server-sent event."""
+    return b"data: " + to_json(content) + b"\n\n"
+
+
+def to_json(content: Any) -> bytes:
+    """Write JSON; dataclasses and NumPy arrays are allowed anywhere in it."""
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One endpoint.
+
+    The handler takes `call`, the path's parameters, and by name what else it declares: `body`, a Pydantic model;
+    `model`, from the query; `headers`; `tail`, the bytes after the JSON. It returns an object that becomes JSON, a
+    `Raw`, or an `EventStream`. The first sentence of its docstring is the summary in OpenAPI.
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    handler: Callable[..., Awaitable[Any]]
+    response: Any = None  # type of the JSON of a 200
+    errors: Sequence[ErrorCode] = ()  # beside those that every endpoint of its kind can answer with
+    media_types: Sequence[str] = (JSON,)  # of a 200
+    error_format: ErrorFormat = NATIVE_ERRORS
+    body_format: BodyFormat = BodyFormat()
+    always_fails: bool = False  # there is no 200

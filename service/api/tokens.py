@@ -1,0 +1,62 @@
+"""POST /v1/tokenize and /v1/detokenize."""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from service.api.endpoint import Endpoint
+from service.api.types import Inputs, ModelName
+from service.errors import ErrorCode
+from service.fields import MAX_INPUTS, RequestBody
+from service.inference.call import Call
+from service.inference.tokens import (
+    DetokenizeInput,
+    DetokenizeResult,
+    Side,
+    TokenizeInput,
+    TokenizeResult,
+    detokenize,
+    tokenize,
+)
+from service.parameters import TokenId
+
+
+class TokenizeBody(RequestBody):
+    model: ModelName = None
+    inputs: Inputs
+    side: Side = "source"
+    add_special_tokens: bool = True
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog runs.", "side": "source"}]})
+
+
+class DetokenizeBody(RequestBody):
+    model: ModelName = None
+    ids: Annotated[
+        list[Annotated[list[TokenId], Field(fail_fast=True)]],
+        Field(max_length=MAX_INPUTS, fail_fast=True, json_schema_extra={"minItems": 1}),
+    ]
+    side: Side = "target"
+    skip_special_tokens: bool = True
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ids": [[5, 6, 2]], "side": "target"}]})
+
+
+async def tokenize_texts(call: Call, body: TokenizeBody) -> TokenizeResult:
+    """Split each input into tokens, each with its position in the text.
+
+    `start` and `end` count characters of the input as it was sent; special tokens have an empty span.
+    """
+    return await tokenize(call, TokenizeInput(body.model, body.inputs, body.side, body.add_special_tokens))
+
+
+async def join_tokens(call: Call, body: DetokenizeBody) -> DetokenizeResult:
+    """Join token ids to texts."""
+    return await detokenize(call, DetokenizeInput(body.model, body.ids, body.side, body.skip_special_tokens))
+
+
+_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "empty_input", "response_too_large")
+ENDPOINTS = (
+    Endpoint("POST", "/v1/tokenize", tokenize_texts, TokenizeResult, errors=_ERRORS),
+    Endpoint("POST", "/v1/detokenize", join_tokens, DetokenizeResult, errors=_ERRORS),
+)

@@ -1,0 +1,123 @@
+"""LibreTranslate's POST /translate and GET /languages; the languages choose the model."""
+
+from typing import Annotated, Any, NotRequired
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Endpoint
+from service.bundle import MAX_BEAMS, Languages
+from service.compat.common import SENTENCE_ERRORS
+from service.errors import ApiError
+from service.fields import RequestBody, TextOrTexts, only
+from service.inference.call import Call
+from service.inference.generate import GenerateInput, generate
+from service.inference.service import ServedModel
+from service.parameters import GenerateParameters
+
+FIELD_NAMES = {"inputs": "q", "num_beams": "1 + alternatives"}
+LANGUAGE_NAMES = {"de": "German", "en": "English"}  # of those that the shipped bundles have
+AUTO = "auto"
+
+
+class TranslateBody(RequestBody):
+    q: TextOrTexts
+    source: str = Field(description='The code of a language, or "auto" where only one is translated into the target.')
+    target: str = Field(description="The code of a language.")
+    format: Annotated[Any, only("text")] = None
+    alternatives: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] | None = Field(
+        default=None, description="Number of other translations of each text, from a beam search."
+    )
+    api_key: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"q": "A dog runs.", "source": "en", "target": "de", "format": "text", "api_key": ""},
+                {"q": ["A dog runs.", "A man sleeps."], "source": "auto", "target": "de", "alternatives": 3},
+            ]
+        }
+    )
+
+
+class Translation(TypedDict):
+    """Of a list of texts, lists."""
+
+    translatedText: str | list[str]
+    alternatives: NotRequired[Annotated[list[str] | list[list[str]], Field(description="Only if requested.")]]
+
+
+class Language(TypedDict):
+    code: str
+    name: Annotated[str, Field(description="In English if it is known here, else the code.")]
+    targets: Annotated[list[str], Field(description="Codes of the languages that it is translated into.")]
+
+
+async def translate(call: Call, body: TranslateBody) -> Translation:
+    """Translate a text, or each of a list."""
+    call.field_names = FIELD_NAMES
+    num_beams = 1 + (body.alternatives or 0)
+    parameters = GenerateParameters(num_beams=num_beams, num_return_sequences=num_beams)
+    model = _model_for(body, call)
+    result = await generate(call, GenerateInput(model.name, body.q, parameters))
+    found: list[dict[str, None]] = [{} for _ in body.q.texts]  # beams may differ in tokens alone: each text once
+    for output in result.outputs:
+        found[output.index][output.text] = None
+    translated = [next(iter(texts)) for texts in found]
+    response: Translation = {"translatedText": translated if body.q.is_list else translated[0]}
+    if body.alternatives:
+        others = [list(texts)[1:] for texts in found]
+        response["alternatives"] = others if body.q.is_list else others[0]
+    return response
+
+
+async def languages(call: Call) -> list[Language]:
+    """List the languages that are translated."""
+    pairs = {(pair.source, pair.target) for pair, _ in _translators(call)}
+    return [
+        {
+            "code": code,
+            "name": LANGUAGE_NAMES.get(code, code),
+            "targets": sorted(target for source, target in pairs if source == code),
+        }
+        for code in sorted({code for pair in pairs for code in pair})
+    ]
+
+
+def _translators(call: Call) -> list[tuple[Languages, ServedModel]]:
+    return [(pair, model) for model in call.models if (pair := model.manifest.languages)]
+
+
+def _model_for(body: TranslateBody, call: Call) -> ServedModel:
+    """Return the default model if it translates so, else the first by name.
+
+    Raises:
+        ApiError: there is none, or `auto` leaves more than one source language.
+    """
+    fitting = [
+        (pair, model)
+        for pair, model in _translators(call)
+        if pair.target == body.target and body.source in (AUTO, pair.source)
+    ]
+    if not fitting:
+        message = "No model translates between these languages; GET /languages lists those that there are."
+        raise ApiError("invalid_parameter", message)
+    if len({pair.source for pair, _ in fitting}) > 1:
+        message = "Languages are not detected, and several are translated into this target: name one."
+        raise ApiError("unsupported_parameter", message, path="source")
+    default = call.model(None)
+    return next((model for _, model in fitting if model is default), fitting[0][1])
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/translate",
+        translate,
+        Translation,
+        errors=("input_too_long", *ENGINE_ERRORS, "unsupported_parameter"),
+        error_format=SENTENCE_ERRORS,
+        body_format=BodyFormat((JSON, FORM)),
+    ),
+    Endpoint("GET", "/languages", languages, list[Language], errors=("loading",), error_format=SENTENCE_ERRORS),
+)

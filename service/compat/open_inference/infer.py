@@ -1,0 +1,139 @@
+"""Inference by the Open Inference Protocol v2 as Triton speaks it: infer, generate and generate_stream."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from service.api.endpoint import EventStream, Raw, event_of
+from service.compat.common import DataEventEncoder
+from service.compat.open_inference.outputs import (
+    FIELD_NAMES,
+    Output,
+    attention_selection,
+    check_parameters,
+    classify_parameters,
+    encode_parameters,
+    generate_parameters,
+    main_outputs,
+    outputs_of,
+)
+from service.compat.open_inference.schemas import (
+    VERSION,
+    GenerateTextBody,
+    GenerateTextResponse,
+    InferBody,
+    InferResponse,
+    StreamTextBody,
+)
+from service.compat.open_inference.tensors import Tensor, read_texts, tensor_response
+from service.errors import ApiError
+from service.fields import Texts
+from service.inference.call import Call
+from service.inference.classify import ClassifyInput, classify
+from service.inference.encode import EncodeInput, encode
+from service.inference.generate import GenerateInput, StreamedSequence, StreamEnd, StreamToken, stream
+from service.inference.generate import generate as generate_texts
+
+
+async def infer(call: Call, model_name: str, body: InferBody, tail: bytes) -> InferResponse | Raw:
+    """Compute the requested tensors of each text.
+
+    If a tensor is to be binary, the response is JSON with its bytes after it.
+    """
+    model = call.model(model_name)
+    call.field_names = FIELD_NAMES
+    available = outputs_of(model.manifest)
+    parameters = dict(body.parameters)
+    is_binary = _is_binary(body, parameters.pop("binary_data_output", False), available)
+    outputs = {name: available[name] for name in is_binary}
+    check_parameters(parameters, {key for output in outputs.values() for key in (output.task, output.beside)})
+    texts = read_texts(body.inputs[0], tail)
+    results: dict[str, Any] = {}
+    for task in dict.fromkeys(output.task for output in outputs.values()):
+        of_task = [output for output in outputs.values() if output.task == task]
+        match task:
+            case "generate":
+                wanted = generate_parameters(parameters, of_task)
+                results[task] = await generate_texts(call, GenerateInput(model.name, texts, wanted))
+            case "classify":
+                truncate = classify_parameters(parameters).truncate
+                selection = attention_selection(parameters, of_task)
+                results[task] = await classify(call, ClassifyInput(model.name, texts, selection, truncate))
+            case "encode":
+                options = vars(encode_parameters(parameters))
+                results[task] = await encode(call, EncodeInput(model.name, texts, **options))
+    return tensor_response(
+        _head(body.id, model.name),
+        [
+            Tensor(name, output.datatype, output.read(result), is_binary[name], output.parameters(result))
+            for name, output in outputs.items()
+            for result in [results[output.task]]
+        ],
+    )
+
+
+def _is_binary(body: InferBody, by_default: Any, available: Mapping[str, Output]) -> dict[str, bool]:
+    """Return each requested output, and whether it is to be binary."""
+    if not isinstance(by_default, bool):
+        raise ApiError("invalid_parameter", "It must be true or false.", path="parameters.binary_data_output")
+    if not body.outputs:
+        return dict.fromkeys(main_outputs(available), by_default)
+    requested: dict[str, bool] = {}
+    for place, output in enumerate(body.outputs):
+        if output.name not in available or output.name in requested:
+            is_duplicate = output.name in requested
+            message = "Duplicate output name." if is_duplicate else f"The model has {', '.join(available)}."
+            raise ApiError("invalid_parameter", message, path=f"outputs[{place}].name")
+        is_binary = output.parameters.binary_data
+        requested[output.name] = by_default if is_binary is None else is_binary
+    return requested
+
+
+def _head(request_id: str | None, model_name: str) -> dict[str, Any]:
+    return ({} if request_id is None else {"id": request_id}) | {"model_name": model_name, "model_version": VERSION}
+
+
+async def generate(call: Call, model_name: str, body: GenerateTextBody) -> GenerateTextResponse:
+    """Generate one text from one text."""
+    request = _input_of(call, model_name, body, stream=False)
+    result = await generate_texts(call, request)
+    (output,) = result.outputs
+    return {
+        **_head(body.id, result.model),  # type: ignore[typeddict-item]
+        "text_output": output.text,
+        "finish_reason": output.finish_reason,
+    }
+
+
+async def generate_stream(call: Call, model_name: str, body: StreamTextBody) -> EventStream:
+    """Generate one text from one text as a stream.
+
+    One event for each token, then one with the finish reason.
+    """
+    request = _input_of(call, model_name, body, stream=True)
+    return EventStream(await stream(call, request), TextEvents(_head(body.id, model_name)))
+
+
+def _input_of(call: Call, model_name: str, body: GenerateTextBody, *, stream: bool) -> GenerateInput:
+    call.field_names = FIELD_NAMES
+    parameters = dict(body.parameters)
+    if parameters.pop("stream", stream) is not stream:
+        message = "generate returns the whole text, generate_stream its pieces."
+        raise ApiError("unsupported_parameter", message, path="parameters.stream")
+    check_parameters(parameters, ["generate"])
+    if parameters.get("num_return_sequences", 1) != 1:
+        message = "This endpoint returns one text; infer has the rest."
+        raise ApiError("unsupported_parameter", message, path="parameters.num_return_sequences")
+    return GenerateInput(model_name, Texts.one(body.text_input), generate_parameters(parameters))
+
+
+class TextEvents(DataEventEncoder):
+    """Writes the events of a stream."""
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self._head = head
+
+    def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
+        return event_of(self._head | {"text_output": event.text})
+
+    def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
+        return event_of(self._head | {"text_output": "", "finish_reason": event.finish_reason})

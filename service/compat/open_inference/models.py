@@ -1,0 +1,131 @@
+"""Endpoints of the Open Inference Protocol about the server and its models, and the index of its repository."""
+
+from typing import Literal, NoReturn
+
+from service import __version__
+from service.compat.open_inference import schemas
+from service.compat.open_inference.outputs import outputs_of
+from service.compat.open_inference.schemas import VERSION, Datatype, RepositoryIndexBody
+from service.errors import ApiError
+from service.fields import MAX_INPUTS
+from service.inference.call import Call
+from service.inference.service import ServedModel
+
+EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters", "statistics")
+TEXT_INPUT: tuple[str, Datatype, list[int]] = ("text_input", "BYTES", [-1, 1])
+TYPES: dict[Datatype, Literal["TYPE_STRING", "TYPE_FP32", "TYPE_INT64"]] = {
+    "BYTES": "TYPE_STRING",
+    "FP32": "TYPE_FP32",
+    "INT64": "TYPE_INT64",
+}
+
+
+async def server_metadata(call: Call) -> schemas.ServerMetadata:
+    """Describe the server."""
+    return {"name": "sightline", "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+async def server_live(call: Call) -> schemas.ServerLive:
+    """Say that the process runs."""
+    return {"live": True}
+
+
+async def server_ready(call: Call) -> schemas.ServerReady:
+    """Say whether requests are served."""
+    call.service.check_ready()
+    return {"ready": True}
+
+
+async def model_ready(call: Call, model_name: str) -> schemas.ModelReady:
+    """Say whether requests to a model are served."""
+    call.service.check_ready()
+    return {"name": call.model(model_name).name, "ready": True}
+
+
+async def model_metadata(call: Call, model_name: str) -> schemas.ModelMetadata:
+    """Describe the tensors that a model takes and gives."""
+    model = call.model(model_name)
+    inputs, outputs = _tensors(model)
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": "onnx_onnxv1",
+        "inputs": [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in inputs],
+        "outputs": [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in outputs],
+    }
+
+
+async def model_config(call: Call, model_name: str) -> schemas.ModelConfig:
+    """Describe a model as a Triton configuration."""
+    model = call.model(model_name)
+    inputs, outputs = _tensors(model)
+    return {
+        "name": model.name,
+        "platform": "onnxruntime_onnx",
+        "backend": "onnxruntime",
+        "max_batch_size": MAX_INPUTS,
+        "input": [{"name": name, "data_type": TYPES[kind], "dims": shape[1:]} for name, kind, shape in inputs],
+        "output": [{"name": name, "data_type": TYPES[kind], "dims": shape[1:]} for name, kind, shape in outputs],
+        "dynamic_batching": {},
+        "model_transaction_policy": {"decoupled": False},
+    }
+
+
+Tensors = list[tuple[str, Datatype, list[int]]]  # name, datatype, shape
+
+
+def _tensors(model: ServedModel) -> tuple[Tensors, Tensors]:
+    outputs = outputs_of(model.manifest).items()
+    return [TEXT_INPUT], [(name, output.datatype, list(output.shape)) for name, output in outputs]
+
+
+async def model_statistics(call: Call, model_name: str) -> schemas.ModelStatistics:
+    """Count what a model has done."""
+    return {"model_stats": [_stats(call, call.model(model_name))]}
+
+
+async def all_statistics(call: Call) -> schemas.ModelStatistics:
+    """Count what each model has done."""
+    return {"model_stats": [_stats(call, model) for model in call.models]}
+
+
+def _stats(call: Call, model: ServedModel) -> schemas.ModelStats:
+    """Return the sums of the metrics, without those of Triton's that are not counted by model."""
+
+    def total(histogram: str) -> schemas.Duration:
+        count, seconds = call.service.metrics.total(histogram, model.name)
+        return {"count": count, "ns": round(1e9 * seconds)}
+
+    queue = total("request_queue_time_seconds")
+    encoder, decoder = total("request_prefill_time_seconds"), total("request_decode_time_seconds")
+    # Clients fail without these. What comes before and after the graphs is not measured, but perf_analyzer
+    # wants it to be counted as often as they are; and there is no cache.
+    graphs: schemas.Duration = {"count": encoder["count"], "ns": encoder["ns"] + decoder["ns"]}
+    not_measured: schemas.Duration = {"count": encoder["count"], "ns": 0}
+    no_cache: schemas.Duration = {"count": 0, "ns": 0}
+    return {
+        "name": model.name,
+        "version": VERSION,
+        "inference_count": queue["count"],
+        "execution_count": total("batch_padding_ratio")["count"] + total("engine_step_seconds")["count"],
+        "inference_stats": {
+            "success": total("e2e_request_latency_seconds"),
+            "queue": queue,
+            "compute_input": not_measured,
+            "compute_infer": graphs,
+            "compute_output": not_measured,
+            "cache_hit": no_cache,
+            "cache_miss": no_cache,
+        },
+    }
+
+
+async def repository_index(call: Call, body: RepositoryIndexBody) -> list[schemas.RepositoryModel]:
+    """List the models."""
+    return [{"name": model.name, "version": VERSION, "state": "READY", "reason": ""} for model in call.models]
+
+
+async def repository_change(call: Call, model_name: str) -> NoReturn:
+    """Refuse to load or unload a model: the repository is read when the service starts."""
+    message = "Models are loaded when the service starts, and neither loaded nor unloaded later."
+    raise ApiError("unsupported_parameter", message)

@@ -1,0 +1,231 @@
+"""The tensors that a model can return: the task that computes each, and how each is read from the task's result."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from service.api.types import Truncate
+from service.bundle import Manifest
+from service.compat.open_inference.schemas import TEXT_PARAMETERS, Datatype
+from service.compat.open_inference.tensors import DTYPES, padded
+from service.errors import ApiError
+from service.fields import RequestBody, is_word, validate_part
+from service.inference.classify import ClassifyResult
+from service.inference.encode import EncodeResult, Pooling
+from service.inference.generate import GenerateOutput, GenerateResult
+from service.inference.maps import AttentionMap
+from service.inference.results import OutputToken, alternatives_of
+from service.parameters import MAX_TOP_LOGPROBS, AttentionSelection, GenerateParameters, Kind
+
+Task = Literal["generate", "classify", "encode"]
+Result = Any  # that of the task which the output belongs to
+TASKS: tuple[Task, ...] = ("generate", "classify", "encode")  # the first that a model can do is its main task
+
+# Parameters by what they belong to: a task, or something beside a task's own result.
+PARAMETERS: Mapping[str, Collection[str]] = {
+    "generate": TEXT_PARAMETERS,
+    "encode": ("pooling", "normalize", "truncate"),
+    "classify": ("truncate",),
+    "alternatives": ("top_logprobs",),
+    "maps": ("layers", "heads", "reduce"),
+}
+# Parameters of the protocol that are not supported.
+RESERVED = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout")
+FIELD_NAMES = {name: f"parameters.{name}" for names in PARAMETERS.values() for name in names} | {"inputs": "text_input"}
+
+
+class EncodeParameters(RequestBody):
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    truncate: Truncate = False
+
+
+class ClassifyParameters(RequestBody):
+    truncate: Truncate = False
+
+
+_GENERATE, _SELECTION = TypeAdapter(GenerateParameters), TypeAdapter(AttentionSelection)
+_ENCODE, _CLASSIFY = TypeAdapter(EncodeParameters), TypeAdapter(ClassifyParameters)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor."""
+
+    datatype: Datatype
+    shape: tuple[int, ...]  # -1 where it depends on the request
+    task: Task
+    read: Callable[[Result], NDArray[Any]]
+    beside: Literal["alternatives", "maps"] | None = None  # what the task must return beside its own result
+    kind: Kind | None = None  # of attention map
+    any_kind: Kind | None = None  # of attention map that the model has
+    parameters: Callable[[Result], Mapping[str, bool]] = lambda result: {}  # facts about the tensor
+
+
+def outputs_of(manifest: Manifest) -> dict[str, Output]:
+    """Return all outputs of a model by name."""
+    outputs: dict[str, Output] = {}
+    if "generate" in manifest.tasks:
+        outputs |= _generated(manifest.tokens.pad_id) | _maps(manifest, "generate")
+    if "classify" in manifest.tasks:
+        outputs |= _classified(len(manifest.labels)) | _maps(manifest, "classify")
+    if "encode" in manifest.tasks:
+        outputs |= _encoded()
+    return outputs
+
+
+def main_outputs(outputs: Mapping[str, Output]) -> list[str]:
+    """Return the outputs of a request that names none: the results of the model's main task."""
+    main = next((task for task in TASKS if any(output.task == task for output in outputs.values())), None)
+    return [name for name, output in outputs.items() if output.task == main and output.beside is None]
+
+
+def check_parameters(parameters: Collection[str], used: Collection[str | None]) -> None:
+    """Refuse parameters that would have no effect.
+
+    Args:
+        parameters: names that a client sent.
+        used: keys of PARAMETERS that the requested outputs depend on.
+
+    Raises:
+        ApiError: `invalid_parameter` or `unsupported_parameter`.
+    """
+    for name in parameters:
+        if name in RESERVED:
+            message = "This service cannot do that: leave it out."
+            raise ApiError("unsupported_parameter", message, path=f"parameters.{name}")
+        if not any(name in names for names in PARAMETERS.values()):
+            path = f"parameters.{name}" if is_word(name) else "parameters"
+            raise ApiError("invalid_parameter", "There is no such parameter.", path=path)
+        if not any(name in names for key, names in PARAMETERS.items() if key in used):
+            message = "Parameter has no effect on the requested outputs."
+            raise ApiError("unsupported_parameter", message, path=f"parameters.{name}")
+
+
+def generate_parameters(parameters: Mapping[str, Any], outputs: Sequence[Output] = ()) -> GenerateParameters:
+    """Validate the parameters of a generation that computes these outputs.
+
+    Raises:
+        ApiError: the first value that is not allowed.
+    """
+    own = _parameters_of("generate", parameters)
+    if any(output.beside == "alternatives" for output in outputs):
+        own["top_logprobs"] = parameters.get("top_logprobs", MAX_TOP_LOGPROBS)
+    found = validate_part(own, _GENERATE, "parameters")
+    return replace(found, return_attention=attention_selection(parameters, outputs))
+
+
+def encode_parameters(parameters: Mapping[str, Any]) -> EncodeParameters:
+    return validate_part(_parameters_of("encode", parameters), _ENCODE, "parameters")
+
+
+def classify_parameters(parameters: Mapping[str, Any]) -> ClassifyParameters:
+    return validate_part(_parameters_of("classify", parameters), _CLASSIFY, "parameters")
+
+
+def attention_selection(parameters: Mapping[str, Any], outputs: Sequence[Output]) -> AttentionSelection | None:
+    """Return the selection of the maps that some outputs are; None if none of them is."""
+    maps = [output for output in outputs if output.beside == "maps"]
+    if not maps:
+        return None
+    # Names of tokens alone come with any map.
+    kinds: list[Kind | None] = [output.kind for output in maps if output.kind is not None] or [maps[0].any_kind]
+    selection = _parameters_of("maps", parameters) | {"kinds": list(dict.fromkeys(kinds))}
+    return validate_part(selection, _SELECTION, "parameters")
+
+
+def _parameters_of(key: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in parameters.items() if name in PARAMETERS[key]}
+
+
+def _generated(pad_id: int) -> dict[str, Output]:
+    """Return outputs with a row for each generated sequence."""
+
+    def of_each(read: Callable[[GenerateOutput], Any], datatype: Datatype) -> Callable[[GenerateResult], NDArray[Any]]:
+        return lambda result: np.asarray([read(output) for output in result.outputs], DTYPES[datatype])
+
+    def of_tokens(
+        read: Callable[[OutputToken], Any], datatype: Datatype, padding: int = 0
+    ) -> Callable[[GenerateResult], NDArray[Any]]:
+        return lambda result: padded([list(map(read, one.tokens)) for one in result.outputs], datatype, padding)
+
+    top: dict[str, Any] = {"shape": (-1, -1, -1), "task": "generate", "beside": "alternatives"}
+    top_ids = of_tokens(lambda token: [one.id for one in alternatives_of(token)], "INT64", pad_id)
+    top_logprobs = of_tokens(lambda token: [one.logprob for one in alternatives_of(token)], "FP32")
+    return {
+        "text_output": Output("BYTES", (-1,), "generate", of_each(lambda one: one.text, "BYTES")),
+        "finish_reason": Output("BYTES", (-1,), "generate", of_each(lambda one: one.finish_reason, "BYTES")),
+        "score": Output("FP32", (-1,), "generate", of_each(lambda one: one.score, "FP32")),
+        "num_tokens": Output("INT64", (-1,), "generate", of_each(lambda one: len(one.tokens), "INT64")),
+        "token_ids": Output("INT64", (-1, -1), "generate", of_tokens(lambda token: token.id, "INT64", pad_id)),
+        "logprobs": Output("FP32", (-1, -1), "generate", of_tokens(lambda token: token.logprob, "FP32")),
+        "top_token_ids": Output("INT64", read=top_ids, **top),
+        "top_logprobs": Output("FP32", read=top_logprobs, **top),
+    }
+
+
+def _classified(num_labels: int) -> dict[str, Output]:
+    def of_labels(key: Literal["label", "score"], datatype: Datatype) -> Callable[[ClassifyResult], NDArray[Any]]:
+        return lambda result: np.asarray(
+            [[getattr(label, key) for label in output.labels] for output in result.outputs], DTYPES[datatype]
+        )
+
+    return {
+        "labels": Output("BYTES", (-1, num_labels), "classify", of_labels("label", "BYTES")),
+        "label_scores": Output("FP32", (-1, num_labels), "classify", of_labels("score", "FP32")),
+    }
+
+
+def _encoded() -> dict[str, Output]:
+    def shapes(result: EncodeResult) -> Sequence[Sequence[int]]:
+        return result.shapes or [(result.dimensions,)] * len(result.embeddings)
+
+    def vectors(result: EncodeResult) -> NDArray[Any]:
+        rows = zip(result.embeddings, shapes(result), strict=True)
+        return padded([embedding.reshape(shape) for embedding, shape in rows], "FP32")
+
+    return {
+        "embedding": Output("FP32", (-1, -1), "encode", vectors),
+        "embedding_shape": Output("INT64", (-1, -1), "encode", lambda result: np.asarray(shapes(result), "<i8")),
+    }
+
+
+def _maps(manifest: Manifest, task: Literal["generate", "classify"]) -> dict[str, Output]:
+    """Return the maps of each kind, their shapes without padding, and the tokens of their rows and columns."""
+
+    def attention(output: Any) -> Any:
+        return output.attention if task == "generate" else output
+
+    def of_kind(kind: Kind) -> Callable[[Result], list[AttentionMap]]:
+        return lambda result: [one for output in result.outputs for one in attention(output).maps if one.kind == kind]
+
+    def data(kind: Kind) -> Callable[[Result], NDArray[Any]]:
+        maps = of_kind(kind)
+        return lambda result: padded([one.data.reshape(one.shape) for one in maps(result)], "FP32")
+
+    def facts(kind: Kind) -> Callable[[Result], Mapping[str, bool]]:
+        maps = of_kind(kind)
+        return lambda result: {"normalized": all(one.normalized for one in maps(result))}
+
+    def shape(kind: Kind) -> Callable[[Result], NDArray[Any]]:
+        maps = of_kind(kind)
+        return lambda result: np.asarray([one.shape for one in maps(result)], "<i8")
+
+    def names(key: str) -> Callable[[Result], NDArray[Any]]:
+        return lambda result: padded([getattr(attention(output), key) for output in result.outputs], "BYTES", "")
+
+    outputs: dict[str, Output] = {}
+    for kind in (one.kind for one in manifest.attention):
+        of_maps: dict[str, Any] = {"beside": "maps", "kind": kind}
+        outputs[f"attention_{kind}"] = Output("FP32", (-1,) * 5, task, data(kind), parameters=facts(kind), **of_maps)
+        outputs[f"attention_{kind}_shape"] = Output("INT64", (-1, 4), task, shape(kind), **of_maps)
+    if outputs:
+        of_target = ("target_tokens", "decoder_input_tokens") if task == "generate" else ()
+        first = manifest.attention[0].kind
+        for key in ("source_tokens", *of_target):
+            outputs[key] = Output("BYTES", (-1, -1), task, names(key), "maps", any_kind=first)
+    return outputs

@@ -1,0 +1,120 @@
+"""Tensors of the Open Inference Protocol, in JSON or as bytes after it: texts come in, texts and numbers go out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import PlainValidator, TypeAdapter
+
+from service.api.endpoint import Raw, to_json
+from service.compat.open_inference.schemas import Datatype, InferInput, InferOutput, InferResponse
+from service.errors import ApiError
+from service.fields import Texts, check_texts, validate_part
+from service.inference.results import check_size
+
+LENGTH_HEADER = "Inference-Header-Content-Length"
+LENGTH_BYTES = 4  # before each element of a BYTES tensor, little-endian
+DTYPES: dict[Datatype, str] = {"BYTES": "O", "FP32": "<f4", "INT64": "<i8"}  # a text is an object
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One output of a response."""
+
+    name: str
+    datatype: Datatype
+    values: NDArray[Any]
+    is_binary: bool  # sent as bytes after the JSON
+    parameters: Mapping[str, bool] = field(default_factory=dict)  # facts about it
+
+
+def padded(rows: Sequence[Any], datatype: Datatype, padding: Any = 0) -> NDArray[Any]:
+    """One tensor of nested sequences that may differ in length, each at the beginning of its row.
+
+    Raises:
+        ApiError: `response_too_large`.
+    """
+    arrays = [np.asarray(row, DTYPES[datatype]) for row in rows]
+    shape = (len(arrays), *np.max([array.shape for array in arrays], axis=0).tolist())
+    check_size("padded tensors", int(np.prod(shape)), "Send fewer texts, or texts of about one length.")
+    tensor = np.full(shape, padding, DTYPES[datatype])
+    for row, array in zip(tensor, arrays, strict=True):
+        row[tuple(map(slice, array.shape))] = array
+    return tensor
+
+
+_TEXTS = TypeAdapter(Annotated[Texts, PlainValidator(check_texts)])
+
+
+def read_texts(tensor: InferInput, tail: bytes) -> Texts:
+    """Return the texts of an input; `tail` are the bytes after the JSON.
+
+    Raises:
+        ApiError: `invalid_parameter`: data and shape do not fit, or bytes are no texts.
+    """
+    size = tensor.parameters.binary_data_size or 0
+    if len(tail) != size:
+        message = f"{len(tail)} bytes come after the JSON, and binary_data_size is {size}."
+        raise ApiError("invalid_parameter", message, path="inputs[0].parameters.binary_data_size")
+    num_rows = tensor.shape[0]
+    texts = _unpack(tail, num_rows) if tensor.data is None else _flatten(tensor.data)
+    if len(texts) != num_rows:
+        message = f"It has {num_rows} rows, and the data {'more' if len(texts) > num_rows else 'fewer'} texts."
+        raise ApiError("invalid_parameter", message, path="inputs[0].shape")
+    return validate_part(texts, _TEXTS, "text_input")
+
+
+def _flatten(data: Sequence[Any]) -> list[Any]:
+    return [text for row in data for text in (row if isinstance(row, list) else [row])]
+
+
+def _unpack(data: bytes, max_texts: int) -> list[str]:
+    """The texts, one more at the most than there may be."""
+    texts: list[str] = []
+    end = 0
+    while end < len(data) and len(texts) <= max_texts:
+        start = end + LENGTH_BYTES
+        end = start + int.from_bytes(data[end:start], "little")
+        if end > len(data):
+            raise ApiError("invalid_parameter", "The last text ends after the data.", path="text_input")
+        try:
+            texts.append(data[start:end].decode())
+        except UnicodeDecodeError:
+            raise ApiError("invalid_parameter", "It must be UTF-8.", path=f"text_input[{len(texts)}]") from None
+    return texts
+
+
+def _pack(tensor: Tensor) -> bytes:
+    if tensor.datatype != "BYTES":
+        return tensor.values.tobytes()
+    texts = [text.encode() for text in tensor.values.flat]
+    return b"".join(len(text).to_bytes(LENGTH_BYTES, "little") + text for text in texts)
+
+
+def tensor_response(head: dict[str, Any], tensors: Sequence[Tensor]) -> InferResponse | Raw:
+    """Return the response of a call: JSON, and after it the tensors that are binary.
+
+    Raises:
+        ApiError: `response_too_large`.
+    """
+    check_size("tensors", sum(tensor.values.size for tensor in tensors), "Ask for fewer outputs, or send fewer texts.")
+    outputs: list[InferOutput] = []
+    packed: list[bytes] = []
+    for tensor in tensors:
+        output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.values.shape}
+        parameters: dict[str, Any] = dict(tensor.parameters)
+        if tensor.is_binary:
+            packed.append(_pack(tensor))
+            parameters["binary_data_size"] = len(packed[-1])
+        else:
+            flat = tensor.values.reshape(-1)
+            output["data"] = flat.tolist() if tensor.datatype == "BYTES" else flat
+        outputs.append(cast(InferOutput, output | ({"parameters": parameters} if parameters else {})))
+    response = cast(InferResponse, head | {"outputs": outputs})
+    if not packed:
+        return response
+    header = to_json(response)
+    headers = {LENGTH_HEADER: str(len(header))}
+    return Raw(b"".join([header, *packed]), "application/octet-stream", headers=headers)

@@ -1,0 +1,91 @@
+"""OpenAI's POST /v1/chat/completions, for models whose bundle has a chat template."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from service.api.endpoint import EventStream
+from service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
+from service.compat.openai.schemas import parameters_of
+from service.compat.openai.text import FIELD_NAMES, FINISH_REASONS, TextResponse
+from service.errors import ApiError
+from service.fields import Texts
+from service.inference.call import Call
+from service.inference.generate import GenerateInput, GenerateOutput, StreamEnd, StreamToken
+from service.inference.results import OutputToken, alternatives_of
+from service.text.chat import write_dialogue
+from service.text.tokenizer import TextTokenizer
+
+
+async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | EventStream:
+    """Answer the last message of a dialogue.
+
+    With `stream: true` the response is `text/event-stream`: one event for each token, one at each choice's end, one
+    with the usage if `stream_options` ask for it, then `[DONE]`.
+    """
+    model = call.model(body.model, "generate")
+    template = model.manifest.chat
+    if template is None:
+        message = f"{model.name} has no chat template: it does not converse. GET /v1/models shows which models chat."
+        raise ApiError("unsupported_task", message, field="model")
+    call.field_names = _field_names(body)
+    system = [message.content for message in body.messages if message.is_system]
+    turns = [message.content for message in body.messages if not message.is_system]
+    prompt = Texts.one(write_dialogue(template, system, turns))
+    parameters = parameters_of(body, model.manifest.tokens.end_id, top_logprobs=body.top_logprobs or 0)
+
+    def make_choice(index: int) -> Choice:
+        return Choice(model.target_tokenizer, body, index)
+
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    response = TextResponse(call, model, body, make_choice, kind, "chatcmpl")
+    return cast(ChatCompletion | EventStream, await response.of(call, GenerateInput(model.name, prompt, parameters)))
+
+
+def _field_names(body: ChatBody) -> Mapping[str, str]:
+    length = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    return {**FIELD_NAMES, "inputs": "messages", "max_new_tokens": length}
+
+
+class Choice:
+    """One answer, written at once or token by token."""
+
+    def __init__(self, tokenizer: TextTokenizer, body: ChatBody, index: int) -> None:
+        self._tokenizer = tokenizer
+        self._returns_logprobs = bool(body.logprobs)
+        self._index = index
+        self._role = {"role": "assistant"}  # of a stream, only in its first piece
+
+    def whole(self, output: GenerateOutput) -> dict[str, Any]:
+        message = {**self._role, "content": output.text, "refusal": None}
+        return self._write("message", message, output.tokens, output.finish_reason)
+
+    def token(self, event: StreamToken) -> dict[str, Any]:
+        delta = {**self._role, "content": event.text}
+        self._role = {}
+        return self._write("delta", delta, [event.token], None)
+
+    def end(self, event: StreamEnd) -> dict[str, Any]:
+        return self._write("delta", {}, [], event.finish_reason)
+
+    def _write(
+        self, field: str, message: Mapping[str, Any], tokens: Sequence[OutputToken], reason: str | None
+    ) -> dict[str, Any]:
+        return {
+            "index": self._index,
+            field: message,
+            "logprobs": self._logprobs(tokens) if self._returns_logprobs else None,
+            "finish_reason": reason and FINISH_REASONS[reason],
+        }
+
+    def _logprobs(self, tokens: Sequence[OutputToken]) -> ChatLogprobs:
+        return {
+            "content": [
+                {**self._named(token), "top_logprobs": [self._named(one) for one in alternatives_of(token)]}
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+    def _named(self, token: OutputToken) -> ChatToken:
+        data = self._tokenizer.bytes_of(token.id)
+        return {"token": token.text, "logprob": token.logprob, "bytes": list(data) or None}

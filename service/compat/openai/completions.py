@@ -1,0 +1,104 @@
+"""OpenAI's POST /v1/completions."""
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+from service.api.endpoint import EventStream
+from service.compat.common import blank_before, check_continues_prompt
+from service.compat.openai.schemas import (
+    Completion,
+    CompletionBody,
+    CompletionChoice,
+    CompletionLogprobs,
+    parameters_of,
+)
+from service.compat.openai.text import FIELD_NAMES, FINISH_REASONS, TextResponse
+from service.inference.call import Call
+from service.inference.generate import GenerateInput, GenerateOutput, StreamEnd, StreamToken
+from service.inference.results import OutputToken, alternatives_of
+from service.inference.service import ServedModel
+from service.text.stream import TextStream
+
+
+async def completions(call: Call, body: CompletionBody) -> Completion | EventStream:
+    """Complete each prompt: the source of an encoder-decoder, or the text that a decoder-only model continues.
+
+    With `stream: true` the response is `text/event-stream`: one event for each token, one at each choice's end, one
+    with the usage if `stream_options` ask for it, then `[DONE]`.
+    """
+    model = call.model(body.model, "generate")
+    if body.echo:
+        check_continues_prompt(model, "echo")
+    call.field_names = {**FIELD_NAMES, "inputs": "prompt", "top_logprobs": "logprobs"}
+    parameters = parameters_of(
+        body, model.manifest.tokens.end_id, top_logprobs=body.logprobs or 0, target_prefix=body.target_prefix
+    )
+
+    def make_choice(index: int) -> Choice:
+        return Choice(model, body, index)
+
+    response = TextResponse(call, model, body, make_choice, "text_completion", "cmpl")
+    return cast(Completion | EventStream, await response.of(call, GenerateInput(model.name, body.prompt, parameters)))
+
+
+class Choice:
+    """One text of a response, written at once or token by token."""
+
+    def __init__(self, model: ServedModel, body: CompletionBody, index: int) -> None:
+        """`index` counts the choices of all prompts."""
+        prompt = index // body.num_choices
+        prefixes = body.target_prefix
+        prefix = "" if prefixes is None else prefixes.texts[prompt if prefixes.is_list else 0]
+        prefix_ids = model.target_tokenizer.encode(prefix, add_special_tokens=False) if prefix else []
+        self._model = model
+        self._index = index
+        self._echo = body.prompt.texts[prompt] if body.echo else ""
+        self._prefix = model.target_tokenizer.decode(prefix_ids)
+        self._returns_logprobs = body.logprobs is not None
+        self._has_begun = False
+        self._positions = TextStream(model.target_tokenizer, prefix=prefix_ids)  # says where each token begins
+        self._offset = 0  # of the next token
+        self._num_read = 0  # characters of `_positions`
+
+    def whole(self, output: GenerateOutput) -> CompletionChoice:
+        return self._write(output.text, output.tokens, output.finish_reason)
+
+    def token(self, event: StreamToken) -> CompletionChoice:
+        return self._write(event.text, [event.token], None)
+
+    def end(self, event: StreamEnd) -> CompletionChoice:
+        return self._write("", [], event.finish_reason)
+
+    def _write(self, text: str, tokens: Sequence[OutputToken], reason: str | None) -> CompletionChoice:
+        """Write the choice with this new text and these new tokens."""
+        if not self._has_begun:
+            self._has_begun = True
+            text = self._echo + self._blank_before(tokens[0]) + text
+        return {
+            "index": self._index,
+            "text": text,
+            "logprobs": self._logprobs(tokens) if self._returns_logprobs else None,
+            "finish_reason": cast(Literal["stop", "length"] | None, reason and FINISH_REASONS[reason]),
+        }
+
+    def _blank_before(self, token: OutputToken) -> str:
+        """Return the blank that the text may lack; positions of tokens are counted with it."""
+        blank = blank_before(self._model, token, self._prefix)
+        self._num_read = len(blank)
+        self._offset = len(blank + self._prefix) if self._prefix else 0  # without a prefix the blank is the token's
+        return blank
+
+    def _logprobs(self, tokens: Sequence[OutputToken]) -> CompletionLogprobs:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._num_read += len(self._positions.push(token.id))
+            self._offset = self._num_read + self._positions.is_within_character
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [
+                {one.text: one.logprob for one in (token, *reversed(alternatives_of(token)))} for token in tokens
+            ],
+            "text_offset": offsets,
+        }

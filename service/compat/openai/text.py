@@ -1,0 +1,113 @@
+"""Parts that OpenAI's two text endpoints share: the response, whole or as a stream."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from service.api.endpoint import EventStream, event_of
+from service.api.generate import DONE
+from service.compat.common import DataEventEncoder
+from service.compat.openai.schemas import CompletionUsage, DecodingBody
+from service.inference.call import Call
+from service.inference.generate import (
+    GenerateInput,
+    GenerateOutput,
+    Stream,
+    StreamedSequence,
+    StreamEnd,
+    StreamToken,
+    generate,
+    stream,
+)
+from service.inference.service import ServedModel
+
+FIELD_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "do_sample": "temperature",
+}
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
+
+
+class Choice(Protocol):
+    """Writes one text. It keeps what is still to be written."""
+
+    def whole(self, output: GenerateOutput) -> Any: ...
+
+    def token(self, event: StreamToken) -> Any: ...
+
+    def end(self, event: StreamEnd) -> Any: ...
+
+
+class TextResponse(DataEventEncoder):
+    """One response, whole or as the events of a stream."""
+
+    def __init__(
+        self,
+        call: Call,
+        model: ServedModel,
+        body: DecodingBody,
+        make_choice: Callable[[int], Choice],
+        kind: str,
+        prefix: str,
+    ) -> None:
+        """Prepare a response.
+
+        Args:
+            call: the call.
+            model: the model.
+            body: the body of the request.
+            make_choice: makes the choice of an index; it is called once the use case has checked the request.
+            kind: OpenAI's name of the object.
+            prefix: beginning of its id.
+        """
+        self._options = body.stream_options
+        self._is_streamed = bool(body.stream)
+        self._make_choice = make_choice
+        self._choices: Sequence[Choice] = ()  # of a stream
+        self._head: dict[str, Any] = {
+            "id": f"{prefix}-{call.request_id}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model.name,
+        }
+
+    async def of(self, call: Call, request: GenerateInput) -> Any:
+        """Run a request and return its response."""
+        if self._is_streamed:
+            events = await stream(call, request)
+            self._choices = [self._make_choice(sequence.number) for sequence in events.sequences]
+            return EventStream(events, self)
+        result = await generate(call, request)
+        choices = [self._make_choice(index).whole(output) for index, output in enumerate(result.outputs)]
+        usage = usage_of(result.usage.input_tokens, result.usage.output_tokens)
+        return {**self._head, "choices": choices, "usage": usage}
+
+    def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
+        return self._event(sequence, self._choices[sequence.number].token(event))
+
+    def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
+        return self._event(sequence, self._choices[sequence.number].end(event))
+
+    def _event(self, sequence: StreamedSequence, choice: Any) -> bytes:
+        content = {**self._head, "choices": [choice]}
+        if self._options and self._options.continuous_usage_stats:
+            content["usage"] = usage_of(sequence.num_input_tokens, sequence.num_tokens)
+        elif self._options and self._options.include_usage:
+            content["usage"] = None
+        return event_of(content)
+
+    def close(self, stream: Stream) -> bytes:
+        if not (self._options and self._options.include_usage):
+            return DONE
+        usage = usage_of(stream.num_input_tokens, stream.num_output_tokens)
+        return event_of({**self._head, "choices": [], "usage": usage}) + DONE
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> CompletionUsage:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }

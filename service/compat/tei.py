@@ -1,0 +1,127 @@
+"""Text Embeddings Inference's endpoints; what it shares with TGI is in `huggingface`."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.compat.common import check_dimensions, model_of_query, typed_errors
+from service.compat.tei_schemas import (
+    DecodeBody,
+    EmbedAllBody,
+    EmbedBody,
+    EmbeddingError,
+    PredictBody,
+    Prediction,
+    SimilarityBody,
+    SimpleToken,
+    TokensBody,
+)
+from service.errors import ApiError, ErrorCode
+from service.fields import MAX_INPUTS, Texts
+from service.inference.call import Call
+from service.inference.classify import ClassifyInput, classify
+from service.inference.encode import EncodeInput, EncodeResult, encode
+from service.inference.tokens import DetokenizeInput, InputToken, TokenizeInput, detokenize, tokenize
+
+ERRORS = typed_errors(
+    {"invalid_request_error": "Validation", "overloaded_error": "Overloaded", "server_error": "Backend"},
+    {"empty_input": "Empty", "loading": "Unhealthy", "draining": "Unhealthy", "engine_dead": "Unhealthy"},
+    EmbeddingError,
+)
+
+
+async def embed(call: Call, body: EmbedBody, model: str | None) -> list[Any]:
+    """Encode each input to one vector: the mean over its tokens, of length 1."""
+    result = await _encode(call, model, body.inputs, body.truncate, normalize=body.normalize is not False)
+    check_dimensions(body.dimensions, result.dimensions)
+    return result.embeddings
+
+
+async def embed_all(call: Call, body: EmbedAllBody, model: str | None) -> list[Any]:
+    """Encode each input to a vector for each token."""
+    result = await _encode(call, model, body.inputs, body.truncate, pooling="none")
+    pairs = zip(result.embeddings, result.shapes or (), strict=True)
+    return [rows.reshape(shape) for rows, shape in pairs]
+
+
+async def similarity(call: Call, body: SimilarityBody, model: str | None) -> Any:
+    """Compare a sentence with others: the cosine of its vector with that of each."""
+    sentences = body.inputs.sentences
+    if not sentences:
+        raise ApiError("empty_input", "The list is empty.", path="inputs.sentences")
+    if len(sentences) >= MAX_INPUTS:
+        message = f"It has {len(sentences)} strings; a call takes at most {MAX_INPUTS - 1}."
+        raise ApiError("invalid_parameter", message, path="inputs.sentences")
+    call.field_names = {"inputs[0]": "inputs.source_sentence"} | {
+        f"inputs[{place + 1}]": f"inputs.sentences[{place}]" for place in range(len(sentences))
+    }
+    truncate = body.parameters.truncate if body.parameters else None
+    texts = Texts((body.inputs.source_sentence, *sentences))
+    source, *others = (await _encode(call, model, texts, truncate, normalize=True)).embeddings
+    return np.stack(others) @ source
+
+
+async def _encode(call: Call, model: str | None, inputs: Texts, truncate: bool | None, **options: Any) -> EncodeResult:
+    name = model_of_query(call, model, "encode").name
+    return await encode(call, EncodeInput(name, inputs, truncate=bool(truncate), **options))
+
+
+async def predict(call: Call, body: PredictBody, model: str | None) -> list[Prediction] | list[list[Prediction]]:
+    """Return how probable each label of a text is, the most probable first; of a batch a list for each text."""
+    name = model_of_query(call, model, "classify").name
+    result = await classify(call, ClassifyInput(name, body.inputs, truncate=bool(body.truncate)))
+    top_k = body.parameters.top_k if body.parameters else None
+    predictions: list[list[Prediction]] = [
+        [{"score": one.score, "label": one.label} for one in output.labels[:top_k]] for output in result.outputs
+    ]
+    is_batch = body.inputs.is_list or body.parameters is not None
+    return predictions if is_batch else predictions[0]
+
+
+async def tokenize_texts(call: Call, body: TokensBody, model: str | None) -> list[list[SimpleToken]]:
+    """Split each input into tokens, each with its position in the text in bytes of UTF-8."""
+    name = model_of_query(call, model).name
+    add_special_tokens = body.add_special_tokens is not False
+    result = await tokenize(call, TokenizeInput(name, body.inputs, add_special_tokens=add_special_tokens))
+    pairs = zip(body.inputs.texts, result.outputs, strict=True)
+    return [_with_bytes(text, tokens) for text, tokens in pairs]
+
+
+def _with_bytes(text: str, tokens: Sequence[InputToken]) -> list[SimpleToken]:
+    offsets = [0, *accumulate(len(character.encode()) for character in text)]
+    return [
+        {
+            "id": token.id,
+            "text": token.text if token.special else text[token.start : token.end],
+            "special": token.special,
+            "start": None if token.special else offsets[token.start],
+            "stop": None if token.special else offsets[token.end],
+        }
+        for token in tokens
+    ]
+
+
+async def decode(call: Call, body: DecodeBody, model: str | None) -> list[str]:
+    """Join token ids, one list or several, to texts."""
+    name = model_of_query(call, model).name
+    skip_special_tokens = body.skip_special_tokens is not False
+    request = DetokenizeInput(name, body.ids.lists, "source", skip_special_tokens, body.ids.is_list)
+    return (await detokenize(call, request)).texts
+
+
+_JOINING: tuple[ErrorCode, ...] = ("model_not_found", "response_too_large")
+_SPLITTING: tuple[ErrorCode, ...] = (*_JOINING, "empty_input", "unsupported_parameter")
+_CLASSIFYING: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
+_ENCODING: tuple[ErrorCode, ...] = (*_CLASSIFYING, "response_too_large")
+_PREDICTIONS = list[Prediction] | list[list[Prediction]]
+ENDPOINTS = (
+    Endpoint("POST", "/embed", embed, list[list[float]], errors=_ENCODING, error_format=ERRORS),
+    Endpoint("POST", "/embed_all", embed_all, list[list[list[float]]], errors=_ENCODING, error_format=ERRORS),
+    Endpoint("POST", "/similarity", similarity, list[float], errors=_ENCODING, error_format=ERRORS),
+    Endpoint("POST", "/predict", predict, _PREDICTIONS, errors=_CLASSIFYING, error_format=ERRORS),
+    Endpoint("POST", "/tokenize", tokenize_texts, list[list[SimpleToken]], errors=_SPLITTING, error_format=ERRORS),
+    Endpoint("POST", "/decode", decode, list[str], errors=_JOINING, error_format=ERRORS),
+)

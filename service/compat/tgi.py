@@ -1,0 +1,159 @@
+"""Text Generation Inference's POST /generate and /generate_stream; what it shares with TEI is in `huggingface`."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Endpoint, EventStream, event_of
+from service.api.generate import FIELD_NAMES
+from service.compat.common import (
+    DataEventEncoder,
+    blank_before,
+    check_continues_prompt,
+    model_of_query,
+    typed_errors,
+)
+from service.compat.tgi_schemas import (
+    StreamedTextGenerationBody,
+    TextGenerationBody,
+    TextGenerationError,
+    TextGenerationParameters,
+    TextGenerationResponse,
+    TextGenerationToken,
+)
+from service.errors import ErrorCode
+from service.fields import Texts
+from service.inference.call import Call
+from service.inference.generate import (
+    GenerateInput,
+    GenerateOutput,
+    StreamedSequence,
+    StreamEnd,
+    StreamToken,
+    generate,
+    stream,
+)
+from service.inference.results import OutputToken, alternatives_of
+from service.inference.service import ServedModel
+from service.parameters import GenerateParameters
+
+FINISH_REASONS = {"eos": "eos_token", "stop": "stop_sequence", "length": "length"}
+ERRORS = typed_errors(
+    {"invalid_request_error": "validation", "overloaded_error": "overloaded", "server_error": "generation"},
+    {"deadline_exceeded": "incomplete_generation"},
+    TextGenerationError,
+)
+
+
+async def generate_text(
+    call: Call, body: TextGenerationBody, model: str | None
+) -> TextGenerationResponse | EventStream:
+    """Generate a text from a prompt: the source of an encoder-decoder, or the text that a decoder-only model continues.
+
+    With `stream: true` the response is `text/event-stream`: one event for each token, the last with the whole text.
+    """
+    served = model_of_query(call, model, "generate")
+    call.field_names = {**FIELD_NAMES, "top_logprobs": "parameters.top_n_tokens"}
+    parameters = body.parameters or TextGenerationParameters()
+    if parameters.return_full_text:
+        check_continues_prompt(served, "parameters.return_full_text")
+    generation = Generation(served, body.inputs, parameters)
+    request = GenerateInput(served.name, Texts.one(body.inputs), _parameters_of(parameters))
+    if body.stream:
+        return EventStream(await stream(call, request), generation)
+    (output,) = (await generate(call, request)).outputs
+    return generation.whole(output)
+
+
+async def stream_text(call: Call, body: StreamedTextGenerationBody, model: str | None) -> EventStream:
+    """Generate a text token by token: one event each, the last with the whole text."""
+    return cast(EventStream, await generate_text(call, body, model))
+
+
+def _parameters_of(body: TextGenerationParameters) -> GenerateParameters:
+    parameters: dict[str, Any] = {
+        "max_new_tokens": body.max_new_tokens,
+        "stop": body.stop,
+        "repetition_penalty": body.repetition_penalty,
+        "top_logprobs": body.top_n_tokens,
+    }
+    if body.is_sampled:  # without sampling they would change nothing
+        parameters |= {
+            "do_sample": True,
+            "temperature": body.temperature,
+            "top_k": body.top_k,
+            "top_p": body.top_p,
+            "typical_p": body.typical_p,
+            "seed": body.seed,
+        }
+    return GenerateParameters(**{name: value for name, value in parameters.items() if value is not None})
+
+
+class Generation(DataEventEncoder):
+    """One response, whole or as the events of a stream."""
+
+    def __init__(self, model: ServedModel, prompt: str, parameters: TextGenerationParameters) -> None:
+        self._model = model
+        self._before = prompt if parameters.return_full_text else ""
+        self._returns_details = bool(parameters.details)
+        self._returns_top_tokens = bool(parameters.top_n_tokens)
+        self._blank = ""
+        self._last: dict[str, Any] = {}  # the last event
+
+    def whole(self, output: GenerateOutput) -> TextGenerationResponse:
+        tokens = output.tokens
+        response: TextGenerationResponse = {
+            "generated_text": self._before + blank_before(self._model, tokens[0]) + output.text
+        }
+        if self._returns_details:
+            details = self._details(output, len(tokens))
+            details |= {"prefill": [], "tokens": [self._token(token) for token in tokens]}
+            if self._returns_top_tokens:
+                details["top_tokens"] = [self._top_tokens(token) for token in tokens]
+            response["details"] = cast(Any, details)
+        return response
+
+    def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
+        token, text = event.token, event.text
+        if sequence.num_tokens == 1:
+            self._blank = blank_before(self._model, token)
+            text = self._blank + text
+        # Clients join the tokens' texts, so each is the new text, as in an event of the native endpoint.
+        self._last = {"index": sequence.num_tokens, "token": {**self._token(token), "text": text}}
+        if self._returns_top_tokens:
+            self._last["top_tokens"] = self._top_tokens(token)
+        self._last |= {"generated_text": None, "details": None}
+        return b"" if sequence.has_last_token else event_of(self._last)  # the last comes with the whole text
+
+    def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
+        details = self._details(event, sequence.num_tokens) | {"input_length": sequence.num_input_tokens}
+        text = self._before + self._blank + event.text
+        return event_of(self._last | {"generated_text": text, "details": details if self._returns_details else None})
+
+    def _details(self, ended: GenerateOutput | StreamEnd, num_tokens: int) -> dict[str, Any]:
+        return {
+            "finish_reason": FINISH_REASONS[ended.finish_reason],
+            "generated_tokens": num_tokens,
+            "seed": ended.seed,
+        }
+
+    def _token(self, token: OutputToken) -> TextGenerationToken:
+        is_special = self._model.target_tokenizer.is_special(token.id)
+        return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": is_special}
+
+    def _top_tokens(self, token: OutputToken) -> Sequence[TextGenerationToken]:
+        return [self._token(one) for one in alternatives_of(token)]
+
+
+_ERRORS: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/generate",
+        generate_text,
+        TextGenerationResponse,
+        errors=_ERRORS,
+        media_types=(JSON, EVENTS),
+        error_format=ERRORS,
+    ),
+    Endpoint("POST", "/generate_stream", stream_text, errors=_ERRORS, media_types=(EVENTS,), error_format=ERRORS),
+)

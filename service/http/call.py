@@ -1,0 +1,230 @@
+"""One HTTP exchange: the call that it carries, its request's head and body, and the state of its response."""
+
+import asyncio
+import itertools
+import re
+import secrets
+import zlib
+from collections.abc import Sequence
+from typing import TypeVar
+from urllib.parse import parse_qsl
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.types import Message, Receive, Scope, Send
+
+from service.api.endpoint import FORM, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
+from service.errors import ApiError, ClientGoneError
+from service.fields import first_error, unknown_field, validate
+from service.http.incoming import EXCHANGE, Exchange
+from service.inference.call import Call
+from service.inference.service import Service
+
+# New request ids: random for the process, then counted. A random one each would give up the interpreter lock, and under
+# load the event loop would wait to have it back.
+_PROCESS_ID, _numbers = secrets.token_hex(8), itertools.count()
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NO_ROUTE = "none"
+Body = TypeVar("Body", bound=BaseModel)
+
+MAX_FORM_FIELDS = 64
+# Content codings that are decompressed, with the header that zlib expects of each.
+CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+class HttpCall(Call):
+    """A call over HTTP."""
+
+    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        # Of a header that is repeated, the first counts.
+        self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        own_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
+        is_usable = own_id and REQUEST_ID.fullmatch(own_id)
+        super().__init__(service, own_id if is_usable else f"{_PROCESS_ID}{next(_numbers) % 2**32:08x}")
+        self.scope = scope
+        self._receive = receive
+        self._send = send
+        self.exchange: Exchange | None = scope.get(EXCHANGE)  # absent in tests without a connection
+        self.endpoint: Endpoint | None = None
+        self.error_format: ErrorFormat = NATIVE_ERRORS
+        self.status: int | None = None  # of the response, once it has begun
+        self.code: str | None = None  # why the call failed
+
+    async def receive(self) -> Message:
+        """Receive a part of the body.
+
+        Raises:
+            ApiError: the connection has refused the body.
+        """
+        message = await self._receive()
+        refusal = None if self.exchange is None else self.exchange.refusal
+        if refusal is not None:
+            # A copy, because the traceback of an exception holds the body as long as the exchange holds it.
+            raise ApiError(refusal.code, refusal.message({}))
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response, with the request id in its head."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
+        await self._send(message)
+
+    def error_body(self, error: ApiError) -> bytes:
+        """Write an error in the form of the endpoint's API."""
+        names = self.field_names
+        return self.error_format.write(error, error.message(names), error.param(names), self.request_id)
+
+
+async def receive_body(call: HttpCall, body_format: BodyFormat, body_type: type[Body]) -> tuple[Body, bytes]:
+    """Receive a call's body and validate it.
+
+    Returns:
+        The body, and the bytes after its JSON.
+
+    Raises:
+        ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`, `malformed_json`, the first value that
+            is not allowed, or an error of the connection: `overloaded`, `malformed_request` or `headers_too_large`.
+        ClientGoneError: the client left before it had sent everything.
+    """
+    exchange, headers = call.exchange, call.headers
+    media_type = headers.get(b"content-type", b"").decode("latin-1")
+    if media_type not in body_format.media_types:
+        media_type = _check_media_type(media_type, body_format.media_types)
+    coding = _check_coding(call) if b"content-encoding" in headers else None
+    try:
+        data = await _receive(call)
+        if coding is not None:
+            data = decompress(data, coding, call.service.settings.max_body_bytes)
+    finally:
+        if exchange is not None and exchange.num_counted:
+            exchange.bodies.release(exchange)  # from here on admission controls the bytes
+    call.num_bytes, tail = len(data), b""
+    if not data and body_format.is_optional:
+        return validate({}, body_type), tail
+    if media_type == FORM:  # away from the event loop: a megabyte of percent signs takes a while
+        return await asyncio.to_thread(parse_form, data, body_type), tail
+    if body_format.length_header is not None:
+        size = _json_bytes(call, data, body_format.length_header)
+        data, tail = data[:size], data[size:]
+    return parse_body(data, body_type), tail
+
+
+def _check_media_type(header: str, media_types: Sequence[str]) -> str:
+    kind, *parameters = (part.strip().lower() for part in header.split(";"))
+    charsets = [part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")]
+    if kind not in media_types or any(one != "utf-8" for one in charsets):
+        named = " or ".join(one for one in media_types if one)
+        raise ApiError("unsupported_media_type", f"Send Content-Type: {named}, in UTF-8.")
+    return kind
+
+
+def _check_coding(call: HttpCall) -> str | None:
+    """Return the coding of the body, a key of `CODINGS`; None if it has none."""
+    values = [value.decode("latin-1") for name, value in call.scope["headers"] if name == b"content-encoding"]
+    coding = ", ".join(values).strip().lower()
+    if coding in ("", "identity"):
+        return None
+    if coding not in CODINGS:
+        message = f"Content-Encoding must be {', '.join(CODINGS)} or identity, and only one of them."
+        raise ApiError("unsupported_media_type", message)
+    return coding
+
+
+def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
+    """Decompress a body that was sent with `Content-Encoding`, and never more than its limit.
+
+    Raises:
+        ApiError: `body_too_large`; `malformed_json` where it is not one complete stream of that coding.
+    """
+    stream = zlib.decompressobj(CODINGS[coding])
+    try:
+        plain = stream.decompress(data, max_bytes + 1)
+    except zlib.error:
+        raise ApiError("malformed_json", f"The body is not valid {coding}.") from None
+    if len(plain) > max_bytes:
+        raise ApiError("body_too_large", f"The body must be at most {max_bytes} bytes after decompression.")
+    if not stream.eof or stream.unused_data:
+        raise ApiError("malformed_json", f"The body must be one complete {coding} stream, with nothing after it.")
+    return plain
+
+
+async def _receive(call: HttpCall) -> bytes:
+    limit, body = call.service.settings.max_body_bytes, b""
+    announced = call.headers.get(b"content-length", b"")
+    if not (announced.isdigit() and int(announced) > limit):
+        if call.exchange is not None and call.exchange.is_complete:
+            body = await _receive_parts(call, limit)
+        else:
+            try:
+                async with asyncio.timeout(call.service.settings.body_timeout_s):
+                    body = await _receive_parts(call, limit)
+            except TimeoutError:
+                raise ApiError("client_too_slow") from None
+        if len(body) <= limit:
+            return body
+    raise ApiError("body_too_large", f"The body is larger than {limit} bytes.")
+
+
+async def _receive_parts(call: HttpCall, limit: int) -> bytes:
+    """Return the body as far as it was received: all of it, or more bytes than the limit."""
+    body = b""
+    while len(body) <= limit:
+        message = await call.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        part: bytes = message.get("body", b"")
+        body += part
+        if not message.get("more_body", False):
+            break
+    return body
+
+
+def _json_bytes(call: HttpCall, data: bytes, length_header: str) -> int:
+    """Return the number of a body's bytes that are JSON."""
+    length = call.headers.get(length_header.lower().encode())
+    if length is None:
+        return len(data)
+    # No more digits than are needed: Python refuses to read very long ones.
+    if not (length.isdigit() and len(length) <= 20 and int(length) <= len(data)):
+        message = f"It must be the number of bytes that are JSON, of {len(data)} in the body."
+        raise ApiError("invalid_parameter", message, path=length_header)
+    return int(length)
+
+
+def parse_body(data: bytes, body_type: type[Body]) -> Body:
+    """Parse and check a JSON object.
+
+    If a key is repeated in an object, the last value wins.
+
+    Raises:
+        ApiError: `malformed_json`, or the first thing that is not allowed.
+    """
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise ApiError("malformed_json") from None
+    if not isinstance(document, dict):
+        raise ApiError("invalid_parameter", "The body must be a JSON object.")
+    try:
+        return body_type.model_validate(document)
+    except ValidationError as error:
+        raise unknown_field(document, body_type) or first_error(error) from None
+
+
+def parse_form(data: bytes, body_type: type[Body]) -> Body:
+    """Parse and check a form; a number is its digits. If a field is repeated, the last value wins.
+
+    Raises:
+        ApiError: `malformed_json`, or the first thing that is not allowed.
+    """
+    try:
+        pairs = parse_qsl(
+            data.decode(), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=MAX_FORM_FIELDS
+        )
+    except ValueError:
+        raise ApiError("malformed_json", "The body is not a form in UTF-8.") from None
+    try:
+        return body_type.model_validate_strings(dict(pairs), strict=False)
+    except ValidationError as error:
+        raise first_error(error) from None

@@ -1,0 +1,78 @@
+"""Limits on open connections: in total, per client address, and by the process's file descriptors."""
+
+import logging
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from service.errors import ApiError
+from service.metrics import Limit
+
+# The event loop resets connections for which it has no descriptor, and reports nothing. Descriptors have the lowest
+# free number, so a high one says that few are left; these many are kept for refusals, and for files.
+DESCRIPTOR_RESERVE = 32
+MAX_LINGERING = 256
+LOG_INTERVAL_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class ConnectionLimits:
+    """Counts the open connections of the process, in total and per client address."""
+
+    def __init__(self, max_total: int, max_per_address: int, on_limit: Callable[[Limit], None]) -> None:
+        """`on_limit` is called with the limit for each connection that is refused."""
+        self._max_total = max_total
+        self._max_per_address = max_per_address
+        self._on_limit = on_limit
+        self._last_log: dict[Limit, float] = {}
+        self._num_unlogged: Counter[Limit] = Counter()
+        self._of_address: Counter[str] = Counter()
+        self.num_open = 0
+        self.num_lingering = 0  # refused, and waiting until their clients have read so
+
+    def admit(self, address: str, descriptor: int) -> None:
+        """Count a connection, until `release`.
+
+        Raises:
+            ApiError: `overloaded`; the connection is not counted.
+        """
+        if self.num_open >= self._max_total:
+            raise self._refusal(
+                "connections", f"The service has {self._max_total} open connections, the most it allows."
+            )
+        if self._of_address[address] >= self._max_per_address:
+            message = f"This address has {self._max_per_address} open connections, the most it may have. Reuse them."
+            raise self._refusal("connections_per_address", message)
+        if descriptors_after(descriptor) < DESCRIPTOR_RESERVE:
+            raise self._refusal("descriptors", "The service has no file descriptor left for another connection.")
+        self.num_open += 1
+        self._of_address[address] += 1
+
+    def release(self, address: str) -> None:
+        """Count a connection no longer."""
+        self.num_open -= 1
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
+
+    def may_linger(self, descriptor: int) -> bool:
+        """Return True if a refused connection may stay open until its client has read the refusal."""
+        return self.num_lingering < MAX_LINGERING and descriptors_after(descriptor) >= DESCRIPTOR_RESERVE // 2
+
+    def _refusal(self, limit: Limit, message: str) -> ApiError:
+        self._on_limit(limit)
+        self._num_unlogged[limit] += 1
+        now = time.monotonic()
+        if now - self._last_log.get(limit, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
+            self._last_log[limit] = now
+            fields = {"limit": limit, "refused": self._num_unlogged.pop(limit), "open": self.num_open}
+            logger.warning("connections are refused", extra={"fields": fields})
+        return ApiError("overloaded", f"{message} Retry later.")
+
+
+def descriptors_after(descriptor: int) -> float:
+    """Return how many descriptors above this one the process may open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return float("inf") if limit == resource.RLIM_INFINITY else limit - 1 - descriptor

@@ -1,0 +1,240 @@
+"""The ASGI application: one request in, one response and one log line out."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+from starlette.datastructures import QueryParams
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.api.endpoint import JSON, EventStream, Raw
+from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
+from service.http.call import NO_ROUTE, HttpCall, receive_body
+from service.http.routing import Route, RouteTable
+from service.inference.generate import StreamToken
+from service.inference.service import Service
+from service.logs import log_call
+from service.metrics import Metrics
+
+CALL = "sightline.call"  # where the ASGI scope keeps its HttpCall
+LARGE_BYTES = 65_536  # more than this a transport does not like to hold for its reader
+EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold the events back
+]
+# Orchestrators ask these every few seconds: logged as debug.
+QUIET_ROUTES = frozenset(
+    {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/metrics"}
+)
+logger = logging.getLogger(__name__)
+
+OnRefusal = Callable[[ApiError, str], None]  # takes the error and the request id
+
+
+def refusal_logger(metrics: Metrics) -> OnRefusal:
+    """Return a function that counts and logs a request which ended before it reached the application."""
+
+    def log(error: ApiError, request_id: str) -> None:
+        metrics.call_counter(NO_ROUTE, error.kind.status, error.code)()
+        head: dict[str, Any] = {"request_id": request_id, "method": None, "route": NO_ROUTE, "model": None}
+        log_call(logging.INFO, head | {"status": error.kind.status, "code": error.code, "total_ms": 0.0})
+
+    return log
+
+
+class Dispatcher:
+    """Calls the endpoint of each request, and turns what it returns or raises into the response."""
+
+    def __init__(self, service: Service, table: RouteTable, lifespan: ASGIApp) -> None:
+        """`lifespan` handles what is not a request."""
+        self._service = service
+        self._table = table
+        self._lifespan = lifespan
+        self._counters: dict[tuple[str, int, str | None], Callable[[], None]] = {}  # by route, status and code
+        self._respond: ASGIApp = self._call_endpoint
+        if service.settings.allowed_origins:
+            self._respond = CORSMiddleware(
+                self._call_endpoint,
+                allow_origins=service.settings.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],  # clients in a page send headers of their own, such as x-stainless-lang
+                expose_headers=["Retry-After", "X-Request-Id"],
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._lifespan(scope, receive, send)
+            return
+        call = scope[CALL] = HttpCall(self._service, scope, receive, send)
+        try:
+            await self._respond(scope, receive, call.send)
+        finally:
+            call.close()
+            self._log_end(call)
+
+    async def _call_endpoint(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; errors are answered here, so that CORS headers are added to them too."""
+        call: HttpCall = scope[CALL]
+        try:
+            try:
+                response = await self._run(call)
+                if isinstance(response, EventStream):
+                    await self._send_events(call, send, response)
+                else:
+                    await self._send(call, send, response)
+            except ApiError as error:
+                if error.code == "overloaded":
+                    await asyncio.sleep(self._service.refusal_pace.delay_s())
+                await self._send_error(call, send, error)
+            except ClientGoneError:
+                call.code = CLIENT_GONE
+            except Exception:
+                logger.exception("a call failed", extra={"fields": {"request_id": call.request_id}})
+                await self._send_error(call, send, ApiError("internal"))
+        except asyncio.CancelledError:  # uvicorn's, at the end of the shutdown timeout
+            await self._send_error(call, send, ApiError("draining"))
+
+    async def _run(self, call: HttpCall) -> Any:
+        """Call the endpoint of a request; return its response."""
+        path, method = call.scope["path"], call.scope["method"]
+        arguments: dict[str, Any] = {}
+        by_method: Mapping[str, Route] | None = self._table.by_path.get(path)
+        if by_method is None:
+            by_method, path_parameters = self._table.find(path)
+            arguments |= path_parameters
+        # HEAD is answered as GET (RFC 9110, 9.1); the server leaves out the body.
+        route = by_method.get("GET" if method == "HEAD" else method)
+        if route is None:
+            call.error_format = self._table.error_format(path)
+            raise ApiError("method_not_allowed" if by_method else "not_found")
+        call.endpoint, call.error_format = route.endpoint, route.endpoint.error_format
+        if route.body_type is not None:
+            if self._service.refusal is not None:
+                raise ApiError(self._service.refusal)
+            call.deadline = call.started + self._service.settings.request_timeout_s
+            if b"x-request-timeout-ms" in call.headers:
+                call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
+            if call.exchange is not None:
+                call.exchange.on_lost = call.on_client_gone
+            arguments["body"], tail = await receive_body(call, route.endpoint.body_format, route.body_type)
+            if "tail" in route.takes:
+                arguments["tail"] = tail
+        if "model" in route.takes:
+            arguments["model"] = QueryParams(call.scope["query_string"]).get("model")
+        if "headers" in route.takes:
+            arguments["headers"] = call.headers
+        return await route.endpoint.handler(call, **arguments)
+
+    async def _send(self, call: HttpCall, send: Send, response: Any) -> None:
+        extra: list[tuple[bytes, bytes]]
+        if isinstance(response, Raw):
+            body, media_type, status = response.body, response.media_type, response.status
+            extra = [(name.lower().encode(), value.encode()) for name, value in (response.headers or {}).items()]
+        else:
+            body, media_type, status, extra = (
+                orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY),
+                JSON,
+                200,
+                list[tuple[bytes, bytes]](),
+            )
+        call.observe_latency()
+        headers = extra
+        if media_type is not None:
+            headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode()), *extra]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if len(body) > LARGE_BYTES:
+            # uvicorn waits for the reader before it takes more, and not after the last part. So this returns when most
+            # was read, and the call keeps its reservation until then.
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            body = b""
+        await send({"type": "http.response.body", "body": body})
+
+    async def _send_events(self, call: HttpCall, send: Send, response: EventStream) -> None:
+        """Send events as they come; many that come at once are sent at once."""
+        encoder = response.encoder
+        await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
+        chunk = b""
+        try:
+            async with contextlib.aclosing(aiter(response.stream)) as groups:
+                async for events in groups:
+                    for sequence, event in events:
+                        if isinstance(event, StreamToken):
+                            chunk += encoder.token(sequence, event)
+                        else:
+                            chunk += encoder.end(sequence, event)
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    chunk = b""
+            last = encoder.close(response.stream)
+        except ApiError as error:
+            call.code = error.code
+            last = chunk + encoder.error(call.error_body(error))
+        except ClientGoneError:
+            call.code = CLIENT_GONE
+            return
+        except Exception:
+            logger.exception("a stream failed", extra={"fields": {"request_id": call.request_id}})
+            call.code = "internal"
+            last = chunk + encoder.error(call.error_body(ApiError("internal")))
+        await send({"type": "http.response.body", "body": last})
+
+    async def _send_error(self, call: HttpCall, send: Send, error: ApiError) -> None:
+        """Answer with an error. If a response has begun, it can only be broken off."""
+        call.code = error.code
+        if call.status is not None:
+            if call.exchange is None:  # another server than ours
+                raise error
+            call.exchange.break_off(call.exchange.cycle)
+            return
+        body = call.error_body(error)
+        headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
+        if error.code == "method_not_allowed":
+            by_method = self._table.by_path.get(call.scope["path"]) or self._table.find(call.scope["path"])[0]
+            headers.append((b"allow", ", ".join(by_method).encode()))
+        await send({"type": "http.response.start", "status": error.kind.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _log_end(self, call: HttpCall) -> None:
+        """Count a call that has ended, and log its one line."""
+        exchange, status, code = call.exchange, call.status, call.code
+        if exchange is not None:
+            if exchange.num_counted:
+                exchange.bodies.release(exchange)
+            if exchange.lost_code and code in (None, CLIENT_GONE):
+                code = exchange.lost_code
+        if status is None:
+            status = CLIENT_GONE_STATUS
+        route = NO_ROUTE if call.endpoint is None else call.endpoint.path
+        counter = self._counters.get((route, status, code))
+        if counter is None:
+            counter = self._counters[route, status, code] = self._service.metrics.call_counter(route, status, code)
+        counter()
+        fields = {
+            "request_id": call.request_id,
+            "method": call.scope["method"],
+            "route": route,
+            "model": call.model_name,
+            "status": status,
+            "code": code,
+            **call.details,
+            "total_ms": round(1000 * (time.monotonic() - call.started), 3),
+        }
+        log_call(logging.DEBUG if route in QUIET_ROUTES else logging.INFO, fields)
+
+
+def requested_timeout_s(call: HttpCall) -> float:
+    """Return the seconds of `X-Request-Timeout-Ms`.
+
+    Raises:
+        ApiError: it is not a number of milliseconds.
+    """
+    requested = call.headers[b"x-request-timeout-ms"]
+    if not (requested.isdigit() and float(requested) > 0):
+        message = "It must be a whole number of milliseconds above 0."
+        raise ApiError("invalid_parameter", message, path="X-Request-Timeout-Ms")
+    return float(requested) / 1000

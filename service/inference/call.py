@@ -1,0 +1,400 @@
+"""One call of a client: its deadline, the reservations it holds, its requests to the engine and its times."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from prometheus_client import Histogram
+
+from service.bundle import Task
+from service.engine.request import Cancelled, Compared, Encoded, Event, Failed, Generated, Request, TokenEvent
+from service.engine.worker import RequestFuture
+from service.errors import ApiError, ClientGoneError
+from service.fields import Texts
+from service.inference.admission import AdmissionController, Reservation, ResponseReservation
+from service.inference.results import TimingsMs
+from service.inference.service import ServedModel, Service
+from service.text.tokenizer import LONG_TEXT, TextTokenizer
+
+T = TypeVar("T")
+Result = TypeVar("Result", Generated, Encoded, Compared)
+Ids = tuple[int, ...]
+
+# The engine fails late requests at its next step. If no step comes, the call ends by itself this much later.
+DEADLINE_SLACK_S = 0.5
+# Tokenizing this many characters takes some ten milliseconds: more of them is done away from the event loop.
+INLINE_CHARACTERS = 16_384
+
+
+class Arrival(NamedTuple):
+    """An event of a streamed call: the number of its request, and when it came, because its reader may be slow."""
+
+    number: int
+    event: TokenEvent | Generated
+    time: float  # on time.monotonic
+
+
+class Call:
+    """A client's call from its arrival until its response was sent, whatever its transport."""
+
+    def __init__(self, service: Service, request_id: str) -> None:
+        self.service = service
+        self.request_id = request_id
+        self.started = time.monotonic()
+        self.deadline = float("inf")  # on the engines' clock, `time.monotonic`
+        self.num_bytes = 0  # of the request's body
+        self.field_names: Mapping[str, str] = {}  # canonical name of a field to the API's own, for errors
+        self.model_name: str | None = None
+        self.details: dict[str, Any] = {}  # tokens, times and reasons for the log, by their names there
+        self.response_memory = ResponseReservation(service.response_memory)
+        self._controller: AdmissionController | None = None
+        self._reservation: Reservation | None = None
+        self._futures: list[RequestFuture] = []
+        self._waiter: asyncio.Future[None] | None = None  # of `gather` or `next_arrivals`
+        self._failure: Exception | None = None
+        self._arrived: deque[Arrival] = deque()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._tokenize_s = 0.0
+        self._latency: tuple[Histogram, float] | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def close(self) -> None:
+        """Release everything that the call holds, and give up its requests."""
+        for future in self._futures:
+            if not future.is_done:
+                future.cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._controller is not None and self._reservation is not None:
+            self._controller.release(self._reservation)
+        self.response_memory.release()
+
+    # Admission
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """All models, sorted by name.
+
+        Raises:
+            ApiError: `loading`.
+        """
+        if not self.service.models:
+            raise ApiError("loading")
+        return list(self.service.models.values())
+
+    def model(self, name: str | None, task: Task | None = None) -> ServedModel:
+        """Return the model that the call names, or the default model.
+
+        Raises:
+            ApiError: `loading`; `model_not_found`; `unsupported_task` if the model cannot do `task`.
+        """
+        service = self.service
+        model = service.models.get(service.default_model if name is None else name)
+        if model is None:
+            if not service.models:
+                raise ApiError("loading")
+            raise ApiError("model_not_found", field="model")
+        if task is not None and task not in model.manifest.tasks:
+            message = f"{model.name} cannot do the task {task}; GET /v1/models lists the tasks of each model."
+            raise ApiError("unsupported_task", message, field="model")
+        return model
+
+    def reserve(self, model: ServedModel, sequences: int, units: float = 0.0) -> None:
+        """Have the call admitted to a model until its response was sent, before anything is spent on it.
+
+        A second call of this method releases the first reservation.
+
+        Args:
+            model: the model.
+            sequences: number of sequences of the call.
+            units: estimated work of all its sequences, see `Throughput`; 0 if the engine has none.
+
+        Raises:
+            ApiError: `overloaded`.
+        """
+        if self._controller is not None and self._reservation is not None:
+            self._controller.release(self._reservation)
+        self.model_name = model.name
+        self._controller = self.service.admissions[model.name]
+        seconds_left = self.deadline - time.monotonic()
+        self._reservation = self._controller.reserve(sequences, self.num_bytes, units, seconds_left)
+
+    def add_work(self, units: float) -> None:
+        """Add to the estimated work of the call's sequences what was found since it was admitted."""
+        assert self._reservation is not None
+        self._reservation.units += units
+
+    async def read_sources(
+        self,
+        model: ServedModel,
+        inputs: Texts,
+        field: str = "inputs",
+        *,
+        truncate: bool = False,
+        units: float = 1.0,
+        num_samples: int = 1,
+    ) -> list[Ids]:
+        """Have the inputs of the call admitted, then tokenize them.
+
+        Args:
+            model: the model.
+            inputs: texts.
+            field: their field in an error.
+            truncate: cut inputs that are too long.
+            units: estimated work of each sequence, see `Throughput`.
+            num_samples: sequences of each input.
+
+        Returns:
+            The source ids of each input, the end token last.
+
+        Raises:
+            ApiError: `overloaded`; or `input_too_long`, unless `truncate` is true.
+        """
+        count = len(inputs.texts) * num_samples
+        self.reserve(model, count, units * count)
+        limits = [model.manifest.limits.max_source_tokens] * len(inputs.texts)
+        sources = await self.read_texts(model.source_tokenizer, inputs, field, limits, truncate=truncate)
+        assert self._controller is not None and self._reservation is not None
+        self._controller.add_tokens(self._reservation, num_samples * sum(map(len, sources)))
+        return sources
+
+    async def read_texts(
+        self,
+        tokenizer: TextTokenizer,
+        texts: Texts,
+        field: str,
+        limits: Sequence[int],
+        *,
+        truncate: bool = False,
+        add_special_tokens: bool = True,
+    ) -> list[Ids]:
+        """Tokenize texts, each of which must have no more ids than its limit.
+
+        Raises:
+            ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
+        """
+        is_short = sum(map(len, texts.texts)) <= INLINE_CHARACTERS
+
+        def run() -> list[Ids]:
+            sequences: list[Ids] = []
+            for place, (text, max_tokens) in enumerate(zip(texts.texts, limits, strict=True)):
+                if not is_short and not self.seconds_left:  # nobody waits for the rest
+                    raise ApiError("deadline_exceeded")
+                if truncate:
+                    sequences.append(tuple(tokenizer.encode_beginning(text, max_tokens)))
+                    continue
+                least = tokenizer.least_tokens(text) if len(text) >= LONG_TEXT else 0
+                if least > max_tokens:
+                    raise too_long(f"at least {least}", max_tokens, field, texts.index(place))
+                ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+                if len(ids) > max_tokens:
+                    raise too_long(str(len(ids)), max_tokens, field, texts.index(place))
+                sequences.append(tuple(ids))
+            return sequences
+
+        return self.tokenize_now(run) if is_short else await self.tokenize(run)
+
+    def tokenize_now(self, work: Callable[[], T]) -> T:
+        """Run a function that tokenizes for a short time."""
+        started = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self._tokenize_s += time.perf_counter() - started
+
+    async def tokenize(self, work: Callable[[], T]) -> T:
+        """Run a function that tokenizes for long, in a thread until the call's deadline.
+
+        Raises:
+            ApiError: `deadline_exceeded`; the thread is left to end by itself.
+        """
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(self.seconds_left):
+                return await asyncio.to_thread(work)
+        except TimeoutError:
+            raise ApiError("deadline_exceeded") from None
+        finally:
+            self._tokenize_s += time.perf_counter() - started
+
+    # The engine
+
+    async def gather(
+        self,
+        model: ServedModel,
+        requests: Sequence[Request],
+        kind: type[Result],
+        convert: Callable[[int, Result], T],
+    ) -> list[T]:
+        """Run requests and convert each result as soon as it comes, while the others still run.
+
+        Args:
+            model: the model.
+            requests: one or more requests to its engine.
+            kind: type of their results.
+            convert: makes an output from the index of a request and its result.
+
+        Returns:
+            The outputs in the order of the requests.
+
+        Raises:
+            ApiError: the first failure, without waiting for the rest; or the call's deadline has passed.
+            ClientGoneError: the client has left.
+        """
+        if self._failure is not None:
+            raise self._failure
+        outputs: dict[int, T] = {}
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+
+        def on_event(index: int, event: Event) -> None:
+            if waiter.done():
+                return
+            try:
+                outputs[index] = convert(index, event if isinstance(event, kind) else result_of(event, kind))
+            except Exception as error:
+                waiter.set_exception(error)
+            else:
+                if len(outputs) == len(requests):
+                    waiter.set_result(None)
+
+        self._submit(model, requests, on_event)
+        await waiter
+        return [outputs[index] for index in range(len(requests))]
+
+    def start_stream(self, model: ServedModel, requests: Sequence[Request]) -> None:
+        """Run requests whose events `next_arrivals` returns as they come."""
+        self._submit(model, requests, self._on_stream_event)
+
+    def _submit(self, model: ServedModel, requests: Sequence[Request], on_event: Callable[[int, Event], None]) -> None:
+        """Submit requests to the engine; whatever ends the call also gives them up."""
+        reservation, worker = self._reservation, self.service.worker
+        assert reservation is not None, "a call is admitted before it submits"
+        units = reservation.units / len(requests)
+
+        def listener(index: int) -> Callable[[Event], None]:
+            def listen(event: Event) -> None:
+                if not isinstance(event, TokenEvent):
+                    reservation.units -= units
+                on_event(index, event)
+
+            return listen
+
+        for index, request in enumerate(requests):
+            self._futures.append(worker.submit(model.name, request, listener(index)))
+        if self._expiry is not None:
+            self._expiry.cancel()
+        timeout = self.deadline - time.monotonic() + DEADLINE_SLACK_S
+        self._expiry = asyncio.get_running_loop().call_later(timeout, self._expire)
+
+    def _expire(self) -> None:
+        self._fail(ApiError("deadline_exceeded"))
+
+    def _on_stream_event(self, index: int, event: Event) -> None:
+        try:
+            result = event if isinstance(event, TokenEvent) else result_of(event, Generated)
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._arrived.append(Arrival(index, result, time.monotonic()))
+            self._wake()
+
+    async def next_arrivals(self) -> list[Arrival]:
+        """Wait for the next events of `start_stream`, one at least.
+
+        Raises:
+            ApiError: a request failed, or the call's deadline has passed.
+            ClientGoneError: the client has left.
+        """
+        while not self._arrived:
+            if self._failure is not None:
+                raise self._failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        arrived = list(self._arrived)
+        self._arrived.clear()
+        return arrived
+
+    def on_client_gone(self) -> None:
+        """Note that the client has closed its connection: the call ends with `ClientGoneError`."""
+        self._fail(ClientGoneError())
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._failure is not None and not self._arrived:
+            waiter.set_exception(self._failure)
+        else:
+            waiter.set_result(None)
+
+    # The end
+
+    def timings(self, parts: Sequence[Generated | Encoded | Compared]) -> TimingsMs:
+        """Return where the call's time went. Its sequences run side by side, so each part is the longest of them."""
+        queue = encode = decode = 0.0
+        for part in parts:
+            times = part.timings
+            queue, encode = max(queue, times.queue), max(encode, times.encode)
+            decode = max(decode, times.decode)
+        total = 1000 * (time.monotonic() - self.started)
+        tokenize = 1000 * self._tokenize_s
+        return TimingsMs(round(tokenize, 3), round(queue, 3), round(encode, 3), round(decode, 3), total=round(total, 3))
+
+    def record_usage(
+        self, model: ServedModel, timings: TimingsMs, input_tokens: int, output_tokens: int, reasons: Sequence[str] = ()
+    ) -> None:
+        """Keep for the log and the metrics what the response also says.
+
+        Args:
+            model: the model.
+            timings: from `timings`.
+            input_tokens: of all sequences.
+            output_tokens: of all sequences.
+            reasons: finish reasons of the outputs.
+        """
+        self.details |= {
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "finish_reasons": reasons,
+            "tokenize_ms": timings.tokenize,
+            "queue_ms": timings.queue,
+            "encode_ms": timings.encode,
+            "decode_ms": timings.decode,
+        }
+        self._latency = self.service.model_metrics[model.name].call_seconds, timings.total / 1000
+
+    def observe_latency(self) -> None:
+        """Count the latency of a response that nothing refuses any more."""
+        if self._latency is not None:
+            histogram, seconds = self._latency
+            histogram.observe(seconds)
+            self._latency = None
+
+
+def too_long(num_tokens: str, max_tokens: int, field: str, index: int | None) -> ApiError:
+    message = f"It has {num_tokens} tokens; the model takes at most {max_tokens}."
+    return ApiError("input_too_long", message, field=field, index=index)
+
+
+def result_of(event: Event, kind: type[Result]) -> Result:
+    """Return a final event that is a result.
+
+    Raises:
+        ApiError: the request failed.
+        ClientGoneError: it was given up.
+    """
+    if isinstance(event, kind):
+        return event
+    if isinstance(event, Failed):
+        raise ApiError(event.code)
+    assert isinstance(event, Cancelled)
+    raise ClientGoneError

@@ -1,0 +1,116 @@
+"""Encoding: the encoder's last layer, pooled to one vector for each input or as a row for each token."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, WithJsonSchema
+
+from service.engine.request import Encoded, EncodeRequest
+from service.fields import Texts
+from service.inference.call import Call
+from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, TimingsMs, Usage, check_size, numbers
+from service.parameters import Encoding
+
+Pooling = Literal["mean", "first", "last", "max", "none"]
+Embeddings = Annotated[
+    list[Any],
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+                {"type": "array", "items": {"type": "string"}},
+            ]
+        }
+    ),
+]
+
+
+@dataclass(frozen=True)
+class EncodeInput:
+    """A request for embeddings."""
+
+    model: str | None
+    inputs: Texts
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    encoding: Encoding = "float"
+    truncate: bool = False
+
+
+@dataclass(frozen=True)
+class EncodeResult:
+    """The embeddings of a call."""
+
+    model: str
+    embeddings: Annotated[Embeddings, Field(description="One for each input; with pooling none, row-major.")]
+    shapes: Annotated[
+        list[tuple[int, int]] | None, Field(description="Rows and columns of each embedding, with pooling none.")
+    ]
+    dimensions: int
+    usage: Usage
+    timings_ms: TimingsMs
+
+
+async def encode(call: Call, request: EncodeInput) -> EncodeResult:
+    """Encode each input.
+
+    Raises:
+        ApiError: the request is not allowed, does not fit, or fails.
+        ClientGoneError: the client has left.
+    """
+    model = call.model(request.model, "encode")
+    sources = await call.read_sources(model, request.inputs, truncate=request.truncate)
+    requests = [EncodeRequest(call.request_id, source, call.deadline) for source in sources]
+    input_tokens = sum(map(len, sources))
+    num_numbers = model.hidden_size * (input_tokens if request.pooling == "none" else len(sources))
+    check_size("embeddings", num_numbers, "Send fewer inputs.")
+    hidden_bytes = FLOAT_BYTES * model.hidden_size * input_tokens
+    call.response_memory.reserve(hidden_bytes + num_numbers * BYTES_PER_NUMBER[request.encoding])
+    results: list[Encoded] = []
+
+    def convert(index: int, result: Encoded) -> NDArray[np.float32]:
+        results.append(result)
+        return pool(result.hidden, request.pooling, request.normalize)
+
+    vectors = await call.gather(model, requests, Encoded, convert)
+    timings = call.timings(results)
+    call.record_usage(model, timings, input_tokens, 0)
+    return EncodeResult(
+        model.name,
+        [numbers(one, request.encoding) for one in vectors],
+        [(one.shape[0], one.shape[1]) for one in vectors] if request.pooling == "none" else None,
+        vectors[0].shape[-1],
+        Usage(input_tokens, 0),
+        timings,
+    )
+
+
+def pool(hidden: NDArray[np.float32], pooling: Pooling, normalize: bool) -> NDArray[np.float32]:
+    """Pool the vectors of all tokens to one, or with "none" return them as they are.
+
+    Args:
+        hidden: (S, M), real tokens alone.
+        pooling: kind of pooling.
+        normalize: give each vector Euclidean length 1; a vector of zeros stays as it is.
+
+    Returns:
+        (M,), or (S, M) with pooling "none".
+    """
+    pooled: NDArray[np.float32]
+    match pooling:
+        case "mean":
+            pooled = hidden.mean(axis=0)
+        case "max":
+            pooled = hidden.max(axis=0)
+        case "first":
+            pooled = hidden[0]
+        case "last":
+            pooled = hidden[-1]
+        case "none":
+            pooled = hidden
+    if normalize:
+        lengths = np.linalg.norm(pooled, axis=-1, keepdims=True)
+        pooled = np.divide(pooled, lengths, out=np.zeros_like(pooled), where=lengths > 0)
+    return pooled

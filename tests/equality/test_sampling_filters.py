@@ -1,0 +1,54 @@
+"""The tokens that sampling may draw are those that Hugging Face's logits processors keep."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from service.engine.sampling import Sampler, typical_places, weigh_tokens
+from service.parameters import GenerateParameters
+
+CASES = (
+    {"min_p": 0.1},
+    {"min_p": 0.02, "top_p": 0.9},
+    {"min_p": 0.3, "top_k": 20, "temperature": 2.0},
+    {"typical_p": 0.2},
+    {"typical_p": 0.7, "temperature": 0.5},
+    {"typical_p": 0.9, "top_p": 0.95, "top_k": 50, "min_p": 0.01},
+)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_tokens_that_may_be_drawn_are_those_of_transformers(case: dict[str, float], seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(0, 3, 400).astype(np.float32)
+    parameters = GenerateParameters(do_sample=True, **case)  # type: ignore[arg-type]
+    scores = torch.from_numpy(logits)[None].double()
+    for warper in (
+        TemperatureLogitsWarper(parameters.temperature),
+        *([TopKLogitsWarper(parameters.top_k)] if parameters.top_k else []),
+        TopPLogitsWarper(parameters.top_p),
+        *([MinPLogitsWarper(parameters.min_p)] if parameters.min_p else []),
+        *([TypicalLogitsWarper(parameters.typical_p)] if parameters.typical_p < 1 else []),
+    ):
+        scores = warper(torch.zeros((1, 1), dtype=torch.long), scores)
+    expected = set(torch.nonzero(scores[0] > -torch.inf)[:, 0].tolist())
+    assert possible_draws(logits, parameters) == expected
+
+
+def possible_draws(logits: np.ndarray, parameters: GenerateParameters) -> set[int]:
+    """Return the tokens that some draw gives: those of many seeds, and for `typical_p` those that are kept."""
+    if parameters.typical_p < 1:
+        ids, weights = weigh_tokens(logits, parameters)
+        total = weights.sum()
+        kept = weights >= parameters.min_p * weights.max()
+        ids, weights = ids[kept], weights[kept]
+        return set(ids[typical_places(weights, parameters.top_p * total, parameters.typical_p)].tolist())
+    sampler = Sampler(parameters, 7)
+    return {sampler.draw(logits) for _ in range(20_000)}

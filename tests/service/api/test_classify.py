@@ -1,0 +1,200 @@
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.inference.classify import rank_labels
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import MakeBackend, Running, Start, classifying
+from tests.support.fake_runner import LABELS, Faults, fake_label_logprobs
+
+pytestmark = pytest.mark.anyio
+TEXTS = ["a dog", "Hund und a dog", "x"]
+
+
+@pytest.fixture
+async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Running]:
+    async with start(classifying(make_backend()), default_model="judge") as running:
+        yield running
+
+
+async def classify(running: Running, inputs: Any, **fields: Any) -> Any:
+    answer = await running.post("/v1/classify", {"inputs": inputs, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def refusal(running: Running, path: str, **body: Any) -> tuple[int, str, str | None]:
+    answer = await running.post(path, body)
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["param"]
+
+
+def test_labels_are_ranked_and_their_scores_sum_to_one() -> None:
+    ranked = rank_labels(("a", "b", "c"), np.log(np.array([0.2, 0.5, 0.3], np.float32)))
+    assert [one.label for one in ranked] == ["b", "c", "a"]
+    assert [one.score for one in ranked] == pytest.approx([0.5, 0.3, 0.2])
+    assert sum(one.score for one in ranked) == pytest.approx(1, abs=1e-12)
+
+
+def test_of_equal_labels_the_models_first_comes_first() -> None:
+    ranked = rank_labels(("a", "b", "c"), np.log(np.array([0.2, 0.4, 0.4], np.float32)))
+    assert [one.label for one in ranked] == ["b", "c", "a"]
+
+
+async def test_every_input_has_all_labels_in_the_order_of_the_inputs(
+    running: Running, tokenizer: TextTokenizer
+) -> None:
+    answer = await classify(running, TEXTS)
+    assert answer["model"] == "judge"
+    assert [output["index"] for output in answer["outputs"]] == [0, 1, 2]
+    for text, output in zip(TEXTS, answer["outputs"], strict=True):
+        assert set(output) == {"index", "labels", "source_tokens", "maps"}
+        assert output["source_tokens"] is output["maps"] is None
+        expected = np.exp(fake_label_logprobs(tokenizer.encode(text)))
+        scores = {one["label"]: one["score"] for one in output["labels"]}
+        assert [scores[label] for label in LABELS] == pytest.approx(expected.tolist(), rel=1e-5)
+        assert sum(scores.values()) == pytest.approx(1, abs=1e-9)
+        assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    assert answer["usage"] == {"input_tokens": sum(len(tokenizer.encode(text)) for text in TEXTS), "output_tokens": 0}
+    assert set(answer["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
+
+
+async def test_an_input_is_classified_as_it_is_alone(running: Running) -> None:
+    together = (await classify(running, TEXTS, return_attention=True))["outputs"]
+    for text, output in zip(TEXTS, together, strict=True):
+        (alone,) = (await classify(running, text, return_attention=True))["outputs"]
+        assert alone == {**output, "index": 0}
+
+
+async def test_maps_come_with_the_tokens_that_they_are_of(running: Running) -> None:
+    (output,) = (await classify(running, "Hund x", return_attention=True))["outputs"]
+    assert output["source_tokens"] == [" H", "un", "d", " ", "x", "</s>"]
+    (entry,) = output["maps"]
+    assert (entry["kind"], entry["shape"], entry["normalized"]) == ("encoder", [2, 2, 6, 6], True)
+    np.testing.assert_allclose(np.reshape(entry["data"], entry["shape"]).sum(axis=-1), 1, rtol=1e-5)
+    wanted = {"layers": [1], "heads": [1], "encoding": "float"}
+    (part,) = (await classify(running, "Hund x", return_attention=wanted))["outputs"]
+    chosen = np.reshape(entry["data"], entry["shape"])[1:, 1:]
+    np.testing.assert_array_equal(np.reshape(part["maps"][0]["data"], part["maps"][0]["shape"]), chosen)
+
+
+async def test_a_model_without_labels_cannot_classify(running: Running) -> None:
+    assert await refusal(running, "/v1/classify", model="fake", inputs="x") == (422, "unsupported_task", "model")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/generate", {"inputs": "x"}),
+        ("/v1/generate", {"inputs": "x", "stream": True}),
+        ("/v1/score", {"inputs": "x", "targets": "y"}),
+    ],
+)
+async def test_a_model_without_a_decoder_cannot_generate(running: Running, path: str, body: Any) -> None:
+    assert await refusal(running, path, **body) == (422, "unsupported_task", "model")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"inputs": []}, "empty_input", "inputs"),
+        ({"inputs": ["a", " "]}, "empty_input", "inputs[1]"),
+        ({"inputs": ["a", "x" * 70]}, "input_too_long", "inputs[1]"),
+        ({"inputs": 1}, "invalid_parameter", "inputs"),
+        ({"inputs": "a", "labels": ["good"]}, "invalid_parameter", "labels"),
+        ({"inputs": "a", "return_attention": "yes"}, "invalid_parameter", "return_attention"),
+        ({"inputs": "a", "return_attention": {"heads": [2]}}, "invalid_parameter", "return_attention.heads[0]"),
+        ({"inputs": "a", "return_attention": {"layer": 1}}, "invalid_parameter", "return_attention.layer"),
+        (
+            {"inputs": "a", "return_attention": {"kinds": ["cross"]}},
+            "unsupported_parameter",
+            "return_attention.kinds[0]",
+        ),
+        ({}, "invalid_parameter", "inputs"),
+    ],
+)
+async def test_what_cannot_be_classified_is_refused(running: Running, body: Any, code: str, param: str) -> None:
+    assert await refusal(running, "/v1/classify", **body) == (422, code, param)
+
+
+async def test_what_is_too_long_is_cut_only_where_that_is_asked_for(running: Running) -> None:
+    assert await refusal(running, "/v1/classify", inputs="x" * 70) == (422, "input_too_long", "inputs")
+    (cut,) = (await classify(running, "x" * 70, truncate=True, return_attention=True))["outputs"]
+    (whole,) = (await classify(running, "x" * 62, return_attention=True))["outputs"]  # with its blank and its end
+    assert cut == whole
+
+
+async def test_maps_that_are_too_large_are_refused_before_anything_is_computed(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    backend = classifying(make_backend())
+    manifest = backend.manifests[1]
+    maps = tuple(one.model_copy(update={"heads": 200}) for one in manifest.attention)
+    backend.manifests = (manifest.model_copy(update={"attention": maps}),)
+    async with start(backend) as running:
+        body = {"inputs": "x" * 62, "return_attention": True}
+        assert await refusal(running, "/v1/classify", **body) == (422, "response_too_large", None)
+        assert backend.runners[0].num_encodes == 0
+
+
+async def test_a_model_without_maps_refuses_them(start: Start, make_backend: MakeBackend) -> None:
+    backend = classifying(make_backend())
+    backend.manifests = (backend.manifests[1].model_copy(update={"attention": (), "tasks": ("encode", "classify")}),)
+    async with start(backend) as running:
+        expected = (422, "unsupported_parameter", "return_attention")
+        assert await refusal(running, "/v1/classify", inputs="x", return_attention=True) == expected
+        assert (await classify(running, "x"))["outputs"][0]["labels"]
+
+
+async def test_scores_that_are_no_numbers_are_our_fault_and_harm_no_other_call(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
+) -> None:
+    poisoned = tokenizer.encode("x")[-2]  # the end token is the last
+    backend = classifying(make_backend(faults=Faults(nan_id=poisoned)))
+    async with start(backend, default_model="judge") as running:
+        assert await refusal(running, "/v1/classify", inputs="x") == (500, "internal", None)
+        assert (await classify(running, "a dog"))["outputs"]
+
+
+async def test_a_classifier_is_shown_with_its_labels(running: Running) -> None:
+    answer = (await running.client.get("/v1/models/judge")).json()
+    assert answer["tasks"] == ["encode", "attention", "classify", "similar"]
+    assert answer["labels"] == list(LABELS)
+    assert answer["limits"]["max_output_tokens"] == 0
+    assert (await running.client.get("/v1/models/fake")).json()["labels"] == []
+
+
+async def test_its_encoder_gives_vectors_as_any_other(running: Running) -> None:
+    own, other = [
+        (await running.post("/v1/encode", {"model": name, "inputs": "a dog"})).json() for name in ("judge", "fake")
+    ]
+    assert own["embeddings"] == other["embeddings"]
+
+
+async def test_attention_shows_the_encoders_maps_alone(running: Running) -> None:
+    answer = (await running.post("/v1/attention", {"input": "a dog"})).json()
+    (output,) = (await classify(running, "a dog", return_attention=True))["outputs"]
+    assert (answer["source_tokens"], answer["maps"]) == (output["source_tokens"], output["maps"])
+    assert (answer["text"], answer["target_tokens"], answer["decoder_input_tokens"]) == ("", [], [])
+    assert answer["finish_reason"] is None
+    assert answer["usage"] == {"input_tokens": 3, "output_tokens": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"target": "a"}, "target"),
+        ({"parameters": {"max_new_tokens": 3}}, "parameters"),
+        ({"kinds": ["cross"]}, "kinds[0]"),
+    ],
+)
+async def test_attention_of_what_it_does_not_generate_is_refused(running: Running, body: Any, param: str) -> None:
+    expected = (422, "unsupported_parameter", param)
+    assert await refusal(running, "/v1/attention", input="a dog", **body) == expected
+
+
+async def test_calls_of_every_kind_are_counted(running: Running) -> None:
+    await classify(running, TEXTS)
+    assert await running.metric('sightline_request_success_total{finished_reason="encoded",model_name="judge"}') == 3

@@ -1,0 +1,127 @@
+import asyncio
+import math
+import threading
+
+import pytest
+
+from service.parameters import MAX_SEED
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import MakeBackend, Running, Start, generate, until
+from tests.support.fake_runner import Faults
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_answer_has_the_tokens_that_the_model_gives_and_their_text(
+    running: Running, tokenizer: TextTokenizer
+) -> None:
+    answer = await generate(running, "a dog", max_new_tokens=32)
+    expected = running.backend.runners[0].expected(tokenizer.encode("a dog"), 32)
+    output = answer["outputs"][0]
+    assert [token["id"] for token in output["tokens"]] == expected
+    assert output["text"] == tokenizer.decode(expected)
+    assert (output["index"], output["rank"], output["finish_reason"]) == (0, 0, "eos")
+    assert output["tokens"][-1]["text"] == "</s>"
+    assert output["score"] == pytest.approx(sum(token["logprob"] for token in output["tokens"]))
+    assert output["seed"] is output["attention"] is None
+    assert answer["model"] == "fake"
+    assert answer["usage"] == {"input_tokens": 3, "output_tokens": len(expected)}
+    assert set(answer["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
+    assert all(value >= 0 for value in answer["timings_ms"].values())
+
+
+async def test_outputs_keep_the_order_of_the_inputs(running: Running) -> None:
+    inputs = [f"sentence {place}" for place in range(32)]
+    together = (await generate(running, inputs))["outputs"]
+    assert [output["index"] for output in together] == list(range(32))
+    for text, output in zip(inputs[:4], together, strict=False):
+        alone = (await generate(running, text))["outputs"][0]
+        assert [token["id"] for token in output["tokens"]] == [token["id"] for token in alone["tokens"]]
+
+
+async def test_max_new_tokens_ends_with_the_reason_length(running: Running) -> None:
+    output = (await generate(running, "a dog", min_new_tokens=5, max_new_tokens=5))["outputs"][0]
+    assert (len(output["tokens"]), output["finish_reason"]) == (5, "length")
+
+
+async def test_a_stop_string_is_cut_from_the_text_and_kept_in_the_tokens(running: Running) -> None:
+    whole = (await generate(running, "two men", min_new_tokens=12))["outputs"][0]
+    stop = whole["text"][4:7]
+    output = (await generate(running, "two men", min_new_tokens=12, stop=stop))["outputs"][0]
+    assert output["finish_reason"] == "stop"
+    assert output["text"] == whole["text"][: whole["text"].index(stop)]
+    assert len(output["tokens"]) < len(whole["tokens"])
+
+
+async def test_sampling_is_reproducible_from_the_seed_that_is_returned(running: Running) -> None:
+    options = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 20}
+    drawn = (await generate(running, ["x", "x"], **options))["outputs"]
+    again = (await generate(running, ["x", "x"], seed=drawn[0]["seed"], **options))["outputs"]
+    assert drawn == again
+    assert drawn[1]["seed"] == (drawn[0]["seed"] + 1) % (MAX_SEED + 1)
+    alone = (await generate(running, "x", seed=drawn[1]["seed"], **options))["outputs"][0]
+    assert alone["tokens"] == drawn[1]["tokens"]
+    assert drawn[0]["tokens"] != drawn[1]["tokens"]
+
+
+async def test_after_the_largest_seed_comes_the_smallest(running: Running) -> None:
+    """The second input of a call with the largest seed was answered with a seed that the service then refused."""
+    outputs = (await generate(running, ["x", "x"], do_sample=True, seed=MAX_SEED))["outputs"]
+    assert [output["seed"] for output in outputs] == [MAX_SEED, 0]
+
+
+async def test_the_default_model_is_the_first_by_name_or_the_one_that_is_set(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    async with start(make_backend("b", "a")) as running:
+        assert (await generate(running, "x"))["model"] == "a"
+        answer = await running.post("/v1/generate", {"inputs": "x", "model": "b"})
+        assert answer.json()["model"] == "b"
+    async with start(make_backend("b", "a"), default_model="b") as running:
+        assert (await generate(running, "x"))["model"] == "b"
+
+
+async def test_input_too_long_says_both_numbers_and_which_input(running: Running) -> None:
+    for text, found in (("x" * 70, "72"), ("a dog " * 3000, "at least")):
+        answer = await running.post("/v1/generate", {"inputs": ["ok", text]})
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("input_too_long", "inputs[1]")
+        assert found in error["message"] and "64" in error["message"]
+    assert running.backend.runners[0].num_encodes == 0  # one bad input fails the whole call
+
+
+async def test_one_call_that_fails_leaves_the_others_alone(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
+) -> None:
+    poison = tokenizer.encode("~")[1]
+    async with start(make_backend(faults=Faults(nan_id=poison))) as running:
+        bodies = [{"inputs": "a dog"}, {"inputs": ["a dog", "~"]}, {"inputs": "Hund"}]
+        answers = await asyncio.gather(*(running.post("/v1/generate", body) for body in bodies))
+        assert [answer.status_code for answer in answers] == [200, 500, 200]
+        await until(lambda: running.backend.num_busy == 0)
+
+
+async def test_every_place_is_given_back_whatever_happened(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(faults=Faults(step_calls=frozenset({2})))) as running:
+        for body in ({"inputs": "x"}, {"inputs": "x", "stream": True}, {"inputs": "x" * 70}, {"inputs": "ok"}):
+            await running.post("/v1/generate", body)
+        service = running.app.state.service
+        admission = service.admissions["fake"]
+        assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
+
+
+async def test_a_refused_call_is_never_tokenised(start: Start, make_backend: MakeBackend) -> None:
+    hang = threading.Event()
+    async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
+        first = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
+        await until(lambda: running.backend.num_busy == 1)
+        # Too long to be taken, which only tokenising would tell.
+        answer = await running.post("/v1/generate", {"inputs": ["x" * 70] * 3})
+        assert answer.json()["error"]["code"] == "overloaded"
+        hang.set()
+        assert (await first).status_code == 200
+
+
+async def test_logprobs_are_natural_logarithms(running: Running) -> None:
+    for token in (await generate(running, "a dog"))["outputs"][0]["tokens"]:
+        assert 0 < math.exp(token["logprob"]) <= 1

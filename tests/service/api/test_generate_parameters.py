@@ -1,0 +1,200 @@
+"""Every knob of generation shows its effect over HTTP."""
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import Running, Start, generate
+
+pytestmark = pytest.mark.anyio
+
+
+def ids_of(output: Any) -> list[int]:
+    return [token["id"] for token in output["tokens"]]
+
+
+async def test_several_sequences_an_input_come_by_index_and_rank(running: Running) -> None:
+    answer = await generate(running, ["a dog", "Hund"], num_beams=4, num_return_sequences=3, max_new_tokens=12)
+    outputs = answer["outputs"]
+    assert [(output["index"], output["rank"]) for output in outputs] == [
+        (i, rank) for i in range(2) for rank in range(3)
+    ]
+    assert len({tuple(ids_of(output)) for output in outputs[:3]}) == 3
+    assert answer["usage"]["output_tokens"] == sum(len(output["tokens"]) for output in outputs)
+    assert all(output["seed"] is None for output in outputs)
+    alone = await generate(running, "Hund", num_beams=4, max_new_tokens=12)
+    assert alone["outputs"][0]["tokens"] == outputs[3]["tokens"]
+
+
+async def test_more_beams_find_a_likelier_text(running: Running) -> None:
+    options = {"min_new_tokens": 20, "max_new_tokens": 20}
+    greedy = (await generate(running, "two men", **options))["outputs"][0]
+    best = (await generate(running, "two men", num_beams=8, length_penalty=0.0, **options))["outputs"][0]
+    assert best["score"] > greedy["score"]
+
+
+async def test_the_length_penalty_divides_the_score_and_favours_longer_texts(running: Running) -> None:
+    lengths = []
+    for penalty in (0.0, 1.0, 3.0):
+        output = (await generate(running, "a dog", num_beams=3, length_penalty=penalty))["outputs"][0]
+        lengths.append(len(output["tokens"]))
+        expected = sum(token["logprob"] for token in output["tokens"]) / lengths[-1] ** penalty
+        assert output["score"] == pytest.approx(expected)
+    assert lengths[0] < lengths[2]
+
+
+async def test_early_stopping_says_when_a_beam_search_ends(running: Running) -> None:
+    steps = []
+    for early_stopping in (True, "never"):
+        before = running.backend.runners[0].num_steps
+        await generate(running, "a dog", num_beams=3, early_stopping=early_stopping, max_new_tokens=30)
+        steps.append(running.backend.runners[0].num_steps - before)
+    assert steps[0] < steps[1]
+
+
+async def test_the_repetition_penalty_holds_back_what_was_there(running: Running) -> None:
+    options = {"min_new_tokens": 30, "max_new_tokens": 30}
+    plain = ids_of((await generate(running, "Hund", **options))["outputs"][0])
+    penalised = ids_of((await generate(running, "Hund", repetition_penalty=10, **options))["outputs"][0])
+    assert len(set(plain)) < len(plain)
+    assert len(set(penalised)) == len(penalised)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+async def test_no_run_of_tokens_comes_twice(running: Running, num_beams: int) -> None:
+    options = {"num_beams": num_beams, "min_new_tokens": 40, "max_new_tokens": 40, "repetition_penalty": 0.5}
+    repeating = ids_of((await generate(running, "Hund", **options))["outputs"][0])
+    ids = ids_of((await generate(running, "Hund", no_repeat_ngram_size=2, **options))["outputs"][0])
+    pairs = [list(itertools.pairwise(one)) for one in (repeating, ids)]
+    assert len(set(pairs[0])) < len(pairs[0])
+    assert len(set(pairs[1])) == len(pairs[1])
+
+
+@pytest.mark.parametrize("parameters", [{}, {"num_beams": 3}, {"do_sample": True, "seed": 1}])
+async def test_suppressed_tokens_never_come(running: Running, parameters: dict[str, Any]) -> None:
+    plain = ids_of((await generate(running, "a dog", min_new_tokens=8, **parameters))["outputs"][0])
+    options = {"min_new_tokens": 8, "suppress_tokens": plain, **parameters}
+    assert not set(plain) & set(ids_of((await generate(running, "a dog", **options))["outputs"][0]))
+
+
+async def test_where_every_token_is_suppressed_the_end_token_comes(running: Running, tokenizer: TextTokenizer) -> None:
+    output = (await generate(running, "a dog", suppress_tokens=list(range(len(tokenizer)))))["outputs"][0]
+    assert [token["text"] for token in output["tokens"]] == ["</s>"]
+
+
+@pytest.mark.parametrize("parameters", [{}, {"num_beams": 3, "num_return_sequences": 2}, {"do_sample": True}])
+async def test_a_prefix_begins_the_text_and_is_none_of_the_tokens(
+    running: Running, tokenizer: TextTokenizer, parameters: dict[str, Any]
+) -> None:
+    answer = await generate(running, "x", target_prefix="a dog", max_new_tokens=6, **parameters)
+    for output in answer["outputs"]:
+        assert output["text"] == "a dog" + b"".join(map(tokenizer.bytes_of, ids_of(output))).decode("utf-8", "replace")
+        assert len(output["tokens"]) <= 6
+    assert answer["usage"]["output_tokens"] == sum(len(output["tokens"]) for output in answer["outputs"])
+
+
+async def test_a_text_goes_on_from_a_prefix_as_it_did_when_the_model_wrote_that_itself(
+    running: Running, tokenizer: TextTokenizer
+) -> None:
+    letters = {tokenizer.encode(letter, add_special_tokens=False)[1] for letter in "qrstvwxyz"}
+    options = {"suppress_tokens": sorted(set(range(len(tokenizer))) - letters)}
+    whole = (await generate(running, "a dog", target_prefix="x", max_new_tokens=9, **options))["outputs"][0]
+    assert len(whole["text"]) == 10
+    rest = (await generate(running, "a dog", target_prefix=whole["text"][:5], max_new_tokens=5, **options))["outputs"][
+        0
+    ]
+    assert rest["text"] == whole["text"]
+    assert ids_of(rest) == ids_of(whole)[4:]
+    assert rest["score"] == pytest.approx(sum(token["logprob"] for token in whole["tokens"][4:]))
+
+
+async def test_each_input_has_its_own_prefix_or_all_have_the_same(running: Running) -> None:
+    each = (await generate(running, ["x", "x"], target_prefix=["a dog", "Hund"], max_new_tokens=3))["outputs"]
+    assert [output["text"].startswith(prefix) for output, prefix in zip(each, ("a dog", "Hund"), strict=True)]
+    same = (await generate(running, ["x", "y"], target_prefix="a dog", max_new_tokens=3))["outputs"]
+    assert all(output["text"].startswith("a dog") for output in same)
+    assert same[0]["tokens"] == each[0]["tokens"]
+
+
+async def test_a_prefix_leaves_room_for_one_token_at_the_least(running: Running, tokenizer: TextTokenizer) -> None:
+    size = len(tokenizer.encode("x" * 62, add_special_tokens=False))
+    assert size == 63  # of 64: a space is put before it
+    output = (await generate(running, "x", target_prefix="x" * 62))["outputs"][0]
+    assert (len(output["tokens"]), output["finish_reason"] in ("eos", "length")) == (1, True)
+    answer = await running.post("/v1/generate", {"inputs": "x", "parameters": {"target_prefix": "x" * 63}})
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("input_too_long", "parameters.target_prefix")
+    assert "64" in error["message"] and "63" in error["message"]
+
+
+async def test_a_stop_string_is_looked_for_behind_the_prefix_alone(running: Running) -> None:
+    options = {"target_prefix": "a dog", "min_new_tokens": 12, "max_new_tokens": 12}
+    output = (await generate(running, "two men", stop="a dog", **options))["outputs"][0]
+    assert (output["text"][:5], output["finish_reason"]) == ("a dog", "length")
+    stop = output["text"][8:10]
+    stopped = (await generate(running, "two men", stop=stop, **options))["outputs"][0]
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["text"] == output["text"][: output["text"].index(stop, 5)]
+
+
+async def test_the_likeliest_alternatives_of_each_token_come_best_first(running: Running) -> None:
+    for token in (await generate(running, "a dog", top_logprobs=5))["outputs"][0]["tokens"]:
+        logprobs = [one["logprob"] for one in token["alternatives"]]
+        assert (len(logprobs), logprobs) == (5, sorted(logprobs, reverse=True))
+        assert token["alternatives"][0] == {name: token[name] for name in ("id", "text", "logprob")}  # greedy takes it
+    sampled = await generate(running, "a dog", top_logprobs=1, do_sample=True, temperature=10.0, seed=1)
+    assert any(token["alternatives"][0]["id"] != token["id"] for token in sampled["outputs"][0]["tokens"])
+    beams = await generate(running, "a dog", top_logprobs=2, num_beams=2)
+    assert all(len(token["alternatives"]) == 2 for token in beams["outputs"][0]["tokens"])
+    assert "alternatives" not in (await generate(running, "a dog"))["outputs"][0]["tokens"][0]
+
+
+async def test_as_many_beams_as_there_are_rows_and_no_more(start: Start) -> None:
+    async with start(max_rows=4) as running:
+        answer = await running.post("/v1/generate", {"inputs": "x", "parameters": {"num_beams": 5}})
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("invalid_parameter", "parameters.num_beams")
+        assert "5" in error["message"] and "4" in error["message"]
+        outputs = (await generate(running, ["x"] * 32, num_beams=4, max_new_tokens=4))["outputs"]
+        assert len(outputs) == 32  # each waits for its rows
+        assert all(output["tokens"] == outputs[0]["tokens"] for output in outputs)
+
+
+async def test_beams_with_all_that_goes_with_them_ride_in_one_batch(running: Running) -> None:
+    calls: list[dict[str, Any]] = [
+        {"num_beams": 3, "num_return_sequences": 3, "repetition_penalty": 1.3},
+        {"do_sample": True, "seed": 4, "no_repeat_ngram_size": 1},
+        {"num_beams": 2, "length_penalty": 0.5, "early_stopping": True, "target_prefix": "a"},
+        {"top_logprobs": 3, "suppress_tokens": [5, 6]},
+    ]
+    together = await asyncio.gather(*(generate(running, "two men", **parameters) for parameters in calls))
+    alone = [await generate(running, "two men", **parameters) for parameters in calls]
+    assert [answer["outputs"] for answer in together] == [answer["outputs"] for answer in alone]
+
+
+async def test_null_stands_for_absent_where_the_default_is_none(running: Running) -> None:
+    nothing = await generate(running, "a dog", seed=None, stop=None, target_prefix=None)
+    assert nothing["outputs"] == (await generate(running, "a dog"))["outputs"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "param"),
+    [
+        ({"suppress_tokens": [3, 265]}, "invalid_parameter", "suppress_tokens[1]"),
+        ({"target_prefix": "a" * 70}, "input_too_long", "target_prefix"),
+        ({"target_prefix": ["a", "b" * 70]}, "input_too_long", "target_prefix[1]"),
+        ({"target_prefix": "a dog " * 3000}, "input_too_long", "target_prefix"),
+        ({"return_attention": {"heads": [0, 2]}}, "invalid_parameter", "return_attention.heads[1]"),
+        ({"return_attention": {"layers": [9]}}, "invalid_parameter", "return_attention.layers[0]"),
+    ],
+)
+async def test_what_the_model_cannot_do_is_refused_before_it_is_asked(
+    running: Running, parameters: dict[str, Any], code: str, param: str
+) -> None:
+    answer = await running.post("/v1/generate", {"inputs": ["x", "y"], "parameters": parameters})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (422, code, f"parameters.{param}")
+    assert running.backend.runners[0].num_encodes == 0

@@ -1,0 +1,104 @@
+"""The routes over a model that goes on with its input."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import processors
+
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import FakeBackend, Running, Start, byte_level_tokenizer
+from tests.support.fake_runner import FakeRunner, fake_manifest
+
+pytestmark = pytest.mark.anyio
+LIMIT = 20
+
+
+@pytest.fixture
+async def prompted(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
+    manifest = fake_manifest(
+        vocabulary=len(tokenizer), max_source_tokens=LIMIT, max_target_tokens=LIMIT, begins_with="source"
+    )
+    async with start(FakeBackend(tokenizer, (manifest,))) as running:
+        yield running
+
+
+async def post(running: Running, path: str, **body: Any) -> Any:
+    answer = await running.post(path, body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_generate_goes_on_with_its_input(prompted: Running, tokenizer: TextTokenizer) -> None:
+    inputs = ["a", "a dog x", "Hund"]
+    answer = await post(prompted, "/v1/generate", inputs=inputs)
+    runner = FakeRunner(prompted.backend.manifests[0], 1)
+    for text, output in zip(inputs, answer["outputs"], strict=True):
+        assert [token["id"] for token in output["tokens"]] == runner.expected(tokenizer.encode(text), LIMIT)
+
+
+async def test_a_stream_joins_to_the_whole_text(prompted: Running) -> None:
+    whole = (await post(prompted, "/v1/generate", inputs="a dog x"))["outputs"][0]
+    answer = await prompted.post("/v1/generate", {"inputs": "a dog x", "stream": True})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert "".join(event["text"] for event in events if "token" in event) == whole["text"]
+
+
+async def test_a_decoders_map_has_the_input_before_the_target_among_its_columns(prompted: Running) -> None:
+    answer = await post(prompted, "/v1/attention", input="Hund x", kinds=["decoder"])
+    assert answer["decoder_input_tokens"] == [*answer["source_tokens"], *answer["target_tokens"][:-1]]
+    (one,) = answer["maps"]
+    assert (one["rows"], one["columns"]) == (len(answer["target_tokens"]), len(answer["decoder_input_tokens"]))
+    np.testing.assert_allclose(np.reshape(one["data"], one["shape"]).sum(axis=-1), 1, rtol=1e-5)
+
+
+async def test_score_reads_the_target_behind_the_input(prompted: Running) -> None:
+    generated = (await post(prompted, "/v1/generate", inputs="a dog", parameters={"max_new_tokens": 3}))["outputs"][0]
+    prefix = generated["text"]
+    scored = (await post(prompted, "/v1/score", inputs=["a dog"], targets=[prefix]))["outputs"][0]
+    assert scored["tokens"][-1]["text"] == "</s>"
+    again = (
+        await post(prompted, "/v1/generate", inputs="a dog", parameters={"target_prefix": prefix, "max_new_tokens": 1})
+    )["outputs"][0]
+    assert again["text"].startswith(prefix)
+
+
+async def test_input_and_output_share_the_limit(prompted: Running) -> None:
+    body = {"inputs": "x" * 10, "parameters": {"max_new_tokens": LIMIT, "min_new_tokens": LIMIT}}
+    answer = await post(prompted, "/v1/generate", **body)
+    input_tokens, output_tokens = answer["usage"].values()
+    assert input_tokens - 1 + output_tokens == LIMIT
+    assert answer["outputs"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/score", {"inputs": ["a", "x" * 10], "targets": ["x" * 9, "x" * 9]}, "targets[1]"),
+        ("/v1/attention", {"input": "x" * 10, "target": "x" * 9}, "target"),
+        ("/v1/generate", {"inputs": "x" * 10, "parameters": {"target_prefix": "x" * 9}}, "parameters.target_prefix"),
+    ],
+)
+async def test_a_target_that_does_not_fit_behind_its_input_is_refused(
+    prompted: Running, path: str, body: dict[str, Any], param: str
+) -> None:
+    answer = await prompted.post(path, body)
+    assert answer.status_code == 422, answer.text
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("input_too_long", param)
+
+
+async def test_a_prompt_that_is_cut_loses_its_end_alone(start: Start) -> None:
+    """Where a tokenizer adds no end token, there is none to keep."""
+    endless = byte_level_tokenizer()
+    endless.post_processor = processors.ByteLevel()
+    tokenizer = TextTokenizer(endless)
+    manifest = fake_manifest(vocabulary=len(tokenizer), max_source_tokens=LIMIT, begins_with="source")
+    async with start(FakeBackend(tokenizer, (manifest,))) as running:
+        text = "abcdefghij" * 5
+        cut = await post(running, "/v1/encode", inputs=text, truncate=True, pooling="none")
+        fitting = await post(running, "/v1/encode", inputs=text[:LIMIT], pooling="none")
+    assert cut["shapes"] == [[LIMIT, 4]]
+    assert cut["embeddings"] == fitting["embeddings"]

@@ -1,0 +1,128 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.inference.similar import nearness
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import MakeBackend, Running, Start
+from tests.support.fake_runner import Faults, fake_table
+
+pytestmark = pytest.mark.anyio
+SPECIAL = 3  # so many special tokens the vocabulary begins with
+
+
+async def ask(running: Running, **body: Any) -> list[Any]:
+    answer = await running.post("/v1/similar", body)
+    assert answer.status_code == 200, answer.text
+    assert set(answer.json()) == {"model", "neighbours"}
+    return list(answer.json()["neighbours"])
+
+
+async def refusal(running: Running, **body: Any) -> tuple[int, str, str | None]:
+    answer = await running.post("/v1/similar", body)
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["param"]
+
+
+def slowly(tokenizer: TextTokenizer, words: list[str], top_k: int) -> list[tuple[int, float]]:
+    """The nearest tokens and their scores, vector by vector."""
+    units = [row / np.linalg.norm(row) for row in fake_table(len(tokenizer)).astype(np.float64)]
+    ids = [id_ for word in words for id_ in tokenizer.encode(word, add_special_tokens=False)]
+    wanted = units[ids[0]] if len(ids) == 1 else units[ids[1]] - units[ids[0]] + units[ids[2]]
+    scores = {id_: float(wanted @ unit / np.linalg.norm(wanted)) for id_, unit in enumerate(units)}
+    others = [id_ for id_ in scores if id_ >= SPECIAL and id_ not in ids]
+    return [(id_, scores[id_]) for id_ in sorted(others, key=lambda id_: -scores[id_])[:top_k]]
+
+
+@pytest.mark.parametrize("words", [["dog"], ["dog", "a", "H"], ["a", "H", "dog"], ["a", "a", "dog"]])
+async def test_neighbours_are_those_of_a_search_vector_by_vector(
+    running: Running, tokenizer: TextTokenizer, words: list[str]
+) -> None:
+    asked = {"token": words[0]} if len(words) == 1 else {"analogy": words}
+    neighbours = await ask(running, **asked, top_k=100)
+    expected = slowly(tokenizer, words, 100)
+    assert [one["id"] for one in neighbours] == [id_ for id_, _ in expected]
+    assert [one["score"] for one in neighbours] == pytest.approx([score for _, score in expected], abs=1e-5)
+    assert [one["text"] for one in neighbours] == [tokenizer.name(id_) for id_, _ in expected]
+    assert await ask(running, **asked) == neighbours[:10]
+
+
+def test_scores_never_leave_the_range_of_a_cosine_and_are_always_numbers() -> None:
+    rounded = np.array([[1.0, 1.0, -1.02], [1.01, 1.0, -1.0], [1.0, 1.0, -1.0]], np.float32)
+    assert np.abs(nearness(rounded[:1], [0])).max() == 1
+    assert np.isfinite(nearness(rounded, [0, 1, 2])).all()
+    assert np.isfinite(nearness(np.zeros((3, 3), np.float32), [0, 1, 2])).all()
+
+
+async def test_a_word_is_the_same_with_the_space_before_it(running: Running) -> None:
+    assert await ask(running, token=" dog") == await ask(running, token="dog")
+
+
+async def test_a_side_is_read_by_its_own_tokenizer(running: Running) -> None:
+    by_side = [await ask(running, token="dog", side=side) for side in ("source", "target")]
+    assert by_side == [await ask(running, token="dog")] * 2  # the fake model has one tokenizer for both
+
+
+async def test_a_string_of_several_tokens_is_refused_with_their_number(running: Running) -> None:
+    answer = await running.post("/v1/similar", {"analogy": ["dog", "Hund und Hund", "a"]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (422, "invalid_parameter", "analogy[1]")
+    assert "It is 9 tokens" in error["message"] and "/v1/tokenize" in error["message"]
+    assert "Hund" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({}, "invalid_parameter", "token"),
+        ({"token": None, "analogy": None}, "invalid_parameter", "token"),
+        ({"token": "dog", "analogy": ["dog", "a", "H"]}, "invalid_parameter", "token"),
+        ({"token": " "}, "empty_input", "token"),
+        ({"token": 5}, "invalid_parameter", "token"),
+        ({"token": "x" * 129}, "invalid_parameter", "token"),
+        ({"token": "</s>"}, "invalid_parameter", "token"),
+        ({"analogy": "dog"}, "invalid_parameter", "analogy"),
+        ({"analogy": []}, "invalid_parameter", "analogy"),
+        ({"analogy": ["dog", "a"]}, "invalid_parameter", "analogy"),
+        ({"analogy": ["dog"] * 1000}, "invalid_parameter", "analogy"),
+        ({"analogy": ["dog", "", "a"]}, "empty_input", "analogy[1]"),
+        ({"analogy": ["dog", "a", 1]}, "invalid_parameter", "analogy[2]"),
+        ({"token": "dog", "top_k": 0}, "invalid_parameter", "top_k"),
+        ({"token": "dog", "top_k": 101}, "invalid_parameter", "top_k"),
+        ({"token": "dog", "top_k": True}, "invalid_parameter", "top_k"),
+        ({"token": "dog", "side": "both"}, "invalid_parameter", "side"),
+        ({"token": "dog", "inputs": "dog"}, "invalid_parameter", "inputs"),
+        ({"token": "dog", "model": "cat"}, "model_not_found", "model"),
+    ],
+)
+async def test_what_cannot_be_looked_for_is_refused(running: Running, body: Any, code: str, param: str) -> None:
+    assert (await refusal(running, **body))[1:] == (code, param)
+
+
+async def test_a_model_without_the_graph_says_where_others_are_listed(start: Start, make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    tasks = ("generate", "encode", "attention")
+    backend.manifests = (backend.manifests[0].model_copy(update={"similar": None, "tasks": tasks}),)
+    async with start(backend) as running:
+        answer = await running.post("/v1/similar", {"token": "dog"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unsupported_task")
+        assert "GET /v1/models" in answer.json()["error"]["message"]
+
+
+async def test_embeddings_that_are_no_numbers_are_our_fault_and_harm_no_other_call(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
+) -> None:
+    (poisoned,) = tokenizer.encode("dog", add_special_tokens=False)
+    async with start(make_backend(faults=Faults(nan_id=poisoned))) as running:
+        assert await refusal(running, token="dog") == (500, "internal", None)
+        assert await ask(running, token="a")
+
+
+async def test_a_comparison_is_counted(running: Running) -> None:
+    await ask(running, token="dog")
+    await ask(running, analogy=["a", "H", "dog"])
+    finished = 'sightline_request_success_total{finished_reason="compared",model_name="fake"}'
+    assert await running.metric(finished) == 2
+    assert await running.metric('sightline_prompt_tokens_total{model_name="fake"}') == 4
+    assert await running.metric('sightline_e2e_request_latency_seconds_count{model_name="fake"}') == 2

@@ -1,0 +1,357 @@
+"""Streams over a real socket: what is sent, when, and what happens when it is cut off."""
+
+import contextlib
+import gc
+import http.client
+import json
+import logging
+import re
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+
+from service import logs
+from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
+from tests.support.fake_runner import Faults
+
+LONG = {"min_new_tokens": 60, "max_new_tokens": 60}
+
+
+def open_stream(wire: Wire, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = wire.http()
+    content = orjson.dumps({"stream": True, **body})
+    connection.request("POST", "/v1/generate", content, {"Content-Type": "application/json"})
+    return connection, connection.getresponse()
+
+
+def events(wire: Wire, body: dict[str, Any]) -> list[str]:
+    connection, answer = open_stream(wire, body)
+    with contextlib.closing(connection):
+        assert answer.status == 200
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.headers["cache-control"] == "no-cache"
+        frames = answer.read().decode().split("\n\n")
+        assert frames[-1] == ""
+        return frames[:-1]
+
+
+def parsed(frames: list[str]) -> list[Any]:
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"max_new_tokens": 4},
+        {"do_sample": True, "seed": 3},
+        {"stop": ["a", "q"]},
+        {"target_prefix": "a Hund", "top_logprobs": 2, "return_attention": {"kinds": ["cross"], "encoding": "base64"}},
+        {"target_prefix": ["a", "x" * 62, "naïve 🙂"], "stop": ["a", "q"], "return_attention": True},
+        {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "suppress_tokens": [2, 9], "max_new_tokens": 20},
+    ],
+)
+def test_a_stream_equals_the_whole_answer(serve: Serve, parameters: dict[str, Any]) -> None:
+    with serve() as wire:
+        inputs = ["a dog", "Hund", "naïve 🙂"]
+        _, whole = wire.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
+        frames = events(wire, {"inputs": inputs, "parameters": parameters})
+        assert frames[-1] == "data: [DONE]"
+        sent = parsed(frames[:-1])
+        for output in whole["outputs"]:
+            mine = [event for event in sent if event["index"] == output["index"]]
+            *tokens, end = mine
+            assert [event["token"] for event in tokens] == output["tokens"]
+            assert "".join(event["text"] for event in tokens) == end["text"] == output["text"]
+            assert (end["finish_reason"], end["score"]) == (output["finish_reason"], output["score"])
+            assert end["usage"]["output_tokens"] == len(output["tokens"])
+            assert (end.get("seed"), end.get("attention")) == (output.get("seed"), output.get("attention"))
+            assert set(end["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
+        assert (
+            sum(event["usage"]["input_tokens"] for event in sent if "usage" in event) == whole["usage"]["input_tokens"]
+        )
+
+
+def test_the_first_piece_holds_the_prefix(serve: Serve) -> None:
+    with serve() as wire:
+        body = {"inputs": ["x", "y"], "parameters": {"target_prefix": ["a dog", "Hund"], "max_new_tokens": 3}}
+        sent = parsed(events(wire, body)[:-1])
+        for index, prefix in enumerate(("a dog", "Hund")):
+            pieces = [event["text"] for event in sent if event["index"] == index and "token" in event]
+            assert pieces[0].startswith(prefix)
+            assert not any(prefix in piece for piece in pieces[1:])
+
+
+def test_maps_that_are_too_many_end_the_stream_with_an_error(serve: Serve, make_backend: MakeBackend) -> None:
+    """Tokens that had come together with the event at fault were thrown away."""
+    backend = make_backend()
+    maps = tuple(one.model_copy(update={"heads": 200}) for one in backend.manifests[0].attention)
+    backend.manifests = (backend.manifests[0].model_copy(update={"attention": maps}),)
+    with serve(backend) as wire:
+        parameters = {"return_attention": {"kinds": ["cross"]}, "stop": "never comes", **LONG}
+        frames = events(wire, {"inputs": "x" * 62, "parameters": parameters})
+        # Every token came of which the maps still fitted: a row has 2 * 200 * 64 numbers.
+        assert len(parsed(frames[:-1])) == 1_000_000 // (2 * 200 * 64)
+        assert json.loads(frames[-1].split("data: ")[1])["error"]["code"] == "response_too_large"
+        wire.wait_idle()
+
+
+def test_tokens_are_sent_as_they_come(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(step_s=0.02)) as wire:
+        connection, answer = open_stream(wire, {"inputs": "x", "parameters": {"min_new_tokens": 10}})
+        with contextlib.closing(connection):
+            arrivals = []
+            while line := answer.readline():
+                if line.startswith(b"data:"):
+                    arrivals.append(time.monotonic())
+        assert arrivals[9] - arrivals[0] > 5 * 0.02
+
+
+def test_an_error_before_the_first_token_has_its_own_status(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(faults=Faults(step_calls=frozenset({1})))) as wire:
+        assert wire.post("/v1/generate", {"inputs": "x", "stream": True})[0] == 500
+        status, answer = wire.post("/v1/generate", {"inputs": "x" * 70, "stream": True})
+        assert (status, answer["error"]["code"]) == (422, "input_too_long")
+
+
+def test_an_error_after_the_first_token_is_an_event_and_ends_the_stream(
+    serve: Serve, make_backend: MakeBackend
+) -> None:
+    with serve(make_backend(faults=Faults(step_calls=frozenset(range(4, 100))))) as wire:
+        frames = events(wire, {"inputs": ["x", "y"], "parameters": LONG})
+        assert frames[-1].startswith("event: error\ndata: ")
+        error = json.loads(frames[-1].split("data: ")[1])["error"]
+        assert (error["code"], error["type"]) == ("internal", "server_error")
+        assert not any("[DONE]" in frame for frame in frames)
+        wire.wait_idle()
+        assert b'sightline_request_failure_total{code="internal"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_a_deadline_that_passes_in_mid_stream_is_an_event(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(step_s=0.02)) as wire:
+        connection = wire.http()
+        headers = {"Content-Type": "application/json", "X-Request-Timeout-Ms": "500"}
+        connection.request(
+            "POST", "/v1/generate", orjson.dumps({"inputs": "x", "stream": True, "parameters": LONG}), headers
+        )
+        with contextlib.closing(connection):
+            assert b'event: error\ndata: {"error":{"code":"deadline_exceeded"' in connection.getresponse().read()
+        wire.wait_idle()
+
+
+def leave(connection: http.client.HTTPConnection) -> None:
+    """Close as a process that is killed does."""
+    assert connection.sock is not None
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_a_client_that_leaves_frees_its_rows_within_a_step(
+    serve: Serve, make_backend: MakeBackend, is_streaming: bool
+) -> None:
+    step_s = 0.02
+    with serve(make_backend(step_s=step_s)) as wire:
+        body = orjson.dumps({"inputs": ["x", "y"], "stream": is_streaming, "parameters": LONG})
+        connection = wire.http()
+        connection.request("POST", "/v1/generate", body, {"Content-Type": "application/json"})
+        runner, engine = wire.backend.runners[0], wire.backend.engines[0]
+        wait_until(lambda: engine.num_running == 2)
+        answer = connection.getresponse() if is_streaming else None
+        steps = runner.num_steps
+        leave(connection)
+        if answer is not None:
+            answer.close()
+        wire.wait_idle()
+        # One step is under way when the client leaves; the news may need some more on a busy machine, of 60.
+        assert runner.num_steps - steps <= 5
+        service = wire.server._service
+        wait_until(lambda: service.admissions["fake"].num_sequences == 0)
+        assert b'sightline_request_failure_total{code="client_closed_request"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_a_client_that_leaves_is_no_error_in_the_log(
+    serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gather that was cancelled was thrown away: asyncio logged an error with a traceback for each such client."""
+    with serve(make_backend(step_s=0.02)) as wire:
+        connection = wire.http()
+        body = orjson.dumps({"inputs": ["x", "y"], "parameters": LONG})
+        connection.request("POST", "/v1/generate", body, {"Content-Type": "application/json"})
+        wait_until(lambda: wire.backend.engines[0].num_running == 2)
+        leave(connection)
+        wire.wait_idle()
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio" and record.levelno >= logging.ERROR]
+
+
+def test_a_client_that_leaves_the_queue_costs_no_step(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(step_s=0.02), max_rows=1) as wire:
+        first, answer = open_stream(wire, {"inputs": "x", "parameters": LONG})
+        waiting = wire.http()
+        waiting.request("POST", "/v1/generate", b'{"inputs":"y"}', {"Content-Type": "application/json"})
+        engine = wire.backend.engines[0]
+        wait_until(lambda: engine.num_waiting == 1)
+        leave(waiting)
+        wait_until(lambda: engine.num_waiting == 0)
+        assert wire.backend.runners[0].num_encodes == 1
+        answer.read()
+        first.close()
+
+
+def test_a_reader_that_stops_is_cut_off_and_harms_nobody(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(), write_timeout_s=0.2) as wire:
+        stuck = wire.connect()
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # Pipelined answers of half a megabyte each fill every buffer on the way.
+        body = orjson.dumps({"input": "x" * 60, "target": "y" * 60})
+        head = b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        stuck.sendall((head + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 40)
+        assert wire.post("/v1/generate", {"inputs": "a dog"})[0] == 200
+        wait_until(lambda: not wire.server.server_state.connections)
+        wire.wait_idle()
+        stuck.close()
+
+
+def test_a_pipelining_client_that_leaves_gives_up_what_runs(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(step_s=0.02)) as wire:
+        client = wire.connect()
+        body = orjson.dumps({"inputs": "x", "parameters": LONG})
+        head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        client.sendall((head + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 3)
+        wait_until(lambda: wire.backend.engines[0].num_running == 1)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        wire.wait_idle()
+        assert wire.backend.runners[0].num_steps < 40
+        assert wire.backend.runners[0].num_encodes == 1  # those behind it never began
+
+
+@contextlib.contextmanager
+def large_answer(wire: Wire) -> Iterator[socket.socket]:
+    """To a client whose machine takes little of it at a time."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", wire.port))
+        client.sendall(large_request())
+        yield client
+
+
+def large_request() -> bytes:
+    body = orjson.dumps({"inputs": ["x" * 60] * 8, "parameters": {**LONG, "return_attention": True}})
+    head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def assert_is_whole(answer: bytes) -> None:
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(content) in head and len(content) > 1_000_000
+    assert len(orjson.loads(content)["outputs"]) == 8
+
+
+def test_a_large_answer_keeps_its_place_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(), write_timeout_s=30) as wire, large_answer(wire) as client:
+        service = wire.server._service
+        admission = service.admissions["fake"]
+        wait_until(lambda: wire.backend.runners[0].num_steps >= 60)
+        wire.wait_idle()
+        time.sleep(0.3)
+        assert admission.num_sequences == 8
+        assert_is_whole(read_all(client))
+        wait_until(lambda: admission.num_sequences == 0)
+
+
+def test_a_slow_reader_gets_the_whole_of_a_large_answer(serve: Serve, make_backend: MakeBackend) -> None:
+    """The whole answer had the time of one piece: a reader of a megabyte a second got ten."""
+    with serve(make_backend(), write_timeout_s=0.3) as wire, large_answer(wire) as client:
+        answer, started = b"", time.monotonic()
+        while data := client.recv(20_000):
+            answer += data
+            time.sleep(0.01)
+        assert time.monotonic() - started > 2 * 0.3
+        assert_is_whole(answer)
+
+
+def logged_call(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    """The access log's line of the one call."""
+
+    def lines() -> list[dict[str, Any]]:
+        return [getattr(record, logs.FIELDS) for record in caplog.records if record.name == logs.access_logger.name]
+
+    wait_until(lambda: bool(lines()))
+    (line,) = lines()
+    return line
+
+
+def test_a_reader_that_reads_nothing_has_its_time_and_no_more(
+    serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It had twice the time: what its machine took in at the start counted as read. And its log line said nothing."""
+    caplog.set_level(logging.INFO, logs.access_logger.name)
+    with serve(make_backend(), write_timeout_s=0.5) as wire, large_answer(wire) as client:
+        assert client.recv(1).startswith(b"H")  # the response has begun
+        started = time.monotonic()
+        wait_until(lambda: not wire.server.server_state.connections)
+        assert 0.4 < time.monotonic() - started < 0.9
+        line = logged_call(caplog)
+        assert (line["status"], line["code"]) == (200, "client_too_slow")
+        assert b'request_failure_total{code="client_too_slow"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_a_client_that_leaves_a_large_answer_unread_is_logged_as_gone(
+    serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logs.access_logger.name)
+    with serve(make_backend(), write_timeout_s=30) as wire:
+        with large_answer(wire) as client:
+            client.recv(1)
+        line = logged_call(caplog)
+        assert (line["status"], line["code"]) == (200, "client_closed_request")
+
+
+def test_a_client_that_reads_all_and_leaves_has_no_code(
+    serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logs.access_logger.name)
+    with serve(make_backend()) as wire:
+        for _ in range(5):
+            caplog.clear()
+            with wire.connect() as client:
+                client.sendall(large_request())
+                received = client.recv(65536)
+                head, _, content = received.partition(b"\r\n\r\n")
+                missing = int(re.findall(rb"content-length: (\d+)", head)[0]) - len(content)
+                while missing:
+                    missing -= len(client.recv(missing))
+            assert logged_call(caplog)["code"] is None
+
+
+def test_what_the_kernel_holds_counts_as_unread(serve: Serve, make_backend: MakeBackend) -> None:
+    """What the server's own buffer holds falls in steps of 100 kB and more, and between them seemed to stand still."""
+    with serve(make_backend(), write_timeout_s=0.5) as wire, large_answer(wire) as client:
+        answer, end = b"", time.monotonic() + 2.5
+        while time.monotonic() < end:  # 50 kB a second
+            answer += client.recv(1000)
+            time.sleep(0.02)
+        assert_is_whole(answer + read_all(client))
+
+
+def test_two_hundred_clients_that_give_up_leave_a_service_that_answers(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(step_s=0.005), max_rows=4) as wire:
+        for _ in range(200):
+            connection = wire.http()
+            connection.request(
+                "POST",
+                "/v1/generate",
+                orjson.dumps({"inputs": "x", "parameters": LONG}),
+                {"Content-Type": "application/json"},
+            )
+            leave(connection)
+        assert wire.post("/v1/generate", {"inputs": "a dog"})[0] == 200
+        wire.wait_idle()

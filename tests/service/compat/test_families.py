@@ -1,0 +1,187 @@
+"""What holds for every family: it can be switched off, and its errors have its own shape wherever they arise."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import BaseModel
+
+from service.api.endpoint import Endpoint, ErrorFormat, EventStream
+from service.api.generate import GenerateBody, NativeEventEncoder
+from service.compat import APIS
+from service.errors import ERRORS, ApiError, ErrorCode
+from service.inference.call import Call
+from service.inference.generate import GenerateInput, GenerateResult, generate, stream
+from service.settings import FAMILIES as NAMES
+from service.settings import SettingsError, read_settings
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, until
+from tests.support.fake_runner import Faults
+
+pytestmark = pytest.mark.anyio
+
+
+class PlainError(BaseModel):
+    error: str
+    told: str
+
+
+FORMAT = ErrorFormat(
+    lambda error, message, param, request_id: orjson.dumps({"error": message, "told": error.code}), PlainError
+)
+
+
+async def plain(call: Call, body: GenerateBody) -> GenerateResult | EventStream:
+    """Generate, with errors of another shape."""
+    request = GenerateInput(body.model, body.inputs, body.parameters)
+    if body.stream:
+        return EventStream(await stream(call, request), NativeEventEncoder())
+    return await generate(call, request)
+
+
+def with_plain_route(running: Running) -> Running:
+    running.app.add_endpoints([Endpoint("POST", "/plain", plain, errors=("empty_input",), error_format=FORMAT)])
+    return running
+
+
+async def test_the_settings_know_every_family() -> None:
+    assert tuple(APIS) == NAMES
+    assert read_settings([], {}).family_names == NAMES
+    assert {path.stem.replace("_", "-") for path in Path("service/compat").iterdir()} >= set(NAMES)
+
+
+@pytest.mark.parametrize("value", ["opneai", "openai,x", "openai;x"])
+async def test_a_family_that_is_not_there_is_refused_by_name(value: str) -> None:
+    with pytest.raises(SettingsError, match="there is no family"):
+        read_settings(["--families", value], {})
+
+
+@pytest.mark.parametrize(("value", "names"), [("", ()), ("openai", ("openai",)), (" openai , ", ("openai",))])
+async def test_families_stand_with_commas_between_them(value: str, names: tuple[str, ...]) -> None:
+    assert read_settings([], {"SIGHTLINE_FAMILIES": value}).family_names == names
+
+
+async def described(running: Running) -> set[tuple[str, str]]:
+    """The routes in the document: method and path."""
+    paths = (await running.client.get("/openapi.json")).json()["paths"]
+    return {(method, path) for path, operations in paths.items() for method in operations}
+
+
+@pytest.mark.parametrize("family", NAMES)
+async def test_a_family_that_is_off_is_404_and_not_described(start: Start, family: str) -> None:
+    others = ",".join(name for name in NAMES if name != family)
+    async with start(families=others) as without, start() as whole:
+        of_family = await described(whole) - await described(without)
+        assert len(of_family) >= 2
+        for method, path in of_family:
+            address = path.replace("{model_name}", "fake").replace("{model_version}", "1")
+            answer = await without.client.request(method, address, json={"inputs": "a dog"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), path
+            answer = await whole.client.request(method, address, json={"inputs": "a dog"})
+            assert answer.status_code != 404, path
+
+
+async def test_without_any_family_the_services_own_routes_are_there(start: Start) -> None:
+    async with start(families="") as running:
+        schemas = (await running.client.get("/openapi.json")).json()["components"]["schemas"]
+        assert "GenerateBody" in schemas and "CompletionBody" not in schemas and "InferBody" not in schemas
+        assert (await running.post("/v1/generate", {"inputs": "a dog"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"inputs": ""}, 422, "empty_input"),
+        ({"inputs": "x" * 70}, 422, "input_too_long"),
+        ({"inputs": "x", "model": "y"}, 404, "model_not_found"),
+        ({"inputs": "x" * 5000}, 413, "body_too_large"),
+    ],
+)
+async def test_an_error_has_the_shape_of_its_route(start: Start, body: dict[str, Any], status: int, code: str) -> None:
+    async with start(max_body_bytes=4000) as running:
+        answer = await with_plain_route(running).post("/plain", body)
+        assert (answer.status_code, answer.json()["told"]) == (status, code)
+        own = await running.post("/v1/generate", body)
+        assert (own.status_code, own.json()["error"]["code"]) == (status, code)
+
+
+async def test_so_have_those_of_the_router_and_of_the_engine(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(faults=Faults(step_calls=frozenset({1})))) as running:
+        answer = await with_plain_route(running).client.get("/plain")
+        assert (answer.status_code, answer.json()["told"]) == (405, "method_not_allowed")
+        answer = await running.post("/plain", {"inputs": "x"})
+        assert (answer.status_code, answer.json()["told"]) == (500, "internal")
+        answer = await running.post("/plain", {"inputs": "x"}, **{"content-type": "text/plain"})
+        assert (answer.status_code, answer.json()["told"]) == (415, "unsupported_media_type")
+
+
+async def test_so_have_those_of_load_and_time(start: Start, make_backend: MakeBackend) -> None:
+    loading = threading.Event()
+    async with start(make_backend(wait_for=loading)) as running:
+        answer = await with_plain_route(running).post("/plain", {"inputs": "x"})
+        assert (answer.status_code, answer.json()["told"], answer.headers["retry-after"]) == (503, "loading", "1")
+        loading.set()
+    hang = threading.Event()
+    async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
+        body = {"inputs": ["x", "x"]}
+        late = asyncio.ensure_future(with_plain_route(running).post("/plain", body, **{"x-request-timeout-ms": "500"}))
+        await until(lambda: running.backend.num_busy == 2)
+        answer = await running.post("/plain", {"inputs": "x"})
+        assert (answer.status_code, answer.json()["told"], answer.headers["retry-after"]) == (503, "overloaded", "1")
+        answer = await late
+        assert (answer.status_code, answer.json()["told"]) == (504, "deadline_exceeded")
+        hang.set()
+
+
+async def test_an_error_in_a_stream_has_it_too(start: Start, make_backend: MakeBackend) -> None:
+    backend: FakeBackend = make_backend(faults=Faults(step_calls=frozenset({4})))
+    async with start(backend) as running:
+        body = {"inputs": "x", "stream": True, "parameters": {"min_new_tokens": 20}}
+        answer = await with_plain_route(running).post("/plain", body)
+        assert answer.status_code == 200
+        kind, data = answer.text.rstrip().splitlines()[-2:]
+        assert kind == "event: error"
+        assert json.loads(data.removeprefix("data: "))["told"] == "internal"
+
+
+async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running) -> None:
+    responses = with_plain_route(running).app.openapi()["paths"]["/plain"]["post"]["responses"]
+    expected: list[tuple[str, ErrorCode]] = [("422", "empty_input"), ("500", "internal")]
+    for status, code in expected:
+        content = responses[status]["content"]["application/json"]
+        assert content["schema"]["$ref"].endswith("/PlainError")
+        assert content["examples"][code]["value"] == {"error": ERRORS[code].message, "told": code}
+    # A head that comes too slowly is refused before its route is known, a body by its route.
+    shapes = responses["408"]["content"]["application/json"]["schema"]["anyOf"]
+    assert [one["$ref"].rsplit("/", 1)[1] for one in shapes] == ["ErrorResponse", "PlainError"]
+
+
+@pytest.mark.parametrize(
+    ("field", "index", "expected"),
+    [
+        ("max_new_tokens", None, "max_tokens"),
+        ("stop", None, "stop"),
+        ("stop", 1, "stop[1]"),
+        ("inputs", None, "prompt"),
+        ("inputs", 3, "first"),
+        ("inputs", 7, "prompt[7]"),
+        ("ids[3]", 5, "ids[3][5]"),
+    ],
+)
+async def test_a_canonical_name_becomes_the_familys(field: str, index: int | None, expected: str) -> None:
+    names = {"max_new_tokens": "max_tokens", "inputs": "prompt", "inputs[3]": "first"}
+    message = "{max_new_tokens} (3) and {inputs}, not {stop}."
+    error = ApiError("invalid_parameter", message, field=field, index=index)
+    assert (error.param(names), error.message(names)) == (expected, "max_tokens (3) and prompt, not stop.")
+    assert error.param({}) == (field if index is None else f"{field}[{index}]")
+    assert error.message({}) == "max_new_tokens (3) and inputs, not stop."
+
+
+@pytest.mark.parametrize("path", ["X-Request-Timeout-Ms", "inputs[3]", None])
+async def test_a_path_that_the_client_wrote_stays(path: str | None) -> None:
+    names = {"inputs": "prompt", "inputs[3]": "first", "X-Request-Timeout-Ms": "timeout"}
+    error = ApiError("invalid_parameter", "It has {inputs} and {.", path=path)
+    assert (error.param(names), error.message(names)) == (path, "It has {inputs} and {.")

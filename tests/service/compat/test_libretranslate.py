@@ -1,0 +1,267 @@
+"""LibreTranslate's routes: which model translates, what each field does, and what is refused. Over the fake model."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from service.bundle import Languages
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
+from tests.support.fake_runner import Faults
+
+pytestmark = pytest.mark.anyio
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+Translating = Callable[..., FakeBackend]
+
+
+@pytest.fixture
+def translating(make_backend: MakeBackend) -> Translating:
+    """`translating(a="en-de")`: a backend of models with these languages, and `plain`, which has none."""
+
+    def make(options: dict[str, Any] | None = None, **pairs: str) -> FakeBackend:
+        backend = make_backend("plain", *pairs, **(options or {}))
+        languages = {name: Languages(source=pair[:2], target=pair[3:]) for name, pair in pairs.items()}
+        backend.manifests = tuple(
+            manifest.model_copy(update={"languages": languages.get(manifest.name)}) for manifest in backend.manifests
+        )
+        return backend
+
+    return make
+
+
+async def translate(running: Running, q: Any = "a dog", source: str = "en", target: str = "de", **options: Any) -> Any:
+    answer = await running.post("/translate", {"q": q, "source": source, "target": target, **options})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def refusal(running: Running, status: int = 422, **body: Any) -> str:
+    answer = await running.post("/translate", {"q": "a dog", "source": "en", "target": "de"} | body)
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    message: str = answer.json()["error"]
+    return message
+
+
+async def test_a_translation_is_what_generate_gives(start: Start, translating: Translating) -> None:
+    async with start(translating(a="en-de"), default_model="a") as running:
+        own = [output["text"] for output in (await generate(running, ["a dog", "Hund"]))["outputs"]]
+        assert await translate(running, ["a dog", "Hund"]) == {"translatedText": own}
+        assert await translate(running, "a dog") == {"translatedText": own[0]}
+
+
+async def test_what_asks_for_nothing_changes_nothing(start: Start, translating: Translating) -> None:
+    async with start(translating(a="en-de")) as running:
+        plain = await translate(running)
+        for harmless in ({"format": "text", "alternatives": 0, "api_key": "secret"}, {"format": None, "api_key": None}):
+            assert await translate(running, **harmless) == plain
+
+
+async def test_alternatives_are_the_next_of_a_beam_search_each_text_once(
+    start: Start, translating: Translating
+) -> None:
+    async with start(translating(a="en-de"), default_model="a") as running:
+        own = await generate(running, ["a dog", "Hund"], num_beams=4, num_return_sequences=4)
+        texts = [[output["text"] for output in own["outputs"] if output["index"] == index] for index in (0, 1)]
+        answer = await translate(running, ["a dog", "Hund"], alternatives=3)
+        assert answer["translatedText"] == [best for best, *_ in texts]
+        assert answer["alternatives"] == [list(dict.fromkeys(others)) for _, *others in texts]
+        assert len(answer["alternatives"][0]) == 3
+        one = await translate(running, "Hund", alternatives=3)
+        assert one == {key: value[1] for key, value in answer.items()}
+
+
+async def test_beams_that_differ_in_tokens_alone_are_one_text(start: Start, translating: Translating) -> None:
+    async with start(translating(a="en-de"), default_model="a") as running:
+        own = await generate(running, "x", num_beams=8, num_return_sequences=8)
+        texts = [output["text"] for output in own["outputs"]]
+        assert len(set(texts)) < 8  # bytes that are no characters are all shown alike
+        answer = await translate(running, "x", alternatives=7)
+        assert [answer["translatedText"], *answer["alternatives"]] == list(dict.fromkeys(texts))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "default", "source", "expected"),
+    [
+        ({"b": "en-de", "c": "en-de"}, None, "en", "b"),
+        ({"b": "en-de", "c": "en-de"}, "c", "en", "c"),
+        ({"b": "en-de", "c": "fr-de"}, "b", "fr", "c"),
+        ({"b": "en-fr", "c": "en-de"}, "b", "en", "c"),
+        ({"b": "en-de", "c": "en-de"}, "c", "auto", "c"),
+        ({"b": "en-fr", "c": "de-en", "d": "en-de"}, "b", "auto", "d"),
+    ],
+)
+async def test_the_model_is_the_default_one_if_it_translates_so_else_the_first_by_name(
+    start: Start, translating: Translating, pairs: dict[str, str], default: str | None, source: str, expected: str
+) -> None:
+    backend = translating(**dict(reversed(pairs.items())))
+    async with start(backend, default_model=default) as running:
+        await translate(running, source=source)
+        busy = [runner.manifest.name for runner in backend.runners if runner.num_encodes]
+        assert busy == [expected]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("de", "en"), ("fr", "de"), ("en", "fr"), ("auto", "en"), ("en", "auto"), ("EN", "de")]
+)
+async def test_languages_that_no_model_has_are_refused(
+    start: Start, translating: Translating, source: str, target: str
+) -> None:
+    async with start(translating(a="en-de")) as running:
+        message = await refusal(running, source=source, target=target)
+        assert message.startswith("No model translates between these languages; GET /languages")
+
+
+async def test_auto_is_refused_where_it_would_need_a_detection(start: Start, translating: Translating) -> None:
+    async with start(translating(a="en-de", b="fr-de", c="en-fr")) as running:
+        message = await refusal(running, source="auto")
+        assert message.startswith("source: Languages are not detected")
+        await translate(running, source="auto", target="fr")
+
+
+async def test_languages_are_those_that_models_have_with_what_each_is_translated_into(
+    start: Start, translating: Translating
+) -> None:
+    async with start(translating(a="en-de", b="en-de", c="en-cs", d="de-en")) as running:
+        assert (await running.client.get("/languages")).json() == [
+            {"code": "cs", "name": "cs", "targets": []},
+            {"code": "de", "name": "German", "targets": ["en"]},
+            {"code": "en", "name": "English", "targets": ["cs", "de"]},
+        ]
+    async with start(translating()) as running:
+        assert (await running.client.get("/languages")).json() == []
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"format": "html"}, "format: This service cannot do that"),
+        ({"alternatives": 8}, "alternatives: "),
+        ({"alternatives": -1}, "alternatives: "),
+        ({"alternatives": "3"}, "alternatives: "),
+        ({"alternatives": True}, "alternatives: "),
+        ({"alternatives": 4}, "1 + alternatives: 1 + alternatives must be at most 4, got 5."),
+        ({"q": ""}, "q: There is nothing but blanks"),
+        ({"q": ["x", " "]}, "q[1]: There is nothing but blanks"),
+        ({"q": []}, "q: The list is empty"),
+        ({"q": ["x"] * 33}, "q: It has 33 strings"),
+        ({"q": ["x", "y" * 70]}, "q[1]: It has 72 tokens"),
+        ({"q": 3}, "q: It must be a string"),
+        ({"source": None}, "source: "),
+        ({"secret": "x"}, "secret: There is no such field."),
+    ],
+)
+async def test_what_is_not_allowed_is_refused_by_its_name(
+    start: Start, translating: Translating, body: dict[str, Any], said: str
+) -> None:
+    async with start(translating(a="en-de"), max_rows=4) as running:
+        assert (await refusal(running, **body)).startswith(said)
+
+
+async def test_a_missing_field_is_named(start: Start, translating: Translating) -> None:
+    async with start(translating(a="en-de")) as running:
+        for name in ("q", "source", "target"):
+            body = {"q": "x", "source": "en", "target": "de"}
+            del body[name]
+            answer = await running.post("/translate", body)
+            assert answer.status_code == 422
+            assert answer.json()["error"].startswith(f"{name}: ")
+
+
+async def test_a_form_is_as_good_as_json(start: Start, translating: Translating) -> None:
+    async with start(translating(a="en-de")) as running:
+        fields: dict[str, Any] = {
+            "q": "a dog & “Hund” + ä",
+            "source": "en",
+            "target": "de",
+            "alternatives": 2,
+            "api_key": "",
+        }
+        expected = await translate(running, **fields)
+        for content in (urlencode(fields), urlencode(fields, safe="“ä”"), "q=x&" + urlencode(fields)):
+            for charset in ("", "; charset=utf-8", ";charset=UTF-8"):
+                headers = {"content-type": FORM["content-type"] + charset}
+                answer = await running.client.post("/translate", content=content.encode(), headers=headers)
+                assert (answer.status_code, answer.json()) == (200, expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "said"),
+    [
+        (b"", 422, "q: "),
+        (b"q=&source=en&target=de", 422, "q: There is nothing but blanks"),
+        (b"q=x&source=en", 422, "target: "),
+        (b"q=x&source=en&target=de&alternatives=many", 422, "alternatives: "),
+        (b"q=x&source=en&target=de&alternatives=8", 422, "alternatives: "),
+        (b"q=x&source=en&target=de&format=html", 422, "format: "),
+        (b"q=x&source=en&target=de&secret=x", 422, "secret: "),
+        (b"q=%FF&source=en&target=de", 400, "The body is not a form in UTF-8."),
+        (b"q=\xff&source=en&target=de", 400, "The body is not a form in UTF-8."),
+        (b"q=%ED%A0%80&source=en&target=de", 400, "The body is not a form in UTF-8."),
+        (b'{"q": "x", "source": "en", "target": "de"}', 400, "The body is not a form in UTF-8."),
+        (b"q=x" + b"&a=b" * 100_000, 400, "The body is not a form in UTF-8."),
+    ],
+)
+async def test_a_bad_form_is_refused(
+    start: Start, translating: Translating, content: bytes, status: int, said: str
+) -> None:
+    async with start(translating(a="en-de")) as running:
+        answer = await running.client.post("/translate", content=content, headers=FORM)
+        assert answer.status_code == status
+        assert answer.json()["error"].startswith(said)
+
+
+async def test_other_routes_take_no_forms_and_this_one_nothing_else(start: Start, translating: Translating) -> None:
+    async with start(translating(a="en-de")) as running:
+        answer = await running.client.post("/v1/generate", content=b"inputs=x", headers=FORM)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+        assert "Send Content-Type: application/json, in UTF-8" in answer.json()["error"]["message"]
+        for other in ("", "text/plain", "multipart/form-data", FORM["content-type"] + "; charset=latin-1"):
+            answer = await running.client.post("/translate", content=b"q=x", headers={"content-type": other})
+            assert answer.status_code == 415
+            assert answer.json()["error"].startswith(f"Send Content-Type: application/json or {FORM['content-type']},")
+
+
+async def test_openapi_declares_both_bodies_and_that_a_form_has_no_lists_or_nulls(start: Start) -> None:
+    async with start() as running:
+        paths = (await running.client.get("/openapi.json")).json()["paths"]
+        content = paths["/translate"]["post"]["requestBody"]["content"]
+        assert set(content) == {"application/json", FORM["content-type"]}
+        assert content["application/json"] == {"schema": {"$ref": "#/components/schemas/TranslateBody"}}
+        form = content[FORM["content-type"]]["schema"]
+        kinds = {name: field["type"] for name, field in form["properties"].items()}
+        texts = dict.fromkeys(("q", "source", "target", "format", "api_key"), "string")
+        assert kinds == texts | {"alternatives": "integer"}
+        assert form["properties"]["format"]["const"] == "text"
+        assert (form["required"], form["additionalProperties"]) == (["q", "source", "target"], False)
+        assert set(paths["/v1/generate"]["post"]["requestBody"]["content"]) == {"application/json"}
+
+
+async def test_errors_of_the_load_and_of_the_engine_have_their_status_and_this_shape(
+    start: Start, translating: Translating
+) -> None:
+    loading = threading.Event()
+    async with start(translating({"wait_for": loading}, a="en-de")) as running:
+        for answer in (
+            await running.post("/translate", {"q": "x", "source": "en", "target": "de"}),
+            await running.client.get("/languages"),
+        ):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json() == {"error": "The models are being loaded."}
+        loading.set()
+    async with start(translating({"faults": Faults(step_calls=frozenset({1}))}, a="en-de")) as running:
+        assert (await refusal(running, 500)).startswith("Something went wrong on our side")
+    hang = threading.Event()
+    hanging = translating({"faults": Faults(hang=hang)}, a="en-de")
+    async with start(hanging, request_timeout_s=0.3, queue_timeout_s=0.2) as running:
+        try:
+            assert await refusal(running, 504) == "The request's time was over before its answer was whole."
+        finally:
+            hang.set()
+    async with start(translating(a="en-de"), max_body_bytes=2000) as running:
+        assert (await refusal(running, 413, q="x" * 3000)).startswith("The body is larger than")
+        answer = await running.client.get("/translate")
+        assert (answer.status_code, set(answer.json())) == (405, {"error"})

@@ -1,0 +1,325 @@
+"""POST .../infer of the Open Inference Protocol: what each output holds, which parameters it has, what is refused."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.compat.open_inference.outputs import PARAMETERS, generate_parameters, outputs_of
+from service.compat.open_inference.schemas import InferParameters
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
+from tests.support.fake_runner import Faults, fake_classifier_manifest, fake_manifest, fake_slots_manifest
+
+pytestmark = pytest.mark.anyio
+
+TEXTS = ["a dog", "a dog und Hund"]  # of which the fake makes 3 and 9 tokens
+INFER = "/v2/models/fake/infer"
+
+
+def body_of(texts: Any, *outputs: str, **parameters: Any) -> dict[str, Any]:
+    tensor = {"name": "text_input", "shape": [len(texts)], "datatype": "BYTES", "data": texts}
+    return {"inputs": [tensor], "outputs": [{"name": name} for name in outputs], "parameters": parameters}
+
+
+async def infer(running: Running, texts: Any, *outputs: str, model: str = "fake", **parameters: Any) -> Any:
+    """The outputs by name, as arrays."""
+    answer = await running.post(f"/v2/models/{model}/infer", body_of(texts, *outputs, **parameters))
+    assert answer.status_code == 200, answer.text
+    content = answer.json()
+    assert (content["model_name"], content["model_version"]) == (model, "1")
+    return {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in content["outputs"]}
+
+
+async def refused(running: Running, body: Any, path: str = INFER) -> str:
+    answer = await running.post(path, body)
+    assert answer.status_code == 422, answer.text
+    assert list(answer.json()) == ["error"]
+    message: str = answer.json()["error"]
+    return message
+
+
+@pytest.fixture
+async def judge(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
+    manifest = fake_classifier_manifest("judge", vocabulary=len(tokenizer), max_source_tokens=64)
+    async with start(FakeBackend(tokenizer, (manifest,))) as running:
+        yield running
+
+
+async def test_without_outputs_come_the_text_and_its_tokens(running: Running) -> None:
+    outputs = await infer(running, TEXTS, max_new_tokens=20)
+    own = (await generate(running, TEXTS, max_new_tokens=20))["outputs"]
+    assert list(outputs) == ["text_output", "finish_reason", "score", "num_tokens", "token_ids", "logprobs"]
+    assert list(outputs["text_output"]) == [one["text"] for one in own]
+    assert list(outputs["finish_reason"]) == [one["finish_reason"] for one in own]
+    assert outputs["score"] == pytest.approx([one["score"] for one in own])
+    assert outputs["num_tokens"][0] != outputs["num_tokens"][1]
+    for row, one in enumerate(own):
+        count = outputs["num_tokens"][row]
+        assert list(outputs["token_ids"][row, :count]) == [token["id"] for token in one["tokens"]]
+        assert outputs["logprobs"][row, :count] == pytest.approx([token["logprob"] for token in one["tokens"]])
+        assert set(outputs["token_ids"][row, count:]) <= {0} and set(outputs["logprobs"][row, count:]) <= {0}
+
+
+async def test_parameters_are_those_of_generate(running: Running) -> None:
+    wanted: dict[str, Any] = {
+        "num_beams": 3,
+        "num_return_sequences": 2,
+        "length_penalty": 0.5,
+        "target_prefix": ["a", "Hund"],
+    }
+    outputs = await infer(running, TEXTS, "text_output", "score", **wanted)
+    own = (await generate(running, TEXTS, **wanted))["outputs"]
+    assert list(outputs["text_output"]) == [one["text"] for one in own]
+    assert outputs["score"] == pytest.approx([one["score"] for one in own])
+    assert len(own) == 4
+    drawn: dict[str, Any] = {"do_sample": True, "seed": 5, "temperature": 2.0, "top_k": 9, "top_p": 0.9, "stop": ["x"]}
+    outputs = await infer(running, TEXTS, "text_output", **drawn)
+    assert list(outputs["text_output"]) == [one["text"] for one in (await generate(running, TEXTS, **drawn))["outputs"]]
+
+
+async def test_alternatives_are_five_or_as_many_as_are_wanted(running: Running) -> None:
+    cases: list[tuple[dict[str, Any], int]] = [({}, 5), ({"top_logprobs": 2}, 2), ({"top_logprobs": 0}, 0)]
+    for wanted, count in cases:
+        (output,) = (await generate(running, "a dog", top_logprobs=5))["outputs"]
+        outputs = await infer(running, ["a dog"], "top_token_ids", "top_logprobs", **wanted)
+        if count == 0:
+            assert outputs["top_logprobs"].shape == (1, len(output["tokens"]), 0)
+            continue
+        alternatives = [token["alternatives"][:count] for token in output["tokens"]]
+        assert outputs["top_token_ids"].tolist() == [[[one["id"] for one in ones] for ones in alternatives]]
+        expected = [[one["logprob"] for one in ones] for ones in alternatives]
+        assert outputs["top_logprobs"][0] == pytest.approx(np.array(expected))
+
+
+@pytest.mark.parametrize("begins_with", ["start_token", "source"])
+async def test_maps_and_the_tokens_that_they_are_about_are_padded_to_one_tensor(
+    start: Start, tokenizer: TextTokenizer, begins_with: Any
+) -> None:
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
+    backend = FakeBackend(tokenizer, (fake_manifest(begins_with=begins_with, **sizes),))
+    async with start(backend) as running:
+        names = ["source_tokens", "target_tokens", "decoder_input_tokens"]
+        kinds = ["encoder", "cross", "decoder"]
+        asked = [name for kind in kinds for name in (f"attention_{kind}", f"attention_{kind}_shape")]
+        outputs = await infer(running, TEXTS, *asked, *names, layers=[1], target_prefix="a", max_new_tokens=9)
+        wanted = {"return_attention": {"layers": [1]}, "target_prefix": "a", "max_new_tokens": 9}
+        own = [one["attention"] for one in (await generate(running, TEXTS, **wanted))["outputs"]]
+        for row, attention in enumerate(own):
+            for one in attention["maps"]:
+                shape = outputs[f"attention_{one['kind']}_shape"][row]
+                assert shape.tolist() == one["shape"]
+                tensor = outputs[f"attention_{one['kind']}"][row]
+                part = tuple(map(slice, shape))
+                assert tensor[part] == pytest.approx(np.array(one["data"]).reshape(shape))
+                assert tensor.sum() == pytest.approx(tensor[part].sum())
+            for name in names:
+                tokens = outputs[name][row].tolist()
+                assert tokens == attention[name] + [""] * (len(tokens) - len(attention[name]))
+
+
+@pytest.mark.parametrize(("reduce", "is_normalized"), [("none", True), ("mean", True), ("max", False)])
+async def test_maps_whose_rows_do_not_sum_to_1_say_so(
+    start: Start, tokenizer: TextTokenizer, reduce: str, is_normalized: bool
+) -> None:
+    manifest = fake_slots_manifest("fake", vocabulary=len(tokenizer), max_source_tokens=64)
+    async with start(FakeBackend(tokenizer, (manifest,))) as running:
+        for is_binary in (False, True):
+            body = body_of(TEXTS, "attention_encoder", "attention_cross", "text_output", reduce=reduce)
+            body["parameters"]["binary_data_output"] = is_binary
+            answer = await running.post(INFER, body)
+            length = int(answer.headers.get("Inference-Header-Content-Length", len(answer.content)))
+            encoder, cross, text = json.loads(answer.content[:length])["outputs"]
+            assert encoder["parameters"]["normalized"] is False
+            assert cross["parameters"]["normalized"] is is_normalized
+            assert "normalized" not in text.get("parameters", {})
+            assert ("binary_data_size" in cross["parameters"]) == is_binary
+
+
+async def test_only_what_is_asked_for_is_computed(running: Running) -> None:
+    (runner,) = running.backend.runners
+    await infer(running, TEXTS, "embedding")
+    assert (runner.num_encodes, runner.num_steps) == (1, 0)
+    await infer(running, TEXTS, "text_output", "attention_cross")
+    assert runner.num_encodes == 2
+    model = running.app.state.service.models["fake"]
+    outputs = outputs_of(model.manifest)
+    for names, kinds in (
+        (["text_output"], None),
+        (["attention_cross", "attention_cross_shape"], ["cross"]),
+        (["attention_decoder", "attention_encoder", "source_tokens"], ["decoder", "encoder"]),
+        (["source_tokens"], ["encoder"]),
+    ):
+        selection = generate_parameters({}, [outputs[name] for name in names]).return_attention
+        assert (selection.kinds if selection else None) == kinds
+
+
+async def test_embeddings_are_those_of_encode(running: Running) -> None:
+    cases: list[dict[str, Any]] = [{}, {"pooling": "max", "normalize": True}, {"pooling": "none"}]
+    for wanted in cases:
+        own = (await running.post("/v1/encode", {"inputs": TEXTS, **wanted})).json()
+        outputs = await infer(running, TEXTS, "embedding", "embedding_shape", **wanted)
+        shapes = own.get("shapes") or [[own["dimensions"]]] * 2
+        assert outputs["embedding_shape"].tolist() == shapes
+        for tensor, embedding, shape in zip(outputs["embedding"], own["embeddings"], shapes, strict=True):
+            assert tensor[tuple(map(slice, shape))] == pytest.approx(np.array(embedding).reshape(shape))
+    long = await infer(running, ["x" * 100], "embedding", truncate=True)
+    assert long["embedding"].shape == (1, 4)
+
+
+async def test_labels_come_likeliest_first_with_their_scores_and_maps(judge: Running) -> None:
+    outputs = await infer(judge, TEXTS, "labels", "label_scores", "attention_encoder", model="judge", reduce="mean")
+    own = (await judge.post("/v1/classify", {"inputs": TEXTS, "return_attention": {"reduce": "mean"}})).json()
+    for row, one in enumerate(own["outputs"]):
+        assert outputs["labels"][row].tolist() == [label["label"] for label in one["labels"]]
+        assert outputs["label_scores"][row] == pytest.approx([label["score"] for label in one["labels"]])
+        (maps,) = one["maps"]
+        part = tuple(map(slice, maps["shape"]))
+        assert outputs["attention_encoder"][row][part] == pytest.approx(np.array(maps["data"]).reshape(maps["shape"]))
+    assert list(await infer(judge, TEXTS, model="judge")) == ["labels", "label_scores"]
+    assert (await infer(judge, ["x" * 100], model="judge", truncate=True))["labels"].shape == (1, 3)
+
+
+async def test_outputs_of_several_tasks_come_in_the_order_that_is_asked_for(running: Running) -> None:
+    outputs = await infer(running, ["a dog"], "embedding", "text_output", "attention_cross", max_new_tokens=5)
+    assert list(outputs) == ["embedding", "text_output", "attention_cross"]
+    assert await running.metric('sightline_e2e_request_latency_seconds_count{model_name="fake"}') == 1  # a call
+
+
+async def test_the_tasks_of_a_call_need_one_place_and_not_two(start: Start) -> None:
+    async with start(max_rows=1, max_waiting_sequences=1) as running:
+        outputs = await infer(running, TEXTS, "embedding", "text_output")
+        assert outputs["embedding"].shape == (2, 4)
+        admission = running.app.state.service.admissions["fake"]
+        assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
+
+
+async def test_the_id_comes_back(running: Running) -> None:
+    answer = (await running.post(INFER, body_of(["a dog"]) | {"id": "q7"})).json()
+    assert answer["id"] == "q7"
+    assert "id" not in (await running.post(INFER, body_of(["a dog"]))).json()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "parameters", "message"),
+    [
+        ([], {"foo": 1}, "parameters.foo: There is no such parameter."),
+        ([], {"no name": 1}, "parameters: There is no such parameter."),
+        ([], {"return_attention": True}, "parameters.return_attention: There is no such parameter."),
+        ([], {"stream": True}, "parameters.stream: There is no such parameter."),
+        ([], {"pooling": "max"}, "parameters.pooling: Parameter has no effect on the requested outputs."),
+        ([], {"top_logprobs": 2}, "parameters.top_logprobs: Parameter has no effect on the requested outputs."),
+        ([], {"layers": [0]}, "parameters.layers: Parameter has no effect on the requested outputs."),
+        (["embedding"], {"seed": 2}, "parameters.seed: Parameter has no effect on the requested outputs."),
+        ([], {"priority": 1}, "parameters.priority: This service cannot do that: leave it out."),
+        ([], {"timeout": 100}, "parameters.timeout: This service cannot do that: leave it out."),
+        ([], {"sequence_id": 3}, "parameters.sequence_id: This service cannot do that: leave it out."),
+        ([], {"binary_data_output": 1}, "parameters.binary_data_output: It must be true or false."),
+        ([], {"max_new_tokens": "9"}, "parameters.max_new_tokens: Input should be a valid integer."),
+        ([], {"seed": 3}, "parameters.seed: parameters.seed has no effect without parameters.do_sample: true."),
+        (["embedding"], {"pooling": "sum"}, "parameters.pooling: Input should be"),
+        (["attention_cross"], {"layers": [7]}, "parameters.layers[0]: The model's cross attention has only 0 to 1."),
+        (["attention_cross"], {"heads": [0, 0]}, "parameters.heads: Duplicate entries are not allowed."),
+        (["top_logprobs"], {"top_logprobs": 6}, "parameters.top_logprobs: Input should be less than or equal to 5."),
+        (["labels"], {}, "outputs[0].name: The model has text_output, finish_reason,"),
+        (["score", "score"], {}, "outputs[1].name: Duplicate output name."),
+    ],
+)
+async def test_a_refusal_names_the_parameter_or_the_output(
+    running: Running, outputs: list[str], parameters: dict[str, Any], message: str
+) -> None:
+    assert (await refused(running, body_of(["a dog"], *outputs, **parameters))).startswith(message)
+
+
+def test_the_document_has_the_parameters_that_outputs_depend_on_and_no_other() -> None:
+    names = {name for of_one in PARAMETERS.values() for name in of_one}
+    assert InferParameters.model_fields.keys() == names | {"binary_data_output"}
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("inputs", "shared_memory_region", "x"),
+        ("inputs", "shared_memory_byte_size", 8),
+        ("inputs", "shared_memory_offset", 8),
+        ("outputs", "shared_memory_region", "x"),
+        ("outputs", "classification", 2),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, part: str, field: str, value: Any) -> None:
+    body = body_of(["a dog"], "text_output")
+    body[part][0]["parameters"] = {field: value}
+    expected = f"{part}[0].parameters.{field}: This service cannot do that: leave it out."
+    assert await refused(running, body) == expected
+    body[part][0]["parameters"] = {field: None}
+    assert (await running.post(INFER, body)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a", " "], "text_input[1]: There is nothing but blanks in it."),
+        (["a", 3], "text_input[1]: It must be a string."),
+        (["a", "x" * 70], "text_input[1]: It has"),
+        ([], "text_input: The list is empty."),
+        (["a"] * 33, "inputs[0].shape[0]: Input should be less than or equal to 32."),
+    ],
+)
+async def test_a_text_is_checked_as_everywhere_and_named_by_its_row(running: Running, texts: Any, message: str) -> None:
+    assert (await refused(running, body_of(texts))).startswith(message)
+
+
+async def test_padding_counts_in_the_size_of_an_answer(start: Start, tokenizer: TextTokenizer) -> None:
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 300, "max_target_tokens": 24}
+    async with start(FakeBackend(tokenizer, (fake_manifest(layers=4, heads=2, **sizes),))) as running:
+        texts = ["x" * 290, *["x"] * 3]
+        assert (await infer(running, texts[:1], "attention_encoder"))["attention_encoder"].size < 1_000_000
+        message = await refused(running, body_of(texts, "attention_encoder"))
+        assert message.startswith("The padded tensors have at least 2")
+        texts = ["x" * 246, "x"]
+        assert (await infer(running, texts, "attention_encoder"))["attention_encoder"].size < 1_000_000
+        message = await refused(running, body_of(texts, "attention_encoder", "attention_cross", min_new_tokens=20))
+        assert message.startswith("The tensors have at least 10")
+
+
+async def test_errors_have_their_status_and_the_protocols_shape(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(faults=Faults(step_calls=frozenset({1}))), max_body_bytes=1000) as running:
+        for path in ("/v2/models/nobody/infer", "/v2/models/fake/versions/2/infer"):
+            answer = await running.post(path, body_of(["x"]))
+            assert (answer.status_code, list(answer.json())) == (404, ["error"])
+        for body, headers, status in (
+            (body_of(["x" * 1000]), {}, 413),
+            (body_of(["x"]), {"content-type": "text/plain"}, 415),
+            (body_of(["x"]), {"content-encoding": "br"}, 415),
+            (body_of(["x"]), {"content-encoding": "gzip"}, 400),
+            (body_of(["x"]), {"x-request-timeout-ms": "0"}, 422),
+            (body_of(["x"]), {}, 500),
+        ):
+            answer = await running.post(INFER, body, **headers)
+            assert answer.status_code == status
+            assert isinstance(answer.json()["error"], str) and list(answer.json()) == ["error"]
+        answer = await running.client.put(INFER)
+        assert (answer.status_code, list(answer.json()), answer.headers["allow"]) == (405, ["error"], "POST")
+
+
+async def test_so_have_those_of_load_and_time(start: Start, make_backend: MakeBackend) -> None:
+    loading = threading.Event()
+    async with start(make_backend(wait_for=loading)) as running:
+        answer = await running.post(INFER, body_of(["x"]))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json() == {"error": "The models are being loaded."}
+        loading.set()
+    hang = threading.Event()
+    async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
+        late = asyncio.ensure_future(running.post(INFER, body_of(["x", "x"]), **{"x-request-timeout-ms": "500"}))
+        await until(lambda: running.backend.num_busy == 2)
+        answer = await running.post(INFER, body_of(["x"]))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json() == {"error": "The queue is full."}
+        assert (await late).status_code == 504
+        assert list((await late).json()) == ["error"]
+        hang.set()

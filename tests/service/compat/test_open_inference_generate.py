@@ -1,0 +1,128 @@
+"""POST .../generate and .../generate_stream of the Open Inference Protocol: one text in, one text out."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
+from tests.support.fake_runner import Faults
+
+pytestmark = pytest.mark.anyio
+
+GENERATE, STREAM = "/v2/models/fake/generate", "/v2/models/fake/generate_stream"
+
+
+def events(text: str) -> list[Any]:
+    *frames, rest = text.split("\n\n")
+    assert rest == ""
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"max_new_tokens": 3}, {"do_sample": True, "seed": 4, "stop": "x"}, {"num_beams": 3}]
+)
+async def test_the_text_is_what_generate_gives(running: Running, parameters: dict[str, Any]) -> None:
+    (own,) = (await generate(running, "a dog", **parameters))["outputs"]
+    for path in (GENERATE, "/v2/models/fake/versions/1/generate"):
+        body = {"id": "q7", "text_input": "a dog", "parameters": {**parameters, "stream": False}}
+        answer = await running.post(path, body)
+        assert answer.json() == {
+            "id": "q7",
+            "model_name": "fake",
+            "model_version": "1",
+            "text_output": own["text"],
+            "finish_reason": own["finish_reason"],
+        }
+    assert "id" not in (await running.post(GENERATE, {"text_input": "a dog"})).json()
+
+
+async def test_the_pieces_of_a_stream_join_to_the_whole_text(running: Running) -> None:
+    (own,) = (await generate(running, "a dog", max_new_tokens=9))["outputs"]
+    for path in (STREAM, "/v2/models/fake/versions/1/generate_stream"):
+        body = {"id": "q7", "text_input": "a dog", "parameters": {"max_new_tokens": 9, "stream": True}}
+        answer = await running.post(path, body)
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        *pieces, end = events(answer.text)
+        assert len(pieces) == len(own["tokens"])
+        assert "".join(piece["text_output"] for piece in pieces) == own["text"]
+        assert all("finish_reason" not in piece for piece in pieces)
+        assert (end["text_output"], end["finish_reason"]) == ("", own["finish_reason"])
+        assert all(
+            (one["id"], one["model_name"], one["model_version"]) == ("q7", "fake", "1") for one in (*pieces, end)
+        )
+
+
+async def test_a_client_need_not_say_that_it_sends_json(running: Running) -> None:
+    for path in (GENERATE, STREAM):
+        assert (await running.client.post(path, content=b'{"text_input": "a dog"}')).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (GENERATE, {}, "text_input: Field required."),
+        (GENERATE, {"text_input": " "}, "text_input: There is nothing but blanks in it."),
+        (GENERATE, {"text_input": ["a"]}, "text_input: It must be a string."),
+        (GENERATE, {"text_input": "x" * 70}, "text_input: It has"),
+        (GENERATE, {"text_input": "a", "max_tokens": 3}, "max_tokens: There is no such field."),
+        (GENERATE, {"text_input": "a", "id": 3}, "id: Input should be a valid string."),
+    ],
+)
+async def test_a_body_is_checked(running: Running, path: str, body: dict[str, Any], message: str) -> None:
+    answer = await running.post(path, body)
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "message"),
+    [
+        (GENERATE, {"stream": True}, "stream: generate returns the whole text, generate_stream its pieces."),
+        (STREAM, {"stream": False}, "stream: generate returns the whole text, generate_stream its pieces."),
+        (
+            STREAM,
+            {"num_beams": 2},
+            "num_beams: A beam search knows its text only at its end: set parameters.num_beams to 1, or do not stream.",
+        ),
+        (
+            GENERATE,
+            {"num_beams": 2, "num_return_sequences": 2},
+            "num_return_sequences: This endpoint returns one text; infer has the rest.",
+        ),
+        (GENERATE, {"max_tokens": 3}, "max_tokens: There is no such parameter."),
+        (GENERATE, {"top_logprobs": 3}, "top_logprobs: Parameter has no effect on the requested outputs."),
+        (GENERATE, {"timeout": 3}, "timeout: This service cannot do that: leave it out."),
+        (GENERATE, {"temperature": 0}, "temperature: Input should be greater than 0."),
+        (
+            GENERATE,
+            {"max_new_tokens": 99},
+            "max_new_tokens: parameters.max_new_tokens must be at most 64 for fake, got 99.",
+        ),
+    ],
+)
+async def test_a_refusal_names_the_parameter(
+    running: Running, path: str, parameters: dict[str, Any], message: str
+) -> None:
+    answer = await running.post(path, {"text_input": "a dog", "parameters": parameters})
+    assert answer.status_code == 422
+    assert answer.json()["error"] == f"parameters.{message}"
+
+
+async def test_another_model_version_or_type_is_refused(running: Running) -> None:
+    body = {"text_input": "a dog"}
+    for path in ("/v2/models/nobody/generate", "/v2/models/fake/versions/2/generate_stream"):
+        assert (await running.post(path, body)).status_code == 404
+    assert (await running.post(GENERATE, body, **{"content-type": "text/plain"})).status_code == 415
+    assert (await running.post(GENERATE, body, **{"content-type": "application/octet-stream"})).status_code == 415
+
+
+async def test_an_error_in_a_stream_is_an_event_with_the_protocols_shape(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    backend: FakeBackend = make_backend(faults=Faults(step_calls=frozenset({4})))
+    async with start(backend) as running:
+        body = {"text_input": "x", "parameters": {"min_new_tokens": 20}}
+        *pieces, error = events((await running.post(STREAM, body)).text)
+        assert len(pieces) >= 1 and all("text_output" in piece for piece in pieces)
+        assert list(error) == ["error"] and error["error"].startswith("Something went wrong on our side")

@@ -1,0 +1,172 @@
+"""The Open Inference Protocol about the server and its models: health, metadata, configuration, statistics, index."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from service import __version__
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
+from tests.support.fake_runner import fake_classifier_manifest, fake_slots_manifest
+
+pytestmark = pytest.mark.anyio
+
+
+async def get(running: Running, path: str) -> Any:
+    answer = await running.client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_the_server_names_itself_and_what_it_can_do(running: Running) -> None:
+    metadata = await get(running, "/v2")
+    assert (metadata["name"], metadata["version"]) == ("sightline", __version__)
+    assert {"binary_tensor_data", "generate", "statistics"} <= set(metadata["extensions"])
+
+
+async def test_it_is_live_before_it_is_ready(start: Start, make_backend: MakeBackend) -> None:
+    loading = threading.Event()
+    async with start(make_backend(wait_for=loading)) as running:
+        assert await get(running, "/v2/health/live") == {"live": True}
+        for path in ("/v2/health/ready", "/v2/models/fake/ready", "/v2/models/fake", "/v2/models/stats"):
+            answer = await running.client.get(path)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json() == {"error": "The models are being loaded."}
+        loading.set()
+
+
+@pytest.mark.parametrize("path", ["", "/ready", "/config", "/stats"])
+async def test_a_model_has_one_version_and_another_name_is_404(running: Running, path: str) -> None:
+    assert await get(running, f"/v2/models/fake{path}") == await get(running, f"/v2/models/fake/versions/1{path}")
+    assert await get(running, f"/v2/models/f%61ke{path}") == await get(running, f"/v2/models/fake{path}")
+    for model in ("nobody", "fake/versions/2", "fake/versions/01", "%ff"):
+        answer = await running.client.get(f"/v2/models/{model}{path}")
+        assert (answer.status_code, list(answer.json())) == (404, ["error"])
+
+
+async def test_ready_is_what_the_models_are(running: Running) -> None:
+    assert await get(running, "/v2/health/ready") == {"ready": True}
+    assert await get(running, "/v2/models/fake/ready") == {"name": "fake", "ready": True}
+
+
+async def test_metadata_and_configuration_list_the_tensors_of_a_models_tasks(
+    start: Start, tokenizer: TextTokenizer
+) -> None:
+    sizes = {"vocabulary": len(tokenizer)}
+    manifests = (fake_slots_manifest("slots", **sizes), fake_classifier_manifest("judge", **sizes))
+    async with start(FakeBackend(tokenizer, manifests)) as running:
+        expected = {
+            "judge": [
+                *("labels", "label_scores", "attention_encoder", "attention_encoder_shape", "source_tokens"),
+                *("embedding", "embedding_shape"),
+            ],
+            "slots": [
+                *("text_output", "finish_reason", "score", "num_tokens", "token_ids", "logprobs"),
+                *("top_token_ids", "top_logprobs"),
+                *(
+                    f"attention_{kind}{part}"
+                    for kind in (one.kind for one in manifests[0].attention)
+                    for part in ("", "_shape")
+                ),
+                *("source_tokens", "target_tokens", "decoder_input_tokens", "embedding", "embedding_shape"),
+            ],
+        }
+        for model, names in expected.items():
+            metadata = await get(running, f"/v2/models/{model}")
+            assert (metadata["name"], metadata["versions"], metadata["platform"]) == (model, ["1"], "onnx_onnxv1")
+            assert metadata["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}]
+            assert [one["name"] for one in metadata["outputs"]] == names
+            config = await get(running, f"/v2/models/{model}/config")
+            assert (config["name"], config["max_batch_size"]) == (model, 32)
+            assert config["input"] == [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}]
+            for mine, told in zip(config["output"], metadata["outputs"], strict=True):
+                assert (mine["name"], mine["dims"]) == (told["name"], told["shape"][1:])
+                assert mine["data_type"] == f"TYPE_{told['datatype']}".replace("BYTES", "STRING")
+            tensor = {"name": "text_input", "shape": [2], "datatype": "BYTES", "data": ["a dog", "Hund"]}
+            outputs = [{"name": name} for name in names]
+            answer = await running.post(f"/v2/models/{model}/infer", {"inputs": [tensor], "outputs": outputs})
+            for found, told in zip(answer.json()["outputs"], metadata["outputs"], strict=True):
+                assert found["datatype"] == told["datatype"]
+                pairs = zip(found["shape"], told["shape"], strict=True)
+                assert all(size == wanted or wanted == -1 for size, wanted in pairs), found["name"]
+
+
+async def test_statistics_are_the_sums_of_the_metrics(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend("fake", "other")) as running:
+        await generate(running, ["a dog", "Hund"])
+        await generate(running, "a dog")
+        (stats,) = (await get(running, "/v2/models/fake/stats"))["model_stats"]
+        (runner, _) = running.backend.runners
+        assert (stats["name"], stats["version"]) == ("fake", "1")
+        assert stats["inference_count"] == 3
+        assert stats["execution_count"] == runner.num_encodes + runner.num_steps
+        parts = stats["inference_stats"]
+        assert (parts["success"]["count"], parts["queue"]["count"], parts["compute_infer"]["count"]) == (2, 3, 3)
+
+        async def seconds(name: str) -> float:
+            return await running.metric(f'sightline_{name}_seconds_sum{{model_name="fake"}}')
+
+        assert parts["success"]["ns"] == pytest.approx(1e9 * await seconds("e2e_request_latency"), abs=1)
+        assert parts["queue"]["ns"] == pytest.approx(1e9 * await seconds("request_queue_time"), abs=1)
+        inside = await seconds("request_prefill_time") + await seconds("request_decode_time")
+        assert parts["compute_infer"]["ns"] == pytest.approx(1e9 * inside, abs=2)
+        assert parts["compute_input"] == parts["compute_output"] == {"count": 3, "ns": 0}
+        assert parts["cache_hit"] == parts["cache_miss"] == {"count": 0, "ns": 0}
+        both = (await get(running, "/v2/models/stats"))["model_stats"]
+        assert [one["name"] for one in both] == ["fake", "other"]
+        assert both[0] == stats and both[1]["inference_count"] == 0
+
+
+async def test_the_index_lists_the_models_with_or_without_a_body(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend("one", "two")) as running:
+        expected = [{"name": name, "version": "1", "state": "READY", "reason": ""} for name in ("one", "two")]
+        assert (await running.client.post("/v2/repository/index")).json() == expected
+        assert (await running.post("/v2/repository/index", {"ready": True})).json() == expected
+        bodies: list[Any] = [{"ready": 1}, {"name": "one"}, []]
+        for body in bodies:
+            answer = await running.post("/v2/repository/index", body)
+            assert (answer.status_code, list(answer.json())) == (422, ["error"])
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+async def test_the_repository_is_not_changed(running: Running, verb: str) -> None:
+    answer = await running.client.post(f"/v2/repository/models/fake/{verb}", content=b'{"parameters": {}}')
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith("Models are loaded when the service starts")
+    assert (await running.client.get("/v2/models/fake/ready")).status_code == 200
+
+
+async def test_openapi_declares_what_need_not_be_sent_and_what_never_comes(running: Running) -> None:
+    paths = (await get(running, "/openapi.json"))["paths"]
+    assert paths["/v2/repository/index"]["post"]["requestBody"]["required"] is False
+    for verb in ("load", "unload"):
+        assert {"200", "422"} & set(paths[f"/v2/repository/models/{{model_name}}/{verb}"]["post"]["responses"]) == {
+            "422"
+        }
+    for path, operations in paths.items():
+        (operation,) = operations.values()
+        parameters = {one["name"]: one["schema"] for one in operation["parameters"]}
+        assert ("model_version" in parameters) == ("{model_version}" in path)
+        assert parameters.get("model_version", {"const": "1"})["const"] == "1"
+
+
+@pytest.mark.parametrize("path", ["/v2/logging", "/v2/models", "/v2/models/fake/trace/setting", "/v2/x"])
+async def test_what_is_not_there_is_404_in_the_protocols_shape(running: Running, path: str) -> None:
+    for answer in (await running.client.get(path), await running.client.post(path)):
+        assert (answer.status_code, answer.json()) == (404, {"error": "There is no such route."})
+    assert (await running.client.get("/v2x")).json()["error"]["code"] == "not_found"
+
+
+async def test_another_method_is_405_in_the_protocols_shape(running: Running) -> None:
+    answer = await running.client.post("/v2/models/fake/stats")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+    assert answer.json() == {"error": "The route exists, but not with this method."}
+
+
+async def test_switched_off_it_is_not_there(start: Start) -> None:
+    async with start(families="openai") as running:
+        for path in ("/v2", "/v2/models/fake", "/v2/health/live"):
+            answer = await running.client.get(path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        assert not any(path.startswith("/v2") for path in running.app.openapi()["paths"])

@@ -1,0 +1,184 @@
+"""The wire of .../infer: tensors in JSON and as bytes behind it, both ways, and bodies that are not what they say."""
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from tests.service.conftest import Running, Start
+
+pytestmark = pytest.mark.anyio
+
+INFER = "/v2/models/fake/infer"
+LENGTH = "inference-header-content-length"
+ONE = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a dog"]}
+
+
+def packed(*texts: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+
+async def send(running: Running, content: bytes, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    """As a client that names no type."""
+    return await running.client.post(INFER, content=content, headers=headers)
+
+
+async def send_binary(
+    running: Running, tail: bytes, shape: Any, size: Any = None, length: Any = None
+) -> httpx.Response:
+    """With texts behind the JSON; `size` and `length` are true where they are not given."""
+    tensor = ONE | {"shape": shape, "parameters": {"binary_data_size": len(tail) if size is None else size}}
+    del tensor["data"]
+    header = json.dumps({"inputs": [tensor]}).encode()
+    return await send(running, header + tail, {LENGTH: str(len(header) if length is None else length)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [
+        ([2], ["a dog", "Hünd"]),
+        ([2, 1], ["a dog", "Hünd"]),
+        ([2, 1], [["a dog"], ["Hünd"]]),
+        ([2], [["a dog"], ["Hünd"]]),
+    ],
+)
+async def test_texts_flat_nested_and_binary_are_the_same(running: Running, shape: list[int], data: Any) -> None:
+    answer = await send(running, json.dumps({"inputs": [ONE | {"shape": shape, "data": data}]}).encode())
+    binary = await send_binary(running, packed(b"a dog", "Hünd".encode()), shape)
+    own = await running.post("/v1/generate", {"inputs": ["a dog", "Hünd"]})
+    assert answer.json()["outputs"][0]["data"] == [one["text"] for one in own.json()["outputs"]]
+    assert binary.json() == answer.json()
+
+
+@pytest.mark.parametrize(
+    "media_type", ["application/json", "application/octet-stream", "application/json; charset=utf-8"]
+)
+async def test_a_body_may_be_of_these_types(running: Running, media_type: str) -> None:
+    answer = await send(running, json.dumps({"inputs": [ONE]}).encode(), {"content-type": media_type})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert LENGTH not in answer.headers
+
+
+async def test_outputs_are_binary_where_it_is_asked_for(running: Running) -> None:
+    names = ["text_output", "num_tokens", "logprobs", "attention_cross", "source_tokens"]
+    texts = {"inputs": [ONE | {"shape": [2], "data": ["a dog", "Hund"]}]}
+    outputs: list[Any] = [{"name": name} for name in names]
+    plain = (await send(running, json.dumps(texts | {"outputs": outputs}).encode())).json()["outputs"]
+    outputs[1]["parameters"] = {"binary_data": False}
+    outputs[2]["parameters"] = {"binary_data": True}
+    body = texts | {"outputs": outputs, "parameters": {"binary_data_output": True}}
+    answer = await send(running, json.dumps(body).encode())
+    assert answer.headers["content-type"] == "application/octet-stream"
+    length = int(answer.headers[LENGTH])
+    found, tail = json.loads(answer.content[:length])["outputs"], answer.content[length:]
+    assert [one["name"] for one in found] == names
+    for mine, expected in zip(found, plain, strict=True):
+        assert (mine["shape"], mine["datatype"]) == (expected["shape"], expected["datatype"])
+        if mine["name"] == "num_tokens":
+            assert mine == expected
+            continue
+        assert "data" not in mine
+        size = mine["parameters"]["binary_data_size"]
+        data, tail = tail[:size], tail[size:]
+        if mine["datatype"] == "BYTES":
+            assert data == packed(*(text.encode() for text in expected["data"]))
+        else:
+            assert np.frombuffer(data, "<f4").tolist() == np.array(expected["data"], "<f4").tolist()
+    assert tail == b""
+
+
+@pytest.mark.parametrize(
+    ("tail", "shape", "size", "message"),
+    [
+        (packed(b"a"), [1], 4, "inputs[0].parameters.binary_data_size: 5 bytes come after the JSON"),
+        (packed(b"a"), [1], 6, "inputs[0].parameters.binary_data_size: 5 bytes come after the JSON"),
+        (packed(b"a"), [1], -1, "inputs[0].parameters.binary_data_size: Input should be"),
+        (packed(b"a"), [1], 2**70, "inputs[0].parameters.binary_data_size: Input should be"),
+        (packed(b"a"), [1], True, "inputs[0].parameters.binary_data_size: Input should be"),
+        (packed(b"a"), [2], None, "inputs[0].shape: It has 2 rows, and the data fewer texts."),
+        (packed(b"a", b"b"), [1], None, "inputs[0].shape: It has 1 rows, and the data more texts."),
+        (b"", [1], None, "inputs[0].shape: It has 1 rows, and the data fewer texts."),
+        (b"", [0], None, "text_input: The list is empty."),
+        (b"\0" * 4 * 40_000, [40_000], None, "inputs[0].shape[0]: Input should be less than or equal to 32."),
+        (b"\0" * 4 * 40_000, [32], None, "inputs[0].shape: It has 32 rows, and the data more texts."),
+        (b"\xff\xff\xff\xffa", [1], None, "text_input: The last text ends after the data."),
+        (b"\1\0\0\0", [1], None, "text_input: The last text ends after the data."),
+        (b"\0\0", [1], None, "text_input: The last text ends after the data."),
+        (packed(b"a", b"\xff"), [2], None, "text_input[1]: It must be UTF-8."),
+        (packed(b"\xed\xa0\x80"), [1], None, "text_input[0]: It must be UTF-8."),
+    ],
+)
+async def test_bytes_that_are_not_what_they_say_are_refused(
+    running: Running, tail: bytes, shape: Any, size: Any, message: str
+) -> None:
+    answer = await send_binary(running, tail, shape, size)
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith(message)
+
+
+@pytest.mark.parametrize("length", [10**6, -1, "1e2", "", "x", "9" * 5000])
+async def test_a_length_that_is_none_or_too_large_is_refused(running: Running, length: Any) -> None:
+    answer = await send_binary(running, packed(b"a"), [1], length=length)
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith("Inference-Header-Content-Length: It must be the number of bytes")
+
+
+@pytest.mark.parametrize("length", [0, 20, 108])
+async def test_a_length_that_cuts_the_json_is_refused(running: Running, length: int) -> None:
+    answer = await send_binary(running, packed(b"a"), [1], length=length)
+    assert (answer.status_code, answer.json()) == (400, {"error": "The body is not JSON in UTF-8."})
+
+
+async def test_bytes_without_the_header_are_no_json(running: Running) -> None:
+    header = json.dumps({"inputs": [ONE]}).encode()
+    assert (await send(running, header + packed(b"a"))).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": [-1]}, "inputs[0].shape[0]: Input should be greater than or equal to 0."),
+        ({"shape": [10**12]}, "inputs[0].shape[0]: Input should be less than or equal to 32."),
+        ({"shape": [10**40]}, "inputs[0].shape[0]: Input should be"),
+        ({"shape": [1.0]}, "inputs[0].shape[0]: Input should be"),
+        ({"shape": [True]}, "inputs[0].shape[0]: Input should be"),
+        ({"shape": [1, 2]}, "inputs[0].shape: A text is a row: it must be [texts] or [texts, 1]."),
+        ({"shape": [1, 1, 1]}, "inputs[0].shape: List should have at most 2 items"),
+        ({"shape": []}, "inputs[0].shape: List should have at least 1 item"),
+        ({"data": ["a", "b"]}, "inputs[0].shape: It has 1 rows, and the data more texts."),
+        ({"data": [["a", "b"]]}, "inputs[0].shape: It has 1 rows, and the data more texts."),
+        ({"data": [[["a"]]]}, "text_input[0]: It must be a string."),
+        ({"data": [None]}, "text_input[0]: It must be a string."),
+        ({"data": ["a"] * 33}, "inputs[0].data: List should have at most 32 items"),
+        ({"data": "a"}, "inputs[0].data: Input should be a valid list."),
+        ({"data": None}, "inputs[0].data: Give the texts as data, or after the JSON"),
+        ({"parameters": {"binary_data_size": 0}}, "inputs[0].data: Give the texts as data, or after the JSON"),
+        ({"datatype": "FP32"}, "inputs[0].datatype: Input should be 'BYTES'."),
+        ({"datatype": 1}, "inputs[0].datatype: Input should be 'BYTES'."),
+        ({"name": "INPUT0"}, "inputs[0].name: Input should be 'text_input'."),
+        ({"optional": True}, "inputs[0].optional: There is no such field."),
+    ],
+)
+async def test_a_tensor_whose_parts_do_not_fit_is_refused(
+    running: Running, change: dict[str, Any], message: str
+) -> None:
+    answer = await send(running, json.dumps({"inputs": [ONE | change]}).encode())
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith(message)
+
+
+@pytest.mark.parametrize("inputs", [[], {}, [1], [ONE, ONE], None])
+async def test_there_is_one_input(running: Running, inputs: Any) -> None:
+    answer = await send(running, json.dumps({"inputs": inputs}).encode())
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith("inputs")
+
+
+async def test_the_bytes_count_in_the_size_of_the_body(start: Start) -> None:
+    async with start(max_body_bytes=300) as running:
+        assert (await send_binary(running, packed(b"a dog"), [1])).status_code == 200
+        assert (await send_binary(running, packed(b"x" * 300), [1])).status_code == 413

@@ -1,0 +1,366 @@
+"""OpenAI's routes: what each field does, what is refused and how it is named. In process, over the fake model."""
+
+import base64
+import json
+from codecs import getincrementaldecoder
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.parameters import MAX_SEED
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import FakeBackend, Running, Start, generate
+from tests.support.fake_runner import fake_manifest
+
+pytestmark = pytest.mark.anyio
+
+
+async def complete(running: Running, prompt: Any, **options: Any) -> Any:
+    answer = await running.post("/v1/completions", {"prompt": prompt, **options})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def error_of(running: Running, path: str, body: dict[str, Any]) -> Any:
+    answer = await running.post(path, body)
+    assert answer.status_code == 422, answer.text
+    return answer.json()["error"]
+
+
+async def stream(running: Running, prompt: Any, **options: Any) -> list[Any]:
+    answer = await running.post("/v1/completions", {"prompt": prompt, "stream": True, **options})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *frames, done, rest = answer.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+@pytest.fixture
+async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
+    manifest = fake_manifest(
+        vocabulary=len(tokenizer), max_source_tokens=40, max_target_tokens=40, begins_with="source"
+    )
+    async with start(FakeBackend(tokenizer, (manifest,))) as running:
+        yield running
+
+
+async def test_a_completion_is_what_generate_gives(running: Running) -> None:
+    answer = await complete(running, ["a dog", "Hund"], model="fake", max_tokens=20)
+    own = await generate(running, ["a dog", "Hund"], max_new_tokens=20)
+    assert [choice["text"] for choice in answer["choices"]] == [output["text"] for output in own["outputs"]]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
+    assert {choice["logprobs"] for choice in answer["choices"]} == {None}
+    input_tokens, output_tokens = own["usage"].values()
+    assert answer["usage"] == {
+        "prompt_tokens": input_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": input_tokens + output_tokens,
+    }
+    assert (answer["object"], answer["model"]) == ("text_completion", "fake")
+    assert answer["id"].startswith("cmpl-")
+
+
+async def test_nulls_and_what_asks_for_nothing_change_nothing(running: Running) -> None:
+    harmless: dict[str, Any] = {
+        "user": "x",
+        "stop": None,
+        "logit_bias": {},
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0,
+        "suffix": None,
+        "best_of": 1,
+        "n": 1,
+        "top_p": 1,
+        "top_k": -1,
+        "seed": 3,
+        "temperature": 0,
+        "stream": False,
+        "stream_options": None,
+        "echo": False,
+        "logprobs": None,
+        "ignore_eos": False,
+        "max_tokens": None,
+        "target_prefix": None,
+        "early_stopping": None,
+    }
+    plain = await complete(running, "a dog")
+    assert (await complete(running, "a dog", **harmless))["choices"] == plain["choices"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("suffix", "x"),
+        ("logit_bias", {"1": 5}),
+        ("presence_penalty", 0.5),
+        ("presence_penalty", False),
+        ("frequency_penalty", -1),
+        ("best_of", 2),
+        ("echo", True),
+        ("prompt", [1, 2]),
+        ("prompt", [[1, 2], [3]]),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, option: str, value: Any) -> None:
+    error = await error_of(running, "/v1/completions", {"prompt": "a dog", option: value})
+    assert (error["code"], error["param"]) == ("unsupported_parameter", option)
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"prompt": "x", "max_tokens": 65}, "invalid_parameter", "max_tokens"),
+        ({"prompt": "x", "max_tokens": 0}, "invalid_parameter", "max_tokens"),
+        ({"prompt": "x", "min_tokens": 5, "max_tokens": 4}, "invalid_parameter", "min_tokens"),
+        ({"prompt": "x", "num_beams": 2, "n": 3}, "invalid_parameter", "n"),
+        ({"prompt": "x", "n": 2}, "invalid_parameter", "n"),
+        ({"prompt": ["x"] * 8, "temperature": 1, "n": 8}, "invalid_parameter", "n"),
+        ({"prompt": "x", "num_beams": 2, "temperature": 1}, "invalid_parameter", "num_beams"),
+        ({"prompt": "x", "num_beams": 2, "stream": True}, "unsupported_parameter", "num_beams"),
+        ({"prompt": "x", "length_penalty": 2}, "invalid_parameter", "length_penalty"),
+        ({"prompt": "x", "top_p": 0.5}, "invalid_parameter", "top_p"),
+        ({"prompt": "x", "top_k": 5}, "invalid_parameter", "top_k"),
+        ({"prompt": "x", "temperature": True}, "invalid_parameter", "temperature"),
+        ({"prompt": "x", "logprobs": 6}, "invalid_parameter", "logprobs"),
+        ({"prompt": "x", "seed": -1}, "invalid_parameter", "seed"),
+        ({"prompt": "x", "stop": [""]}, "invalid_parameter", "stop"),
+        ({"prompt": "x", "early_stopping": 3}, "invalid_parameter", "early_stopping"),
+        ({"prompt": "x", "stream_options": {}}, "invalid_parameter", "stream_options"),
+        (
+            {"prompt": "x", "stream": True, "stream_options": {"include_obfuscation": True}},
+            "unsupported_parameter",
+            "stream_options.include_obfuscation",
+        ),
+        ({"prompt": "x", "guided_json": {}}, "invalid_parameter", "guided_json"),
+        ({"prompt": "x", "inputs": "x"}, "invalid_parameter", "inputs"),
+        ({"prompt": ["x", " "]}, "empty_input", "prompt[1]"),
+        ({"prompt": "x" * 70}, "input_too_long", "prompt"),
+        ({"prompt": ["x", "x" * 70]}, "input_too_long", "prompt[1]"),
+        ({"prompt": "x" * 70, "temperature": 1, "n": 3}, "input_too_long", "prompt"),
+        ({"prompt": ["x", "x" * 70], "temperature": 1, "n": 3}, "input_too_long", "prompt[1]"),
+        ({"prompt": ["x", "x"], "target_prefix": ["a", "x" * 70]}, "input_too_long", "target_prefix[1]"),
+        ({"prompt": "x", "target_prefix": "x" * 70}, "input_too_long", "target_prefix"),
+        (
+            {"prompt": ["x", "x"], "target_prefix": "x" * 70, "temperature": 1, "n": 2},
+            "input_too_long",
+            "target_prefix",
+        ),
+        (
+            {"prompt": ["x", "x"], "target_prefix": ["a", "x" * 70], "temperature": 1, "n": 2},
+            "input_too_long",
+            "target_prefix[1]",
+        ),
+        ({"prompt": ["x", "x"], "target_prefix": ["a"]}, "invalid_parameter", "target_prefix"),
+    ],
+)
+async def test_a_refusal_names_the_clients_own_field(
+    running: Running, body: dict[str, Any], code: str, param: str
+) -> None:
+    error = await error_of(running, "/v1/completions", body)
+    assert (error["code"], error["param"]) == (code, param)
+    for name in ("max_new_tokens", "min_new_tokens", "num_return_sequences", "top_logprobs", "do_sample"):
+        assert name not in error["message"]
+
+
+async def test_a_model_that_is_not_there_is_404_and_one_that_cannot_generate_422(running: Running) -> None:
+    answer = await running.post("/v1/completions", {"prompt": "x", "model": "gpt"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+
+
+@pytest.mark.parametrize("prefix", ["a Hund", ["a", "Hund"]])
+async def test_several_draws_of_several_prompts_begin_with_their_prefix(running: Running, prefix: Any) -> None:
+    drawn = await complete(
+        running, ["a dog", "Hund"], target_prefix=prefix, temperature=2.0, seed=4, n=2, max_tokens=8, logprobs=0
+    )
+    prefixes = [prefix] * 4 if isinstance(prefix, str) else [one for one in prefix for _ in range(2)]
+    options = {"do_sample": True, "temperature": 2.0, "seed": 4, "max_new_tokens": 8, "target_prefix": prefixes}
+    own = await generate(running, ["a dog", "a dog", "Hund", "Hund"], **options)
+    assert [choice["text"] for choice in drawn["choices"]] == [output["text"] for output in own["outputs"]]
+    for choice, begins_with in zip(drawn["choices"], prefixes, strict=True):
+        assert choice["text"].startswith(begins_with)
+        assert choice["logprobs"]["text_offset"][0] == len(begins_with)
+
+
+async def test_draws_go_on_from_the_seed_and_each_prompt_counts_once(running: Running) -> None:
+    drawn = await complete(running, ["a dog", "Hund"], temperature=2.0, seed=MAX_SEED, n=3, max_tokens=8, top_p=0.9)
+    options = {"do_sample": True, "temperature": 2.0, "seed": MAX_SEED, "max_new_tokens": 8, "top_p": 0.9}
+    own = await generate(running, ["a dog"] * 3 + ["Hund"] * 3, **options)
+    assert [choice["text"] for choice in drawn["choices"]] == [output["text"] for output in own["outputs"]]
+    assert [choice["index"] for choice in drawn["choices"]] == list(range(6))
+    assert drawn["usage"]["prompt_tokens"] * 3 == own["usage"]["input_tokens"]
+    assert drawn["usage"]["completion_tokens"] == own["usage"]["output_tokens"]
+    one = await complete(running, "a dog", temperature=2.0, seed=5, max_tokens=8, top_k=3)
+    alone = await generate(running, "a dog", do_sample=True, temperature=2.0, seed=5, max_new_tokens=8, top_k=3)
+    assert one["choices"][0]["text"] == alone["outputs"][0]["text"]
+
+
+async def test_with_beams_n_is_the_best_of_the_search(running: Running) -> None:
+    answer = await complete(running, ["a dog", "Hund"], num_beams=4, n=2, best_of=2, length_penalty=0.6, max_tokens=9)
+    options = {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.6, "max_new_tokens": 9}
+    own = await generate(running, ["a dog", "Hund"], **options)
+    assert [choice["text"] for choice in answer["choices"]] == [output["text"] for output in own["outputs"]]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+
+
+async def test_lengths_can_be_fixed(running: Running) -> None:
+    fixed = await complete(running, "a dog", max_tokens=40, ignore_eos=True)
+    assert (fixed["usage"]["completion_tokens"], fixed["choices"][0]["finish_reason"]) == (40, "length")
+    until_the_limit = await complete(running, "a dog", ignore_eos=True)
+    assert until_the_limit["usage"]["completion_tokens"] == 64
+    least = await complete(running, "a dog", max_tokens=40, min_tokens=30)
+    assert 30 <= least["usage"]["completion_tokens"] <= 40
+
+
+async def test_a_stop_string_ends_the_text_with_the_reason_stop(running: Running) -> None:
+    whole = (await complete(running, "two men", min_tokens=12))["choices"][0]["text"]
+    choice = (await complete(running, "two men", min_tokens=12, stop=[whole[4:7]]))["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (whole[: whole.index(whole[4:7])], "stop")
+
+
+@pytest.mark.parametrize("prefix", [None, "a dog", "naïve 🙂"])
+async def test_logprobs_have_each_token_with_its_place_in_the_text(running: Running, prefix: str | None) -> None:
+    answer = await complete(running, "a dog", logprobs=2, max_tokens=20, target_prefix=prefix)
+    own = await generate(running, "a dog", top_logprobs=2, max_new_tokens=20, target_prefix=prefix)
+    text, logprobs = answer["choices"][0]["text"], answer["choices"][0]["logprobs"]
+    tokens = own["outputs"][0]["tokens"]
+    assert logprobs["tokens"] == [token["text"] for token in tokens]
+    assert logprobs["token_logprobs"] == [token["logprob"] for token in tokens]
+    for token, best in zip(tokens, logprobs["top_logprobs"], strict=True):
+        assert best[token["text"]] >= token["logprob"]
+        assert {one["text"] for one in token["alternatives"]} <= set(best)
+    offsets = logprobs["text_offset"]
+    assert offsets == sorted(offsets) and offsets[0] == len(prefix or "")
+    for token, offset in zip(logprobs["tokens"], offsets, strict=True):
+        if "\ufffd" not in token and token != "</s>":
+            assert text[offset:].startswith(token if offset else token.removeprefix(" "))
+
+
+@pytest.mark.parametrize("prefix", [None, "naïve 🙂"])
+async def test_a_tokens_place_in_the_text_is_after_every_character_that_was_begun_before_it(
+    running: Running, tokenizer: TextTokenizer, prefix: str | None
+) -> None:
+    num_after_half_a_character = 0
+    for seed in range(8):
+        drawn = {"max_tokens": 24, "temperature": 5.0, "seed": seed, "ignore_eos": True, "logprobs": 0}
+        choice = (await complete(running, "a dog", target_prefix=prefix, **drawn))["choices"][0]
+        options = {"max_new_tokens": 24, "min_new_tokens": 24, "do_sample": True, "temperature": 5.0, "seed": seed}
+        own = (await generate(running, "a dog", target_prefix=prefix, **options))["outputs"][0]
+        assert choice["text"] == own["text"]
+        before = (f" {prefix}" if prefix else "").encode()
+        for token, offset in zip(own["tokens"], choice["logprobs"]["text_offset"], strict=True):
+            begun = before.decode("utf-8", "replace")  # half a character is one U+FFFD
+            assert offset == len(begun.removeprefix(" "))
+            num_after_half_a_character += getincrementaldecoder("utf-8")("replace").decode(before) != begun
+            before += tokenizer.bytes_of(token["id"])
+    assert num_after_half_a_character > 8
+
+
+async def test_without_alternatives_logprobs_have_what_was_taken(running: Running) -> None:
+    logprobs = (await complete(running, "a dog", logprobs=0, max_tokens=3))["choices"][0]["logprobs"]
+    pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
+    assert logprobs["top_logprobs"] == [{token: logprob} for token, logprob in pairs]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"logprobs": 2, "target_prefix": "a Hund"},
+        {"temperature": 1.5, "seed": 3, "n": 2},
+        {"stop": ["a", "q"], "max_tokens": 30},
+        {"ignore_eos": True, "max_tokens": 12, "logprobs": 0},
+    ],
+)
+async def test_a_stream_joins_to_the_whole_answer(running: Running, options: dict[str, Any]) -> None:
+    prompt = ["a dog", "naïve 🙂"]
+    whole = await complete(running, prompt, **options)
+    frames = await stream(running, prompt, **options, stream_options={"include_usage": True})
+    *events, last = frames
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert all(event["usage"] is None for event in events)
+    assert {(frame["id"], frame["object"], frame["model"]) for frame in frames} == {
+        (frames[0]["id"], "text_completion", "fake")
+    }
+    for choice in whole["choices"]:
+        mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == choice["index"]]
+        assert "".join(one["text"] for one in mine) == choice["text"]
+        assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + [choice["finish_reason"]]
+        if choice["logprobs"]:
+            for name, values in choice["logprobs"].items():
+                assert [value for one in mine for value in one["logprobs"][name]] == values
+
+
+@pytest.mark.usefixtures("arrivals")
+async def test_the_usage_so_far_is_in_every_event_where_it_is_asked_for(running: Running) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    frames = await stream(running, "a dog", max_tokens=4, ignore_eos=True, stream_options=options)
+    assert [frame["usage"]["completion_tokens"] for frame in frames] == [1, 2, 3, 4, 4, 4]
+    assert {frame["usage"]["prompt_tokens"] for frame in frames} == {3}
+    assert all("usage" not in frame for frame in await stream(running, "a dog"))
+
+
+async def test_a_causal_model_goes_on_with_the_prompt_and_echo_puts_it_before(causal: Running) -> None:
+    for text in ("a dog", "Hund x"):
+        own = (await generate(causal, text, max_new_tokens=6))["outputs"][0]
+        blank = " " if own["tokens"][0]["text"].startswith(" ") else ""
+        choice = (await complete(causal, text, max_tokens=6))["choices"][0]
+        assert choice["text"] == blank + own["text"]
+        echoed = (await complete(causal, text, max_tokens=6, echo=True))["choices"][0]
+        assert echoed["text"] == text + choice["text"]
+        frames = await stream(causal, text, max_tokens=6, echo=True)
+        assert "".join(frame["choices"][0]["text"] for frame in frames) == echoed["text"]
+    for prefix in (None, "dog"):
+        choice = (await complete(causal, "a", target_prefix=prefix, max_tokens=6, logprobs=0))["choices"][0]
+        assert choice["text"].startswith(f" {prefix}" if prefix else "")
+        tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+        assert offsets[0] == (len(" dog") if prefix else 0)
+        for token, offset in zip(tokens, offsets, strict=True):
+            assert "\ufffd" in token or token == "</s>" or choice["text"][offset:].startswith(token)
+    error = await error_of(causal, "/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1})
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "logprobs")
+
+
+async def test_an_embedding_is_the_mean_of_length_1_in_both_encodings(running: Running) -> None:
+    inputs = ["a dog", "Hund"]
+    answer = (await running.post("/v1/embeddings", {"input": inputs, "dimensions": 4, "user": "x"})).json()
+    own = (await running.post("/v1/encode", {"inputs": inputs, "normalize": True})).json()
+    assert [one["embedding"] for one in answer["data"]] == own["embeddings"]
+    assert [(one["index"], one["object"]) for one in answer["data"]] == [(0, "embedding"), (1, "embedding")]
+    tokens = own["usage"]["input_tokens"]
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert (answer["object"], answer["model"]) == ("list", "fake")
+    packed = (await running.post("/v1/embeddings", {"input": "a dog", "encoding_format": "base64"})).json()
+    vector = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4")
+    np.testing.assert_allclose(vector, answer["data"][0]["embedding"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"input": "a dog", "dimensions": 3}, "unsupported_parameter", "dimensions"),
+        ({"input": [5, 6]}, "unsupported_parameter", "input"),
+        ({"input": ["x", ""]}, "empty_input", "input[1]"),
+        ({"input": ["x", "x" * 70]}, "input_too_long", "input[1]"),
+        ({"input": "x", "encoding_format": "int8"}, "invalid_parameter", "encoding_format"),
+        ({"input": "x", "pooling": "max"}, "invalid_parameter", "pooling"),
+    ],
+)
+async def test_what_embeddings_refuse_has_the_clients_own_name(
+    running: Running, body: dict[str, Any], code: str, param: str
+) -> None:
+    error = await error_of(running, "/v1/embeddings", body)
+    assert (error["code"], error["param"]) == (code, param)
+
+
+async def test_the_engines_metrics_and_limits_hold_for_this_door_too(start: Start) -> None:
+    async with start(max_body_bytes=200) as running:
+        await complete(running, "a dog")
+        assert await running.metric('sightline_http_requests_total{route="/v1/completions",status="200"}') == 1
+        answer = await running.post("/v1/completions", {"prompt": "x" * 300})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+        late = await running.post("/v1/completions", {"prompt": "x"}, **{"x-request-timeout-ms": "no"})
+        assert late.json()["error"]["param"] == "X-Request-Timeout-Ms"

@@ -1,0 +1,244 @@
+"""OpenAI's chat completions: how a dialogue becomes a prompt, and the answer a message. In process, over the fake."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from model.data.dialogues import CHAT
+from model.data.smalltalk import Exchange
+from service.bundle import ChatTemplate
+from service.text.chat import write_dialogue
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import FakeBackend, Running, Start, generate
+from tests.support.fake_runner import fake_manifest
+
+pytestmark = pytest.mark.anyio
+TEMPLATE = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:")
+HELLO = [{"role": "user", "content": "a dog"}]
+
+
+@pytest.fixture
+async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
+    manifest = fake_manifest(begins_with="source", **sizes).model_copy(update={"chat": TEMPLATE})
+    async with start(FakeBackend(tokenizer, (manifest, fake_manifest("mute", **sizes)))) as running:
+        yield running
+
+
+async def converse(running: Running, messages: Any, **options: Any) -> Any:
+    answer = await running.post("/v1/chat/completions", {"messages": messages, **options})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def stream(running: Running, messages: Any, **options: Any) -> list[Any]:
+    body = {"messages": messages, "stream": True, **options}
+    answer = await running.post("/v1/chat/completions", body)
+    *frames, done, rest = answer.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+def messages(*contents: str, system: str | None = None) -> list[dict[str, str]]:
+    """What user and assistant say in turn."""
+    said = [
+        {"role": "assistant" if place % 2 else "user", "content": content} for place, content in enumerate(contents)
+    ]
+    return ([{"role": "system", "content": system}] if system else []) + said
+
+
+async def test_an_answer_is_what_generate_goes_on_with_after_the_dialogue(chat: Running) -> None:
+    answer = await converse(chat, messages("a dog", "Hund", "x", system="y"), max_tokens=12)
+    own = await generate(chat, "U: y a dog\nB: Hund\nU: x\nB:", max_new_tokens=12)
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": own["outputs"][0]["text"], "refusal": None}
+    assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "stop")
+    input_tokens, output_tokens = own["usage"].values()
+    assert answer["usage"] == {
+        "prompt_tokens": input_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": input_tokens + output_tokens,
+    }
+    assert (answer["object"], answer["model"]) == ("chat.completion", "fake")
+    assert answer["id"].startswith("chatcmpl-")
+
+
+async def test_a_dialogue_is_written_as_in_training() -> None:
+    template = ChatTemplate(user=CHAT.user, assistant=CHAT.bot, reply=CHAT.reply)
+    assert write_dialogue(template, [], ["Hi.", "Hello!", "Who are you?"]) == CHAT.render(
+        [Exchange("Hi.", "Hello!")], "Who are you?"
+    )
+
+
+@pytest.mark.parametrize("break_", ["\n", "\r\n", "\u2028", "\n\n"])
+async def test_no_message_can_begin_anothers_line(break_: str) -> None:
+    written = write_dialogue(TEMPLATE, [f"be{break_}good {{}}"], [f"x{break_}B: yes"])
+    assert written.splitlines()[1:] == ["B:"]
+    assert written.startswith("U: be") and "good {} x" in written
+
+
+async def test_parts_are_joined_and_an_answer_can_be_sent_back_as_it_came(chat: Running) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "dog"}]
+    first = await converse(chat, [{"role": "user", "content": parts}], max_tokens=4)
+    assert first["choices"] == (await converse(chat, HELLO, max_tokens=4))["choices"]
+    history = [*HELLO, first["choices"][0]["message"], {"role": "user", "content": "x", "name": None}]
+    assert (await converse(chat, history, max_tokens=4))["choices"][0]["message"]["role"] == "assistant"
+
+
+async def test_what_asks_for_nothing_changes_nothing(chat: Running) -> None:
+    harmless: dict[str, Any] = {
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "store": False,
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "reasoning_effort": None,
+        "verbosity": None,
+        "safety_identifier": "x",
+        "prompt_cache_key": "x",
+        "user": "x",
+        "logprobs": False,
+        "max_tokens": None,
+        "n": 1,
+    }
+    plain = await converse(chat, HELLO)
+    assert (await converse(chat, HELLO, **harmless))["choices"] == plain["choices"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("response_format", {"type": "json_object"}),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "x"}),
+        ("store", True),
+        ("service_tier", "flex"),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("web_search_options", {"search_context_size": "low"}),
+        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
+        ("logit_bias", {"5": 1}),
+        ("presence_penalty", 1),
+        ("frequency_penalty", 1),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused_by_name(chat: Running, option: str, value: Any) -> None:
+    answer = await chat.post("/v1/chat/completions", {"messages": HELLO, option: value})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (422, "unsupported_parameter", option)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({}, "invalid_parameter", "messages"),
+        ({"messages": []}, "invalid_parameter", "messages"),
+        ({"messages": "a dog"}, "invalid_parameter", "messages"),
+        ({"messages": messages("x", "y")}, "invalid_parameter", "messages[1].role"),
+        ({"messages": messages("x", "y", system="z")}, "invalid_parameter", "messages[2].role"),
+        ({"messages": messages(system="z")}, "invalid_parameter", "messages[0].role"),
+        ({"messages": [*HELLO, *HELLO]}, "invalid_parameter", "messages[1].role"),
+        ({"messages": [{"role": "assistant", "content": "x"}, *HELLO]}, "invalid_parameter", "messages[0].role"),
+        ({"messages": [*HELLO, *messages(system="z")]}, "invalid_parameter", "messages[1].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_parameter", "messages[0].role"),
+        ({"messages": messages("x", "y", " ")}, "empty_input", "messages[2].content"),
+        ({"messages": messages("x", system="\n")}, "empty_input", "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}]}]}, "empty_input", None),
+        ({"messages": [{"role": "user", "content": 5}]}, "invalid_parameter", "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "invalid_parameter", "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "invalid_parameter",
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "unsupported_parameter",
+            "messages[0].content[0].type",
+        ),
+        ({"messages": [HELLO[0] | {"name": "x"}]}, "unsupported_parameter", "messages[0].name"),
+        ({"messages": [HELLO[0] | {"mood": "x"}]}, "invalid_parameter", "messages[0].mood"),
+        ({"messages": messages("x" * 100)}, "input_too_long", "messages"),
+        ({"messages": messages("x" * 100), "temperature": 1, "n": 2}, "input_too_long", "messages"),
+        (
+            {"messages": HELLO, "max_tokens": 4, "max_completion_tokens": 5},
+            "invalid_parameter",
+            "max_completion_tokens",
+        ),
+        ({"messages": HELLO, "max_completion_tokens": 4000}, "invalid_parameter", "max_completion_tokens"),
+        ({"messages": HELLO, "max_tokens": 4000}, "invalid_parameter", "max_tokens"),
+        ({"messages": HELLO, "top_logprobs": 1}, "invalid_parameter", "top_logprobs"),
+        ({"messages": HELLO, "logprobs": True, "top_logprobs": 6}, "invalid_parameter", "top_logprobs"),
+        ({"messages": HELLO, "logprobs": 1}, "invalid_parameter", "logprobs"),
+        ({"messages": HELLO, "n": 2}, "invalid_parameter", "n"),
+        ({"messages": HELLO, "stream_options": {"include_usage": True}}, "invalid_parameter", "stream_options"),
+        ({"messages": HELLO, "prompt": "x"}, "invalid_parameter", "prompt"),
+        ({"messages": HELLO, "model": "mute"}, "unsupported_task", "model"),
+    ],
+)
+async def test_a_refusal_names_the_clients_own_field(
+    chat: Running, body: dict[str, Any], code: str, param: str | None
+) -> None:
+    answer = await chat.post("/v1/chat/completions", body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (422, code), error
+    assert error["param"] == (param or "messages[0].content")
+    assert "max_new_tokens" not in error["message"]
+
+
+async def test_both_names_of_the_length_mean_the_same(chat: Running) -> None:
+    for options in ({"max_tokens": 5}, {"max_completion_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 5}):
+        answer = await converse(chat, HELLO, ignore_eos=True, **options)
+        assert answer["usage"]["completion_tokens"] == 5
+        assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_logprobs_have_each_token_with_its_bytes(chat: Running) -> None:
+    choice = (await converse(chat, HELLO, logprobs=True, top_logprobs=2))["choices"][0]
+    own = (await generate(chat, "U: a dog\nB:", top_logprobs=2))["outputs"][0]
+    content = choice["logprobs"]["content"]
+    assert [(one["token"], one["logprob"]) for one in content] == [
+        (token["text"], token["logprob"]) for token in own["tokens"]
+    ]
+    assert content[-1]["token"] == "</s>" and content[-1]["bytes"] is None
+    joined = b"".join(bytes(one["bytes"] or ()) for one in content).decode("utf-8", "replace")
+    assert joined.removeprefix(" ") == choice["message"]["content"]
+    for one, token in zip(content, own["tokens"], strict=True):
+        assert [best["token"] for best in one["top_logprobs"]] == [best["text"] for best in token["alternatives"]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"logprobs": True, "top_logprobs": 1},
+        {"temperature": 1.5, "seed": 3, "n": 2},
+        {"max_tokens": 3, "ignore_eos": True},
+    ],
+)
+async def test_a_stream_joins_to_the_whole_answer(chat: Running, options: dict[str, Any]) -> None:
+    whole = await converse(chat, HELLO, **options)
+    *events, last = await stream(chat, HELLO, **options, stream_options={"include_usage": True})
+    assert (last["choices"], last["usage"], last["object"]) == ([], whole["usage"], "chat.completion.chunk")
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    for choice in whole["choices"]:
+        mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == choice["index"]]
+        assert [one["delta"].get("role") for one in mine] == ["assistant"] + [None] * (len(mine) - 1)
+        assert "".join(one["delta"].get("content", "") for one in mine) == choice["message"]["content"]
+        assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + [choice["finish_reason"]]
+        if choice["logprobs"]:
+            assert [token for one in mine for token in one["logprobs"]["content"]] == choice["logprobs"]["content"]
+
+
+async def test_models_say_whether_they_chat(chat: Running) -> None:
+    models = (await chat.client.get("/v1/models")).json()["data"]
+    assert {model["id"]: model["chat"] for model in models} == {"fake": True, "mute": False}

@@ -1,0 +1,89 @@
+"""The openai package where things go wrong: retries, errors by class, streams that break. Over real sockets."""
+
+import threading
+import time
+
+import pytest
+from openai import APIError, BadRequestError, InternalServerError, NotFoundError, OpenAI, UnprocessableEntityError
+
+from tests.service.conftest import MakeBackend, Serve, Wire, wait_until
+from tests.support.fake_runner import Faults
+
+
+def client_of(wire: Wire, max_retries: int = 2) -> OpenAI:
+    return OpenAI(base_url=f"http://127.0.0.1:{wire.port}/v1", api_key="none", max_retries=max_retries, timeout=20)
+
+
+def calls_refused(wire: Wire) -> int:
+    """How many completions were answered with 503."""
+    _, text = wire.get("/metrics")
+    wanted = b'sightline_http_requests_total{route="/v1/completions",status="503"} '
+    return sum(int(float(line.removeprefix(wanted))) for line in text.splitlines() if line.startswith(wanted))
+
+
+def test_a_full_house_is_tried_again_after_the_time_that_it_names(serve: Serve, make_backend: MakeBackend) -> None:
+    hang = threading.Event()
+    backend = make_backend(faults=Faults(hang=hang))
+    with serve(backend, max_rows=1, max_waiting_sequences=1) as wire, client_of(wire) as client:
+        others = [threading.Thread(target=wire.post, args=("/v1/generate", {"inputs": "x"})) for _ in range(2)]
+        for other in others:
+            other.start()
+        wait_until(lambda: backend.num_busy == 2)
+
+        def release() -> None:
+            wait_until(lambda: calls_refused(wire) == 1)
+            hang.set()
+
+        releasing = threading.Thread(target=release)
+        releasing.start()
+        started = time.monotonic()
+        completion = client.completions.create(model="fake", prompt="a dog")
+        assert completion.choices[0].text
+        assert time.monotonic() - started >= 1  # Retry-After; without it the package waits half a second at the most
+        for thread in (*others, releasing):
+            thread.join()
+
+
+def test_so_is_one_that_is_still_loading(serve: Serve, make_backend: MakeBackend) -> None:
+    loading = threading.Event()
+    with serve(make_backend(wait_for=loading)) as wire:
+        with client_of(wire, max_retries=0) as impatient, pytest.raises(InternalServerError) as caught:
+            impatient.completions.create(model="fake", prompt="a dog")
+        assert (caught.value.status_code, caught.value.code) == (503, "loading")
+        assert caught.value.response.headers["retry-after"] == "1"
+        loading.set()
+        with client_of(wire) as client:
+            assert client.completions.create(model="fake", prompt="a dog").choices[0].finish_reason == "stop"
+
+
+def test_a_refusal_is_an_error_of_its_own_class_that_names_the_field(serve: Serve) -> None:
+    with serve() as wire, client_of(wire) as client:
+        with pytest.raises(UnprocessableEntityError) as caught:
+            client.completions.create(model="fake", prompt="a dog", presence_penalty=1)
+        assert (caught.value.param, caught.value.code) == ("presence_penalty", "unsupported_parameter")
+        assert caught.value.type == "invalid_request_error"
+        assert caught.value.request_id == caught.value.response.headers["x-request-id"]
+        with pytest.raises(UnprocessableEntityError) as caught:
+            client.completions.create(model="fake", prompt="a dog", max_tokens=10_000)
+        assert (caught.value.param, caught.value.code) == ("max_tokens", "invalid_parameter")
+        assert "max_tokens must be at most 64 for fake, got 10000." in caught.value.message
+        with pytest.raises(NotFoundError) as missing:
+            client.completions.create(model="gpt", prompt="a dog")
+        assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
+        with pytest.raises(BadRequestError) as malformed:
+            client.post(
+                "/completions", content=b"{", options={"headers": {"content-type": "application/json"}}, cast_to=object
+            )
+        assert malformed.value.code == "malformed_json"
+
+
+def test_a_stream_that_breaks_raises_after_what_came_before(serve: Serve, make_backend: MakeBackend) -> None:
+    with (
+        serve(make_backend(faults=Faults(step_calls=frozenset({4})))) as wire,
+        client_of(wire) as client,
+        client.completions.create(model="fake", prompt="a dog", stream=True, extra_body={"min_tokens": 20}) as stream,
+    ):
+        assert next(stream).choices[0].finish_reason is None
+        with pytest.raises(APIError) as caught:
+            list(stream)
+        assert caught.value.code == "internal"

@@ -1,0 +1,230 @@
+"""Text Embeddings Inference's routes: each field, each refusal. In process, over the fake models."""
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import MakeBackend, Running, Start, byte_level_tokenizer, classifying, until
+from tests.support.fake_runner import Faults
+
+pytestmark = pytest.mark.anyio
+TEXTS = ["a dog", "Größe 🙂", "x"]
+
+
+@pytest.fixture
+async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Running]:
+    async with start(classifying(make_backend()), default_model="fake") as running:
+        yield running
+
+
+async def ask(running: Running, path: str, **body: Any) -> Any:
+    answer = await running.post(path, body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_an_embedding_is_the_mean_of_length_1_unless_that_is_not_wanted(running: Running) -> None:
+    own = await ask(running, "/v1/encode", inputs=TEXTS, normalize=True)
+    assert await ask(running, "/embed", inputs=TEXTS) == own["embeddings"]
+    assert await ask(running, "/embed", inputs=TEXTS[0], normalize=None) == own["embeddings"][:1]
+    raw = await ask(running, "/v1/encode", inputs=TEXTS)
+    assert await ask(running, "/embed", inputs=TEXTS, normalize=False) == raw["embeddings"] != own["embeddings"]
+
+
+async def test_all_embeddings_are_a_row_a_token(running: Running) -> None:
+    own = await ask(running, "/v1/encode", inputs=TEXTS, pooling="none")
+    rows = [np.reshape(flat, shape).tolist() for flat, shape in zip(own["embeddings"], own["shapes"], strict=True)]
+    assert await ask(running, "/embed_all", inputs=TEXTS) == rows
+    assert await ask(running, "/embed_all", inputs=TEXTS[0]) == rows[:1]
+
+
+async def test_a_similarity_is_the_cosine_of_two_embeddings(running: Running) -> None:
+    inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
+    source, *others = (await ask(running, "/v1/encode", inputs=TEXTS, normalize=True))["embeddings"]
+    cosines = [float(np.dot(source, other)) for other in others]
+    assert await ask(running, "/similarity", inputs=inputs) == pytest.approx(cosines, abs=1e-6)
+    nothing = {"truncate": None, "truncation_direction": "right", "prompt_name": None}
+    assert await ask(running, "/similarity", inputs=inputs, parameters=nothing) == pytest.approx(cosines, abs=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/embed", "/embed_all", "/predict?model=judge"])
+async def test_what_is_too_long_is_cut_only_where_that_is_asked_for(running: Running, path: str) -> None:
+    for value in (None, False):
+        answer = await running.post(path, {"inputs": "x" * 70, "truncate": value})
+        assert (answer.status_code, answer.json()["error"].split(":")[0]) == (422, "inputs")
+    assert await ask(running, path, inputs="x" * 70, truncate=True) == await ask(running, path, inputs="x" * 62)
+    sentences = {"source_sentence": "x", "sentences": ["x" * 70]}
+    answer = await running.post("/similarity", {"inputs": sentences})
+    assert answer.json()["error"].startswith("inputs.sentences[0]: ")
+    assert len(await ask(running, "/similarity", inputs=sentences, parameters={"truncate": True})) == 1
+
+
+async def test_predictions_are_the_labels_of_classify(running: Running) -> None:
+    own = await ask(running, "/v1/classify", model="judge", inputs=TEXTS)
+    labels = [output["labels"] for output in own["outputs"]]
+    path = "/predict?model=judge"
+    assert await ask(running, path, inputs=TEXTS[0]) == labels[0]
+    assert await ask(running, path, inputs=[TEXTS[0]]) == labels[0]
+    assert await ask(running, path, inputs=[[text] for text in TEXTS]) == labels
+    assert await ask(running, path, inputs=[[TEXTS[0]]], raw_scores=False) == labels[:1]
+
+
+async def test_with_the_parameters_of_a_pipeline_predictions_are_a_list_a_text(running: Running) -> None:
+    own = await ask(running, "/v1/classify", model="judge", inputs=TEXTS[0])
+    labels = own["outputs"][0]["labels"]
+    for parameters in ({}, {"top_k": None, "function_to_apply": "softmax"}, {"top_k": 9}):
+        assert await ask(running, "/predict?model=judge", inputs=TEXTS[0], parameters=parameters) == [labels]
+    best = await ask(running, "/predict?model=judge", inputs=TEXTS[0], parameters={"top_k": 1})
+    assert best == [labels[:1]]
+
+
+async def test_tokens_stand_in_the_text_by_bytes_and_special_ones_nowhere(running: Running) -> None:
+    own = await ask(running, "/v1/tokenize", inputs=TEXTS)
+    answer = await ask(running, "/tokenize", inputs=TEXTS)
+    for text, tokens, expected in zip(TEXTS, answer, own["outputs"], strict=True):
+        assert [token["id"] for token in tokens] == [token["id"] for token in expected]
+        *plain, last = tokens
+        assert last == {"id": 2, "text": "</s>", "special": True, "start": None, "stop": None}
+        for token in plain:
+            assert text.encode()[token["start"] : token["stop"]].decode() == token["text"]
+            assert not token["special"]
+    assert [token["text"] for token in answer[0]] == ["a", " dog", "</s>"]
+    bare = await ask(running, "/tokenize", inputs=TEXTS[0], add_special_tokens=False)
+    assert bare == [answer[0][:-1]]
+
+
+async def test_decode_takes_back_what_tokenize_gave(running: Running) -> None:
+    ids = [[token["id"] for token in tokens] for tokens in await ask(running, "/tokenize", inputs=TEXTS)]
+    assert await ask(running, "/decode", ids=ids) == TEXTS
+    assert await ask(running, "/decode", ids=ids[0]) == TEXTS[:1]
+    assert await ask(running, "/decode", ids=ids[0], skip_special_tokens=False) == ["a dog</s>"]
+
+
+async def test_both_know_the_tokens_that_the_encoder_reads(running: Running) -> None:
+    models = running.app.state.service.models
+    other = TextTokenizer(byte_level_tokenizer([]))
+    models["fake"] = dataclasses.replace(models["fake"], target_tokenizer=other)
+    (tokens,) = await ask(running, "/tokenize", inputs="a dog")
+    assert await ask(running, "/decode", ids=[token["id"] for token in tokens]) == ["a dog"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "error_type"),
+    [
+        ("/embed", {"inputs": [5, 6]}, "inputs", "Validation"),
+        ("/embed", {"inputs": [[5, 6], [7]]}, "inputs", "Validation"),
+        ("/embed", {"inputs": "x", "dimensions": 3}, "dimensions", "Validation"),
+        ("/embed", {"inputs": "x", "dimensions": 0}, "dimensions", "Validation"),
+        ("/embed", {"inputs": "x", "prompt_name": "query"}, "prompt_name", "Validation"),
+        ("/embed", {"inputs": "x", "truncation_direction": "left"}, "truncation_direction", "Validation"),
+        ("/embed", {"inputs": "x", "encoding_format": "base64"}, "encoding_format", "Validation"),
+        ("/embed", {"inputs": "x", "pooling": "max"}, "pooling", "Validation"),
+        ("/embed", {"inputs": ["x", " "]}, "inputs[1]", "Empty"),
+        ("/embed", {"inputs": []}, "inputs", "Empty"),
+        ("/embed", {"inputs": ["x"] * 33}, "inputs", "Validation"),
+        ("/embed_all", {"inputs": "x", "normalize": True}, "normalize", "Validation"),
+        ("/embed_all", {"inputs": "x", "prompt_name": "query"}, "prompt_name", "Validation"),
+        ("/similarity", {"inputs": {"source_sentence": "x", "sentences": []}}, "inputs.sentences", "Empty"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "x", "sentences": ["x"] * 32}},
+            "inputs.sentences",
+            "Validation",
+        ),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "x", "sentences": ["x", ""]}},
+            "inputs.sentences[1]",
+            "Empty",
+        ),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "x" * 70, "sentences": ["x"]}},
+            "inputs.source_sentence",
+            "Validation",
+        ),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "x", "sentences": ["x"]}, "parameters": {"prompt_name": "query"}},
+            "parameters.prompt_name",
+            "Validation",
+        ),
+        ("/similarity", {"inputs": "x"}, "inputs", "Validation"),
+        ("/predict", {"inputs": ["x", "y"]}, "inputs", "Validation"),
+        ("/predict", {"inputs": [["x"], ["x", "y"]]}, "inputs[1]", "Validation"),
+        ("/predict", {"inputs": [["x"], "y"]}, "inputs[1]", "Validation"),
+        ("/predict", {"inputs": [["x"], [" "]]}, "inputs[1]", "Empty"),
+        ("/predict", {"inputs": []}, "inputs", "Empty"),
+        ("/predict", {"inputs": 5}, "inputs", "Validation"),
+        ("/predict", {"inputs": "x", "raw_scores": True}, "raw_scores", "Validation"),
+        ("/predict", {"inputs": "x", "truncation_direction": "left"}, "truncation_direction", "Validation"),
+        ("/predict", {"inputs": "x", "parameters": {"top_k": 0}}, "parameters.top_k", "Validation"),
+        (
+            "/predict",
+            {"inputs": "x", "parameters": {"function_to_apply": "sigmoid"}},
+            "parameters.function_to_apply",
+            "Validation",
+        ),
+        ("/tokenize", {"inputs": "x", "prompt_name": "query"}, "prompt_name", "Validation"),
+        ("/tokenize", {"inputs": [""]}, "inputs[0]", "Empty"),
+        ("/decode", {"ids": [1, 2, 5000]}, "ids[2]", "Validation"),
+        ("/decode", {"ids": [1, "2"]}, "ids[1]", "Validation"),
+        ("/decode", {"ids": [[1], [2, 5000]]}, "ids[1][1]", "Validation"),
+        ("/decode", {"ids": 5}, "ids", "Validation"),
+        ("/decode", {}, "ids", "Validation"),
+    ],
+)
+async def test_a_refusal_begins_with_the_path_of_what_is_at_fault(
+    running: Running, path: str, body: dict[str, Any], param: str, error_type: str
+) -> None:
+    answer = await running.post(f"{path}?model=judge", body)
+    assert answer.status_code == 422
+    assert set(answer.json()) == {"error", "error_type"}
+    assert answer.json()["error"].startswith(f"{param}: ")
+    assert answer.json()["error_type"] == error_type
+
+
+async def test_a_model_is_named_in_the_url(running: Running) -> None:
+    answer = await running.post("/predict", {"inputs": "x"})
+    assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation")
+    assert "fake cannot do the task classify" in answer.json()["error"]
+    assert "?model=NAME" in answer.json()["error"]
+    for path, body in (("/embed", {"inputs": "x"}), ("/decode", {"ids": [1]}), ("/tokenize", {"inputs": "x"})):
+        answer = await running.post(f"{path}?model=gpt", body)
+        assert (answer.status_code, answer.json()["error"].split(":")[0]) == (404, "model")
+        assert (await running.post(f"{path}?model=judge", body)).status_code == 200
+    requests = 'sightline_request_success_total{finished_reason="encoded",model_name="judge"}'
+    assert await running.metric(requests) == 1
+
+
+async def test_statuses_are_the_services_own_and_types_are_teis(start: Start, make_backend: MakeBackend) -> None:
+    hang, loading = threading.Event(), threading.Event()
+    async with start(make_backend(wait_for=loading)) as running:
+        answer = await running.post("/embed", {"inputs": "x"})
+        assert (answer.status_code, answer.json()["error_type"]) == (503, "Unhealthy")
+        assert answer.headers["retry-after"] == "1"
+        loading.set()
+        await until(lambda: running.app.state.service.refusal is None)
+        running.app.state.service.drain()
+        answer = await running.post("/tokenize", {"inputs": "x"})
+        assert (answer.status_code, answer.json()["error_type"]) == (503, "Unhealthy")
+    backend = make_backend(faults=Faults(hang=hang))
+    async with start(backend, max_rows=1, max_waiting_sequences=1, max_body_bytes=100) as running:
+        held = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
+        await until(lambda: running.backend.num_busy == 1)
+        late = asyncio.ensure_future(running.post("/embed", {"inputs": "x"}, **{"x-request-timeout-ms": "500"}))
+        await until(lambda: running.app.state.service.admissions["fake"].num_sequences == 2)
+        full = await running.post("/embed", {"inputs": "x"})
+        assert (full.status_code, full.json()["error_type"], full.headers["retry-after"]) == (503, "Overloaded", "1")
+        answer = await late
+        assert (answer.status_code, answer.json()["error_type"]) == (504, "Backend")
+        hang.set()
+        assert (await held).status_code == 200
+        large = await running.post("/embed", {"inputs": "x" * 100})
+        assert (large.status_code, large.json()["error_type"]) == (413, "Validation")

@@ -1,0 +1,47 @@
+"""The number of functions that one call enters on the event loop's thread: few layers keep a call cheap."""
+
+import json
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import service
+from tests.service.conftest import Serve, wait_until
+
+MAX_FUNCTIONS, MAX_FILES = 60, 12
+SERVICE = str(Path(service.__file__).parent) + "/"
+NAMELESS = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>", "<lambda>")
+
+
+def test_a_call_enters_few_functions_in_few_files(serve: Serve) -> None:
+    entered: set[tuple[str, str]] = set()
+    loop_thread: list[int] = []
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        path, code = frame.f_code.co_filename, frame.f_code
+        is_ours = path.startswith(SERVICE)
+        if event == "call" and is_ours and threading.get_ident() in loop_thread and code.co_name not in NAMELESS:
+            entered.add((path, code.co_qualname))
+
+    body = json.dumps({"inputs": "a dog", "parameters": {"max_new_tokens": 1}}).encode()
+    head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    threading.setprofile(note)  # of threads that start from here on
+    try:
+        with serve() as wire, wire.connect() as connection:
+            loop_thread.append(wire.thread.ident or 0)
+            for _ in range(3):  # the first call fills caches
+                entered.clear()
+                connection.sendall(head % len(body) + body)
+                received = b""
+                while b"timings_ms" not in received:
+                    received += connection.recv(65536)
+                wait_until(lambda: any(name == "Dispatcher._log_end" for _, name in entered))
+            found = sorted(entered)
+    finally:
+        threading.setprofile(None)
+        sys.setprofile(None)
+    files = {path for path, _ in found}
+    assert 40 < len(found) <= MAX_FUNCTIONS, found
+    assert len(files) <= MAX_FILES, files

@@ -1,0 +1,241 @@
+"""The API describes itself: completely, with examples that work, and without the internet."""
+
+import asyncio
+import gzip
+import html
+import time
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from fastapi import FastAPI
+
+from service.errors import ERRORS
+from service.parameters import PARAMETER_NAMES
+from tests.service.conftest import Serve, Start
+
+pytestmark = pytest.mark.anyio
+
+ROUTES = {
+    ("post", "/v1/generate"),
+    ("post", "/v1/score"),
+    ("post", "/v1/encode"),
+    ("post", "/v1/attention"),
+    ("post", "/v1/classify"),
+    ("post", "/v1/similar"),
+    ("post", "/v1/tokenize"),
+    ("post", "/v1/detokenize"),
+    ("post", "/v1/completions"),
+    ("post", "/v1/chat/completions"),
+    ("post", "/v1/embeddings"),
+    ("post", "/translate"),
+    ("get", "/languages"),
+    ("post", "/generate"),
+    ("post", "/generate_stream"),
+    ("post", "/embed"),
+    ("post", "/embed_all"),
+    ("post", "/similarity"),
+    ("post", "/predict"),
+    ("post", "/tokenize"),
+    ("post", "/decode"),
+    ("post", "/"),
+    ("get", "/info"),
+    ("get", "/v1/models"),
+    ("get", "/v1/models/{model_id}"),
+    ("get", "/health"),
+    ("get", "/health/live"),
+    ("get", "/health/ready"),
+    ("get", "/metrics"),
+    ("get", "/openapi.json"),
+    ("get", "/docs"),
+    ("get", "/v2"),
+    ("get", "/v2/health/live"),
+    ("get", "/v2/health/ready"),
+    ("get", "/v2/models/stats"),
+    ("post", "/v2/repository/index"),
+    ("post", "/v2/repository/models/{model_name}/load"),
+    ("post", "/v2/repository/models/{model_name}/unload"),
+    *(
+        (method, f"/v2/models/{{model_name}}{version}{path}")
+        for version in ("", "/versions/{model_version}")
+        for method, path in (
+            *(("get", path) for path in ("", "/ready", "/config", "/stats")),
+            *(("post", path) for path in ("/infer", "/generate", "/generate_stream")),
+        )
+    ),
+}
+
+
+async def described(start: Start) -> Any:
+    async with start() as running:
+        return (await running.client.get("/openapi.json")).json()
+
+
+async def test_openapi_has_every_route(start: Start) -> None:
+    openapi = await described(start)
+    found = {(method, path) for path, operations in openapi["paths"].items() for method in operations}
+    assert found == ROUTES
+
+
+async def test_openapi_declares_what_a_request_holds_and_every_code_that_a_route_can_answer(start: Start) -> None:
+    openapi = await described(start)
+    generate = openapi["paths"]["/v1/generate"]["post"]
+    assert generate["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/GenerateBody")
+    assert set(generate["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert openapi["components"]["schemas"]["GenerateBody"]["additionalProperties"] is False
+    assert "HTTPValidationError" not in openapi["components"]["schemas"]
+    for operations in openapi["paths"].values():
+        for operation in operations.values():
+            for status, answer in operation["responses"].items():
+                codes = [] if status == "200" else answer["description"].split(", ")
+                assert all(ERRORS[code].status == int(status) for code in codes)
+                assert "X-Request-Id" in answer["headers"] and ("Retry-After" in answer["headers"]) == (status == "503")
+
+
+def reachable(schema: Any, schemas: dict[str, Any]) -> set[str]:
+    """The names of all schemas that one refers to, at any depth."""
+    found: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict | list):
+            waiting += one.values() if isinstance(one, dict) else one
+        if isinstance(one, dict) and "$ref" in one:
+            name = one["$ref"].rsplit("/", 1)[1]
+            if name not in found:
+                found.add(name)
+                waiting.append(schemas[name])
+    return found
+
+
+async def test_of_the_services_own_responses_every_field_is_declared_as_present(start: Start) -> None:
+    async with start(families="") as running:
+        openapi = (await running.client.get("/openapi.json")).json()
+    schemas = openapi["components"]["schemas"]
+    names: set[str] = set()
+    for operations in openapi["paths"].values():
+        for operation in operations.values():
+            names |= reachable(operation["responses"]["200"].get("content"), schemas)
+    assert {"GenerateResult", "AttentionResult", "EncodeResult", "ModelDetails", "Health"} <= names
+    for name in names:
+        assert schemas[name]["required"] == list(schemas[name]["properties"]), name
+    # Of two kinds of tokens one has alternatives.
+    assert schemas["RankedToken"]["required"] == [*schemas["OutputToken"]["required"], "alternatives"]
+    for name in ("GenerateOutput", "ScoreOutput"):
+        assert {"OutputToken", "RankedToken"} <= reachable(schemas[name], schemas)
+
+
+async def test_openapi_declares_the_headers_that_a_call_may_have(start: Start) -> None:
+    openapi = await described(start)
+    for method, path in ROUTES:
+        names = [one["name"] for one in openapi["paths"][path][method]["parameters"] if one["in"] == "header"]
+        reads_body = "requestBody" in openapi["paths"][path][method]
+        length = ["Inference-Header-Content-Length"] if path.endswith("/infer") else []
+        assert names == ["X-Request-Id", *(["X-Request-Timeout-Ms"] if reads_body else []), *length], path
+
+
+async def test_the_page_shows_every_route_and_loads_nothing(start: Start) -> None:
+    async with start() as running:
+        answer = await running.client.get("/docs")
+        assert answer.headers["content-type"].startswith("text/html")
+        for method, path in ROUTES:
+            assert f"{method.upper()} {path}</h2>" in answer.text
+        for word in ("<script", "http://", "https://", " src="):
+            assert word not in answer.text
+        for name in PARAMETER_NAMES:
+            assert name in answer.text
+        assert html.escape('"prompt": "A man is riding a bicycle."') in answer.text
+        for code in set(ERRORS) - {"not_found", "method_not_allowed"}:
+            assert html.escape(f'"code": "{code}"') in answer.text
+
+
+PAGES = ("/docs", "/openapi.json")
+CODINGS = [
+    *(("gzip", "gzip"), ("GZIP", "gzip"), ("deflate, gzip;q=0.5, br", "gzip"), ("br;q=1.0,gzip; q=1", "gzip")),
+    *(("", None), ("identity", None), ("br, zstd", None), ("gzip;q=0", None), ("br, gzip; q=0.00", None)),
+    *(("gzipped", None), ("x;v=gzip", None)),
+]
+
+
+async def get(running: Any, path: str, coding: str, **headers: str) -> httpx.Response:
+    answer: httpx.Response = await running.client.get(path, headers={"accept-encoding": coding, **headers})
+    return answer
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_is_made_once_and_sent_as_it_is(start: Start, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    num_made = 0
+    make = FastAPI.openapi
+
+    def counted(app: FastAPI) -> dict[str, Any]:
+        nonlocal num_made
+        num_made += 1
+        time.sleep(0.3)  # as it takes where a machine is busy
+        return make(app)
+
+    monkeypatch.setattr(FastAPI, "openapi", counted)
+    async with start() as running:
+        first = [asyncio.ensure_future(get(running, path, "")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert (await running.client.get("/health/live")).status_code == 200
+        assert not any(call.done() for call in first)  # other calls do not wait for it
+        bodies = {(await call).content for call in first} | {(await get(running, path, "")).content for _ in range(3)}
+        assert (len(bodies), num_made) == (1, 1)
+
+
+async def test_a_page_costs_the_loop_next_to_nothing_after_the_first_call(start: Start) -> None:
+    async with start() as running:
+        for path in PAGES:
+            await get(running, path, "")
+            times = []
+            for _ in range(20):
+                started = time.process_time()
+                await get(running, path, "gzip")
+                times.append(time.process_time() - started)
+            assert min(times) < 0.005, path  # rendering alone took three times as long
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_is_compressed_where_the_client_takes_gzip(start: Start, path: str) -> None:
+    async with start() as running:
+        plain = await get(running, path, "")
+        tags = {None: plain.headers["etag"], "gzip": (await get(running, path, "gzip")).headers["etag"]}
+        assert tags[None] != tags["gzip"]
+        for accepted, coding in CODINGS:
+            answer = await get(running, path, accepted)
+            assert answer.headers.get("content-encoding") == coding, accepted
+            assert answer.content == plain.content
+            assert answer.headers["etag"] == tags[coding]
+            assert answer.headers["vary"] == "Accept-Encoding"
+            size = int(answer.headers["content-length"])
+            assert size < len(plain.content) / 8 if coding else size == len(plain.content)
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_that_the_client_has_already_is_not_sent_again(start: Start, path: str) -> None:
+    async with start() as running:
+        tag = (await get(running, path, "gzip")).headers["etag"]
+        assert tag.startswith('"') and tag.endswith('"')
+        for known in (tag, f"W/{tag}", f'"x", {tag}', "*"):
+            answer = await get(running, path, "gzip", **{"if-none-match": known})
+            assert (answer.status_code, answer.content) == (304, b"")
+            assert (answer.headers["etag"], answer.headers["vary"]) == (tag, "Accept-Encoding")
+            assert answer.headers["x-request-id"]
+        for other in ('"x"', tag.strip('"'), (await get(running, path, "")).headers["etag"]):
+            assert (await get(running, path, "gzip", **{"if-none-match": other})).status_code == 200
+
+
+def test_on_the_wire_a_page_is_gzip_and_can_be_revalidated(serve: Serve) -> None:
+    with serve() as wire:
+        connection = wire.http()
+        headers = {"Accept-Encoding": "gzip"}
+        for path in PAGES:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            page, tag = gzip.decompress(answer.read()), answer.headers["ETag"]
+            connection.request("GET", path, headers={**headers, "If-None-Match": tag})
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (304, b"")
+            connection.request("GET", path)
+            assert connection.getresponse().read() == page  # on the same connection
+        connection.close()

@@ -1,0 +1,517 @@
+"""Hostile clients over raw sockets. These tests decide whether another version of uvicorn may be used."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import time
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from service import logs
+from service.http import protocol as http_protocol
+from service.http.incoming import EXCHANGE, Exchange
+from service.http.protocol import MAX_PIPELINED, GuardedProtocol, ReadLimits
+from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
+
+QUICK = {"header_timeout_s": 0.2, "body_timeout_s": 0.2, "keep_alive_s": 1}
+POST = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+BODY = b'{"inputs":"x"}'
+
+
+def exchange(wire: Wire, data: bytes) -> bytes:
+    """Send, and read until the server closes."""
+    with wire.connect() as connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # what it has refused it does not read on
+            connection.sendall(data)
+        return read_all(connection)
+
+
+def check(answer: bytes, status: int, code: str) -> None:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode()), answer[:200]
+    error = json.loads(body)["error"]
+    assert error["code"] == code
+    assert f"x-request-id: {error['request_id']}".encode() in head
+    assert b"connection: close" in head
+
+
+def test_a_connection_on_which_nothing_comes_is_closed_in_silence(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        started = time.monotonic()
+        assert exchange(wire, b"") == b""
+        assert 0.15 < time.monotonic() - started < 2
+
+
+def test_slow_headers_are_408(serve: Serve) -> None:
+    with serve(**QUICK) as wire, wire.connect() as connection:
+        for byte in b"GET /health/live HTTP/1.1\r\nHo":
+            connection.sendall(bytes([byte]))
+            time.sleep(0.002)
+        check(read_all(connection), 408, "client_too_slow")
+        assert b'request_failure_total{code="client_too_slow"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_bytes_that_drip_do_not_extend_the_time(serve: Serve) -> None:
+    with serve(**QUICK) as wire, wire.connect() as connection:
+        started = time.monotonic()
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
+        connection.settimeout(0.05)
+        answer = b""
+        while not answer and time.monotonic() - started < 2:
+            try:
+                answer = connection.recv(65536)
+            except TimeoutError:
+                connection.sendall(b"x")
+        check(answer, 408, "client_too_slow")
+
+
+def test_a_stalled_body_is_408(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        check(exchange(wire, POST + b"Content-Length: 100\r\n\r\n" + BODY), 408, "client_too_slow")
+
+
+def unended(num_bytes: int) -> bytes:
+    """A head, and all of the body but its end."""
+    return POST + b"Content-Length: %d\r\n\r\n" % num_bytes + BODY.ljust(num_bytes - 1)
+
+
+def test_bodies_that_do_not_end_are_counted_together(serve: Serve) -> None:
+    """Each had the largest size for ten seconds: a few hundred connections took all memory before any door."""
+    with serve(max_body_bytes=100_000, max_waiting_bytes=100_000) as wire:
+        bodies = wire.server.bodies
+        with wire.connect() as first, wire.connect() as second, wire.connect() as third:
+            first.sendall(unended(60_000))
+            wait_until(lambda: bodies.num_bytes == 59_999)
+            second.sendall(unended(30_000))
+            wait_until(lambda: bodies.num_bytes == 59_999 + 29_999)
+            third.sendall(unended(20_000))
+            # The one that has paused for longest is refused, with the limit and the way out, in the route's shape.
+            answer = first.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"overloaded"' in answer
+            assert b"exceed 100000 bytes in total" in answer and b"retry-after: 1" in answer
+            wait_until(lambda: bodies.num_bytes == 29_999 + 19_999)
+            assert b'limit_reached_total{limit="body_bytes"} 1.0' in wire.get("/metrics")[1]
+            # What is whole is never held up by what does not end, nor is what goes on.
+            assert wire.post("/v1/generate", {"inputs": "x" * 40, "parameters": {"stop": ["y" * 70_000]}})[0] == 422
+            assert second.recv(65536).startswith(b"HTTP/1.1 503 ")
+            third.sendall(b" ")
+            assert third.recv(65536).startswith(b"HTTP/1.1 200 ")
+        wait_until(lambda: bodies.num_bytes == 0)
+
+
+def test_small_bodies_that_do_not_end_are_counted_too(serve: Serve) -> None:
+    """Those of 64 KiB and less were not: 4,000 of them took 600 MB."""
+    with serve(max_body_bytes=70_000, max_waiting_bytes=300_100) as wire, contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(wire.connect()) for _ in range(20)]
+        for connection in connections:
+            connection.sendall(unended(60_000))
+        wait_until(lambda: b'limit="body_bytes"} 15.0' in wire.get("/metrics")[1])
+        assert wire.server.bodies.num_bytes == 5 * 59_999
+        assert sum(connection.recv(65536).startswith(b"HTTP/1.1 503 ") for connection in connections[:15]) == 15
+        assert wire.post("/v1/generate", {"inputs": "a dog"})[0] == 200
+        # And nothing of those that were refused is kept, as the traceback of an exception would.
+        protocols: list[Any] = list(wire.server.server_state.connections)
+        exchanges: list[Exchange] = [one.cycle.scope[EXCHANGE] for one in protocols if one.cycle]
+        assert [one.refusal.__traceback__ for one in exchanges if one.refusal] == [None] * 15
+
+
+def test_bodies_that_no_route_reads_are_counted_and_released(serve: Serve, make_backend: MakeBackend) -> None:
+    """uvicorn keeps 64 KiB and more for a route that reads no body, and for each request behind one that runs."""
+    with serve(make_backend(step_s=0.02)) as wire, wire.connect() as waiting, wire.connect() as unread:
+        bodies = wire.server.bodies
+        slow = b'{"inputs":"x","parameters":{"min_new_tokens":60,"max_new_tokens":60}}'
+        waiting.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(slow) + slow + unended(50_000))
+        wait_until(lambda: wire.backend.engines[0].num_running == 1)
+        wait_until(lambda: bodies.num_bytes == 49_999)
+        waiting.close()
+        wait_until(lambda: bodies.num_bytes == 0)
+        unread.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: 50000\r\n\r\n" + b"x" * 49_999)
+        assert unread.recv(65536).startswith(b"HTTP/1.1 200 ")
+        wait_until(lambda: bodies.num_bytes == 0)
+
+
+def test_a_body_behind_another_request_is_refused_in_its_turn(serve: Serve, make_backend: MakeBackend) -> None:
+    """A complete one too: the limit cannot wait until the request before it is answered."""
+    with serve(make_backend(step_s=0.02), max_body_bytes=60_000, max_waiting_bytes=60_000) as wire:
+        slow = b'{"inputs":"x","parameters":{"min_new_tokens":40,"max_new_tokens":40}}'
+        with wire.connect() as pipelining, wire.connect() as other:
+            pipelining.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(slow) + slow + unended(50_000) + b" ")
+            wait_until(lambda: wire.server.bodies.num_bytes == 50_000)
+            other.sendall(unended(30_000))
+            wait_until(lambda: wire.server.bodies.num_bytes == 29_999)
+            other.sendall(b" ")
+            assert other.recv(65536).startswith(b"HTTP/1.1 200 ")
+            answers = read_all(pipelining)
+            assert answers.startswith(b"HTTP/1.1 200 ")
+            _, _, second = answers.partition(b"HTTP/1.1 503 ")
+            assert b"paused for longest" in second
+
+
+def drip_until_closed(connection: socket.socket, byte: bytes, timeout_s: float = 3.0) -> bool:
+    """Send a byte every 20 ms; whether the server closed."""
+    end = time.monotonic() + timeout_s
+    connection.settimeout(0.02)
+    while time.monotonic() < end:
+        try:
+            if connection.recv(65536) == b"":
+                return True
+        except TimeoutError:
+            with contextlib.suppress(OSError):
+                connection.sendall(byte)
+        except OSError:
+            return True
+    return False
+
+
+def test_the_rest_of_a_body_that_no_route_wants_has_its_time_and_no_more(serve: Serve) -> None:
+    """Any byte stops uvicorn's keep-alive timer, so a body that drips would go on for ever."""
+    with serve(**QUICK) as wire, wire.connect() as connection:
+        connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nx")
+        assert b" 404 " in connection.recv(65536).split(b"\r\n")[0]
+        assert drip_until_closed(connection, b"x")
+
+
+def test_an_idle_connection_is_closed_after_the_keep_alive_time(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        answer = exchange(wire, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_bytes_after_an_answer_start_the_time_of_the_next_head(serve: Serve) -> None:
+    """Any byte stops uvicorn's keep-alive timer, those of an empty line too."""
+    with serve(**QUICK) as wire, wire.connect() as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert drip_until_closed(connection, b"\r\n")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 1_000_000,
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 40_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: x\r\n" * 20_000 + b"\r\n",
+        b"GET /" + b"x" * 40_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+    ids=["endless", "one large header", "many headers", "long path"],
+)
+def test_a_head_of_more_than_32_kib_is_431(serve: Serve, head: bytes) -> None:
+    with serve() as wire:
+        answer = exchange(wire, head)
+        if answer:  # the reset of what was sent too much may overtake it
+            check(answer, 431, "headers_too_large")
+        assert wire.get("/health/live")[0] == 200
+        assert b'request_failure_total{code="headers_too_large"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_separators_of_headers_count_as_well(serve: Serve) -> None:
+    """Only names and values were counted: 48 KB of headers of two bytes each passed where they came in one piece."""
+    with serve() as wire:
+        answer = exchange(wire, b"GET /health/live HTTP/1.1\r\nHost: x\r\n" + b"X:x\r\n" * 8_000 + b"\r\n")
+        if answer:  # the reset of what was sent too much may overtake it
+            check(answer, 431, "headers_too_large")
+        assert b'request_failure_total{code="headers_too_large"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_a_head_just_below_the_limit_is_served(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        answer = exchange(wire, b"GET /health/live HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 32_000 + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello\r\n\r\n",
+        b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
+        POST + b"Content-Length: -5\r\n\r\n",
+        POST + b"Content-Length: 14\r\nContent-Length: 15\r\n\r\n" + BODY,
+        POST + b"Content-Length: 14\r\nTransfer-Encoding: chunked\r\n\r\n" + BODY,
+        b"BREW /pot HTTP/1.1\r\nHost: x\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["words", "version", "negative length", "two lengths", "length and chunks", "method", "chunk size"],
+)
+def test_what_is_not_http_is_400(serve: Serve, data: bytes) -> None:
+    with serve(**QUICK) as wire:
+        check(exchange(wire, data), 400, "malformed_request")
+        assert wire.get("/health/live")[0] == 200
+        assert b'request_failure_total{code="malformed_request"} 1.0' in wire.get("/metrics")[1]
+
+
+GET = b"GET /health/live HTTP/1.1\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        GET + b"\r\n",
+        GET + b"Host: x\r\nHost: x\r\n\r\n",
+        GET + b"Host: a b\r\n\r\n",
+        b"GET /health/live\r\n\r\n",
+        b"GET /health/live HTTP/0.9\r\nHost: x\r\n\r\n",
+        b"GET /health/live HTTP/2.0\r\nHost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n" + GET + b"Host: x\r\n\r\n",
+        b"GET * HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET health HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET http:///health/live HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET ftp://x/health/live HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+    ids=[
+        *("no Host", "two Hosts", "a Host with a space", "HTTP/0.9 without a version", "HTTP/0.9", "HTTP/2.0"),
+        *("the preface of HTTP/2", "CONNECT", "asterisk", "no path", "bytes", "no host", "another scheme"),
+    ],
+)
+def test_a_head_that_is_not_valid_is_400_with_a_log_line_and_a_count(
+    serve: Serve, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logs.access_logger.name)
+    with serve(**QUICK) as wire:
+        check(exchange(wire, data), 400, "malformed_request")
+        (line,) = [getattr(record, logs.FIELDS) for record in caplog.records if record.name == "sightline.access"]
+        assert (line["status"], line["code"]) == (400, "malformed_request")
+        assert b'request_failure_total{code="malformed_request"} 1.0' in wire.get("/metrics")[1]
+
+
+def test_targets_with_a_host_name_the_same_resource(serve: Serve) -> None:
+    """Every server must accept them (RFC 9112, 3.2.2)."""
+    with serve(**QUICK) as wire:
+        for target in (b"http://any_host:80/health/live", b"HTTPS://[::1]/health/live?x"):
+            answer = exchange(wire, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 "), target
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.05], ids=["in one packet", "in two packets"])
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [(b"Content-Length: %d\r\n\r\n" % len(BODY), BODY), (b"Transfer-Encoding: chunked\r\n\r\n", CHUNKED)],
+    ids=["length", "chunks"],
+)
+def test_a_request_to_change_the_protocol_is_ignored(serve: Serve, framing: bytes, body: bytes, pause_s: float) -> None:
+    """The body was lost, or parsed as the next request: so curl --http2 and Java's HttpClient always failed."""
+    with serve() as wire, wire.connect() as connection:
+        for _ in range(2):  # the connection goes on
+            connection.sendall(POST + UPGRADE + framing)
+            time.sleep(pause_s)
+            connection.sendall(body)
+            answer = connection.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 200 ") and b'"outputs"' in answer
+        last = POST + b"Connection: close\r\n" + framing + body
+        connection.sendall(POST + UPGRADE + framing + body + last)
+        assert read_all(connection).count(b"HTTP/1.1 200 ") == 2
+
+
+def test_a_body_is_never_parsed_as_a_request(serve: Serve) -> None:
+    smuggled = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+    others = (
+        b"Connection: close, upgrade\r\nUpgrade: h2c\r\n",
+        b"Connection: upgrade\r\nUpgrade: a, b\r\nUpgrade: c\r\n",
+    )
+    with serve() as wire:
+        for extra in (UPGRADE, *others):
+            with wire.connect() as connection:
+                connection.sendall(POST + extra + b"Content-Length: %d\r\n\r\n" % len(smuggled))
+                time.sleep(0.02)
+                connection.sendall(smuggled)
+                assert b'"code":"malformed_json"' in connection.recv(65536)
+        calls = [line for line in wire.get("/metrics")[1].splitlines() if line.startswith(b"sightline_http_requests_")]
+        assert calls == [b'sightline_http_requests_total{route="/v1/generate",status="400"} 3.0']
+
+
+def test_a_web_socket_is_an_ordinary_get(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        extra = b"Host: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        assert exchange(wire, GET + extra).startswith(b"HTTP/1.1 200 ")
+
+
+WHOLE = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@pytest.mark.parametrize("garbage", [b"\x00\x01\x02", b"zz\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"])
+def test_what_comes_after_a_valid_request_does_not_cost_its_answer(serve: Serve, garbage: bytes) -> None:
+    with serve(**QUICK) as wire:
+        first, second = exchange(wire, WHOLE + garbage).split(b"HTTP/1.1 ")[1:]
+        assert first.startswith(b"200 ") and b'"outputs"' in first
+        check(b"HTTP/1.1 " + second, 400, "malformed_request")
+
+
+@pytest.mark.parametrize(
+    ("rest", "status", "code"),
+    [
+        (b"zz\r\n", 400, "malformed_request"),
+        (b"2\r\n{}x\r\n", 400, "malformed_request"),
+        (b"2\r\n{}\r\n0\r\nno trailer\r\n\r\n", 400, "malformed_request"),
+        (b"2\r\n{}\r\n0\r\nX: " + b"x" * 55_000, 431, "headers_too_large"),
+    ],
+    ids=["chunk size", "chunk end", "trailer", "long trailer"],
+)
+@pytest.mark.parametrize("pause_s", [0, 0.05], ids=["in one packet", "in two packets"])
+def test_a_body_with_bad_framing_is_answered_by_its_route(
+    serve: Serve, rest: bytes, status: int, code: str, pause_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was closed without an answer, a log line or a count."""
+    caplog.set_level(logging.INFO, logs.access_logger.name)
+    with serve() as wire:
+        for path, message in ((b"/v1/generate", "error"), (b"/generate", "error_type")):
+            caplog.clear()
+            with wire.connect() as connection:
+                connection.sendall(POST.replace(b"/v1/generate", path) + b"Transfer-Encoding: chunked\r\n\r\n")
+                for start in range(0, len(rest), 15_000):  # whole headers are counted, and what comes piece by piece
+                    time.sleep(0.01 if start else pause_s)
+                    connection.sendall(rest[start : start + 15_000])
+                head, _, body = read_all(connection).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 %d " % status) and b"connection: close" in head
+            assert message in json.loads(body)
+            (line,) = [getattr(record, logs.FIELDS) for record in caplog.records if record.name == "sightline.access"]
+            assert (line["status"], line["code"], line["route"]) == (status, code, path.decode())
+        assert wire.get("/health/live")[0] == 200
+
+
+def test_a_hundred_thousand_tiny_chunks_are_one_body(serve: Serve) -> None:
+    with serve() as wire, wire.connect() as connection:
+        body = BODY + b" " * 100_000
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+        connection.sendall(POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_over_the_limit_is_refused_before_it_has_come(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        answer = exchange(wire, POST + b"Content-Length: 1000000000\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_client_that_sends_a_whole_large_body_can_read_its_413(serve: Serve) -> None:
+    with serve() as wire:
+        assert wire.post("/v1/generate", {"inputs": "x" * 3_000_000})[0] == 413
+
+
+def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
+    with serve(**QUICK) as wire:
+        request = POST + b"Content-Length: %d\r\n" % len(BODY)
+        data = b"".join(request + b"X-Request-Id: r%d\r\n\r\n" % place + BODY for place in range(5))
+        answer = exchange(wire, data)
+        ids = [line for line in answer.split(b"\r\n") if line.startswith(b"x-request-id")]
+        assert ids == [b"x-request-id: r%d" % place for place in range(5)]
+
+
+def test_of_requests_sent_ahead_of_their_turn_no_more_than_some_are_read(serve: Serve) -> None:
+    """Each was compared with all before it, and kept: a megabyte of them held up the event loop for seconds."""
+    with serve() as wire, wire.connect() as connection:
+        started = time.monotonic()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000)
+        answers = read_all(connection)
+        assert time.monotonic() - started < 5
+        if answers:  # the reset of what was sent too much may overtake them
+            assert answers.startswith(b"HTTP/1.1 200 ")
+        assert wire.get("/health/live")[0] == 200
+
+
+def test_the_last_answer_before_the_limit_says_that_the_connection_ends(serve: Serve) -> None:
+    with serve() as wire, wire.connect() as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * (MAX_PIPELINED + 9))
+        heads = read_all(connection).split(b"HTTP/1.1 ")[1:]
+        assert len(heads) == 1 + MAX_PIPELINED
+        assert [b"connection: close" in head for head in heads] == [False] * MAX_PIPELINED + [True]
+
+
+def test_trailers_without_end_are_cut_off(serve: Serve) -> None:
+    """They were kept as headers, for as long as a body may take."""
+    with serve(body_timeout_s=30) as wire:
+        started = time.monotonic()
+        trailers = b"a:b\r\n" * 100_000
+        exchange(wire, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + trailers)
+        assert time.monotonic() - started < 5
+        assert wire.get("/health/live")[0] == 200
+
+
+def test_a_trailer_without_end_is_cut_off(serve: Serve) -> None:
+    """A header is told when it is whole, so one that never is was kept, and copied with each piece that came."""
+    with serve(body_timeout_s=30) as wire:
+        started = time.monotonic()
+        exchange(wire, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: " + b"b" * 1_000_000)
+        assert time.monotonic() - started < 5
+
+
+def test_what_goes_wrong_behind_an_early_answer_is_no_second_answer(serve: Serve) -> None:
+    with serve(body_timeout_s=30) as wire:
+        head = b"POST /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
+        with wire.connect() as connection:
+            connection.sendall(head)
+            first = connection.recv(65536)
+            assert first.startswith(b"HTTP/1.1 404 ")
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(b"no size\r\n")
+            assert b"HTTP/1.1" not in read_all(connection)
+        assert b'code="malformed_request"' not in wire.get("/metrics")[1]
+
+
+def test_a_few_trailers_are_read_and_forgotten(serve: Serve) -> None:
+    with serve() as wire:
+        chunks = b"%x\r\n%s\r\n0\r\nX-Sum: 1\r\n\r\n" % (len(BODY), BODY)
+        answer = exchange(wire, POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def made_protocol(transport: Mock, write_timeout_s: float) -> GuardedProtocol:
+    config = uvicorn.Config(Mock())
+    config.load()
+    limits = ReadLimits(header_timeout_s=9, body_timeout_s=9, write_timeout_s=write_timeout_s)
+    protocol = GuardedProtocol(
+        config, ServerState(), {}, limits=limits, connections=Mock(), bodies=Mock(), on_refusal=Mock()
+    )
+    protocol.connection_made(transport)
+    return protocol
+
+
+@pytest.mark.anyio
+async def test_what_is_written_after_a_pause_does_not_hide_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A level that was as high as one timeout before counted as nothing read: whoever read steadily was cut off."""
+    transport = Mock()
+    transport.is_closing.return_value = False
+    monkeypatch.setattr(http_protocol, "num_unread", lambda transport: 90)
+    protocol = made_protocol(transport, write_timeout_s=0.1)
+    for _ in range(6):
+        protocol.pause_writing()
+        await asyncio.sleep(0.05)
+        protocol.resume_writing()
+    transport.abort.assert_not_called()
+    protocol.pause_writing()
+    await asyncio.sleep(0.3)
+    transport.abort.assert_called_once()
+    protocol.connection_lost(None)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("reads_s", [0.0, 0.25], ids=["nothing is read", "reading stops"])
+async def test_a_closed_connection_waits_for_a_reader_that_reads(
+    monkeypatch: pytest.MonkeyPatch, reads_s: float
+) -> None:
+    """What is left unread may be too little to pause writing, and then no timer ran."""
+    transport = Mock()
+    transport.is_closing.side_effect = lambda: transport.close.called
+    started = time.monotonic()
+    cut_after: list[float] = []
+    transport.abort.side_effect = lambda: cut_after.append(time.monotonic() - started)
+    monkeypatch.setattr(
+        http_protocol, "num_unread", lambda transport: 90 - min(reads_s, time.monotonic() - started) / 0.005
+    )
+    protocol = made_protocol(transport, write_timeout_s=0.1)
+    protocol.timeout_keep_alive_handler()
+    await asyncio.sleep(reads_s + 0.3)
+    (seconds,) = cut_after
+    assert reads_s + 0.09 <= seconds < reads_s + 0.2
+    protocol.connection_lost(None)

@@ -1,0 +1,228 @@
+"""Bad bodies: every one has its own refusal, quickly and without an echo, and the service lives on."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.api.attention import AttentionBody
+from service.api.encode import EncodeBody
+from service.api.generate import GenerateBody
+from service.api.score import ScoreBody
+from service.api.tokens import DetokenizeBody, TokenizeBody
+from service.errors import ApiError
+from service.fields import RequestBody, path_of
+from service.http.call import parse_body
+from tests.service.conftest import Running, Start
+
+MARKER = "Zaubertrank"  # must never come back
+
+MALFORMED: dict[str, bytes] = {
+    "empty": b"",
+    "blank": b"  ",
+    "cut off": b'{"inputs": "x"',
+    "NaN": b'{"inputs":"x","parameters":{"do_sample":true,"temperature":NaN}}',
+    "Infinity": b'{"inputs":"x","parameters":{"do_sample":true,"temperature":Infinity}}',
+    "lone surrogate": b'{"inputs":"\\ud800"}',
+    "byte order mark": b'\xef\xbb\xbf{"inputs":"x"}',
+    "UTF-16": '{"inputs":"x"}'.encode("utf-16"),
+    "UTF-16 without a mark": '{"inputs":"x"}'.encode("utf-16-le"),
+    "broken UTF-8": b'{"inputs":"\xff"}',
+    "latin-1": '{"inputs":"ä"}'.encode("latin-1"),
+    "deep nesting": b'{"inputs":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "a bare NUL": b'{"inputs":"a\x00b"}',
+    "a comment": b'{"inputs":"x"} // yes',
+    "two documents": b'{"inputs":"x"}{"inputs":"x"}',
+    "a number out of range": b'{"inputs":"x","parameters":{"do_sample":true,"temperature":1e999}}',
+    "a number of 5000 digits": b'{"inputs":"x","parameters":{"max_new_tokens":' + b"9" * 5000 + b"}}",
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=list(MALFORMED))
+async def test_what_is_not_json_is_400_and_short_and_quick(running: Running, body: bytes) -> None:
+    started = time.perf_counter()
+    answer = await running.client.post("/v1/generate", content=body, headers={"content-type": "application/json"})
+    assert time.perf_counter() - started < 2
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "malformed_json")
+    assert len(answer.content) < 2048
+    assert (await running.client.get("/health/live")).status_code == 200
+
+
+NOT_ALLOWED: list[tuple[Any, str, str | None]] = [
+    ([], "invalid_parameter", None),
+    ("x", "invalid_parameter", None),
+    (None, "invalid_parameter", None),
+    ({}, "invalid_parameter", "inputs"),
+    ({"inputs": None}, "invalid_parameter", "inputs"),
+    ({"inputs": 3}, "invalid_parameter", "inputs"),
+    ({"inputs": {"0": MARKER}}, "invalid_parameter", "inputs"),
+    ({"inputs": ""}, "empty_input", "inputs"),
+    ({"inputs": " \t\n\u3000"}, "empty_input", "inputs"),
+    ({"inputs": []}, "empty_input", "inputs"),
+    ({"inputs": ["x", MARKER, ""]}, "empty_input", "inputs[2]"),
+    ({"inputs": ["x", 3]}, "invalid_parameter", "inputs[1]"),
+    ({"inputs": ["x", ["y"]]}, "invalid_parameter", "inputs[1]"),
+    ({"inputs": ["x"] * 33}, "invalid_parameter", "inputs"),
+    ({"inputs": "x", "inptus": MARKER}, "invalid_parameter", "inptus"),
+    ({"inputs": "x", MARKER + " ä": 1}, "invalid_parameter", None),
+    ({"inputs": "x", "stream": 1}, "invalid_parameter", "stream"),
+    ({"inputs": "x", "stream": "true"}, "invalid_parameter", "stream"),
+    ({"inputs": "x", "model": 3}, "invalid_parameter", "model"),
+    ({"inputs": "x", "model": MARKER * 20}, "invalid_parameter", "model"),
+    ({"inputs": "x", "parameters": None}, "invalid_parameter", "parameters"),
+    ({"inputs": "x", "parameters": []}, "invalid_parameter", "parameters"),
+    ({"inputs": "x", "parameters": {MARKER: 1}}, "invalid_parameter", f"parameters.{MARKER}"),
+    ({"inputs": "x", "parameters": {"max_new_tokens": True}}, "invalid_parameter", "parameters.max_new_tokens"),
+    ({"inputs": "x", "parameters": {"max_new_tokens": "3"}}, "invalid_parameter", "parameters.max_new_tokens"),
+    ({"inputs": "x", "parameters": {"max_new_tokens": 3.0}}, "invalid_parameter", "parameters.max_new_tokens"),
+    ({"inputs": "x", "parameters": {"min_new_tokens": None}}, "invalid_parameter", "parameters.min_new_tokens"),
+    ({"inputs": "x", "parameters": {"max_new_tokens": 0}}, "invalid_parameter", "parameters.max_new_tokens"),
+    ({"inputs": "x", "parameters": {"max_new_tokens": 65}}, "invalid_parameter", "parameters.max_new_tokens"),
+    ({"inputs": "x", "parameters": {"max_new_tokens": 10**18}}, "invalid_parameter", "parameters.max_new_tokens"),
+    ({"inputs": "x", "parameters": {"min_new_tokens": -1}}, "invalid_parameter", "parameters.min_new_tokens"),
+    ({"inputs": "x", "parameters": {"min_new_tokens": 65}}, "invalid_parameter", "parameters.min_new_tokens"),
+    (
+        {"inputs": "x", "parameters": {"min_new_tokens": 9, "max_new_tokens": 8}},
+        "invalid_parameter",
+        "parameters.min_new_tokens",
+    ),
+    ({"inputs": "x", "parameters": {"do_sample": 1}}, "invalid_parameter", "parameters.do_sample"),
+    *(
+        ({"inputs": "x", "parameters": {name: value}}, "invalid_parameter", f"parameters.{name}")
+        for name, value in (("temperature", 0.5), ("top_k", 3), ("top_p", 0.5), ("seed", 1))
+    ),
+    *(
+        ({"inputs": "x", "parameters": {"do_sample": True, name: value}}, "invalid_parameter", f"parameters.{name}")
+        for name, value in (
+            *(("temperature", 0), ("temperature", 10.5), ("temperature", True), ("temperature", "1")),
+            *(("top_p", 0), ("top_p", 1.0001), ("top_k", -1), ("top_k", 0.5)),
+            *(("seed", -1), ("seed", 2**53), ("seed", 1.5), ("seed", "1")),
+        )
+    ),
+    *(
+        ({"inputs": "x", "parameters": {"stop": value}}, "invalid_parameter", "parameters.stop")
+        for value in (3, "", [""], ["a"] * 5, "a" * 65, [1], {"a": 1})
+    ),
+    ({"inputs": "x", "parameters": {"num_beams": 0}}, "invalid_parameter", "parameters.num_beams"),
+    ({"inputs": "x", "parameters": {"num_beams": 9}}, "invalid_parameter", "parameters.num_beams"),
+]
+
+
+@pytest.mark.anyio
+async def test_what_is_not_allowed_is_422_and_names_the_value_without_repeating_it(running: Running) -> None:
+    for body, code, param in NOT_ALLOWED:
+        answer = await running.post("/v1/generate", body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (422, code, param), body
+        assert MARKER not in error["message"]
+        assert error["message"].endswith(".")
+
+
+@pytest.mark.anyio
+async def test_huge_wrong_values_cost_no_more_than_small_ones_and_never_come_back(running: Running) -> None:
+    for path, body in (
+        ("/v1/generate", {"inputs": list(range(100_000))}),
+        ("/v1/generate", {"inputs": 1, "parameters": {"stop": [MARKER] * 50_000}}),
+        ("/v1/generate", {MARKER + str(place): 0 for place in range(30_000)}),
+        ("/v1/generate", {"inputs": MARKER * 80_000}),
+        ("/v1/detokenize", {"ids": [["x"] * 100_000]}),
+        ("/v1/detokenize", {"ids": [[True] * 100_000]}),
+        ("/v1/generate", {"inputs": "x", "parameters": {"suppress_tokens": [0] * 300_000}}),
+        ("/v1/generate", {"inputs": "x", "parameters": {"target_prefix": MARKER * 80_000}}),
+        ("/v1/score", {"inputs": "x", "targets": MARKER * 80_000}),
+        ("/v1/score", {"inputs": ["x"], "targets": [MARKER] * 50_000}),
+        ("/v1/attention", {"input": "x", "layers": ["x"] * 100_000}),
+        ("/v1/attention", {"input": "x", "kinds": [MARKER] * 50_000}),
+    ):
+        started = time.perf_counter()
+        answer = await running.post(path, body)
+        assert time.perf_counter() - started < 2, path
+        assert answer.status_code == 422, answer.text
+        assert len(answer.content) < 2048
+        assert MARKER + MARKER not in answer.text
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "application/json; charset=utf-16"},
+        {"content-type": "application/json", "content-encoding": "br"},
+        {"content-type": ""},
+    ],
+)
+async def test_another_content_type_is_415(running: Running, headers: dict[str, str]) -> None:
+    answer = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/json; charset=utf-8", 'Application/JSON;charset="UTF-8"']
+)
+async def test_json_in_utf_8_is_taken_however_it_is_spelt(running: Running, kind: str) -> None:
+    answer = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers={"content-type": kind})
+    assert answer.status_code == 200
+
+
+@pytest.mark.anyio
+async def test_of_a_key_that_stands_twice_the_last_counts(running: Running) -> None:
+    body = b'{"inputs":["x","y"],"inputs":"x"}'
+    answer = await running.client.post("/v1/generate", content=body, headers={"content-type": "application/json"})
+    assert len(answer.json()["outputs"]) == 1
+
+
+@pytest.mark.anyio
+async def test_a_nul_character_is_a_character(running: Running) -> None:
+    answer = await running.post("/v1/tokenize", {"inputs": "a\x00b"})
+    assert [token["text"] for token in answer.json()["outputs"][0]] == [" a", "\x00", "b", "</s>"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_the_body_limit_holds_to_the_byte(start: Start, is_chunked: bool) -> None:
+    async with start(max_body_bytes=100) as running:
+        for size, status in ((99, 200), (100, 200), (101, 413)):
+            body = b'{"inputs":"x"}'.ljust(size)
+
+            async def chunks(body: bytes = body) -> AsyncIterator[bytes]:
+                yield body[:60]
+                yield body[60:]
+
+            answer = await running.client.post(
+                "/v1/generate",
+                content=chunks() if is_chunked else body,
+                headers={"content-type": "application/json"},
+            )
+            assert answer.status_code == status
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=10,
+)
+BODIES = (GenerateBody, ScoreBody, EncodeBody, AttentionBody, TokenizeBody, DetokenizeBody)
+
+
+@given(data=st.data(), body_type=st.sampled_from(BODIES))
+@settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], max_examples=200)
+def test_any_json_is_parsed_or_refused(data: st.DataObject, body_type: type[RequestBody]) -> None:
+    document = data.draw(st.dictionaries(st.sampled_from(sorted(body_type.model_fields)), JSON))
+    try:
+        parse_body(orjson.dumps(document), body_type)
+    except ApiError as error:
+        assert error.kind.status in (400, 422)  # noqa: PT017
+
+
+def test_paths_are_written_as_in_the_language_of_the_client() -> None:
+    assert path_of(("parameters", "stop", 1)) == "parameters.stop[1]"
+    assert path_of(("ids", 0, 3)) == "ids[0][3]"
+    assert path_of(()) == ""

@@ -1,0 +1,172 @@
+"""The end in two stages, on a real socket."""
+
+import contextlib
+import logging
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+import orjson
+import pytest
+
+from service.api.endpoint import Endpoint
+from service.http import server
+from service.http.call import HttpCall
+from tests.service.api.test_streaming import large_answer
+from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
+from tests.support.fake_runner import Faults
+
+LONG = {"min_new_tokens": 40, "max_new_tokens": 40}
+
+
+def terminate(wire: Wire) -> None:
+    """What the process's signal handler does."""
+    wire.server.handle_exit(signal.SIGTERM, None)
+
+
+def post_in_thread(wire: Wire, body: Any, answers: list[tuple[int, Any]]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: answers.append(wire.post("/v1/generate", body)))
+    thread.start()
+    return thread
+
+
+def test_work_in_flight_ends_well_while_new_work_is_refused(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(step_s=0.02), drain_s=0.3) as wire:
+        connection = wire.http()
+        content = orjson.dumps({"inputs": "x", "stream": True, "parameters": LONG})
+        connection.request("POST", "/v1/generate", content, {"Content-Type": "application/json"})
+        stream = connection.getresponse()
+        answers: list[tuple[int, Any]] = []
+        unary = post_in_thread(wire, {"inputs": "y", "parameters": LONG}, answers)
+        wait_until(lambda: wire.backend.engines[0].num_running == 2)
+        terminate(wire)
+        status, body = wire.get("/health/ready")
+        assert (status, orjson.loads(body)["error"]["code"]) == (503, "draining")
+        assert wire.post("/v1/generate", {"inputs": "z"})[1]["error"]["code"] == "draining"
+        assert wire.get("/health/live")[0] == 200
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+        unary.join()
+        assert answers[0][0] == 200
+        wire.thread.join(timeout=10)
+        assert not wire.thread.is_alive()
+        assert wire.server.exit_code == 0
+        connection.close()
+
+
+def test_an_interrupt_from_the_keyboard_has_no_drain_window(serve: Serve) -> None:
+    with serve(drain_s=60.0) as wire:
+        wire.server.handle_exit(signal.SIGINT, None)
+        wire.thread.join(timeout=10)
+        assert not wire.thread.is_alive()
+        assert wire.server.exit_code == 0
+
+
+def test_the_listener_closes_after_the_drain_window(serve: Serve) -> None:
+    with serve(drain_s=0.1) as wire:
+        port = wire.port
+        terminate(wire)
+        wire.thread.join(timeout=10)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def test_what_does_not_finish_in_time_is_told_that_the_service_drains(serve: Serve, make_backend: MakeBackend) -> None:
+    hang = threading.Event()
+    with serve(make_backend(faults=Faults(hang=hang)), drain_s=0, shutdown_timeout_s=2) as wire:
+        answers: list[tuple[int, Any]] = []
+        unary = post_in_thread(wire, {"inputs": "x"}, answers)
+        wait_until(lambda: wire.backend.engines[0].num_running == 1)
+        started = time.monotonic()
+        terminate(wire)
+        unary.join(timeout=10)
+        wire.thread.join(timeout=10)
+        assert time.monotonic() - started < 5  # two to finish, one to give up the call that hangs, and not that twice
+        assert not wire.thread.is_alive()
+        hang.set()
+        assert (answers[0][0], answers[0][1]["error"]["code"]) == (503, "draining")
+
+
+def test_idle_connections_and_stalled_uploads_do_not_hold_up_the_end(serve: Serve) -> None:
+    with serve(drain_s=0, body_timeout_s=0.3) as wire, contextlib.ExitStack() as open_connections:
+        idle = wire.http()
+        idle.request("GET", "/health/live")
+        idle.getresponse().read()
+        silent = open_connections.enter_context(wire.connect())
+        stalled = open_connections.enter_context(wire.connect())
+        stalled.sendall(
+            b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
+        wait_until(lambda: len(wire.server.server_state.connections) == 3)
+        terminate(wire)
+        wire.thread.join(timeout=3)
+        assert not wire.thread.is_alive()
+        assert silent.recv(1) == b""
+        idle.close()
+
+
+def test_an_upload_that_outlasts_the_shutdown_timeout_is_told_that_the_service_drains(serve: Serve) -> None:
+    with serve(drain_s=0, shutdown_timeout_s=0.1, body_timeout_s=60) as wire, wire.connect() as stalled:
+        stalled.sendall(
+            b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
+        wait_until(lambda: len(wire.server.server_state.tasks) == 1)
+        terminate(wire)
+        answer = read_all(stalled)
+        assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"draining"' in answer
+        wire.thread.join(timeout=3)
+        assert not wire.thread.is_alive()
+
+
+def test_answers_that_the_end_cuts_are_one_line_each_in_the_log_without_a_traceback(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "ANSWER_S", 1)
+    caplog.set_level(logging.INFO)
+    with serve(drain_s=0, shutdown_timeout_s=0.1, write_timeout_s=60) as wire, large_answer(wire) as client:
+        wait_until(lambda: bool(wire.backend.runners[0].num_steps))
+        wire.wait_idle()
+        time.sleep(0.3)  # until all buffers on the way are full
+        terminate(wire)
+        wire.thread.join(timeout=10)
+        assert not wire.thread.is_alive()
+        head, _, content = read_all(client).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and b"content-length: %d" % len(content) not in head
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    (call,) = [record.fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
+    assert (call["route"], call["status"], call["code"]) == ("/v1/generate", 200, "draining")
+
+
+def test_a_mistake_behind_the_head_of_an_answer_is_one_traceback_and_closes_the_connection(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def live(call: HttpCall) -> None:
+        await call.send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+        await call.send({"type": "http.response.body", "body": b"12345", "more_body": True})
+        raise RuntimeError("a mistake")
+
+    with serve() as wire:
+        wire.app.add_endpoints([Endpoint("GET", "/health/live", live)])  # in the place of the service's own
+        with wire.connect() as client:
+            client.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert read_all(client).endswith(b"\r\n\r\n12345")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == ["a call failed"]
+
+
+def test_a_second_signal_ends_at_once(serve: Serve) -> None:
+    with serve(drain_s=60) as wire:
+        terminate(wire)
+        assert wire.exit_codes == []
+        terminate(wire)
+        assert wire.exit_codes == [1]
+
+
+def test_an_end_while_loading_is_an_orderly_one(serve: Serve, make_backend: MakeBackend) -> None:
+    may_load = threading.Event()
+    with serve(make_backend(wait_for=may_load), drain_s=0) as wire:
+        terminate(wire)
+        may_load.set()
+        wire.thread.join(timeout=5)
+        assert not wire.thread.is_alive()
+        assert wire.server.exit_code == 0

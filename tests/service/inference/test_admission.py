@@ -1,0 +1,238 @@
+import threading
+
+import pytest
+
+from service.engine.throughput import Throughput
+from service.errors import ApiError
+from service.inference.admission import AdmissionController, RefusalPace, ResponseMemory, ResponseReservation
+from service.inference.service import response_bytes
+from service.parameters import GenerateParameters
+
+
+def controller(
+    max_sequences: int = 1000, max_bytes: int = 10**6, max_tokens: int = 10**6, units_per_s: float | None = None
+) -> AdmissionController:
+    throughput = Throughput()
+    throughput.units_per_s = units_per_s
+    return AdmissionController(max_sequences, max_bytes, max_tokens, throughput, max_wait_s=5.0)
+
+
+def test_sequences_beyond_the_limit_are_refused_and_count_nothing() -> None:
+    admission = controller(max_sequences=3)
+    admission.reserve(2, 10)
+    with pytest.raises(ApiError, match="overloaded"):
+        admission.reserve(2, 10)
+    assert (admission.num_sequences, admission.num_bytes) == (2, 10)
+    admission.reserve(1, 10)
+
+
+def test_bytes_beyond_the_limit_are_refused() -> None:
+    admission = controller(max_bytes=100)
+    admission.reserve(1, 60)
+    with pytest.raises(ApiError, match="overloaded"):
+        admission.reserve(1, 60)
+
+
+def test_tokens_beyond_the_limit_are_refused_and_released_at_the_end() -> None:
+    admission = controller(max_tokens=50)
+    admission.add_tokens(admission.reserve(1, 1), 40)
+    reservation = admission.reserve(1, 1)
+    with pytest.raises(ApiError, match="overloaded"):
+        admission.add_tokens(reservation, 20)
+    admission.release(reservation)
+    assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (1, 1, 40)
+
+
+def test_a_call_without_company_is_admitted_whatever_its_size() -> None:
+    admission = controller(max_sequences=1, max_bytes=1, max_tokens=1, units_per_s=1.0)
+    reservation = admission.reserve(32, 1000, units=1000.0, seconds_left=1.0)
+    admission.add_tokens(reservation, 8000)
+    assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (32, 1000, 8000)
+    admission.release(reservation)
+    assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
+
+
+def test_a_reservation_is_released_once_however_often_it_is_asked_for() -> None:
+    admission = controller()
+    admission.reserve(1, 1)
+    reservation = admission.reserve(2, 5)
+    admission.add_tokens(reservation, 7)
+    admission.release(reservation)
+    admission.release(reservation)
+    assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (1, 1, 0)
+
+
+def test_large_calls_leave_room_for_small_ones() -> None:
+    """Nine calls of 32 inputs filled all 288 places, and every single input was refused."""
+    admission = controller(max_sequences=288, max_bytes=10_000)
+    for _ in range(8):
+        admission.reserve(32, 1000)
+    with pytest.raises(ApiError):
+        admission.reserve(32, 1000)
+    for _ in range(32):
+        admission.reserve(1, 50)
+    with pytest.raises(ApiError):
+        admission.reserve(1, 50)
+
+
+def test_a_call_is_refused_if_the_others_delay_it_for_too_long() -> None:
+    admission = controller(units_per_s=100.0)
+    admission.reserve(1, 1, units=400.0)
+    second = admission.reserve(1, 1, units=400.0)  # waits for 4 s
+    with pytest.raises(ApiError, match=r"would wait about 8\.0 s; at most 5 s"):
+        admission.reserve(1, 1, units=400.0)
+    second.units -= 300.0  # 400 and 100 are left
+    admission.reserve(1, 1, units=400.0)
+
+
+def test_a_small_call_is_delayed_by_its_own_size_alone_since_calls_take_turns() -> None:
+    admission = controller(units_per_s=100.0)
+    for _ in range(12):
+        reservation = admission.reserve(1, 1)
+        reservation.units = 4000.0
+    admission.reserve(1, 1, units=20.0)  # delayed by 12 * 20 units
+    with pytest.raises(ApiError, match="would wait about"):
+        admission.reserve(1, 1, units=50.0)
+
+
+def test_a_call_that_cannot_end_before_its_deadline_is_refused() -> None:
+    admission = controller(units_per_s=100.0)
+    admission.reserve(1, 1, units=200.0)
+    with pytest.raises(ApiError, match=r"would take about 4\.0 s, and has 3\.9 s left"):
+        admission.reserve(1, 1, units=200.0, seconds_left=3.9)
+    admission.reserve(1, 1, units=200.0, seconds_left=4.1)
+
+
+def test_work_is_refused_by_no_estimate_before_there_is_one() -> None:
+    admission = controller(units_per_s=None)
+    admission.reserve(1, 1, units=1e9)
+    admission.reserve(1, 1, units=1e9, seconds_left=0.001)
+
+
+# The measured speed
+
+
+def test_speed_is_measured_while_sequences_wait_and_forgets_what_is_long_ago() -> None:
+    throughput = Throughput()
+    now = 0.0
+    for _ in range(100):  # nothing waits: rows are not full
+        now += 0.01
+        throughput.on_turn(1, now, is_saturated=False)
+    assert throughput.units_per_s is None
+    for _ in range(100):
+        now += 0.01
+        throughput.on_turn(32, now, is_saturated=True)
+    assert throughput.units_per_s == pytest.approx(3200)
+    for _ in range(2000):
+        now += 0.01
+        throughput.on_turn(8, now, is_saturated=True)
+    assert throughput.units_per_s == pytest.approx(800, rel=0.01)
+
+
+def test_idle_time_does_not_slow_the_measured_speed() -> None:
+    throughput = Throughput()
+    now = 0.0
+    for _ in range(10):
+        for turn in range(10):
+            now += 0.01
+            throughput.on_turn(10, now, is_saturated=turn < 9)
+        now += 60.0
+    assert throughput.units_per_s == pytest.approx(1000)
+
+
+def test_the_work_of_a_generation_follows_the_mean_length_within_its_own_limits() -> None:
+    throughput = Throughput()
+    for _ in range(200):
+        throughput.on_generated(10)
+    assert throughput.generation_units(GenerateParameters(num_beams=4), 0) == pytest.approx(41, abs=0.1)
+    assert throughput.generation_units(GenerateParameters(max_new_tokens=3), 0) == 4
+    assert throughput.generation_units(GenerateParameters(min_new_tokens=50), 0) == 51
+    assert throughput.generation_units(GenerateParameters(max_new_tokens=0), 7) == 8
+
+
+# Memory of responses
+
+
+def reserve(memory: ResponseMemory, num_bytes: int) -> ResponseReservation:
+    reservation = ResponseReservation(memory)
+    reservation.reserve(num_bytes)
+    return reservation
+
+
+def test_responses_that_do_not_fit_together_are_refused_until_one_is_released() -> None:
+    memory = ResponseMemory(100)
+    first = reserve(memory, 60)
+    with pytest.raises(ApiError, match=r"no room for one of 50 bytes; all together may take 100 bytes"):
+        reserve(memory, 50)
+    assert memory.num_bytes == 60
+    first.release()
+    first.release()
+    assert memory.num_bytes == 0
+    reserve(memory, 50)
+
+
+def test_a_response_without_company_always_fits_and_may_grow() -> None:
+    memory = ResponseMemory(100)
+    alone = reserve(memory, 300)
+    assert alone.use(400)
+    assert memory.num_bytes == 400
+    with pytest.raises(ApiError):
+        reserve(memory, 1)
+
+
+def test_a_response_uses_what_it_has_reserved_first_and_grows_while_there_is_room() -> None:
+    memory = ResponseMemory(100)
+    reserve(memory, 30)
+    growing = reserve(memory, 20)
+    assert growing.use(15) and growing.use(5)
+    assert memory.num_bytes == 50
+    assert growing.use(50)
+    assert memory.num_bytes == 100
+    assert not growing.use(1)
+    assert memory.num_bytes == 100
+
+
+def test_growth_after_the_release_takes_nothing() -> None:
+    memory = ResponseMemory(100)
+    gone = reserve(memory, 20)
+    gone.release()
+    assert gone.use(1000)
+    assert memory.num_bytes == 0
+
+
+def test_growth_and_releases_of_several_threads_leave_nothing_behind() -> None:
+    memory = ResponseMemory(10_000)
+    reservations = [reserve(memory, 10) for _ in range(50)]
+
+    def grow() -> None:
+        for reservation in reservations:
+            for _ in range(50):
+                reservation.use(3)
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    for reservation in reservations:
+        reservation.release()
+    thread.join()
+    assert memory.num_bytes == 0
+
+
+def test_the_limit_is_an_eighth_of_the_memory_within_bounds() -> None:
+    assert response_bytes(1 << 30) == 128 << 20
+    assert response_bytes(64 << 20) == 32 << 20
+    assert response_bytes(1 << 40) == 1 << 30
+
+
+# The pace of refusals
+
+
+def test_few_refusals_are_sent_at_once_and_very_many_are_spread_over_time() -> None:
+    now = 1000.0
+    pace = RefusalPace(lambda: now)
+    assert [pace.delay_s() for _ in range(100)] == [0.0] * 100
+    delays = [pace.delay_s() for _ in range(600)]
+    assert delays == sorted(delays)
+    assert delays[0] == pytest.approx(1 / 500, abs=1e-6)
+    assert delays[-1] == pytest.approx(1.0)  # never longer
+    now += 10.0
+    assert pace.delay_s() == 0.0

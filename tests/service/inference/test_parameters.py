@@ -1,0 +1,182 @@
+"""What the parameters of generation may be, and which go together."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from service.api.attention import AttentionBody
+from service.api.generate import FIELD_NAMES, GenerateBody
+from service.bundle import MAX_BEAMS
+from service.errors import ApiError
+from service.fields import MAX_INPUTS, Texts
+from service.http.call import parse_body
+from service.inference.generate import check_parameters
+from service.inference.service import ServedModel
+from service.parameters import AttentionSelection, GenerateParameters
+from service.text.tokenizer import TextTokenizer
+from tests.support.fake_runner import HIDDEN, fake_manifest
+
+# Each alone, without beams.
+WRONG: list[tuple[str, Any, str]] = [
+    *(("length_penalty", 2.0, ""), ("early_stopping", True, ""), ("early_stopping", "never", "")),
+    *(("temperature", 0.5, ""), ("top_k", 3, ""), ("top_p", 0.5, ""), ("seed", 0, "")),
+    ("num_return_sequences", 2, ""),
+    *(("repetition_penalty", value, "") for value in (0, 1e-40, -1, 10.5, True, "1", None)),
+    *(("no_repeat_ngram_size", value, "") for value in (-1, 2.0, True, 65_537, None)),
+    *(("suppress_tokens", value, "") for value in (3, None, "3", [3] * 1025)),
+    *(("suppress_tokens", value, "[1]") for value in ([3, -1], [3, True], [3, 3.0], [3, "3"])),
+    *(("target_prefix", value, "") for value in (3, {"a": 1}, ["a", "b"], ["a"] * 33)),
+    ("target_prefix", [3], "[0]"),
+    *(("top_logprobs", value, "") for value in (-1, 6, True, 1.0, None)),
+    *(("return_attention", value, "") for value in (1, None, "cross", ["cross"])),
+    *(("return_attention", {"kinds": value}, ".kinds") for value in ([], "cross", ["cross", "cross"])),
+    *(("return_attention", {"kinds": ["self"]}, ".kinds[0]"), ("return_attention", {"maps": True}, ".maps")),
+    *(("return_attention", {"layers": value}, ".layers") for value in ([], [0, 0])),
+    *(("return_attention", {"heads": [0, value]}, ".heads[1]") for value in (-1, True, 1024)),
+    *(("return_attention", {"reduce": "sum"}, ".reduce"), ("return_attention", {"encoding": "hex"}, ".encoding")),
+]
+WRONG_WITH_BEAMS: list[tuple[str, Any]] = [
+    *(("num_return_sequences", value) for value in (0, 3, 9, 1.0, True, None)),
+    *(("length_penalty", value) for value in (10.5, -10.5, "1", True, None)),
+    *(("early_stopping", value) for value in ("always", 1, None, ["never"])),
+    *(("temperature", 0.5), ("top_k", 3), ("top_p", 0.5), ("seed", 0)),
+    ("do_sample", 1),
+]
+WRONG_WITH_SAMPLING: list[tuple[str, Any]] = [
+    *(("num_return_sequences", value) for value in (0, MAX_INPUTS + 1, 2.0, True, None)),
+    *(("length_penalty", 2.0), ("early_stopping", True)),
+]
+NEUTRAL: list[tuple[str, Any]] = [
+    *(("temperature", 1.0), ("temperature", 1), ("top_k", 0), ("top_p", 1.0), ("seed", None)),
+    *(("length_penalty", 1.0), ("length_penalty", 1), ("early_stopping", False)),
+    *(("num_return_sequences", 1), ("max_new_tokens", None), ("target_prefix", None)),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: TextTokenizer) -> ServedModel:
+    """Its limits are wider than those of any request."""
+    manifest = fake_manifest(vocabulary=len(tokenizer), max_source_tokens=64, max_target_tokens=65_536)
+    return ServedModel("fake", manifest, tokenizer, tokenizer, "cpu", HIDDEN, MAX_BEAMS, threads={})
+
+
+def parse(**parameters: Any) -> GenerateParameters:
+    return parse_body(orjson.dumps({"inputs": "x", "parameters": parameters}), GenerateBody).parameters
+
+
+def checked(model: ServedModel, body: Any) -> GenerateParameters:
+    """The parameters of a body, as the use case checks them."""
+    parsed = parse_body(orjson.dumps(body), GenerateBody)
+    check_parameters(model, parsed.parameters, len(parsed.inputs), stream=parsed.stream)
+    return parsed.parameters
+
+
+def refused(model: ServedModel, parameters: Any, **body: Any) -> tuple[str, str | None, str]:
+    """The code of an error, its parameter and its message, as the API shows them."""
+    with pytest.raises(ApiError) as caught:
+        checked(model, {"inputs": "x", "parameters": parameters, **body})
+    error = caught.value
+    assert error.message(FIELD_NAMES).endswith(".")
+    return error.code, error.param(FIELD_NAMES), error.message(FIELD_NAMES)
+
+
+@pytest.mark.parametrize(("name", "value", "at"), WRONG, ids=str)
+def test_what_is_not_allowed_is_refused_by_its_path(model: ServedModel, name: str, value: Any, at: str) -> None:
+    assert refused(model, {name: value})[:2] == ("invalid_parameter", f"parameters.{name}{at}")
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_WITH_BEAMS, ids=str)
+def test_what_is_not_allowed_with_beams_is_refused_by_its_path(model: ServedModel, name: str, value: Any) -> None:
+    assert refused(model, {"num_beams": 2, name: value})[:2] == ("invalid_parameter", f"parameters.{name}")
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_WITH_SAMPLING, ids=str)
+def test_what_is_not_allowed_with_sampling_is_refused_by_its_path(model: ServedModel, name: str, value: Any) -> None:
+    assert refused(model, {"do_sample": True, name: value})[:2] == ("invalid_parameter", f"parameters.{name}")
+
+
+@pytest.mark.parametrize("method", [{}, {"do_sample": True}, {"num_beams": 2}], ids=str)
+@pytest.mark.parametrize(("name", "value"), NEUTRAL, ids=str)
+def test_what_changes_nothing_is_allowed_with_every_method(
+    model: ServedModel, name: str, value: Any, method: dict[str, Any]
+) -> None:
+    parameters = checked(model, {"inputs": "x", "parameters": {name: value, **method, "seed": None}})
+    without = checked(model, {"inputs": "x", "parameters": method})
+    assert vars(parameters) | {"seed": 0} == vars(without) | {"seed": 0}
+
+
+def test_what_has_no_effect_says_what_it_needs(model: ServedModel) -> None:
+    for name, value, needed in (
+        *(("length_penalty", 2.0, "num_beams above 1"), ("early_stopping", True, "num_beams above 1")),
+        *(("temperature", 0.5, "do_sample: true"), ("seed", 3, "do_sample: true")),
+    ):
+        *_, message = refused(model, {name: value})
+        assert message == f"parameters.{name} has no effect without parameters.{needed}."
+    *_, message = refused(model, {"num_return_sequences": 2})
+    assert message == (
+        "parameters.num_return_sequences must be at most parameters.num_beams (1) without parameters.do_sample: true, "
+        "got 2."
+    )
+    *_, message = refused(model, {"num_return_sequences": 3, "num_beams": 2})
+    assert message == (
+        "parameters.num_return_sequences must be at most parameters.num_beams (2) without parameters.do_sample: true, "
+        "got 3."
+    )
+    _, param, message = refused(model, {"num_beams": 2, "do_sample": True})
+    assert param == "parameters.num_beams"
+    assert message == "parameters.num_beams above 1 cannot be combined with parameters.do_sample: true."
+    _, param, message = refused(model, {"min_new_tokens": 4, "max_new_tokens": 3})
+    assert param == "parameters.min_new_tokens"
+    assert message == "parameters.min_new_tokens must be at most parameters.max_new_tokens (3), got 4."
+
+
+def test_a_stream_has_no_beams(model: ServedModel) -> None:
+    code, param, message = refused(model, {"num_beams": 2}, stream=True)
+    assert (code, param) == ("unsupported_parameter", "parameters.num_beams")
+    assert "only at its end: set parameters.num_beams to 1" in message
+
+
+def test_samples_of_all_inputs_count_together(model: ServedModel) -> None:
+    parameters = {"do_sample": True, "num_return_sequences": 16}
+    assert checked(model, {"inputs": ["x"] * 2, "parameters": parameters}).num_return_sequences == 16
+    code, param, message = refused(model, parameters, inputs=["x"] * 3)
+    assert (code, param) == ("invalid_parameter", "parameters.num_return_sequences")
+    assert message == "A call generates at most 32 sequences, got 48."
+
+
+@pytest.mark.parametrize(
+    ("value", "at"), [([], ""), ("", ""), (" \n", ""), (["a", " "], "[1]")], ids=["none", "empty", "blank", "one blank"]
+)
+def test_a_prefix_is_not_blank(model: ServedModel, value: Any, at: str) -> None:
+    code, param, _ = refused(model, {"target_prefix": value}, inputs=["x", "y"])
+    assert (code, param) == ("empty_input", f"parameters.target_prefix{at}")
+
+
+def test_the_largest_and_the_smallest_values_are_taken(model: ServedModel) -> None:
+    wide = {"num_beams": 8, "num_return_sequences": 8, "length_penalty": -10, "early_stopping": "never"}
+    parameters = checked(model, {"inputs": "x", "parameters": {**wide, "top_logprobs": 5, "max_new_tokens": 65_536}})
+    assert (parameters.num_beams, parameters.length_penalty, parameters.early_stopping) == (8, -10.0, "never")
+    narrow = {"repetition_penalty": 0.01, "no_repeat_ngram_size": 65_536, "suppress_tokens": [0] * 1024}
+    parameters = checked(model, {"inputs": "x", "parameters": narrow})
+    assert (parameters.repetition_penalty, parameters.no_repeat_ngram_size) == (0.01, 65_536)
+
+
+def test_a_prefix_is_one_text_or_a_list() -> None:
+    assert parse(target_prefix=["a"]).target_prefix == Texts(("a",), is_list=True)
+    assert parse(target_prefix="a").target_prefix == Texts(("a",), is_list=False)
+    assert parse(target_prefix=None).target_prefix is None
+
+
+def test_return_attention_is_true_false_or_a_selection() -> None:
+    assert parse(return_attention=True).return_attention == AttentionSelection()
+    assert parse(return_attention=False).return_attention is None
+    wanted = {"kinds": ["cross"], "layers": [1, 0], "heads": [2], "reduce": "max", "encoding": "base64"}
+    assert parse(return_attention=wanted).return_attention == AttentionSelection.model_validate(wanted)
+
+
+def test_parameters_are_an_object_or_absent_on_every_route() -> None:
+    for body, kind in (({"inputs": "x"}, GenerateBody), ({"input": "x"}, AttentionBody)):
+        with pytest.raises(ApiError) as caught:
+            parse_body(orjson.dumps({**body, "parameters": None}), kind)
+        assert (caught.value.code, caught.value.param({})) == ("invalid_parameter", "parameters")

@@ -1,0 +1,157 @@
+"""Memory of responses: reserved before a call runs, and held until its client has read the response or left."""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from service.inference.admission import ResponseMemory
+from service.inference.call import Call
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import (
+    FakeBackend,
+    MakeBackend,
+    Running,
+    Serve,
+    Start,
+    byte_level_tokenizer,
+    classifying,
+    until,
+    wait_until,
+)
+from tests.support.fake_runner import Faults
+
+pytestmark = pytest.mark.anyio
+
+LONG = "x" * 60
+# A forced target of 61 tokens over a source of 61: some 29,000 numbers of all kinds, layers and heads.
+FORCED = {"input": LONG, "target": LONG}
+LARGE: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/attention", FORCED),
+    ("/v1/attention", {**FORCED, "encoding": "base64"}),
+    ("/v1/attention", {"model": "judge", "input": LONG}),
+    ("/v1/attention", {"input": LONG, "parameters": {"min_new_tokens": 60}}),
+    (
+        "/v1/generate",
+        {"inputs": [LONG] * 4, "parameters": {"num_beams": 3, "num_return_sequences": 3, "return_attention": True}},
+    ),
+    ("/v1/generate", {"inputs": [LONG] * 4, "parameters": {"min_new_tokens": 60, "top_logprobs": 5}}),
+    ("/v1/score", {"inputs": [LONG] * 8, "targets": [LONG] * 8, "top_logprobs": 5}),
+    ("/v1/encode", {"inputs": [LONG] * 8, "pooling": "none"}),
+    ("/v1/encode", {"inputs": [LONG] * 8, "pooling": "none", "encoding": "base64"}),
+    ("/v1/classify", {"model": "judge", "inputs": [LONG] * 4, "return_attention": True}),
+    ("/v1/tokenize", {"inputs": [LONG] * 32}),
+    ("/v1/similar", {"token": "dog"}),
+]
+
+
+def memory_of(running: Running) -> ResponseMemory:
+    memory: ResponseMemory = running.app.state.service.response_memory
+    return memory
+
+
+@pytest.mark.parametrize(("path", "body"), LARGE)
+async def test_a_call_reserves_at_least_its_response_and_releases_it(
+    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """Nothing counted responses: many clients with small requests took all memory."""
+    reserved: list[int] = []
+    observe_latency = Call.observe_latency
+
+    def note(call: Call) -> None:  # the response has been built, and is not sent yet
+        reserved.append(call.service.response_memory.num_bytes)
+        observe_latency(call)
+
+    monkeypatch.setattr(Call, "observe_latency", note)
+    async with start(classifying(make_backend())) as running:
+        answer = await running.post(path, {"model": "fake", **body})
+        assert answer.status_code == 200
+        assert reserved[0] >= len(answer.content)
+        assert memory_of(running).num_bytes == 0
+
+
+async def test_responses_that_do_not_fit_together_are_refused_and_fit_one_after_another(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    hang = threading.Event()
+    async with start(make_backend(faults=Faults(hang=hang)), max_response_bytes=1_000_000) as running:
+        first = asyncio.ensure_future(running.post("/v1/attention", FORCED))
+        await until(lambda: running.backend.num_busy == 1)
+        refused = await running.post("/v1/attention", FORCED)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert "SIGHTLINE_MAX_RESPONSE_BYTES" in refused.text
+        assert refused.headers["retry-after"]
+        small = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
+        await until(lambda: running.backend.num_busy == 2)
+        hang.set()
+        assert (await first).status_code == (await small).status_code == 200
+        assert (await running.post("/v1/attention", FORCED)).status_code == 200
+
+
+async def test_maps_that_outgrow_the_memory_end_their_call_and_no_other(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    """Of a generation only the first rows of its maps are certain: the others are taken step by step."""
+    async with start(make_backend(step_s=0.001), max_response_bytes=600_000) as running:
+        body = {"inputs": LONG, "parameters": {"min_new_tokens": 2, "suppress_tokens": [2], "return_attention": True}}
+        answers = await asyncio.gather(
+            *(running.post("/v1/generate", body) for _ in range(2)), running.post("/v1/generate", {"inputs": "x"})
+        )
+        codes = [answer.status_code for answer in answers]
+        assert sorted(codes[:2]) in ([200, 503], [503, 503])
+        assert codes[2] == 200
+        refused = next(answer for answer in answers if answer.status_code == 503)
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert memory_of(running).num_bytes == 0
+        assert (await running.post("/v1/generate", body)).status_code == 200
+
+
+def test_memory_is_held_until_the_response_was_read_or_the_client_left(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend()) as wire:
+        memory = wire.server._service.response_memory
+        connection = wire.connect()
+        body = b'{"inputs": ["%s"], "parameters": {"min_new_tokens": 60, "return_attention": true}}' % LONG.encode()
+        head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: memory.num_bytes > 0)
+        connection.close()
+        wait_until(lambda: memory.num_bytes == 0)
+
+
+# Time of tokenising
+
+
+class SlowTokenizer(TextTokenizer):
+    """Takes a while for each text, away from the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__(byte_level_tokenizer())
+        self.num_texts = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.num_texts += 1
+        time.sleep(0.1)
+        return super().encode(text[:10], add_special_tokens=add_special_tokens)
+
+
+def slow_backend(make_backend: MakeBackend) -> tuple[FakeBackend, SlowTokenizer]:
+    backend = make_backend()
+    tokenizer = backend.tokenizer = SlowTokenizer()
+    return backend, tokenizer
+
+
+async def test_a_deadline_bounds_tokenisation(start: Start, make_backend: MakeBackend) -> None:
+    """Twelve inputs of a megabyte were tokenised to the end: 504 came after 2.4 s instead of 1 s."""
+    backend, tokenizer = slow_backend(make_backend)
+    async with start(backend) as running:
+        body = {"inputs": ["x" * 2000] * 20}
+        started = time.perf_counter()
+        answer = await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "300"})
+        took_s = time.perf_counter() - started
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert took_s < 1.0
+        await asyncio.sleep(0.5)
+        assert tokenizer.num_texts < 10  # the rest was not tokenised for nobody
+        assert running.backend.runners[0].num_encodes == 0
