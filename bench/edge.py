@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,7 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result = run(
         parsed.baseline, parsed.sentences.read_text(encoding="utf-8").splitlines(), parsed.rounds, parsed.seconds
     )
-    command = shlex.join(["python", "-m", "bench.edge", *words])
+    head = subprocess.run(
+        ["git", "-C", str(parsed.baseline), "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True
+    )
+    shown = [f"checkout-of-{head.stdout.strip()}" if word == str(parsed.baseline) else word for word in words]
+    command = shlex.join(["python", "-m", "bench.edge", *shown])
     write_result(parsed.results, SECTION, Recorded(described, command, result))
     write_into(parsed.document, SECTION, report(result), WRITER)
     print(report(result))
