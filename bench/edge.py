@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m bench.edge", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--baseline", type=Path, required=True, help="the other checkout")
-    parser.add_argument("--rounds", type=int, default=5, help="each figure is the median of so many")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds whose median is each figure")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
     parser.add_argument("--results", type=Path, default=RESULTS)

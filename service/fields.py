@@ -31,7 +31,6 @@ JSON_TYPES = {bool: "boolean", int: "number", str: "string", dict: "object", lis
 
 # In JSON Schema, where it says what holds of several fields together.
 NULL: dict[str, Any] = {"type": "null"}
-AT_MOST_ONE: dict[str, Any] = {"maximum": 1}
 
 
 def case(*required: str, **properties: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +52,7 @@ class RequestBody(BaseModel):
 
 
 def is_word(name: str) -> bool:
-    """Whether a client's own name of something may stand in an error."""
+    """Return True if a name that a client chose may be shown in an error."""
     return name.isidentifier() and name.isascii() and len(name) <= 64
 
 

@@ -36,7 +36,7 @@ TASK_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "input_too_long", "unsu
 
 @dataclass(frozen=True)
 class BodyFormat:
-    """How the body of an endpoint is sent."""
+    """The form in which the body of an endpoint is sent."""
 
     media_types: Sequence[str] = (JSON,)  # "" is that of a request which names none
     length_header: str | None = None  # number of bytes that are JSON, all if absent; the rest is the handler's `tail`

@@ -41,7 +41,7 @@ class TranslateBody(RequestBody):
 
 
 class Translation(TypedDict):
-    """Of a list of texts, lists."""
+    """A translation; both fields are lists if the texts were one."""
 
     translatedText: str | list[str]
     alternatives: NotRequired[Annotated[list[str] | list[list[str]], Field(description="Only if requested.")]]

@@ -2,8 +2,6 @@
 
 import math
 
-from service.parameters import GenerateParameters
-
 MEMORY_S = 2.0  # a measurement this old counts for 1 / e
 LEAST_S = 0.25  # of saturated work, before there is a measurement
 FIRST_MEAN_TOKENS = 32.0
@@ -45,11 +43,3 @@ class Throughput:
     def on_generated(self, num_tokens: int) -> None:
         """Note a finished generation; `num_tokens` leaves forced tokens out."""
         self.mean_tokens += MEAN_TOKENS_SHARE * (num_tokens - self.mean_tokens)
-
-    def expected_tokens(self, parameters: GenerateParameters) -> float:
-        """Tokens that a generation is expected to have: the mean, within its own limits."""
-        return min(parameters.num_new_tokens, max(parameters.min_new_tokens, self.mean_tokens))
-
-    def generation_units(self, parameters: GenerateParameters, num_forced: int) -> float:
-        """Estimate the work of a generation whose target begins with `num_forced` forced tokens."""
-        return 1 + parameters.num_beams * (num_forced + self.expected_tokens(parameters))

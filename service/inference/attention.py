@@ -65,7 +65,7 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
     parameters = request.parameters or GenerateParameters()
     _check_one_sequence(parameters)
     check_parameters(model, parameters, 1)
-    _, units = expected_work(call, model, parameters)
+    _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
     sources = await call.read_sources(model, Texts.one(request.input), "input", units=units)
     prefixes = None
     if request.target is None and parameters.target_prefix is not None:

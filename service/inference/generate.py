@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from service.engine.request import Generated, GenerateRequest, Token, TokenEvent
+from service.engine.throughput import Throughput
 from service.errors import ApiError
 from service.fields import MAX_INPUTS, Texts
 from service.inference.call import Arrival, Call, Ids
@@ -40,8 +41,8 @@ class GenerateInput:
 class GenerateOutput:
     """One generated sequence."""
 
-    index: Annotated[int, Field(description="Of its input.")]
-    rank: Annotated[int, Field(description="Among the sequences of its input: of beams, the best is 0.")]
+    index: Annotated[int, Field(description="Index of its input.")]
+    rank: Annotated[int, Field(description="Rank among the sequences of its input; the best beam is 0.")]
     text: str
     tokens: OutputTokens
     finish_reason: FinishReason
@@ -165,7 +166,7 @@ async def _prepare(call: Call, request: GenerateInput, *, stream: bool = False) 
     check_parameters(model, parameters, len(request.inputs.texts), stream=stream)
     maps = MapWriter(call, model, parameters.return_attention) if parameters.return_attention else None
     num_samples = parameters.num_return_sequences if parameters.do_sample else 1
-    _, units = expected_work(call, model, parameters)
+    _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
     sources = await call.read_sources(model, request.inputs, units=units, num_samples=num_samples)
     prefixes: list[Ids] | None = None
     if parameters.target_prefix is not None:
@@ -236,11 +237,10 @@ def _check_combination(parameters: GenerateParameters, num_inputs: int, *, strea
         raise ApiError("invalid_parameter", message, field="target_prefix")
 
 
-def expected_work(call: Call, model: ServedModel, parameters: GenerateParameters) -> tuple[float, float]:
+def expected_work(throughput: Throughput, parameters: GenerateParameters) -> tuple[float, float]:
     """Return the expected tokens of a generation and their work, see `Throughput`: the mean, within its own limits."""
     limit = DEFAULT_NEW_TOKENS if parameters.max_new_tokens is None else parameters.max_new_tokens
-    mean = call.service.admissions[model.name].throughput.mean_tokens
-    num_tokens = min(limit, max(parameters.min_new_tokens, mean))
+    num_tokens = min(limit, max(parameters.min_new_tokens, throughput.mean_tokens))
     return num_tokens, 1 + parameters.num_beams * num_tokens
 
 
@@ -309,7 +309,9 @@ def generate_requests(
     num_forced = num_samples * sum(map(len, prefixes)) if prefixes else 0
     if num_forced:
         call.add_work(parameters.num_beams * num_forced)
-    num_tokens = num_forced + len(requests) * expected_work(call, model, parameters)[0]
+    num_tokens = (
+        num_forced + len(requests) * expected_work(call.service.admissions[model.name].throughput, parameters)[0]
+    )
     num_targets = parameters.num_return_sequences if parameters.num_beams > 1 else 1
     num_tokens *= num_targets * (1 + parameters.top_logprobs)
     call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)

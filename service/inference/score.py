@@ -50,7 +50,7 @@ async def score(call: Call, request: ScoreInput) -> ScoreResult:
         ClientGoneError: the client has left.
     """
     model = call.model(request.model, "generate")
-    _, units = expected_work(call, model, GenerateParameters())
+    _, units = expected_work(call.service.admissions[model.name].throughput, GenerateParameters())
     sources = await call.read_sources(model, request.inputs, units=units)
     targets = await read_targets(call, model, request.targets, "targets", sources)
     parameters = GenerateParameters(max_new_tokens=0, top_logprobs=request.top_logprobs)

@@ -297,12 +297,12 @@ class InferResponse(TypedDict):
 
 
 class GenerateTextResponse(TypedDict):
-    """Of a stream, each event is one of these with the new text."""
+    """The generated text; each event of a stream is one of these with the new text."""
 
     id: NotRequired[Annotated[str, Field(description="That of the request.")]]
     model_name: str
     model_version: str
     text_output: str
     finish_reason: NotRequired[
-        Annotated[Literal["eos", "length", "stop"], Field(description="Of a stream, only in the last event.")]
+        Annotated[Literal["eos", "length", "stop"], Field(description="In a stream, only in the last event.")]
     ]

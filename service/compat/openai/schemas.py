@@ -198,7 +198,7 @@ class CompletionUsage(TypedDict):
 
 
 class Completion(TypedDict):
-    """Of a stream, each event is one of these with the new text."""
+    """The completed texts; each event of a stream is one of these with the new text."""
 
     id: str
     object: Literal["text_completion"]

@@ -5,6 +5,7 @@ import pytest
 from service.engine.throughput import Throughput
 from service.errors import ApiError
 from service.inference.admission import AdmissionController, RefusalPace, ResponseMemory, ResponseReservation
+from service.inference.generate import expected_work
 from service.inference.service import response_bytes
 from service.parameters import GenerateParameters
 
@@ -144,10 +145,10 @@ def test_the_work_of_a_generation_follows_the_mean_length_within_its_own_limits(
     throughput = Throughput()
     for _ in range(200):
         throughput.on_generated(10)
-    assert throughput.generation_units(GenerateParameters(num_beams=4), 0) == pytest.approx(41, abs=0.1)
-    assert throughput.generation_units(GenerateParameters(max_new_tokens=3), 0) == 4
-    assert throughput.generation_units(GenerateParameters(min_new_tokens=50), 0) == 51
-    assert throughput.generation_units(GenerateParameters(max_new_tokens=0), 7) == 8
+    assert expected_work(throughput, GenerateParameters(num_beams=4))[1] == pytest.approx(41, abs=0.1)
+    assert expected_work(throughput, GenerateParameters(max_new_tokens=3)) == (3, 4)
+    assert expected_work(throughput, GenerateParameters(min_new_tokens=50)) == (50, 51)
+    assert expected_work(throughput, GenerateParameters(max_new_tokens=0)) == (0, 1)
 
 
 # Memory of responses
