@@ -4,7 +4,6 @@ Marian is a post-norm encoder-decoder with tied embeddings like ours; its sinuso
 activation is a setting, so both are set to ours.
 """
 
-import os
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from model.architectures.transformer import Transformer
 
 def to_marian(model: Transformer) -> Any:
     """The same model as a MarianMTModel, in evaluation mode."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported; nothing here is to be downloaded
     from transformers import MarianConfig, MarianMTModel
 
     config = model.config

@@ -1,6 +1,7 @@
 """The blocks of docs/clients.md run as they stand there."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,10 @@ BLOCKS = dict(re.findall(r"^## ([^\n]+)\n\n```python\n(.*?)```", CLIENTS, flags=
 
 def printed(server: RunningServer, family: str) -> list[str]:
     code = BLOCKS[family].replace("127.0.0.1:8000", server.url.removeprefix("http://"))
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
