@@ -11,7 +11,7 @@ from service.app import create_app
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
-from service.http.server import DrainingServer
+from service.http.server import DrainingServer, freezing
 from service.inference.service import Backend, ServedModel
 from service.loading import find_bundles
 from service.logs import configure_logging
@@ -42,7 +42,7 @@ def load_fake(settings: Settings, observer_of: Callable[[str], EngineObserver]) 
 def main() -> None:
     settings = read_settings([])
     configure_logging(settings.log_level)
-    DrainingServer(create_app(settings, load_fake, sys.exit), settings).run()
+    DrainingServer(create_app(settings, freezing(load_fake), sys.exit), settings).run()
 
 
 if __name__ == "__main__":

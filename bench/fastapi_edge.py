@@ -24,7 +24,7 @@ from service.fields import path_of
 from service.http.call import HttpCall
 from service.http.dispatch import CALL, Dispatcher
 from service.http.routing import RouteTable
-from service.http.server import DrainingServer
+from service.http.server import DrainingServer, freezing
 from service.inference.generate import GenerateInput, generate
 from service.inference.service import Service
 from service.logs import configure_logging
@@ -80,7 +80,7 @@ class CallMiddleware:
 
 
 def ordinary(settings: Settings) -> FastAPI:
-    inner = create_app(settings, load_fake, sys.exit)
+    inner = create_app(settings, freezing(load_fake), sys.exit)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -38,7 +38,9 @@ class RequestFuture:
     def _deliver(self, event: Event) -> None:
         if self.is_done:  # a thread that was given up may still send events
             return
-        self.is_done = not isinstance(event, TokenEvent)
+        if not isinstance(event, TokenEvent):
+            self.is_done = True
+            self.give_up = None  # it holds the engine's request, which holds this future
         self.on_event(event)
 
 

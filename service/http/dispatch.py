@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.api.endpoint import JSON, EventStream, Raw
 from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
 from service.http.call import NO_ROUTE, HttpCall, receive_body
+from service.http.incoming import EXCHANGE
 from service.http.routing import Route, RouteTable
 from service.inference.generate import StreamToken
 from service.inference.service import Service
@@ -77,6 +78,11 @@ class Dispatcher:
         finally:
             call.close()
             self._log_end(call)
+            # Reference cycles would keep each call, with its results, until the garbage collector runs.
+            del scope[CALL]
+            if call.exchange is not None:
+                call.exchange.on_lost = None
+                del scope[EXCHANGE]
 
     async def _call_endpoint(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; errors are answered here, so that CORS headers are added to them too."""

@@ -194,7 +194,8 @@ class GuardedProtocol(HttpToolsProtocol):
         # uvicorn tells the newest request alone that its client has left; with pipelining another one runs.
         for cycle in filter(None, (*self._earlier, self.cycle)):
             if not cycle.response_complete:
-                cycle.scope[EXCHANGE].lose(self._lost_code)
+                if EXCHANGE in cycle.scope:  # else the application has ended
+                    cycle.scope[EXCHANGE].lose(self._lost_code)
                 cycle.disconnected = True
                 cycle.message_event.set()
         super().connection_lost(exc)

@@ -7,6 +7,7 @@ signal ends the process at once.
 
 import asyncio
 import functools
+import gc
 import logging
 import os
 import signal
@@ -19,14 +20,15 @@ from typing import Any, NoReturn
 import uvicorn
 from fastapi import FastAPI
 
-from service.app import EXIT_CANNOT_SERVE, create_app
+from service.app import EXIT_CANNOT_SERVE, Load, create_app
 from service.http.connections import ConnectionLimits
 from service.http.dispatch import refusal_logger
 from service.http.incoming import IncomingBodies
 from service.http.protocol import GuardedProtocol, ReadLimits
-from service.inference.service import Service
+from service.inference.service import Backend, Service
 from service.loading import load_backend
 from service.logs import flush_logs
+from service.metrics import ModelMetrics
 from service.settings import Settings
 
 EXIT_CUT_SHORT = 1
@@ -140,6 +142,21 @@ def log_end(exit_code: int) -> None:
     flush_logs()
 
 
+def freezing(load: Load) -> Load:
+    """Return a function that loads models and then exempts all objects that exist from garbage collection.
+
+    They live as long as the process. Without this a busy service spends a seventh of its time traversing them.
+    """
+
+    def load_and_freeze(settings: Settings, observer_of: Callable[[str], ModelMetrics]) -> Backend:
+        backend = load(settings, observer_of)
+        gc.collect()
+        gc.freeze()
+        return backend
+
+    return load_and_freeze
+
+
 def serve(settings: Settings) -> NoReturn:
     """Serve until the end, and end the process."""
     server: DrainingServer
@@ -147,7 +164,7 @@ def serve(settings: Settings) -> NoReturn:
     def end(exit_code: int) -> None:
         server.end(exit_code)
 
-    server = DrainingServer(create_app(settings, load_backend, end), settings)
+    server = DrainingServer(create_app(settings, freezing(load_backend), end), settings)
     try:
         server.run()
         exit_code = server.exit_code

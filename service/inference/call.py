@@ -68,6 +68,7 @@ class Call:
         for future in self._futures:
             if not future.is_done:
                 future.cancel()
+        self._futures.clear()  # whose listeners hold this call
         if self._expiry is not None:
             self._expiry.cancel()
         if self._controller is not None and self._reservation is not None:

@@ -1,11 +1,17 @@
 """The number of functions that one call enters on the event loop's thread: few layers keep a call cheap."""
 
+import contextlib
+import gc
+import http.client
 import json
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import pytest
 
 import service
 from tests.service.conftest import Serve, wait_until
@@ -45,3 +51,51 @@ def test_a_call_enters_few_functions_in_few_files(serve: Serve) -> None:
     files = {path for path, _ in found}
     assert 40 < len(found) <= MAX_FUNCTIONS, found
     assert len(files) <= MAX_FILES, files
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/generate", {"inputs": "a dog"}, 200),
+        ("/v1/generate", {"inputs": ["a dog", "a"], "parameters": {"num_beams": 2, "return_attention": True}}, 200),
+        ("/v1/generate", {"inputs": "a dog", "stream": True}, 200),
+        ("/v1/attention", {"input": "a dog"}, 200),
+        ("/v1/encode", {"inputs": "a dog"}, 200),
+        ("/v1/score", {"inputs": "a dog", "targets": "a"}, 200),
+        ("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "a dog"}]}, 422),
+        ("/v1/completions", {"model": "fake", "prompt": "a dog", "stream": True}, 200),
+        ("/v1/generate", {"inputs": "a dog", "parameters": {"num_beams": -1}}, 422),
+        ("/v1/generate", {"inputs": "a dog " * 100}, 422),
+        ("/v1/nothing", {}, 404),
+    ],
+)
+def test_a_call_leaves_nothing_to_the_garbage_collector(
+    serve: Serve, path: str, body: dict[str, Any], status: int
+) -> None:
+    """A call in a reference cycle would live on with its results, and a busy service would spend a third of its time
+    in the collector."""
+    data = json.dumps(body).encode()
+    with serve() as wire, contextlib.closing(http.client.HTTPConnection("127.0.0.1", wire.port)) as connection:
+
+        def call() -> None:
+            connection.request("POST", path, data, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            content = response.read()
+            assert response.status == status, content
+
+        for _ in range(3):  # the first call fills caches
+            call()
+        time.sleep(0.1)
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(4):
+                call()
+            time.sleep(0.1)
+            gc.collect()
+            assert [type(one).__qualname__ for one in gc.garbage] == []
+        finally:
+            gc.set_debug(0)
+            gc.enable()
+            gc.garbage.clear()

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from service import logs
 from service.http import protocol as http_protocol
-from service.http.incoming import EXCHANGE, Exchange
+from service.http.incoming import Exchange
 from service.http.protocol import MAX_PIPELINED, GuardedProtocol, ReadLimits
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
 
@@ -117,7 +117,7 @@ def test_small_bodies_that_do_not_end_are_counted_too(serve: Serve) -> None:
         assert wire.post("/v1/generate", {"inputs": "a dog"})[0] == 200
         # And nothing of those that were refused is kept, as the traceback of an exception would.
         protocols: list[Any] = list(wire.server.server_state.connections)
-        exchanges: list[Exchange] = [one.cycle.scope[EXCHANGE] for one in protocols if one.cycle]
+        exchanges: list[Exchange] = [one._exchange for one in protocols if one.cycle]
         assert [one.refusal.__traceback__ for one in exchanges if one.refusal] == [None] * 15
 
 
