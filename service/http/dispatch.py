@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.api.endpoint import JSON, EventStream, Raw
 from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
 from service.http.call import NO_ROUTE, HttpCall, receive_body
+from service.http.compression import MIN_BYTES, accepts_gzip, compress
 from service.http.incoming import EXCHANGE
 from service.http.routing import Route, RouteTable
 from service.inference.generate import StreamToken
@@ -151,8 +152,13 @@ class Dispatcher:
             )
         call.observe_latency()
         headers = extra
+        if len(body) >= MIN_BYTES and not any(name == b"vary" for name, _ in extra):  # else it has its coding
+            headers.append((b"vary", b"Accept-Encoding"))
+            if accepts_gzip(call.headers):
+                body = await compress(body)
+                headers.append((b"content-encoding", b"gzip"))
         if media_type is not None:
-            headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode()), *extra]
+            headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode()), *headers]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if len(body) > LARGE_BYTES:
             # uvicorn waits for the reader before it takes more, and not after the last part. So this returns when most

@@ -5,15 +5,13 @@ import gzip
 import hashlib
 import html
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from service.api.endpoint import Endpoint, Raw, to_json
+from service.http.compression import accepts_gzip
 from service.inference.call import Call
 
-# In Accept-Encoding, with any weight but 0.
-GZIP_ACCEPTED = re.compile(r"(?:^|,)\s*gzip\s*(?:$|,|;\s*q=(?!0(?:\.0*)?\s*(?:$|,)))", re.IGNORECASE)
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "h2{font:600 1.1rem ui-monospace,monospace;margin-top:2rem}pre{background:#8882;padding:1rem;overflow:auto}"
@@ -36,7 +34,7 @@ class Page:
         def header(name: bytes) -> str:
             return request_headers.get(name, b"").decode("latin-1")
 
-        coding = "gzip" if GZIP_ACCEPTED.search(header(b"accept-encoding")) else None
+        coding = "gzip" if accepts_gzip(request_headers) else None
         body, tag = self._variants[coding]
         headers = {"etag": tag, "vary": "Accept-Encoding", "cache-control": "no-cache"}
         known = {one.strip().removeprefix("W/") for one in header(b"if-none-match").split(",")}
