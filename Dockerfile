@@ -1,21 +1,28 @@
-# Images of the service and of its load test. Neither has torch: what trains and exports stays outside.
+# Images of the service and of its load test. Neither contains PyTorch or the code for training and
+# export.
 #   docker build --target service -t sightline .
 #   docker build --target service --build-arg RUNTIME=gpu -t sightline-gpu .
 #   docker build --target loadtest -t sightline-loadtest .
+# Build arguments:
+#   RUNTIME        cpu (default) or gpu. CUDA's libraries are Python packages in the image; the driver is the host's.
+#   VERSION        version in the image's labels; by default that of pyproject.toml.
+#   REVISION       commit in the image's labels. `make image` sets VERSION and REVISION.
+#   PIP_INDEX_URL  mirror of the package index; by default PyPI.
 
-# The packages, without code, so that a change of code installs nothing again.
+# The packages have a stage of their own, so that a change of the code does not install them again.
 FROM python:3.11-slim-bookworm AS packages
-# A mirror of the package index, for those behind one; pip's own default where it is not given.
 ARG PIP_INDEX_URL
-# cpu or gpu. CUDA's libraries are packages too; the driver comes from the host.
 ARG RUNTIME=cpu
 WORKDIR /build
-COPY pyproject.toml constraints.txt constraints-gpu.txt ./
+COPY pyproject.toml constraints.txt constraints-gpu.txt requirements-cpu.txt ./
+# The CPU image installs exactly the files whose hashes are in requirements-cpu.txt. The GPU image
+# pins versions only.
 RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print(*project['dependencies'], *project['optional-dependencies']['${RUNTIME}'], sep='\n')" > requirements.txt \
  && python -m venv --without-pip /opt/venv \
- && pip --python /opt/venv install --no-cache-dir --disable-pip-version-check -r requirements.txt -c constraints.txt \
-    $(if [ "$RUNTIME" = gpu ]; then echo -c constraints-gpu.txt; fi)
+ && if [ "$RUNTIME" = cpu ]; then options="--require-hashes --only-binary :all: -r requirements-cpu.txt"; \
+    else options="-r requirements.txt -c constraints.txt -c constraints-gpu.txt"; fi \
+ && pip --python /opt/venv install --no-cache-dir --disable-pip-version-check $options
 
 FROM python:3.11-slim-bookworm AS base
 RUN groupadd --system --gid 10001 sightline \
@@ -30,16 +37,32 @@ COPY loadtest loadtest
 RUN python -m compileall -q loadtest
 USER 10001:10001
 ENTRYPOINT ["python", "-m", "loadtest"]
+ARG VERSION=0.2.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Sightline load test" \
+      org.opencontainers.image.description="Measures a running Sightline service." \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION"
 
 FROM base AS service
 COPY bundles bundles
 COPY service service
 RUN python -m compileall -q service
-# ONNX Runtime would report its use to its makers over the network.
+# ORT_DISABLE_TELEMETRY: otherwise, ONNX Runtime sends usage data over the network.
 ENV SIGHTLINE_HOST=0.0.0.0 SIGHTLINE_PORT=8000 ORT_DISABLE_TELEMETRY=1
 USER 10001:10001
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 CMD ["python", "-c", \
   "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"SIGHTLINE_PORT\"]}/health/ready', timeout=2)"]
-# In exec form: SIGTERM reaches Python, which drains and exits.
+# The exec form lets Python receive SIGTERM, so that it drains and exits.
 ENTRYPOINT ["python", "-m", "service"]
+# Labels come last: another version or revision only changes the image's metadata. Some shipped
+# models may not be used commercially; their MODEL_CARD.md files state the licences of the weights.
+ARG VERSION=0.2.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Sightline" \
+      org.opencontainers.image.description="Serves trained attention models over HTTP, and shows what they attend to." \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION"

@@ -1,95 +1,121 @@
-# Everything that a person or a machine does with this repository. `make serve` and `make test` need Python 3.11, pip
-# and make, nothing else: each makes its own virtual environment.
+# Commands of this repository; `make help` lists them. `make serve` and `make test` need Python
+# 3.11, pip and make. Each creates its own virtual environment.
 
 PYTHON ?= python3.11
 RUNTIME ?= cpu# cpu or gpu
-DATA ?= data/multi30k# a folder of parallel text: train.en, train.de, val.en, ...
-ZOO_DATA ?= data# a folder with the folders multi30k and sst2
-SYSTEMS ?=# of the zoo, as in 'luong-dot chat-gatt'; all where none is named
+DATA ?= data/multi30k# folder of parallel text: train.en, train.de, val.en, ...
+ZOO_DATA ?= data# folder that contains multi30k and sst2
+SYSTEMS ?=# systems of the zoo to train, such as 'luong-dot chat-gatt'; all by default
 RUN ?= runs/multi30k-en-de
-PRECISION ?= float32# of training; bfloat16 is faster where the processor has it, see docs/training.md
+PRECISION ?= float32# of training; bfloat16 is faster on processors that support it, see docs/research/training.md
 BUNDLE ?= bundles/multi30k-en-de
 COMPOSE ?= docker-compose# or: docker compose
 BENCH ?=# sections and options, see: python -m bench --help
+ALLOW_DIRTY ?=# 1 measures with uncommitted changes
 SOAK ?= 30# minutes
 LOAD ?= --clients 16 --duration 10s# see: python -m loadtest --help
-
 FUZZ_EXAMPLES ?= 500
 
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+REVISION = $(shell git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || echo unknown)
 SERVE := .venv-serve-$(RUNTIME)
 DEV := .venv
 GPU := .venv-gpu
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
+DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: serve test test-all test-docker test-memory test-browser fuzz check fix train zoo evaluate export bench soak gpu-check loadtest image up down clean
+.PHONY: help serve up down image loadtest train zoo evaluate export check docs fix test test-all fuzz test-docker test-memory test-browser bench soak gpu-check lock clean
+.DEFAULT_GOAL := help
 
-serve: $(SERVE)/ready  ## serve the bundles that are in bundles/
+help:  ## list all targets
+	@echo "Usage: make TARGET [VARIABLE=value ...]; the variables are at the top of the Makefile."
+	@awk '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z-]+:.*##/ { split($$0, line, /:.*##  ?/); sub(/.*## /, ""); printf "  %-14s %s\n", line[1], $$0 }' Makefile
+
+##@ Serve
+serve: $(SERVE)/ready  ## serve the bundles in bundles/ on http://127.0.0.1:8000
 	$(SERVE)/bin/python -m service
 
-test: $(DEV)/ready  ## every test that needs nothing but Python, as many side by side as there are processors; 7 minutes on two
-	$(DEV)/bin/python -m pytest -n auto --dist loadfile
+image:  ## build the image sightline with its version and commit in the labels
+	docker build --target service --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
+	  -t sightline:$(VERSION) -t sightline .
 
-test-all: $(DEV)/ready  ## `test`, the slow tests, then equality and export under each lesser instruction set of this processor
-	$(DEV)/bin/python -m pytest -n auto --dist loadfile -m 'not docker and not browser and not cgroup'
-	$(DEV)/bin/python -m tests.instruction_sets
+up:  ## start the service in a container on http://127.0.0.1:8000
+	SERVICE_VERSION=$(VERSION) SERVICE_REVISION=$(REVISION) $(COMPOSE) up --build --detach
 
-fuzz: $(DEV)/ready  ## what `test` asks of the OpenAPI document, with FUZZ_EXAMPLES random requests a route; half an hour
-	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(DEV)/bin/python -m pytest tests/e2e/test_schemathesis.py
+down:  ## stop and remove that container; running requests are finished first
+	$(COMPOSE) down
 
-check: $(DEV)/ready  ## format, lint, types, walls between the packages
-	$(DEV)/bin/ruff format --check .
-	$(DEV)/bin/ruff check .
-	$(DEV)/bin/mypy
-	$(DEV)/bin/lint-imports
+loadtest: $(DEV)/ready  ## run the load test against the service on this machine, with the options LOAD
+	$(DEV)/bin/python -m loadtest $(LOAD)
 
-fix: $(DEV)/ready  ## what `check` can mend by itself
-	$(DEV)/bin/ruff format .
-	$(DEV)/bin/ruff check --fix .
-
-train: $(DEV)/ready  ## train from DATA into RUN; run it again to resume
+##@ Train and export
+train: $(DEV)/ready  ## train on DATA into RUN; repeat the command to resume
 	$(DEV)/bin/python -m model train $(DATA) --run $(RUN) --precision $(PRECISION)
 
-zoo: $(DEV)/ready  ## train, score and export every system from ZOO_DATA, or SYSTEMS, many hours; run it again to resume
+evaluate: $(DEV)/ready  ## compute BLEU of the averaged checkpoint of RUN on the test set of DATA, or on SPLIT
+	$(DEV)/bin/python -m model evaluate $(RUN)/averaged $(DATA) $(if $(SPLIT),--split $(SPLIT))
+
+export: $(DEV)/ready  ## export the averaged checkpoint of RUN to BUNDLE
+	$(DEV)/bin/python -m export $(RUN)/averaged --out $(BUNDLE)
+
+zoo: $(DEV)/ready  ## train, score and export all systems, or SYSTEMS, on ZOO_DATA (many hours); repeat to resume
 	$(DEV)/bin/python -m model zoo $(ZOO_DATA) --runs runs/zoo --precision $(PRECISION) $(if $(SYSTEMS),--systems $(SYSTEMS))
 	$(DEV)/bin/python -m export zoo runs/zoo --out runs/zoo-bundles --half-weights
 
-evaluate: $(DEV)/ready  ## BLEU of RUN's averaged checkpoint on DATA's test set
-	$(DEV)/bin/python -m model evaluate $(RUN)/averaged $(DATA)
+##@ Develop
+check: $(DEV)/ready  ## check format, lint, prose, types and the imports between packages
+	$(DEV)/bin/ruff format --check .
+	$(DEV)/bin/ruff check .
+	$(DEV)/bin/python -m tests.prose
+	$(DEV)/bin/mypy
+	$(DEV)/bin/lint-imports
 
-export: $(DEV)/ready  ## RUN's averaged checkpoint to BUNDLE
-	$(DEV)/bin/python -m export $(RUN)/averaged --out $(BUNDLE)
+fix: $(DEV)/ready  ## format the code and apply the automatic lint fixes
+	$(DEV)/bin/ruff format .
+	$(DEV)/bin/ruff check --fix .
 
-bench: $(DEV)/ready  ## measure all of docs/performance.md, or BENCH='SECTION ...'; some 25 minutes of a quiet machine
-	$(DEV)/bin/python -m bench $(BENCH)
+test: $(DEV)/ready  ## run all tests that need only Python, in parallel (7 minutes on two processors)
+	$(DEV)/bin/python -m pytest -n auto --dist loadfile
 
-soak: $(DEV)/ready  ## every endpoint for SOAK minutes, clients that leave included: memory, descriptors and threads stay flat
-	$(DEV)/bin/python -m bench.soak --minutes $(SOAK)
+test-all: $(DEV)/ready  ## run test, the slow tests, and equality and export tests under each supported instruction set
+	$(DEV)/bin/python -m pytest -n auto --dist loadfile -m 'not docker and not browser and not cgroup'
+	$(DEV)/bin/python -m tests.instruction_sets
 
-gpu-check: $(GPU)/ready  ## on a machine with a GPU: CUDA gives what the CPU gives, and how fast
-	$(GPU)/bin/python -m bench.gpu
+fuzz: $(DEV)/ready  ## send FUZZ_EXAMPLES random requests to each route of the OpenAPI document (half an hour)
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(DEV)/bin/python -m pytest tests/e2e/test_schemathesis.py
 
-loadtest: $(DEV)/ready  ## load the service that runs on this machine
-	$(DEV)/bin/python -m loadtest $(LOAD)
-
-image:  ## the service's image, `sightline`
-	docker build --target service -t sightline .
-
-up:  ## the service in a container, on http://127.0.0.1:8000
-	$(COMPOSE) up --build --detach
-
-down:  ## stop it, letting work in flight finish
-	$(COMPOSE) down
-
-test-docker: $(DEV)/ready  ## the tests that need a Docker engine
+test-docker: $(DEV)/ready  ## run the tests that need a Docker engine
 	$(DEV)/bin/python -m pytest -m docker tests/deployment
 
-test-memory: $(DEV)/ready  ## as root: the shipped bundles in a cgroup of 512 MiB; some minutes
+test-memory: $(DEV)/ready  ## serve the shipped bundles in a cgroup of 512 MiB; needs root (some minutes)
 	$(DEV)/bin/python -m pytest -m cgroup tests/deployment
 
-test-browser: $(DEV)/ready  ## the tests that need Chromium
+test-browser: $(DEV)/ready  ## run the tests that need Chromium
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[browser]'
 	$(DEV)/bin/python -m pytest -m browser tests/browser
+
+docs: $(DEV)/ready  ## build the documentation as a site in build/docs; a broken link fails
+	$(DEV)/bin/python $(PIP_INSTALL) -e '.[docs]'
+	$(DEV)/bin/python -m docs.generate
+	$(DEV)/bin/python -m mkdocs build
+
+lock: $(DEV)/ready  ## write requirements-cpu.txt, the image's packages with hashes, after dependencies have changed
+	$(DEV)/bin/python -m tests.deployment.lock
+
+clean:  ## remove the virtual environments and the caches of tools
+	rm -rf .venv .venv-serve-* .venv-gpu build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+##@ Measure
+bench: $(DEV)/ready  ## measure docs/performance.md, or the sections BENCH (25 minutes on a quiet machine)
+	$(DEV)/bin/python -m bench $(BENCH) $(DIRTY)
+
+soak: $(DEV)/ready  ## load all endpoints for SOAK minutes and check that memory, descriptors and threads do not grow
+	$(DEV)/bin/python -m bench.soak --minutes $(SOAK) $(DIRTY)
+
+gpu-check: $(GPU)/ready  ## compare CUDA's results and speed with the CPU; needs a GPU
+	$(GPU)/bin/python -m bench.gpu $(DIRTY)
 
 $(SERVE)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(SERVE)
@@ -105,6 +131,3 @@ $(GPU)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(GPU)
 	$(GPU)/bin/python $(PIP_INSTALL) -e '.[gpu,train,bench]'
 	touch $@
-
-clean:  ## the virtual environments and what tools left behind
-	rm -rf .venv .venv-serve-* .venv-gpu build *.egg-info .mypy_cache .pytest_cache .ruff_cache

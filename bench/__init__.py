@@ -1,1 +1,3 @@
-"""Measurements of Sightline, each a ratio or a bar, each from one run, written to `bench/results/`."""
+"""Benchmarks of Sightline. Each figure has a target or is a ratio from one run; results are in
+`bench/results/`.
+"""

@@ -1,7 +1,8 @@
-"""`python -m bench [SECTION ...]`: measures the figures of docs/performance.md and writes them there.
+"""Measure the figures of docs/performance.md and write them there.
 
-Run it on a quiet machine: it takes the whole processor, and everything else that runs is measured with it. Each
-section has a result of its own; a section that is not run keeps the one that it has.
+Usage: `python -m bench [SECTION ...]`. Run it on a quiet machine: it uses all processors, and other
+running programs change the figures. Each section has its own result file; sections that do not run
+keep their last result.
 """
 
 import argparse
@@ -13,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench import machine, report
-from bench.bars import BARS
+from bench.engine import batching, maps, memory, mixed, overhead, start
 from bench.libraries import section as library
 from bench.models import Models
 from bench.options import Options
-from bench.ourselves import batching, maps, memory, mixed, overhead, start
 from bench.plots import draw
 from bench.record import RESULTS, Recorded, Result, read_results, write_result
 from bench.servers import section as servers
+from bench.targets import TARGETS
 from service.machine import usable_threads
 
 SECTIONS: Mapping[str, Callable[[Options], Result]] = {
@@ -38,34 +39,37 @@ SECTIONS: Mapping[str, Callable[[Options], Result]] = {
     "batching-tiny": batching.run_tiny,
 }
 EXIT_TERMINATED = 128 + signal.SIGTERM
-DOCUMENTS = (Path("docs/performance.md"), Path("README.md"))
+DOCUMENTS = (Path("docs/performance.md"),)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"any of {', '.join(SECTIONS)}; without, all")
     parser.add_argument(
-        "--report", action="store_true", help="measure nothing, write tables and plots of what there is"
+        "sections", nargs="*", metavar="SECTION", help=f"sections to run: {', '.join(SECTIONS)}; all by default"
     )
-    parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="the shipped model")
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing; write the tables and plots of the existing results"
+    )
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="bundle to measure")
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
-    parser.add_argument("--rounds", type=int, default=3, help="each figure is the median of so many")
-    parser.add_argument("--rows", type=int, default=64, help="leave out cases with more rows or clients")
-    parser.add_argument("--seconds", type=float, default=2.5, help="of each load on a server")
-    parser.add_argument("--requests", type=int, default=5000, help="of the section memory")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds; each figure is their median")
+    parser.add_argument("--rows", type=int, default=64, help="skip cases with more rows or clients than this")
+    parser.add_argument("--seconds", type=float, default=2.5, help="duration of each load on a server, in seconds")
+    parser.add_argument("--requests", type=int, default=5000, help="number of requests of the section `memory`")
+    machine.add_allow_dirty(parser)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--documents", type=Path, nargs="*", default=DOCUMENTS, help="where to write the tables")
+    parser.add_argument("--documents", type=Path, nargs="*", default=DOCUMENTS, help="files whose tables are updated")
     parsed = parser.parse_args(arguments)
     unknown = set(parsed.sections) - SECTIONS.keys()
     if unknown:
-        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+        parser.error(f"unknown section {', '.join(sorted(unknown))}; sections are {', '.join(SECTIONS)}")
     return parsed
 
 
 def measure(arguments: argparse.Namespace, command: str) -> None:
-    """Run the sections and write their results, each as soon as it is there."""
+    """Run the sections and write each result as soon as its section ends."""
     sentences = arguments.sentences.read_text(encoding="utf-8").splitlines()
     with tempfile.TemporaryDirectory() as scratch:
         models = Models(Path(scratch), arguments.bundle, sentences)
@@ -80,11 +84,11 @@ def measure(arguments: argparse.Namespace, command: str) -> None:
         )
         for name in arguments.sections or SECTIONS:
             print(name, flush=True)
-            described = machine.describe()  # before the hours in which the tree may change
+            described = machine.describe_or_exit(arguments.allow_dirty)
             result = SECTIONS[name](options)
-            for bar in BARS:
-                if figure := result.figures.get(bar.figure):
-                    print(f"  {bar.text}: {figure.value:g} {figure.unit}", flush=True)
+            for target in TARGETS:
+                if figure := result.figures.get(target.figure):
+                    print(f"  {target.text}: {figure.value:g} {figure.unit}", flush=True)
             write_result(arguments.results, name, Recorded(described, command, result))
 
 
@@ -105,5 +109,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that no contender outlives the bench
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # so that the exit also ends the contenders
     main()

@@ -1,4 +1,6 @@
-"""Our Transformer as a model of CTranslate2, through that library's own specifications."""
+"""Convert Sightline's Transformer to a CTranslate2 model, with CTranslate2's own specification
+classes.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,9 +18,9 @@ from model.layers.transformer_layer import DecoderLayer, EncoderLayer
 
 
 def write_ctranslate2_model(folder: Path, model: Transformer, tokenizer: Tokenizer) -> None:
-    """Write a float32 model to a new folder; CTranslate2 quantises while it loads.
+    """Write a float32 model to a new folder; CTranslate2 quantizes while it loads.
 
-    A vocabulary beyond the tokenizer's is filled up with names.
+    If the model's vocabulary is larger than the tokenizer's, the missing names are made up.
     """
     config = model.config
     spec = TransformerSpec.from_config((config.encoder_layers, config.decoder_layers), config.num_heads, pre_norm=False)
@@ -36,7 +38,7 @@ def write_ctranslate2_model(folder: Path, model: Transformer, tokenizer: Tokeniz
     spec.register_target_vocabulary(vocabulary)
     spec.config.bos_token = spec.config.decoder_start_token = vocabulary[config.bos_id]
     spec.config.eos_token = vocabulary[config.eos_id]
-    spec.config.unk_token = vocabulary[config.pad_id]  # a byte-level vocabulary has no token for the unknown
+    spec.config.unk_token = vocabulary[config.pad_id]  # a byte-level vocabulary has no unknown token
     spec.config.layer_norm_epsilon = layer.feed_forward_norm.norm.eps
     spec.validate()
     spec.optimize(quantization=None)
@@ -45,20 +47,20 @@ def write_ctranslate2_model(folder: Path, model: Transformer, tokenizer: Tokeniz
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int) -> list[str]:
-    """What each id is called."""
+    """Return the name of each token id below `size`."""
     return [tokenizer.id_to_token(id_) or f"<{id_}>" for id_ in range(size)]
 
 
 def _embed(spec: Any, embeddings: Any, model: Transformer) -> None:
     embeddings.weight = _array(model.embedding.weight)
-    spec.scale_embeddings = True  # by the square root of the width
+    spec.scale_embeddings = True  # multiply by the square root of the width
     spec.position_encodings.encodings = _array(model.positions)
 
 
 def _block(spec: Any, layer: EncoderLayer | DecoderLayer) -> None:
-    """Self-attention and feed-forward."""
+    """Set the weights of self-attention and feed-forward."""
     own = layer.self_attention
-    assert isinstance(own, MultiHeadAttention), "CTranslate2 has no other self-attention"
+    assert isinstance(own, MultiHeadAttention), "CTranslate2 supports no other self-attention"
     _attention(spec.self_attention, [[own.query, own.key, own.value], [own.output]], layer.self_attention_norm.norm)
     _linear(spec.ffn.linear_0, [layer.feed_forward.inner])
     _linear(spec.ffn.linear_1, [layer.feed_forward.outer])
@@ -72,7 +74,7 @@ def _attention(spec: Any, linears: Sequence[Sequence[nn.Linear]], norm: nn.Layer
 
 
 def _linear(spec: Any, packed: Sequence[nn.Linear]) -> None:
-    """One product, the outputs of several layers side by side."""
+    """Set one product whose outputs are those of several layers, concatenated."""
     spec.weight = np.concatenate([_array(linear.weight) for linear in packed])
     spec.bias = np.concatenate([_array(linear.bias) for linear in packed])
 

@@ -1,9 +1,11 @@
-"""`python -m bench.edge --baseline CHECKOUT`: the cost of a call, beside another checkout of this project.
+"""Compare the cost of a call with that of another checkout of this project.
 
-Both checkouts serve by turns: first with the fake runner in the model's place, one new token and 64 clients, so that
-nothing but HTTP and scheduling is measured; then the shipped model with 16 and 64 clients and the default settings of
-each. An ordinary FastAPI application over the same use case is measured in the same rounds. CPU time is that of the
-serving process, system time included. Run it on a quiet machine; the tables go to docs/performance.md.
+Usage: `python -m bench.edge --baseline CHECKOUT`. The checkouts serve in turns. First a fake runner
+replaces the model and 64 clients request one new token each, so that only HTTP and scheduling are
+measured. Then the shipped model serves 16 and 64 clients with each checkout's default settings. An
+ordinary FastAPI application over the same use case is measured in the same rounds. CPU time is the
+user and system time of the serving process. Run it on a quiet machine; the tables go to
+docs/performance.md.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import machine
+from bench.commit import uncommitted_changes
 from bench.load import GENERATE, bodies_of, measure_load
 from bench.record import RESULTS, Figure, Recorded, Result, Row, write_result
 from bench.report import table, write_into
@@ -28,7 +31,8 @@ WRITER = "python -m bench.edge"
 DOCUMENT = Path("docs/performance.md")
 CLIENTS = 64
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# The figures of the table: setup, load, measure, whether more is better, and the target of "now" over "baseline".
+# The rows of the table: case, measure, comparison, and the target for the ratio of "now" to
+# "baseline".
 TARGETS = (
     ("fake, 64 clients, 1 new token", "requests_per_s", ">=", 2.0),
     ("fake, 64 clients, 1 new token", "cpu_ms", "<=", 0.5),
@@ -40,7 +44,7 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A load, and the modules that serve it by the name of the setup."""
+    """A load, and the module that serves each setup under it."""
 
     name: str
     clients: int
@@ -62,14 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.edge", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--baseline", type=Path, required=True, help="the other checkout")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds whose median is each figure")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
+    parser.add_argument("--baseline", type=Path, required=True, help="folder of the checkout to compare with")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; each figure is their median")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each load, in seconds")
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
+    machine.add_allow_dirty(parser)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where to write the table")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="file whose table is updated")
     parsed = parser.parse_args(words)
-    described = machine.describe()
+    described = machine.describe_or_exit(parsed.allow_dirty)
+    if (changed := uncommitted_changes(parsed.baseline)) and not parsed.allow_dirty:
+        parser.error(f"the baseline has uncommitted changes in {', '.join(changed)}; allow them with --allow-dirty")
     result = run(
         parsed.baseline, parsed.sentences.read_text(encoding="utf-8").splitlines(), parsed.rounds, parsed.seconds
     )
@@ -84,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(baseline: Path, sentences: Sequence[str], rounds: int, seconds: float) -> Result:
-    """Measure all cases; a figure is a ratio of two setups in one round, the median of all rounds."""
+    """Measure all cases. Each figure is the median over rounds of the ratio of two setups in one
+    round.
+    """
     figures: dict[str, Figure] = {}
     rows: list[Row] = []
     for case in CASES:
@@ -112,7 +121,7 @@ def _measure(
             bundles = folder / "bundles"
             servers[setup] = running.enter_context(serving(bundles, module, folder=folder, log_level="info"))
             _measure_once(servers[setup], Load(load.path, load.bodies, clients=case.clients, duration_s=2.0))
-            servers[setup].process.hold()
+            servers[setup].process.suspend()
         values: dict[str, list[dict[str, float]]] = {setup: [] for setup in servers}
         for number in range(rounds):
             order = list(servers) if number % 2 == 0 else list(servers)[::-1]
@@ -132,13 +141,13 @@ def _measure_once(server: RunningServer, load: Load) -> dict[str, float]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process, user and system."""
+    """Return the user and system time of a process so far, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def report(result: Result) -> str:
-    """Return the ratios beside their targets, and the values."""
+    """Return the table of ratios with their targets, and the table of values."""
     ratios = []
     for case, name, sign, target in TARGETS:
         ratio = result.figures[f"{SECTION}.{case}.now.{name}"].value

@@ -1,8 +1,9 @@
-"""`python -m bench.fastapi_edge`: POST /v1/generate as an ordinary FastAPI handler, over the fake runner.
+"""Serve POST /v1/generate as an ordinary FastAPI handler over the fake runner.
 
-It is what the dispatcher of `service/http` is measured against: FastAPI reads, parses and validates the body and
-dispatches to the handler. The limits that its own handling lacks are added in the usual ways: a request class that
-reads within the body limit, a handler of validation errors, and ASGI middleware for the call's log line.
+Usage: `python -m bench.fastapi_edge`. It is the baseline for the dispatcher of `service/http`:
+FastAPI reads, parses and validates the body and calls the handler. Limits that FastAPI lacks are
+added in the usual ways: a request class that enforces the body limit, a handler for validation
+errors, and ASGI middleware for the access log.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from service.fields import path_of
 from service.http.call import HttpCall
 from service.http.dispatch import CALL, Dispatcher
 from service.http.routing import RouteTable
-from service.http.server import DrainingServer, freezing
+from service.http.server import DrainingServer
 from service.inference.generate import GenerateInput, generate
 from service.inference.service import Service
 from service.logs import configure_logging
@@ -32,7 +33,7 @@ from service.settings import Settings, read_settings
 
 
 class LimitedRequest(Request):
-    """Reads the body within its limit."""
+    """Request that rejects a body above the limit while reading it."""
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
@@ -57,7 +58,7 @@ class LimitedRoute(APIRoute):
 
 
 class CallMiddleware:
-    """Gives each request its call, and logs its end."""
+    """ASGI middleware that creates the call of each request and logs its end."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
@@ -79,8 +80,8 @@ class CallMiddleware:
             self._dispatcher._log_end(call)
 
 
-def ordinary(settings: Settings) -> FastAPI:
-    inner = create_app(settings, freezing(load_fake), sys.exit)
+def create_ordinary_app(settings: Settings) -> FastAPI:
+    inner = create_app(settings, load_fake, sys.exit)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -107,16 +108,16 @@ def ordinary(settings: Settings) -> FastAPI:
         return {"status": "ready"}
 
     @app.exception_handler(ApiError)
-    async def answer(request: Request, error: ApiError) -> Response:
+    async def handle_api_error(request: Request, error: ApiError) -> Response:
         call: HttpCall = request.scope[CALL]
         call.code = error.code
         return Response(call.error_body(error), error.kind.status, media_type="application/json")
 
     @app.exception_handler(RequestValidationError)
-    async def refuse(request: Request, error: RequestValidationError) -> Response:
+    async def handle_validation_error(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         path = path_of([part for part in first["loc"] if part != "body"]) or None
-        return await answer(request, ApiError("invalid_parameter", f"{first['msg']}.", path=path))
+        return await handle_api_error(request, ApiError("invalid_parameter", f"{first['msg']}.", path=path))
 
     app.add_middleware(CallMiddleware, service=service)
     return app
@@ -125,7 +126,7 @@ def ordinary(settings: Settings) -> FastAPI:
 def main() -> None:
     settings = read_settings([])
     configure_logging(settings.log_level)
-    DrainingServer(ordinary(settings), settings).run()
+    DrainingServer(create_ordinary_app(settings), settings).run()
 
 
 if __name__ == "__main__":

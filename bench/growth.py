@@ -1,7 +1,9 @@
-"""A larger Transformer that computes what a trained one computes, as Net2Net grows networks (Chen et al. 2016).
+"""Enlarge a trained Transformer so that it computes nearly the same, as in Net2Net (Chen et al.
+2016).
 
-Time depends on a model's sizes and on how long its sentences are, not on how it came by its weights. Training 6 + 6
-layers of width 512 until their sentences end where they should takes a night on two cores; growing them takes a second.
+Speed depends on a model's sizes and on the lengths of its outputs, not on how it was trained.
+Training 6 + 6 layers of width 512 until the outputs have natural lengths takes a night on two
+cores; enlarging a trained model takes a second.
 """
 
 from collections.abc import Sequence
@@ -17,46 +19,54 @@ from model.layers.transformer_layer import AddNorm, DecoderLayer, EncoderLayer, 
 
 
 def grow(small: Transformer, config: TransformerConfig) -> Transformer:
-    """A model of a larger shape with nearly the same outputs, in evaluation mode.
+    """Return a larger model with nearly the same outputs, in evaluation mode.
 
-    Every feature, head and inner unit is repeated; layers are added that pass on what they read. Nearly: a repeated
-    feature has the position that its new place has, which shifts what the first layers' norms divide by.
+    Features, heads and inner units are repeated; added layers pass on their input. The outputs
+    differ slightly because a repeated feature gets the position encoding of its new index, which
+    changes the statistics of the first layers' norms.
 
     Args:
-        small: the model to grow.
-        config: its vocabulary, positions and special tokens; other sizes a multiple of its sizes, or more layers.
+        small: The model to enlarge.
+        config: The new sizes, each a multiple of the old one, and at least as many layers. The
+            vocabulary, number of positions and special tokens must be those of `small`.
 
     Raises:
-        ValueError: the one shape does not fit into the other.
+        ValueError: A size is not a multiple of the old one, or there are fewer layers than before.
     """
     old = small.config
     for name in ("d_model", "num_heads", "d_ff", "head_size"):
         if getattr(config, name) % getattr(old, name):
-            raise ValueError(f"{name} {getattr(config, name)} is no multiple of {getattr(old, name)}")
+            raise ValueError(f"{name} {getattr(config, name)} must be a multiple of {getattr(old, name)}")
     if config.encoder_layers < old.encoder_layers or config.decoder_layers < old.decoder_layers:
-        raise ValueError("a model grows by layers, it loses none")
+        raise ValueError("encoder_layers and decoder_layers must be at least those of the small model")
     large = Transformer(config).eval()
     with torch.no_grad():
-        _Growth(old, config).fill(small, large)
+        _Growth(old, config).copy_weights(small, large)
     return large
 
 
 class _Growth:
-    """Which old feature every new one repeats."""
+    """The index of the old feature that each new feature repeats.
+
+    Shapes use M and M' for the old and new width, F and F' for the old and new inner width of
+    feed-forward.
+    """
 
     def __init__(self, old: TransformerConfig, new: TransformerConfig) -> None:
         self._old, self._new = old, new
         copies = new.d_model // old.d_model
-        pairs = torch.arange(new.d_model) // 2  # sine and cosine of one rate
-        # Pair `copies * i` of the new positions has the rate of the old pair i: that copy is the one that is read.
-        self.feature = 2 * (pairs // copies) + torch.arange(new.d_model) % 2  # (M',) in M
+        pairs = torch.arange(new.d_model) // 2  # a sine and a cosine of the same frequency
+        # Pair `copies * i` of the new position encoding has the frequency of the old pair i. Only
+        # that copy is read.
+        self.feature = 2 * (pairs // copies) + torch.arange(new.d_model) % 2  # (M',), values below M
         self.is_read = (pairs % copies == 0).float()  # (M',)
-        self.unit = torch.arange(new.d_ff) % old.d_ff  # (F',) in F
+        self.unit = torch.arange(new.d_ff) % old.d_ff  # (F',), values below F
         heads, size = torch.arange(new.num_heads) % old.num_heads, torch.arange(new.head_size) % old.head_size
-        self.in_head = (heads[:, None] * old.head_size + size).flatten()  # (M',) in M, of what lies head by head
+        self.in_head = (heads[:, None] * old.head_size + size).flatten()  # (M',), values below M, in the order of heads
 
-    def fill(self, small: Transformer, large: Transformer) -> None:
-        # Embeddings are multiplied by the square root of the width; the projection to the vocabulary by nothing.
+    def copy_weights(self, small: Transformer, large: Transformer) -> None:
+        # Embeddings are multiplied by the square root of the width, but the vocabulary projection
+        # is not scaled.
         shrink = (self._old.d_model / self._new.d_model) ** 0.5
         large.embedding.weight.copy_(small.embedding.weight[:, self.feature] * shrink)
         for stack in ("encoder", "decoder"):
@@ -64,7 +74,7 @@ class _Growth:
             for old, new in zip(layers, grown, strict=False):
                 self._layer(old, new)
             _pass_on(grown[len(layers) - 1 :])
-            # What the projection reads: of equal features it sums `copies`, each shrunk with the embedding.
+            # The projection sums `copies` equal features, each scaled down with the embedding.
         last = grown[-1].feed_forward_norm.norm
         for part in (last.weight, last.bias):
             part.mul_(self._old.d_model / self._new.d_model / shrink)
@@ -82,7 +92,8 @@ class _Growth:
     def _attention(self, old: MultiHeadAttention, new: MultiHeadAttention) -> None:
         for name in ("query", "key", "value"):
             self._linear(getattr(old, name), getattr(new, name), self.in_head)
-        # A longer head sums more products and divides them by the root of its length.
+        # The dot product of longer heads sums more terms and is divided by the square root of the
+        # head size.
         scale = (self._old.head_size / self._new.head_size) ** 0.25
         for linear in (new.query, new.key):
             linear.weight.mul_(scale)
@@ -96,7 +107,9 @@ class _Growth:
         new.outer.bias.copy_(old.outer.bias[self.feature])
 
     def _linear(self, old: nn.Linear, new: nn.Linear, rows: Tensor) -> None:
-        """A product that reads features; `rows` says which old output each new one repeats."""
+        """Copy a product that reads features; `rows` (N',) gives the old output that each new
+        output repeats.
+        """
         new.weight.copy_(old.weight[rows][:, self.feature] * self.is_read)
         new.bias.copy_(old.bias[rows])
 
@@ -106,12 +119,18 @@ class _Growth:
 
 
 def _repeated(weight: Tensor, columns: Tensor) -> Tensor:
-    """(N, len(columns)): equal columns share what one of them was multiplied by."""
+    """Return (N, len(columns)): repeated columns, scaled so that equal inputs give the same sum as
+    before.
+    """
     return weight[:, columns] * (weight.size(1) / len(columns))
 
 
 def _pass_on(layers: Sequence[EncoderLayer | DecoderLayer]) -> None:
-    """Let all layers but the first add nothing; norms of what is normed change nothing, and the last has the gain."""
+    """Make all layers but the first add nothing.
+
+    A norm of an already normalized input changes nothing, so the first layer's gain and bias move
+    to the last layer.
+    """
     for first, second in pairwise(layers):
         assert isinstance(second.self_attention, MultiHeadAttention)
         outputs = [second.self_attention.output, second.feed_forward.outer]
@@ -119,7 +138,7 @@ def _pass_on(layers: Sequence[EncoderLayer | DecoderLayer]) -> None:
             outputs.append(second.cross_attention.output)
         for linear in outputs:
             nn.init.zeros_(linear.weight)
-        gained = first.feed_forward_norm.norm
-        second.feed_forward_norm.norm.load_state_dict(gained.state_dict())
-        nn.init.ones_(gained.weight)
-        nn.init.zeros_(gained.bias)
+        norm = first.feed_forward_norm.norm
+        second.feed_forward_norm.norm.load_state_dict(norm.state_dict())
+        nn.init.ones_(norm.weight)
+        nn.init.zeros_(norm.bias)

@@ -1,9 +1,10 @@
-"""`python -m bench.guidellm EXECUTABLE`: a guidellm sweep of /v1/completions, for docs/performance.md.
+"""Run a guidellm sweep of /v1/completions for docs/performance.md.
 
-guidellm is no dependency: the executable is that of an environment of its own, as docs/performance.md says. It runs
-unmodified against a service that is started for it, one request at a time, then many at once, then at rates between
-these two; what is kept are its own figures. The model is large enough for the service to be what is saturated: of the
-shipped one it answers faster than guidellm asks.
+Usage: `python -m bench.guidellm EXECUTABLE`. guidellm is not a dependency: install it in its own
+environment as docs/performance.md describes. It runs unmodified against a service started for it:
+one request at a time, then many at once, then at rates in between. The results are guidellm's own
+figures. The default model is large enough to saturate the service; with the shipped model, the
+service answers faster than guidellm sends.
 """
 
 import argparse
@@ -26,26 +27,27 @@ from bench.server import serving
 from service.machine import usable_threads
 
 SECTION = "guidellm"
-# Fewer than the service has places for: who is refused asks again at once, and takes the processor that both share.
+# Below the service's queue limit: rejected requests are repeated at once and use the processor that
+# both share.
 MAX_OPEN = 128
-PROMPTS = 30_000  # more than any rate needs: guidellm ends with its prompts
+PROMPTS = 30_000  # more than any rate needs: guidellm stops when its prompts run out
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     parsed = parse_arguments(words)
     command = shlex.join(["python", "-m", "bench.guidellm", *words])
+    facts = machine.describe_or_exit(parsed.allow_dirty)
     sentences = parsed.sentences.read_text(encoding="utf-8").splitlines()
     with tempfile.TemporaryDirectory() as scratch:
         report = run_guidellm(parsed, sentences, Path(scratch))
-    facts = machine.describe()
     facts["packages"] |= {"guidellm": report["metadata"]["guidellm_version"]}
     write_result(parsed.results, SECTION, Recorded(facts, command, Result(rows=rows_of(report))))
     write_report(parsed.results, parsed.documents)
 
 
 def run_guidellm(parsed: argparse.Namespace, sentences: Sequence[str], scratch: Path) -> Any:
-    """Its own report."""
+    """Run the sweep and return guidellm's own report."""
     models = Models(scratch / "models", parsed.bundle, sentences)
     served = models.shipped_alone / parsed.bundle.name if parsed.shipped else models.grown_base.bundles["int8"]
     prompts, found = scratch / "prompts.txt", scratch / "report.json"
@@ -62,18 +64,19 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m bench.guidellm", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("executable", help="guidellm's")
-    parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="the shipped model")
-    parser.add_argument("--shipped", action="store_true", help="serve it as it is, not grown to 6 + 6 layers, d 512")
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="bundle to measure")
+    parser.add_argument("--shipped", action="store_true", help="serve the bundle itself, not enlarged to 6 + 6 layers")
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"), help="the prompts")
-    parser.add_argument("--rates", type=int, default=8, help="steps of the sweep")
-    parser.add_argument("--seconds", type=int, default=20, help="of each step")
+    parser.add_argument("--rates", type=int, default=8, help="number of steps of the sweep")
+    parser.add_argument("--seconds", type=int, default=20, help="duration of each step, in seconds")
+    machine.add_allow_dirty(parser)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--documents", type=Path, nargs="*", default=DOCUMENTS, help="where to write the table")
+    parser.add_argument("--documents", type=Path, nargs="*", default=DOCUMENTS, help="files whose tables are updated")
     return parser.parse_args(arguments)
 
 
 def sweep_arguments(url: str, model: str, prompts: Path, report: Path, rates: int, seconds: int) -> list[str]:
-    """What comes after `guidellm`."""
+    """Return the command-line arguments of `guidellm`."""
     backend = {
         "kind": "openai_http",
         "target": url,
@@ -93,7 +96,10 @@ def sweep_arguments(url: str, model: str, prompts: Path, report: Path, rates: in
 
 
 def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The figures of each step, by the rate that was wanted. Rates count answers, times those that were whole."""
+    """Return the figures of each step, in order of the target rate.
+
+    Rates count finished responses; times and tokens are those of complete responses.
+    """
     rows = []
     for benchmark in report["benchmarks"]:
         strategy, metrics = benchmark["config"]["strategy"], benchmark["metrics"]
@@ -108,7 +114,7 @@ def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "gap_ms": _percentiles(metrics["inter_token_latency_ms"]),
                 "tokens_per_s": metrics["output_tokens_per_second"]["total"]["mean"],
                 "whole": counts["successful"],
-                "cut_off": counts["incomplete"],  # by the end of the step
+                "cut_off": counts["incomplete"],  # still running when the step ended
                 "failed": counts["errored"],
             }
         )

@@ -1,4 +1,4 @@
-"""Loads on a server from this process, by the load test's client."""
+"""Run loads from this process with the client of the load test."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 
 def with_client(url: str, work: Callable[[Client], Awaitable[Answer]]) -> Answer:
-    """Run `work` with a client of its own on an event loop of its own."""
+    """Run `work` with a new client on a new event loop and return its result."""
 
     async def run() -> Answer:
         async with Client(url, TIMEOUT_S) as client:
@@ -28,7 +28,11 @@ def with_client(url: str, work: Callable[[Client], Awaitable[Answer]]) -> Answer
 
 
 def measure_load(url: str, load: Load) -> Summary:
-    """Raises RuntimeError where an answer is neither a success nor a refusal."""
+    """Run a load and return its summary.
+
+    Raises:
+        RuntimeError: A request failed with anything other than a rejection (429 or 503).
+    """
 
     async def work(client: Client) -> Summary:
         return summarize(await run_load(client, load))

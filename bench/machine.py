@@ -1,12 +1,15 @@
-"""What a result was measured on."""
+"""Describe the machine, package versions and commit that a result was measured with."""
 
+import argparse
 import os
 import platform
+import sys
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from loadtest.commit import commit
+from bench.commit import DirtyTreeError, commit_facts
 
 PACKAGES = (
     "onnxruntime",
@@ -41,11 +44,36 @@ def installed(packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
     return versions
 
 
-def describe() -> dict[str, Any]:
+def add_allow_dirty(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that allows a measurement with uncommitted changes."""
+    text = "measure with uncommitted changes; the result lists the changed files"
+    parser.add_argument("--allow-dirty", action="store_true", help=text)
+
+
+def describe_or_exit(allow_dirty: bool) -> dict[str, Any]:
+    """Describe the machine, or print the reason and exit with status 2 if there are uncommitted
+    changes.
+    """
+    try:
+        return describe(allow_dirty)
+    except DirtyTreeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def describe(allow_dirty: bool) -> dict[str, Any]:
+    """Return the facts that are recorded with a result.
+
+    Call it before measuring, because the tree may change during a long run.
+
+    Raises:
+        DirtyTreeError: There are uncommitted changes and `allow_dirty` is False.
+    """
     return {
         "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "packages": installed(),
-        "commit": commit(),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **commit_facts(allow_dirty),
     }

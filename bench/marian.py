@@ -1,7 +1,7 @@
-"""Our Transformer as the MarianMTModel of Hugging Face transformers.
+"""Convert Sightline's Transformer to a MarianMTModel of Hugging Face transformers.
 
-Marian is a post-norm encoder-decoder with tied embeddings like ours; its sinusoids have another order and its
-activation is a setting, so both are set to ours.
+Marian is a post-norm encoder-decoder with tied embeddings, too. It orders its sinusoids differently
+and has a configurable activation, so both are set to match.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from model.architectures.transformer import Transformer
 
 
 def to_marian(model: Transformer) -> Any:
-    """The same model as a MarianMTModel, in evaluation mode."""
+    """Return the same model as a MarianMTModel, in evaluation mode."""
     from transformers import MarianConfig, MarianMTModel
 
     config = model.config

@@ -1,4 +1,6 @@
-"""The models under test, each in every form that some contender takes. Made once a run, in a scratch folder."""
+"""The models under test in each format that a contender needs, created once per run in a scratch
+folder.
+"""
 
 import functools
 import shutil
@@ -12,7 +14,7 @@ from tokenizers import Tokenizer
 from bench.ctranslate2_model import write_ctranslate2_model
 from bench.growth import grow
 from bench.weights import read_model
-from export.bundle import Label, export_bundle, quantize_bundle
+from export.bundle import BundleMetadata, export_bundle, quantize_bundle
 from export.quantize import Recipe
 from model.architectures.transformer import Transformer
 from model.checkpoint import TOKENIZER, save_checkpoint
@@ -21,12 +23,12 @@ from model.data.tokenizer import read_tokenizer
 from service.bundle import read_bundle
 
 SEED = 6
-RECIPES = {  # int8 for many rows, int4 for few
+RECIPES = {  # int8 is fast for many rows, int4 for few
     "int8": Recipe(8, encoder="static", layers="static", projection="static"),
     "int4": Recipe(4, encoder="static"),
 }
 CALIBRATION_SENTENCES = 50
-BASE_VOCABULARY = 58_101  # that of the Marian models, the most used of this size
+BASE_VOCABULARY = 58_101  # as in the Marian models, the most used ones of this size
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Subject:
     """One model."""
 
     name: str
-    bundles: dict[str, Path]  # by type of numbers; each alone in its parent folder, to be served from there
+    bundles: dict[str, Path]  # by data type; each is alone in its parent folder, which can be served
     ctranslate2: Path
 
     @property
@@ -50,15 +52,16 @@ class Subject:
 
 
 class Models:
-    """Makes each subject when it is first asked for."""
+    """Create each subject when it is first needed."""
 
     def __init__(self, scratch: Path, shipped: Path, sentences: Sequence[str]) -> None:
-        """Nothing is made yet.
+        """Set up without creating any model.
 
         Args:
-            scratch: an empty folder.
-            shipped: the bundle in the repository.
-            sentences: exports are verified on the shortest of them, and static scales measured on the first.
+            scratch: An empty folder.
+            shipped: The bundle in the repository.
+            sentences: Exports are verified on the shortest ones; static scales are calibrated on
+                the first ones.
         """
         self._scratch = scratch
         self.shipped = shipped
@@ -67,7 +70,7 @@ class Models:
 
     @functools.cached_property
     def tiny(self) -> Subject:
-        """The shipped model, with the weights that its products multiply by."""
+        """The shipped model, with its dequantized weights."""
         subject = self._make("tiny", read_model(self.shipped), self.shipped / TOKENIZER)
         served = subject.bundles[self.shipped_dtype]
         shutil.rmtree(served)
@@ -80,14 +83,16 @@ class Models:
 
     @functools.cached_property
     def shipped_alone(self) -> Path:
-        """A folder to serve with a copy of the shipped bundle and nothing else."""
+        """A folder that contains only a copy of the shipped bundle."""
         folder = self._scratch / "shipped"
         shutil.copytree(self.shipped, folder / self.shipped.name)
         return folder
 
     @functools.cached_property
     def random_base(self) -> Subject:
-        """6 + 6 layers of width 512 with random weights: for time, not for sense."""
+        """A model of 6 + 6 layers of width 512 with random weights, which measures speed but
+        outputs no sense.
+        """
         with torch.random.fork_rng():
             torch.manual_seed(SEED)
             model = Transformer(TransformerConfig(BASE_VOCABULARY)).eval()
@@ -95,7 +100,9 @@ class Models:
 
     @functools.cached_property
     def grown_base(self) -> Subject:
-        """6 + 6 layers of width 512 that translate as the shipped model does; see `bench.growth`."""
+        """A model of 6 + 6 layers of width 512 that translates like the shipped model; see
+        `bench.growth`.
+        """
         small = read_model(self.shipped)
         sizes = {name: getattr(small.config, name) for name in ("max_positions", "pad_id", "bos_id", "eos_id")}
         large = grow(small, TransformerConfig(small.config.vocab_size, **sizes))
@@ -105,7 +112,7 @@ class Models:
         checkpoint = self._scratch / name / "checkpoint"
         save_checkpoint(checkpoint, model.config, model.state_dict(), tokenizer, {})
         bundles = {dtype: self._folder(name, dtype) for dtype in ("float32", *RECIPES)}
-        export_bundle(checkpoint, bundles["float32"], Label(name, "for measuring time"), self._few)
+        export_bundle(checkpoint, bundles["float32"], BundleMetadata(name, "for measuring time"), self._few)
         for dtype, recipe in RECIPES.items():
             quantize_bundle(bundles["float32"], bundles[dtype], recipe, text=None, calibration=self._sentences)
         ctranslate2 = self._scratch / name / "ctranslate2"

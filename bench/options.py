@@ -1,4 +1,4 @@
-"""How a run of the bench is to be done; every section reads it."""
+"""Options of a benchmark run, shared by all sections."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from bench.models import Models
 class Options:
     models: Models
     sentences: Sequence[str]
-    rounds: int  # each figure is the median of so many
-    max_rows: int  # cases with more rows or clients are left out
-    seconds: float  # of each load on a server
-    requests: int  # of the load under which memory must not grow
-    threads: int  # of each contender
+    rounds: int  # each figure is the median over this number of rounds
+    max_rows: int  # cases with more rows or clients are skipped
+    seconds: float  # duration of each load on a server
+    requests: int  # number of requests of the memory section
+    threads: int  # for each contender

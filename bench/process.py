@@ -1,4 +1,4 @@
-"""Processes that take turns: while one is measured, those that are held do not run at all."""
+"""Child processes that take turns: processes that are not being measured are suspended."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ END_TIMEOUT_S = 20
 
 
 class Process:
-    """A Python module run in a process group of its own, its children with it."""
+    """A Python module running in its own process group, together with its children."""
 
     def __init__(
         self,
@@ -25,7 +25,15 @@ class Process:
         stdin: int = subprocess.DEVNULL,
         stdout: int = subprocess.DEVNULL,
     ) -> None:
-        """`arguments` come after `python -m`; `environment` is the whole one, `folder` where it runs."""
+        """Start the process.
+
+        Args:
+            arguments: Command line after `python -m`.
+            environment: All environment variables of the process.
+            folder: Working directory; that of this process by default.
+            stdin: As for `subprocess.Popen`.
+            stdout: As for `subprocess.Popen`.
+        """
         self._process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
             env=dict(environment),
@@ -42,7 +50,7 @@ class Process:
 
     @property
     def pipes(self) -> tuple[IO[str], IO[str]]:
-        """What it reads and what it writes."""
+        """The streams to its standard input and from its standard output."""
         assert self._process.stdin is not None and self._process.stdout is not None
         return self._process.stdin, self._process.stdout
 
@@ -50,8 +58,8 @@ class Process:
     def exit_code(self) -> int | None:
         return self._process.poll()
 
-    def hold(self) -> None:
-        """Stop running, until `resume`."""
+    def suspend(self) -> None:
+        """Suspend the process group until `resume`."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -59,20 +67,20 @@ class Process:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Let a process that is held run inside the block."""
+        """Let a suspended process run inside the block."""
         self.resume()
         try:
             yield
         finally:
-            self.hold()
+            self.suspend()
 
     def end(self) -> None:
-        """End it, its children too; wait for it."""
+        """End the process and its children and wait for it."""
         self.resume()
         self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_TIMEOUT_S)
-        self._signal(signal.SIGKILL)  # what is left of the group
+        self._signal(signal.SIGKILL)  # children that ignored SIGTERM
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -84,40 +92,49 @@ class Process:
 
 
 class EndedError(Exception):
-    """A process that ended instead of answering."""
+    """A worker process ended without a response."""
 
 
-class Answering:
-    """A Python module that answers each line of JSON with a line; between two questions it is held.
+class JsonWorker:
+    """A Python module that answers each line of JSON with one line; it is suspended between
+    requests.
 
-    The first line that it writes says that it is ready.
+    The first line that it writes shows that it is ready.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """As `Process`."""
+        """Start the process; see `Process` for the arguments."""
         self._name = " ".join(arguments)
         self._process = Process(arguments, environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def wait_until_ready(self) -> None:
-        """Raises EndedError."""
-        self._read()
-        self._process.hold()
+        """Wait for the first line.
 
-    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises EndedError."""
+        Raises:
+            EndedError: The process ended.
+        """
+        self._read()
+        self._process.suspend()
+
+    def request(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request and return its response.
+
+        Raises:
+            EndedError: The process ended.
+        """
         with self._process.running():
-            questions, _ = self._process.pipes
-            questions.write(json.dumps(dict(question)) + "\n")
-            questions.flush()
+            requests, _ = self._process.pipes
+            requests.write(json.dumps(dict(body)) + "\n")
+            requests.flush()
             return self._read()
 
     def end(self) -> None:
         self._process.end()
 
     def _read(self) -> dict[str, Any]:
-        _, answers = self._process.pipes
-        line = answers.readline()
+        _, responses = self._process.pipes
+        line = responses.readline()
         if not line:
-            raise EndedError(f"{self._name} ended without an answer")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+            raise EndedError(f"{self._name} ended without a response")
+        response: dict[str, Any] = json.loads(line)
+        return response

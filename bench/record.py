@@ -1,4 +1,4 @@
-"""What a section of the bench measured, as it lies in `bench/results/`."""
+"""Read and write the results of benchmark sections in `bench/results/`."""
 
 import dataclasses
 import json
@@ -11,13 +11,13 @@ from typing import Any
 
 RESULTS = Path("bench/results")
 DIGITS = 5
-Row = Mapping[str, Any]  # of a result
-NUMBERS = re.compile(r"\[\n\s+(-?\d[^\[\]{}\"]*?)\n\s*\]")  # a list of nothing but numbers, a line each
+Row = Mapping[str, Any]  # one row of a result
+NUMBERS = re.compile(r"\[\n\s+(-?\d[^\[\]{}\"]*?)\n\s*\]")  # a list of numbers that takes one line each
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number and the numbers that it is the median of."""
+    """A median and the values that it was computed from."""
 
     value: float
     unit: str
@@ -30,7 +30,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Result:
-    """A section's figures by name, and the rows of its table."""
+    """Figures of a section by name, and the rows of its table."""
 
     figures: Mapping[str, Figure] = field(default_factory=dict)
     rows: Sequence[Row] = ()
@@ -38,7 +38,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A result on disk: also where, with what and when it was measured."""
+    """A result together with the machine, commit and command that produced it."""
 
     machine: Mapping[str, Any]
     command: str
@@ -57,7 +57,7 @@ def _on_one_line(numbers: re.Match[str]) -> str:
 
 
 def read_results(folder: Path) -> dict[str, Recorded]:
-    """Every section that has a result."""
+    """Read all results of a folder, by section."""
     return {path.stem: _read(path) for path in sorted(folder.glob("*.json"))}
 
 

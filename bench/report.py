@@ -1,14 +1,17 @@
-"""Results as Markdown, written into the documents between two marks."""
+"""Format results as Markdown and write them into documents between marks."""
 
+import re
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.bars import BARS, Bar
 from bench.record import Figure, Recorded, Row
+from bench.targets import TARGETS, Target
 
 END = "<!-- end of figures -->"
+MAX_WIDTH = 100  # columns of prose in Markdown
 Results = Mapping[str, Recorded]
 
 
@@ -17,19 +20,40 @@ def mark(part: str, writer: str = "make bench") -> str:
 
 
 def write_into(document: Path, part: str, text: str, writer: str = "make bench") -> None:
-    """Replace what stands between the marks of a part; nothing where the document has no such marks."""
+    """Replace the text between the marks of a part, with wrapped prose.
+
+    Does nothing if the document lacks the marks.
+    """
     whole, start = document.read_text(encoding="utf-8"), mark(part, writer)
     if start not in whole:
         return
     before, rest = whole.split(start)
     _, after = rest.split(END, maxsplit=1)
-    document.write_text(f"{before}{start}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    document.write_text(f"{before}{start}\n\n{wrap_prose(text)}\n\n{END}{after}", encoding="utf-8")
+
+
+def wrap_prose(markdown: str) -> str:
+    """Wrap prose lines at 100 columns. Tables, code, links alone and HTML keep their lines."""
+    lines: list[str] = []
+    in_code = False
+    for line in markdown.split("\n"):
+        in_code ^= line.startswith("```")
+        if in_code or len(line) <= MAX_WIDTH or line.startswith(("|", "<", "![", "[")):
+            lines.append(line)
+            continue
+        unbroken = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), line)
+        indent = "  " if line.startswith("- ") else ""
+        wrapped = textwrap.wrap(
+            unbroken, MAX_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += [one.replace("\0", " ") for one in wrapped]
+    return "\n".join(lines)
 
 
 def parts(results: Results) -> dict[str, str]:
-    """What can be written, by the part's name."""
+    """Return the text of each part of the documents by its name."""
     return {
-        "bars": bars_table(results),
+        "targets": targets_table(results),
         "library": "\n\n".join(_library(title, results.get(name)) for name, title in LIBRARIES.items()),
         "servers": "\n\n".join(_servers(title, results.get(name)) for name, title in SERVERS.items()),
         "mixed": _mixed(results.get("mixed")),
@@ -49,22 +73,22 @@ def all_figures(results: Results) -> dict[str, Figure]:
     return {name: figure for recorded in results.values() for name, figure in recorded.result.figures.items()}
 
 
-def bars_table(results: Results, bars: Sequence[Bar] = BARS) -> str:
+def targets_table(results: Results, targets: Sequence[Target] = TARGETS) -> str:
     figures = all_figures(results)
     rows = []
-    for bar in bars:
-        figure = figures.get(bar.figure)
-        sign = "<=" if bar.better == "lower" else ">="
+    for target in targets:
+        figure = figures.get(target.figure)
+        sign = "<=" if target.better == "lower" else ">="
         if figure is None:
-            rows.append([bar.text, "not measured", f"{sign} {bar.limit:g}", "-"])
+            rows.append([target.text, "not measured", f"{sign} {target.limit:g}", "-"])
         else:
-            limit = f"{sign} {bar.limit:g} {figure.unit}"
-            rows.append([bar.text, f"{figure.value:.3g} {figure.unit}", limit, _yes(bar.is_met(figure))])
-    return table(["figure", "measured", "bar", "met"], rows)
+            limit = f"{sign} {target.limit:g} {figure.unit}"
+            rows.append([target.text, f"{figure.value:.3g} {figure.unit}", limit, _yes(target.is_met(figure))])
+    return table(["figure", "measured", "target", "met"], rows)
 
 
 def machines(results: Results) -> str:
-    """Where each section was measured; sections of one run together."""
+    """List the machine and commit of each section; sections with the same ones share a line."""
     groups: dict[str, list[str]] = {}
     for name, recorded in results.items():
         commits = sorted({row["commit"] for row in recorded.result.rows if "commit" in row})
@@ -75,13 +99,14 @@ def machines(results: Results) -> str:
 
 def _machine(facts: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
-    return (
-        f"{facts['processor']}, {facts['cores']} cores, Python {facts['python']}, {versions}, commit {facts['commit']}."
-    )
+    commit = f"commit {facts['commit']}" if facts["commit"] else "unknown commit"
+    if changed := facts.get("changed"):
+        commit += f" with uncommitted changes in {len(changed)} {'file' if len(changed) == 1 else 'files'}"
+    return f"{facts['processor']}, {facts['cores']} cores, Python {facts['python']}, {versions}, {commit}."
 
 
 def _library(title: str, recorded: Recorded | None) -> str:
-    """Tokens a second of each contender, a column a case."""
+    """Return the table of tokens per second: a row for each contender, a column for each case."""
     if recorded is None:
         return f"**{title}**: not measured."
     cases = _cases(recorded.result.rows, "decoding", "rows")
@@ -107,7 +132,7 @@ def _servers(title: str, recorded: Recorded | None) -> str:
         ]
         for row in recorded.result.rows
     ]
-    return f"**{title}**\n\n{table(['load', 'server', 'requests/s', 'p50 ms', 'p99 ms', 'refused'], body)}"
+    return f"**{title}**\n\n{table(['load', 'server', 'requests/s', 'p50 ms', 'p99 ms', 'rejected'], body)}"
 
 
 def _mixed(recorded: Recorded | None) -> str:
@@ -119,7 +144,7 @@ def _mixed(recorded: Recorded | None) -> str:
     ]
     encode = recorded.result.figures["mixed.encode"].value
     text = table(["streams", "first token p50 ms", "p99 ms", "between tokens p50 ms", "p99 ms"], body)
-    return f"{text}\n\nOne encode of the token budget, asked for alone, takes {encode:.0f} ms."
+    return f"{text}\n\nOne encode of the token budget, requested alone, takes {encode:.0f} ms."
 
 
 def _guidellm(recorded: Recorded | None) -> str:
@@ -136,7 +161,7 @@ def _guidellm(recorded: Recorded | None) -> str:
         ]
         for row in recorded.result.rows
     ]
-    return f"`{recorded.command}`\n\n{table([*head, 'tokens/s', 'whole', 'cut off', 'failed'], body)}"
+    return f"{shell(recorded.command)}\n\n{table([*head, 'tokens/s', 'whole', 'cut off', 'failed'], body)}"
 
 
 def _cases(rows: Sequence[Row], *columns: str) -> list[tuple[Any, ...]]:
@@ -145,6 +170,11 @@ def _cases(rows: Sequence[Row], *columns: str) -> list[tuple[Any, ...]]:
 
 def _yes(is_met: bool) -> str:
     return "yes" if is_met else "**no**"
+
+
+def shell(command: str) -> str:
+    """Format a command as a code block."""
+    return f"```sh\n{command}\n```"
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Services started as a user would start them, each in a process of its own, on a free port."""
+"""Start services as users do, each in its own process on a free port."""
 
 import contextlib
 import http.client
@@ -18,21 +18,23 @@ START_TIMEOUT_S = 120.0
 class RunningServer:
     port: int
     process: Process
-    seconds_to_ready: float  # from exec to the first 200 of its health check
+    seconds_to_ready: float  # from starting the process to the first 200 of its health check
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def memory_mb(self, name: str) -> float:
-        """A field of `/proc/PID/status` in 10^6 bytes: VmRSS, resident now, or VmHWM, the largest that it was."""
+        """Return a field of `/proc/PID/status` in 10^6 bytes: VmRSS (resident) or VmHWM (peak
+        resident).
+        """
         for line in Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024 / 1e6
-        raise RuntimeError(f"no {name} in /proc/PID/status")
+        raise RuntimeError(f"/proc/PID/status has no field {name}")
 
     def num_descriptors(self) -> int:
-        """Open files, sockets included."""
+        """Return the number of open descriptors, sockets included."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def num_threads(self) -> int:
@@ -42,20 +44,22 @@ class RunningServer:
 def serving(
     bundles: Path, module: str = "service", *, folder: Path | None = None, **settings: str | int | float
 ) -> contextlib.AbstractContextManager[RunningServer]:
-    """Start `python -m service`, or a module that reads the same settings, over a folder of bundles.
+    """Start `python -m service`, or a module that reads the same settings, with a folder of
+    bundles.
 
     Args:
-        bundles: the folder of bundles.
-        module: what comes after `python -m`.
-        folder: where it runs, so that another checkout can be served; this process's own by default.
-        settings: further settings by their names in small letters, as `max_rows=64`.
+        bundles: The folder of bundles.
+        module: The module to run.
+        folder: Working directory, which decides the checkout that is served; that of this process
+            by default.
+        settings: More settings by their names in lower case, such as `max_rows=64`.
 
     Raises:
-        RuntimeError: the process ends, or is not ready in time.
+        RuntimeError: The process ends or is not ready in time.
     """
     port = free_port()
-    wanted = {"bundles": bundles, "host": "127.0.0.1", "port": port, "log_level": "warning", "drain_s": 0, **settings}
-    environment = {f"SIGHTLINE_{name.upper()}": str(value) for name, value in wanted.items()}
+    values = {"bundles": bundles, "host": "127.0.0.1", "port": port, "log_level": "warning", "drain_s": 0, **settings}
+    environment = {f"SIGHTLINE_{name.upper()}": str(value) for name, value in values.items()}
     return serving_command([module], port, "/health/ready", environment, folder)
 
 
@@ -63,17 +67,18 @@ def serving(
 def serving_command(
     arguments: Sequence[str], port: int, health: str, environment: Mapping[str, str], folder: Path | None = None
 ) -> Iterator[RunningServer]:
-    """Start a server and end it with the block.
+    """Start a server and end it when the block ends.
 
     Args:
-        arguments: what comes after `python -m`.
-        port: that it will listen on.
-        health: the path that answers 200 once it is ready.
-        environment: added to this process's own, of which `SIGHTLINE_*` is left out.
-        folder: where it runs.
+        arguments: Command line after `python -m`.
+        port: The port that the server listens on.
+        health: The path that answers 200 once the server is ready.
+        environment: Variables added to those of this process; `SIGHTLINE_*` variables are not
+            inherited.
+        folder: Working directory.
 
     Raises:
-        RuntimeError: the process ends, or is not ready in time.
+        RuntimeError: The process ends or is not ready in time.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_")}
     started = time.perf_counter()
@@ -81,7 +86,7 @@ def serving_command(
     try:
         while not _is_ready(port, health):
             if process.exit_code is not None:
-                raise RuntimeError(f"{arguments[0]} ended with {process.exit_code} before it was ready")
+                raise RuntimeError(f"{arguments[0]} exited with code {process.exit_code} before it was ready")
             if time.perf_counter() - started > START_TIMEOUT_S:
                 raise RuntimeError(f"{arguments[0]} was not ready within {START_TIMEOUT_S} s")
             time.sleep(0.005)

@@ -1,9 +1,11 @@
-"""`python -m bench.soak`: all endpoints for half an hour, and whether the service keeps its size.
+"""Load all endpoints for half an hour and check that the service's memory, descriptors and threads
+do not grow.
 
-Clients take the endpoints in turn, over all models of a service that is started for them. One call in eight is given up
-by its client at a random moment. Several times the load pauses: every connection is closed, and once nothing runs or
-waits in the service, and idle models have released their memory, its resident memory, descriptors and threads are
-read. Growth is counted from the first reading after a fifth of the time. The table goes to docs/reliability.md.
+Usage: `python -m bench.soak`. Clients call the endpoints in turn, with all models of a service
+started for the test. One call in eight is aborted by its client at a random moment. The load pauses
+several times: all connections are closed, and once the service is idle and idle models have
+released memory, the readings are taken. Growth is counted from the first reading after a fifth of
+the time. The table goes to docs/explanation/reliability.md.
 """
 
 import argparse
@@ -27,24 +29,24 @@ from bench import machine
 from bench.record import RESULTS, Figure, Recorded, Result, Row, write_result
 from bench.report import table, write_into
 from bench.server import RunningServer, serving
-from loadtest.client import BrokenAnswerError, Client
+from loadtest.client import Client, IncompleteResponseError
 from service.bundle import MANIFEST, read_manifest
 from service.engine.worker import RELEASE_INTERVAL_S
 from service.text.tokenizer import read_tokenizer
 
 SECTION = "soak"
 WRITER = "make soak"
-DOCUMENT = Path("docs/reliability.md")
+DOCUMENT = Path("docs/explanation/reliability.md")
 CLIENTS = 16
 READINGS = 30
 WARM_UP_SHARE = 0.2
 LEAVING_SHARE = 1 / 8
-MAX_STAY_S = 0.08  # of a client that leaves
-MAX_IDLE_WAIT_S = 10.0  # for the service to be done with what was given up
+MAX_ABORT_DELAY_S = 0.08  # before a client aborts its call
+MAX_IDLE_WAIT_S = 10.0  # for the service to finish work of aborted calls
 TIMEOUT_S = 60.0
 MAX_CHARACTERS = 600
 MAX_TOKENS = 32
-LONG_CHARACTERS = 20_000  # are tokenised in another thread, and refused as too long
+LONG_CHARACTERS = 20_000  # long enough to be tokenized in another thread, and rejected as too long
 MAX_GROWTH = {"resident_mb": 10.0, "descriptors": 0.0, "threads": 0.0}
 SEED = 1
 
@@ -53,7 +55,7 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Call:
-    """One request and the status of its answer; without a body it is a GET."""
+    """A request and the expected status of its response; without a body it is a GET request."""
 
     path: str
     body: Body | None = None
@@ -62,25 +64,26 @@ class Call:
 
 @dataclass
 class Counts:
-    """Counts of the calls so far, by outcome."""
+    """Numbers of calls so far, by outcome."""
 
-    ended: int = 0  # as they should
+    ended: int = 0  # with the expected status
     refused: int = 0  # with 503
-    left: int = 0  # given up by the client
-    failed: Counter[str] = field(default_factory=Counter)  # any other way, by path and reason
+    left: int = 0  # aborted by the client
+    failed: Counter[str] = field(default_factory=Counter)  # with any other outcome, by path and reason
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 1 where a call failed or the service grew, else 0."""
+    """Run the soak test; return 1 if a call failed or the service grew, else 0."""
     words = sys.argv[1:] if arguments is None else arguments
     parsed = parse_arguments(words)
+    described = machine.describe_or_exit(parsed.allow_dirty)
     sentences = parsed.sentences.read_text(encoding="utf-8").splitlines()
     with serving(parsed.bundles) as server:
         result, failed = run(
             server, texts_of(sentences, parsed.bundles), parsed.minutes * 60, parsed.readings, parsed.clients
         )
     command = shlex.join(["python", "-m", "bench.soak", *words])
-    write_result(parsed.results, SECTION, Recorded(machine.describe(), command, result))
+    write_result(parsed.results, SECTION, Recorded(described, command, result))
     write_into(parsed.document, SECTION, report(result), WRITER)
     print(report(result))
     for reason, count in failed.items():
@@ -92,13 +95,14 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.soak", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=30, help="of load, without the pauses")
-    parser.add_argument("--clients", type=int, default=CLIENTS, help="that send one call after another")
-    parser.add_argument("--readings", type=int, default=READINGS, help="of the service's size; at least 2")
-    parser.add_argument("--bundles", type=Path, default=Path("bundles"), help="a folder of bundles to serve")
+    parser.add_argument("--minutes", type=float, default=30, help="duration of the load, without the pauses")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="number of clients, each with one call at a time")
+    parser.add_argument("--readings", type=int, default=READINGS, help="number of readings, at least 2")
+    parser.add_argument("--bundles", type=Path, default=Path("bundles"), help="folder of bundles to serve")
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
+    machine.add_allow_dirty(parser)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where to write the table")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="file whose table is updated")
     parsed = parser.parse_args(arguments)
     if parsed.readings < 2:
         parser.error(f"--readings must be at least 2, got {parsed.readings}")
@@ -108,7 +112,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def run(
     server: RunningServer, texts: Sequence[str], seconds: float, readings: int, clients: int
 ) -> tuple[Result, Counter[str]]:
-    """Load a server; return what it measured, and what failed with its count."""
+    """Load a server; return its readings, and the failures with their counts."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         rows, failed = runner.run(_load_and_read(server, texts, seconds, readings, clients))
     first = rows[int(readings * WARM_UP_SHARE)]
@@ -148,9 +152,10 @@ async def _load_and_read(
 
 
 def texts_of(sentences: Sequence[str], bundles: Path) -> list[str]:
-    """Return texts of one to five sentences that all models can read, the longest first.
+    """Return texts of one to five sentences that fit all models, the longest first.
 
-    The longest inputs decide how much memory the service takes; later they would look like growth.
+    The longest inputs decide how much memory the service needs. If they came late, that would look
+    like growth.
     """
     manifests = {path.parent: read_manifest(path.parent) for path in bundles.glob(f"*/{MANIFEST}")}
     readers = [
@@ -167,11 +172,11 @@ def texts_of(sentences: Sequence[str], bundles: Path) -> list[str]:
 
 
 def all_calls(cards: Sequence[Body], texts: Sequence[str]) -> Iterator[Call]:
-    """Yield calls to all endpoints in turn, without end; the models and texts change from turn to turn.
+    """Yield calls to all endpoints in turn, without end; models and texts change from turn to turn.
 
     Args:
-        cards: the models, as `GET /v1/models` lists them.
-        texts: the inputs, which every model can read.
+        cards: The models, as listed by `GET /v1/models`.
+        texts: Inputs that fit every model.
     """
     uses: dict[str, Callable[[str, str, int], list[Call]]] = {
         "generate": _generations,
@@ -189,12 +194,12 @@ def all_calls(cards: Sequence[Body], texts: Sequence[str]) -> Iterator[Call]:
                 yield from uses[use](models[number % len(models)], text, number)
         model = cards[number % len(cards)]["id"]
         yield from _plain(model, text)
-        yield from _mistakes(model)
+        yield from _invalid_calls(model)
 
 
 def _generations(model: str, text: str, number: int) -> list[Call]:
     own: dict[str, Any] = {"model": model, "inputs": text}
-    wanted: list[Body] = [
+    variants: list[Body] = [
         {},
         {"num_beams": 4, "num_return_sequences": 2},
         {"do_sample": True, "top_k": 50, "seed": number},
@@ -203,7 +208,7 @@ def _generations(model: str, text: str, number: int) -> list[Call]:
     short: Body = {"inputs": text, "parameters": {"max_new_tokens": MAX_TOKENS}}
     openai = {"model": model, "prompt": text, "max_tokens": MAX_TOKENS}
     return [
-        *(Call("/v1/generate", {**own, "parameters": {"max_new_tokens": 2 * MAX_TOKENS, **one}}) for one in wanted),
+        *(Call("/v1/generate", {**own, "parameters": {"max_new_tokens": 2 * MAX_TOKENS, **one}}) for one in variants),
         Call("/v1/generate", {**own, "inputs": [text[:100]] * 8}),
         Call("/v1/generate", {**own, "stream": True}),
         Call("/v1/score", {**own, "targets": text[:100]}),
@@ -220,7 +225,7 @@ def _generations(model: str, text: str, number: int) -> list[Call]:
 
 
 def _maps(model: str, text: str, number: int) -> list[Call]:
-    return [Call("/v1/attention", {"model": model, "input": text, "reduce": "mean"})]
+    return [Call("/v1/attention", {"model": model, "inputs": text, "reduce": "mean"})]
 
 
 def _encodings(model: str, text: str, number: int) -> list[Call]:
@@ -249,7 +254,7 @@ def _translations(model: str, text: str, number: int) -> list[Call]:
 
 
 def _plain(model: str, text: str) -> list[Call]:
-    """Calls that need no engine."""
+    """Return calls that need no engine."""
     return [
         Call("/v1/tokenize", {"model": model, "inputs": text}),
         Call("/v1/detokenize", {"model": model, "ids": [[5, 6, 7]]}),
@@ -263,7 +268,7 @@ def _plain(model: str, text: str) -> list[Call]:
 
 
 GETS = (
-    *("/v1/models", "/health", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"),
+    *("/", "/v1/models", "/health", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/info", "/languages"),
 )
 
@@ -276,7 +281,7 @@ def _tensor(text: str) -> Body:
     return {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [text]}
 
 
-def _mistakes(model: str) -> list[Call]:
+def _invalid_calls(model: str) -> list[Call]:
     return [
         Call("/v1/generate", {"model": model, "inputs": ""}, 422),
         Call("/v1/generate", {"model": model, "inputs": "x", "parameters": {"num_beams": -1}}, 422),
@@ -293,40 +298,40 @@ async def _call_in_turn(
     while time.monotonic() < end:
         call = next(calls)
         if call.body is not None and draw.random() < LEAVING_SHARE:
-            await _leave(port, client.request(call.path, json.dumps(call.body).encode()), draw)
+            await _abort(port, client.request(call.path, json.dumps(call.body).encode()), draw)
             counts.left += 1
             continue
         try:
-            answer = await (client.get(call.path) if call.body is None else _post(client, call.path, call.body))
-        except (TimeoutError, BrokenAnswerError, OSError) as error:
+            response = await (client.get(call.path) if call.body is None else _post(client, call.path, call.body))
+        except (TimeoutError, IncompleteResponseError, OSError) as error:
             counts.failed[f"{call.path}: {type(error).__name__}: {error}"] += 1
             continue
-        if answer.status == call.status and b"event: error" not in answer.body:
+        if response.status == call.status and b"event: error" not in response.body:
             counts.ended += 1
-        elif answer.status == 503:
+        elif response.status == 503:
             counts.refused += 1
         else:
-            counts.failed[f"{call.path}: {answer.status} {answer.body[:200]!r}"] += 1
+            counts.failed[f"{call.path}: {response.status} {response.body[:200]!r}"] += 1
 
 
 async def _post(client: Client, path: str, body: Body) -> Any:
     return await client.post(path, json.dumps(body).encode())
 
 
-async def _leave(port: int, request: bytes, draw: random.Random) -> None:
-    """Send a part of a request, or all of it, and break the connection off a moment later."""
+async def _abort(port: int, request: bytes, draw: random.Random) -> None:
+    """Send part of a request or all of it, and close the connection after a short random delay."""
     with contextlib.suppress(OSError):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request if draw.random() < 0.5 else request[: draw.randrange(len(request))])
-        await asyncio.sleep(MAX_STAY_S * draw.random())
+        await asyncio.sleep(MAX_ABORT_DELAY_S * draw.random())
         writer.transport.abort()
 
 
 async def _wait_until_idle(url: str) -> None:
-    """Wait until nothing runs or waits in the service and it has released its idle models' memory.
+    """Wait until the service is idle and idle models have released their memory.
 
     Raises:
-        RuntimeError: something does so for too long.
+        RuntimeError: The service is still busy after MAX_IDLE_WAIT_S.
     """
     end = time.monotonic() + MAX_IDLE_WAIT_S
     while True:
@@ -337,9 +342,9 @@ async def _wait_until_idle(url: str) -> None:
         if not busy:
             break
         if time.monotonic() > end:
-            raise RuntimeError(f"{MAX_IDLE_WAIT_S:g} s after the last call: {busy}")
+            raise RuntimeError(f"the service is still busy {MAX_IDLE_WAIT_S:g} s after the last call: {busy}")
         await asyncio.sleep(0.05)
-    await asyncio.sleep(RELEASE_INTERVAL_S + 1.0)  # closed connections have gone, and idle models have released memory
+    await asyncio.sleep(RELEASE_INTERVAL_S + 1.0)  # until connections are closed and idle models have released memory
 
 
 def is_flat(result: Result) -> bool:
@@ -347,7 +352,9 @@ def is_flat(result: Result) -> bool:
 
 
 def report(result: Result) -> str:
-    """The growth with its limits, and the readings: at most ten, evenly over the time."""
+    """Return the table of growth with its targets, and at most ten readings, evenly spaced over
+    time.
+    """
     names = {"resident_mb": "resident memory, MB", "descriptors": "descriptors", "threads": "threads"}
     growth = [
         (text, f"{value:+g}", f"<= {MAX_GROWTH[name]:g}", "yes" if value <= MAX_GROWTH[name] else "**no**")
@@ -356,7 +363,7 @@ def report(result: Result) -> str:
     ]
     step = -(-len(result.rows) // 10)
     rows = result.rows[::-1][::step][::-1]
-    head = ("minutes", "calls answered", "refused (503)", "clients that left", *names.values())
+    head = ("minutes", "calls completed", "rejected (503)", "aborted by the client", *names.values())
     columns = ("minutes", "calls", "refused", "left", *names)
     readings = [[f"{row[column]:,}" for column in columns] for row in rows]
     return f"{table(('growth', 'measured', 'target', 'met'), growth)}\n\n{table(head, readings)}"

@@ -1,4 +1,4 @@
-"""The PyTorch model whose weights a bundle serves, read back from its graphs: float32 or quantised."""
+"""Read the weights of a float32 or quantized bundle back from its graphs into a PyTorch model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +16,13 @@ from service.bundle import Manifest, read_manifest
 
 
 def read_model(folder: Path) -> Transformer:
-    """The model of an encoder-decoder Transformer's bundle, in evaluation mode.
+    """Return the model of an encoder-decoder Transformer's bundle, in evaluation mode.
 
-    Weights that some node reads as float32 are taken as they are, the others as the products multiply by them; the
-    embedding as it is looked up, since the product with it may have it in another form.
+    Float32 weights are read as they are and quantized ones are dequantized. The embedding is read
+    from the lookup table, because the vocabulary projection may use another quantization of it.
     """
     manifest = read_manifest(folder)
-    weights = _quantised_weights(folder, manifest) | _float_weights(folder, manifest)
+    weights = _quantized_weights(folder, manifest) | _float_weights(folder, manifest)
     model = Transformer(_config(manifest, weights))
     model.load_state_dict(_state(weights, model.config))
     return model.eval()
@@ -46,17 +46,19 @@ def _config(manifest: Manifest, weights: dict[str, Tensor]) -> TransformerConfig
 
 def _float_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     weights = {}
-    for graph in (manifest.encoder, manifest.decoder):
+    for graph in (manifest.encoder, manifest.decoder_graph):
         for tensor in onnx.load(folder / graph.file, load_external_data=False).graph.initializer:
             if tensor.data_type == onnx.TensorProto.FLOAT:
                 weights[tensor.name] = torch.from_numpy(numpy_helper.to_array(tensor, str(folder)).copy())
     return weights
 
 
-def _quantised_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """The embedding as it is looked up, and what the other products multiply by, under their names in float32."""
+def _quantized_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """Return the embedding table and the other quantized weights, dequantized, by their names in
+    float32 bundles.
+    """
     weights = {}
-    for graph in (manifest.encoder, manifest.decoder):
+    for graph in (manifest.encoder, manifest.decoder_graph):
         proto = onnx.load(folder / graph.file, load_external_data=False).graph
         arrays = {tensor.name: numpy_helper.to_array(tensor, str(folder)) for tensor in proto.initializer}
         for node in proto.node:
@@ -65,7 +67,7 @@ def _quantised_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
                 rows = _table(arrays[node.input[0]], arrays[node.input[2]], sizes["bits"], sizes["block_size"])
                 weights["embedding"] = torch.from_numpy(rows)
             elif node.op_type == "MatMulNBits" and node.input[1] != "embedding.codes":
-                rows = dequantised(arrays[node.input[1]], arrays[node.input[2]], sizes["bits"])[:, : sizes["K"]]
+                rows = dequantize(arrays[node.input[1]], arrays[node.input[2]], sizes["bits"])[:, : sizes["K"]]
                 weights[node.input[1].removesuffix(".codes")] = torch.from_numpy(rows.T.copy())
             elif node.op_type == "MatMulIntegerToFloat":
                 columns, scales = arrays[node.input[1]], arrays[node.input[3]]
@@ -74,16 +76,23 @@ def _quantised_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
 
 
 def _table(codes: NDArray[np.uint8], scales: NDArray[np.float32], bits: int, block_size: int) -> NDArray[np.float32]:
-    """Rows (N, K) of `GatherBlockQuantized`; its last blocks are not padded as those of products are."""
+    """Dequantize the table of `GatherBlockQuantized` to (N, K). Unlike in `MatMulNBits`, the last
+    block is not padded.
+    """
     size = codes.shape[1]
     padded = np.pad(codes, [(0, 0), (0, -size % (block_size * bits // 8))])
-    return dequantised(padded.reshape(*scales.shape, -1), scales, bits)[:, : size * 8 // bits].copy()
+    return dequantize(padded.reshape(*scales.shape, -1), scales, bits)[:, : size * 8 // bits].copy()
 
 
-def dequantised(codes: NDArray[np.uint8], scales: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    """Rows (N, padded K) of the codes (N, blocks, bytes) and scales (N, blocks) of `MatMulNBits` without zero points.
+def dequantize(codes: NDArray[np.uint8], scales: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
+    """Dequantize the codes (N, blocks, bytes) and scales (N, blocks) of `MatMulNBits` without zero
+    points.
 
-    Two codes of 4 bits share a byte, the first in its lower half; a code stands for itself less 2 ** (bits - 1).
+    Two 4-bit codes share a byte, the first in its lower half. A code represents itself minus 2 **
+    (bits - 1).
+
+    Returns:
+        The weights (N, K), with K padded to a multiple of the block size.
     """
     if bits == 4:
         codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:2], -1)
@@ -93,7 +102,9 @@ def dequantised(codes: NDArray[np.uint8], scales: NDArray[np.float32], bits: int
 
 
 def _state(weights: dict[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
-    """The graphs' weights under the model's names: products lie transposed, several of one input side by side."""
+    """Map the graphs' weights to the model's parameters: transpose matrices, and split those that
+    share an input.
+    """
     state = {"embedding.weight": weights["embedding"]}
 
     def linears(source: str, *targets: str) -> None:

@@ -1,6 +1,6 @@
-"""From a checkpoint to a verified bundle of ONNX graphs."""
+"""Export of a checkpoint to a verified bundle of ONNX graphs."""
 
 import os
 
-# See service/runtime/__init__.py: ONNX Runtime decides when it is imported whether it reports its use to its makers.
+# ONNX Runtime reads this variable on import; see service/runtime/__init__.py.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

@@ -1,4 +1,4 @@
-"""The graphs of a model, whatever its architecture."""
+"""Construction of the graphs of a model of any architecture."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,19 +17,19 @@ from service.bundle import Attention, State
 
 @dataclass(frozen=True)
 class Graphs:
-    """What a bundle says of a model, and computes of it."""
+    """Graphs of a model, and their description in the manifest."""
 
     encoder: onnx.ModelProto
-    step: onnx.ModelProto | None  # None where nothing is generated
+    decoder: onnx.ModelProto | None  # None if the model does not generate text
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
     similar: onnx.ModelProto
     labels: tuple[str, ...] = ()
-    begins_with: Literal["start_token", "source"] = "start_token"
+    decoder_start: Literal["start_token", "source"] = "start_token"
 
 
-def graphs_of(model: Model, weights: WeightFile) -> Graphs:
-    """`weights` takes the constants of all graphs."""
+def build_graphs(model: Model, weights: WeightFile) -> Graphs:
+    """Build the graphs of a model; their constants are added to `weights`."""
     similar = similar_graph(model.embedding.weight, weights)
     if isinstance(model, Classifier):
         encoder, attention = classifier.encoder_graph(model, weights), classifier.attention_maps(model.config)
@@ -37,23 +37,23 @@ def graphs_of(model: Model, weights: WeightFile) -> Graphs:
     if isinstance(model, CausalModel):
         return Graphs(
             causal.encoder_graph(model, weights),
-            causal.step_graph(model, weights),
+            causal.decoder_graph(model, weights),
             causal.states(model.config),
             causal.attention_maps(model.config),
             similar,
-            begins_with="source",
+            decoder_start="source",
         )
     if isinstance(model, RecurrentModel):
         return Graphs(
             recurrent.encoder_graph(model, weights),
-            recurrent.step_graph(model, weights),
+            recurrent.decoder_graph(model, weights),
             recurrent.states(model),
             recurrent.attention_maps(model.config),
             similar,
         )
     return Graphs(
         transformer.encoder_graph(model, weights),
-        transformer.step_graph(model, weights),
+        transformer.decoder_graph(model, weights),
         transformer.states(model.config),
         transformer.attention_maps(model.config),
         similar,

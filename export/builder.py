@@ -1,4 +1,4 @@
-"""Builds ONNX graphs node by node, their weights together in one file. Knows no model."""
+"""Builder for ONNX graphs that share one file of weights."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -12,18 +12,18 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 OPSET = 24
-CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
-ALIGNMENT_BYTES = 64  # of each tensor in the file of weights: a cache line
+CONTRIB = "com.microsoft"  # domain of the operators of ONNX Runtime
+ALIGNMENT_BYTES = 64  # alignment of tensors in the weight file: a cache line
 
-Axis = str | int  # a free axis by its name, or its size
+Axis = str | int  # name of a dynamic axis, or size of a fixed one
 
 
 class WeightFile:
-    """The tensors of several graphs, each distinct one stored once.
+    """File with the tensors of several graphs; equal tensors are stored once.
 
     Args:
-        name: of the file.
-        half: whether `GraphBuilder.weight` may store in float16 what float16 holds exactly.
+        name: name of the file.
+        half: let `GraphBuilder.weight` store a matrix as float16 if float16 represents it exactly.
     """
 
     def __init__(self, name: str, half: bool = False) -> None:
@@ -34,7 +34,7 @@ class WeightFile:
         self._offsets: dict[bytes, int] = {}  # SHA-256 to offset
 
     def add(self, data: bytes) -> int:
-        """The offset at which `data` lies in the file."""
+        """Add data and return its offset in the file."""
         digest = sha256(data).digest()
         if digest not in self._offsets:
             self._offsets[digest] = self._size
@@ -49,18 +49,18 @@ class WeightFile:
 
 
 def external_tensor(name: str, array: NDArray[np.generic], weights: WeightFile) -> TensorProto:
-    """A constant whose data lies in the file of weights."""
+    """Return a constant whose data is in the weight file."""
     proto = TensorProto(name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype))
     proto.data_location = TensorProto.EXTERNAL
     data = array.tobytes()
-    place = {"location": weights.name, "offset": weights.add(data), "length": len(data)}
-    for key, value in place.items():
+    location = {"location": weights.name, "offset": weights.add(data), "length": len(data)}
+    for key, value in location.items():
         proto.external_data.add(key=key, value=str(value))
     return proto
 
 
 def _fits_half(array: NDArray[np.generic]) -> bool:
-    """Whether it is a matrix in float32 of which float16 loses nothing."""
+    """Return True for a float32 matrix that float16 represents exactly."""
     if array.ndim < 2 or array.dtype != np.float32:
         return False
     with np.errstate(over="ignore"):
@@ -68,7 +68,7 @@ def _fits_half(array: NDArray[np.generic]) -> bool:
 
 
 class GraphBuilder:
-    """One graph in the making. Values are known by their names; methods return the names of what they add."""
+    """Builder of one graph. Its methods take and return names of values."""
 
     def __init__(self, name: str, weights: WeightFile) -> None:
         self._name = name
@@ -84,17 +84,18 @@ class GraphBuilder:
         return name
 
     def output(self, name: str, dtype: int, shape: Sequence[Axis]) -> str:
-        """Make a value an output; the node that gives it may be added before or after."""
+        """Declare an output; its node may be added before or after."""
         self._outputs.append(helper.make_tensor_value_info(name, dtype, shape))
         return name
 
     def weight(self, name: str, tensor: Tensor) -> str:
-        """A constant that lies in the file of weights; the same name again is the same constant."""
+        """Add a constant in the weight file, unless a constant of this name exists."""
         if name not in self._constants:
             array = tensor.detach().cpu().numpy()
             self._constants.add(name)
             if self._weights.half and _fits_half(array):
-                # ONNX Runtime widens it once, when it loads the graph.
+                # ONNX Runtime folds the cast when it loads the graph, so that it costs nothing per
+                # call.
                 stored = self._store(f"{name}.float16", array.astype(np.float16))
                 self.add("Cast", stored, output=name, to=TensorProto.FLOAT)
             else:
@@ -106,31 +107,31 @@ class GraphBuilder:
         return name
 
     def constant(self, value: float | Sequence[float], dtype: type[np.generic], name: str = "") -> str:
-        """A small constant inside the graph, named after its value unless `name` names it."""
+        """Add a small constant inside the graph; by default its name is derived from its value."""
         array: NDArray[np.generic] = np.array(value, dtype)
         name = name or f"{array.dtype.name}_{value}".replace(" ", "")
         self._initializers.setdefault(name, onnx.numpy_helper.from_array(array, name))
         return name
 
     def add(self, op: str, *inputs: str, output: str | None = None, domain: str = "", **attributes: Any) -> str:
-        """A node with one output, which is named after the node unless `output` names it."""
+        """Add a node with one output; by default the output is named after the node."""
         (name,) = self.add_multi(op, inputs, [output or f"{op}_{len(self._nodes)}"], domain, **attributes)
         return name
 
     def add_multi(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
     ) -> Sequence[str]:
-        """A node whose outputs are named by the caller; "" leaves an optional input or output out."""
+        """Add a node with several outputs; "" omits an optional input or output."""
         node = helper.make_node(op, inputs, outputs, f"{op}_{len(self._nodes)}", domain=domain, **attributes)
         self._nodes.append(node)
         return outputs
 
     def unique(self, name: str) -> str:
-        """A name for a value of the node that is added next."""
+        """Return a unique name for an output of the next node."""
         return f"{name}_{len(self._nodes)}"
 
     def build(self) -> onnx.ModelProto:
-        """The model, in the oldest format that knows its operators."""
+        """Return the model in the oldest IR version that supports its operators."""
         graph = helper.make_graph(
             self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
         )

@@ -1,4 +1,4 @@
-"""Writes a bundle: graphs, weights, tokenizer and manifest, in place only once verified."""
+"""Writing of bundles: a new bundle replaces an old one only after verification."""
 
 import re
 import shutil
@@ -13,11 +13,11 @@ import onnx
 import torch
 from tokenizers import Tokenizer
 
-from export.architecture import Graphs, graphs_of
+from export.architecture import Graphs, build_graphs
 from export.builder import WeightFile
 from export.calibrate import measure_ranges
 from export.half import half_graphs, rows_graph
-from export.quality import ParallelText, compare, encode_sources, refuse_loss
+from export.quality import ParallelText, check_loss, compare, encode_sources
 from export.quantize import Ranges, Recipe, quantize_graphs
 from export.sessions import open_sessions
 from export.verify import verify
@@ -54,38 +54,50 @@ PROMPT_TOKENIZER = "prompt_tokenizer.json"
 
 
 @dataclass(frozen=True)
-class Label:
-    """Descriptive fields of a manifest, and the format of dialogues."""
+class BundleMetadata:
+    """Descriptive fields of a manifest."""
 
-    name: str  # what requests call the model
+    name: str  # name of the model in requests
     description: str = ""
-    license: str = ""  # of the weights, not of the code
+    license: str = ""  # license of the weights
     languages: Languages | None = None
-    chat: ChatTemplate | None = None  # None for the format that models of dialogues are trained on
+    chat: ChatTemplate | None = None  # None for the format of the training dialogues
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.name):
-            raise ValueError(f"{self.name!r} is not a name: letters, digits, '.', '_' and '-', 128 at most")
+            raise ValueError(
+                f"name must be 1 to 128 letters, digits, '.', '_' or '-' and begin with a letter or digit, got "
+                f"{self.name!r}"
+            )
 
 
 def export_bundle(
     checkpoint: Path,
     bundle: Path,
-    label: Label,
+    metadata: BundleMetadata,
     sentences: Sequence[str],
     tolerance: float | None = None,
     half_weights: bool = False,
 ) -> Manifest:
-    """Write the bundle of a checkpoint, verified on sentences.
+    """Export a checkpoint to a bundle and verify it.
 
-    An existing bundle is replaced; files in its folder that its manifest does not name are kept. With `half_weights`
-    matrices are rounded to float16, which halves the files; all is still computed in float32.
+    An existing bundle is replaced. Files in its folder that its manifest does not list are kept.
+
+    Args:
+        checkpoint: folder of the checkpoint.
+        bundle: folder to write or replace.
+        metadata: descriptive fields of the manifest.
+        sentences: source sentences for the verification.
+        tolerance: largest allowed difference from PyTorch; derived from float32 rounding by
+            default.
+        half_weights: round matrices to float16, which halves the files. Computation stays float32.
 
     Raises:
-        VerificationError: ONNX Runtime and PyTorch differ; nothing was written.
-        BundleError: there is something at `bundle` that is not a flat folder.
-        FileNotFoundError, ValueError: the checkpoint cannot be read, see `load_model`.
-        ValueError: a sentence is too long, see `verify`; a weight is too large for float16.
+        VerificationError: ONNX Runtime and PyTorch differ; nothing is written.
+        BundleError: `bundle` exists and is not a folder without subfolders.
+        FileNotFoundError: a file of the checkpoint is missing.
+        ValueError: the checkpoint cannot be read (see `load_model`), a sentence is too long (see
+            `verify`), or a weight is too large for float16.
     """
     model, tokenizer = _load(checkpoint, half_weights)
     with _replacing(bundle) as folder:
@@ -94,7 +106,7 @@ def export_bundle(
         source_tokenizer = _source_tokenizer(model, tokenizer)
         if source_tokenizer is not tokenizer:
             source_tokenizer.save(str(folder / PROMPT_TOKENIZER))
-        manifest = _manifest(folder, model, label, graphs, half_weights)
+        manifest = _manifest(folder, model, metadata, graphs, half_weights)
         sessions = open_sessions(folder, manifest)
         verification = verify(sessions, model, source_tokenizer, sentences, tolerance)
         manifest = manifest.model_copy(update={"verification": verification})
@@ -110,26 +122,32 @@ def quantize_bundle(
     force: bool = False,
     calibration: Sequence[str] = (),
 ) -> Quantization:
-    """Write a float32 bundle again with its products quantised, see `export.quantize`.
+    """Quantize a float32 bundle, see `export.quantize`.
 
     Args:
         source: the float32 bundle.
-        bundle: as in `export_bundle`; its name is the model's.
-        recipe: which products are quantised, and how.
-        text: what both bundles are compared on; None to write without measuring.
-        force: write whatever BLEU is lost.
-        calibration: sentences; the scales of static products are measured on them.
+        bundle: folder to write or replace; its name becomes the name of the model.
+        recipe: the quantization scheme of each group of layers.
+        text: parallel text for comparing the BLEU of both bundles; None to skip the comparison.
+        force: write the bundle even if it loses too much BLEU.
+        calibration: sentences for measuring the activations, needed by static per-tensor
+            quantization.
+
+    Returns:
+        The record in the manifest.
 
     Raises:
-        VerificationError: too much BLEU was lost; nothing was written.
-        BundleError: `source` is damaged or not float32, or there is something at `bundle` that is not a flat folder.
-        ValueError: a sentence is too long, the name of the folder is no name, or static products have no sentences.
+        VerificationError: the bundle loses too much BLEU; nothing is written.
+        BundleError: `source` is damaged or not float32, or `bundle` exists and is not a folder
+            without subfolders.
+        ValueError: a sentence is too long, the folder name is not a valid model name, or
+            calibration sentences are missing.
     """
-    is_static = "static" in recipe.forms.values()
+    is_static = "static" in recipe.schemes.values()
     if is_static and not calibration:
-        raise ValueError("the scales of static products are measured on sentences, and there are none")
+        raise ValueError("the scheme static needs calibration sentences; name a file with --calibration")
     record = Quantization(
-        bits=recipe.bits, block_size=recipe.block_size, forms=recipe.forms, float32_digest="", quality=None
+        bits=recipe.bits, block_size=recipe.block_size, schemes=recipe.schemes, float32_digest="", quality=None
     )
 
     def write(original: Manifest, folder: Path) -> Manifest:
@@ -141,37 +159,37 @@ def quantize_bundle(
         files = _write_rewritten(source, original, folder, rewrite)
         return original.model_copy(update={"dtype": f"int{recipe.bits}", "files": files})
 
-    return _write_again(source, bundle, text, force, record, write)
+    return _write_converted(source, bundle, text, force, record, write)
 
 
 def half_bundle(source: Path, bundle: Path, text: ParallelText | None, force: bool = False) -> Quantization:
-    """Write a float32 bundle again in float16 and with operators for CUDA, see `export.half`.
+    """Convert a float32 bundle to float16 with operators for CUDA, see `export.half`.
 
-    Arguments and errors are those of `quantize_bundle`; besides:
+    Arguments and errors are those of `quantize_bundle`, with these additions.
 
     Raises:
-        BundleError: a state of the model has no axis that grows, or the model goes on with its source.
+        BundleError: a state of the model has no axis that grows, or the model is decoder-only.
         ValueError: a weight is too large for float16.
     """
-    record = Quantization(bits=16, block_size=None, forms={}, float32_digest="", quality=None)
+    record = Quantization(bits=16, block_size=None, schemes={}, float32_digest="", quality=None)
 
     def write(original: Manifest, folder: Path) -> Manifest:
         if not all(any(isinstance(axis, str) for axis in state.shape) for state in original.states):
-            raise BundleError(f"{source} has states of fixed size, which float16 bundles cannot keep on a device")
-        if original.goes_on:
-            raise BundleError(f"{source} reads its prompt with attention that float16 bundles do not have")
+            raise BundleError(f"{source} has states of fixed size; float16 bundles support only key-value caches")
+        if original.is_decoder_only:
+            raise BundleError(f"{source} is a decoder-only model; float16 bundles support only encoder-decoder models")
         states = tuple(state.model_copy(update={"dtype": "float16"}) for state in original.states)
         rows = rows_graph()
         onnx.save_model(rows, folder / ROWS)
         files = _write_rewritten(source, original, folder, half_graphs) | record_files(folder, [ROWS])
         return original.model_copy(
-            update={"dtype": "float16", "rows": _described(ROWS, rows), "states": states, "files": files}
+            update={"dtype": "float16", "rows": _graph_entry(ROWS, rows), "states": states, "files": files}
         )
 
-    return _write_again(source, bundle, text, force, record, write)
+    return _write_converted(source, bundle, text, force, record, write)
 
 
-def _write_again(
+def _write_converted(
     source: Path,
     bundle: Path,
     text: ParallelText | None,
@@ -179,15 +197,18 @@ def _write_again(
     record: Quantization,
     write: Callable[[Manifest, Path], Manifest],
 ) -> Quantization:
-    """Write a float32 bundle in another form and compare the two; `write` fills a folder and says what it is."""
+    """Convert a float32 bundle and compare both bundles.
+
+    `write` fills a folder and returns its manifest.
+    """
     original = read_bundle(source)
     if original.dtype != "float32":
-        raise BundleError(f"{source} is {original.dtype}: only a float32 bundle can be quantised")
+        raise BundleError(f"{source} must be a float32 bundle, got {original.dtype}")
     if original.half_weights:
-        raise BundleError(f"{source} has weights in float16; export it again without --half-weights to quantise it")
-    if original.step is None:
-        raise BundleError(f"{source} generates nothing: what other forms cost is measured on what is generated")
-    name = Label(bundle.resolve().name).name
+        raise BundleError(f"{source} has float16 weights; export the checkpoint again without --half-weights")
+    if original.decoder is None:
+        raise BundleError(f"{source} does not generate text, so its BLEU cannot be compared; it cannot be converted")
+    name = BundleMetadata(bundle.resolve().name).name
     with _replacing(bundle) as folder:
         changes = {"name": name, "created": int(time.time()), "verification": None}
         manifest = write(original, folder).model_copy(update=changes)
@@ -197,7 +218,7 @@ def _write_again(
             tokenizer = read_tokenizer(folder / manifest.source_tokenizer)
             quality = compare(open_sessions(source, original), sessions, tokenizer, text)
             if not force:
-                refuse_loss(quality)
+                check_loss(quality)
         quantization = record.model_copy(update={"float32_digest": original.digest, "quality": quality})
         write_manifest(folder, manifest.model_copy(update={"quantization": quantization}))
     return quantization
@@ -208,15 +229,21 @@ def verify_bundle(
 ) -> Verification:
     """Compare a bundle on disk with a checkpoint.
 
+    Arguments are those of `export_bundle`.
+
     Raises:
         VerificationError: they differ.
-        BundleError: the bundle is damaged, or quantised.
-        FileNotFoundError, ValueError: the checkpoint cannot be read, see `load_model`.
-        ValueError: a sentence is too long, see `verify`.
+        BundleError: the bundle is damaged or quantized, or its tokenizer is not that of the
+            checkpoint.
+        FileNotFoundError: a file of the checkpoint is missing.
+        ValueError: the checkpoint cannot be read (see `load_model`), or a sentence is too long (see
+            `verify`).
     """
     manifest = read_bundle(bundle)
     if manifest.quantization is not None:
-        raise BundleError(f"{bundle} is {manifest.dtype}: its graphs are not PyTorch's; verify the float32 bundle")
+        raise BundleError(
+            f"{bundle} is {manifest.dtype} and intentionally differs from PyTorch; verify its float32 bundle"
+        )
     model, tokenizer = _load(checkpoint, manifest.half_weights)
     source_tokenizer = _source_tokenizer(model, tokenizer)
     _check_tokenizer(bundle / manifest.source_tokenizer, source_tokenizer)
@@ -225,7 +252,7 @@ def verify_bundle(
 
 
 def _load(checkpoint: Path, half_weights: bool) -> tuple[Model, Tokenizer]:
-    """What a bundle is made from and compared with."""
+    """Load a checkpoint; with `half_weights`, round its matrices to float16 and back."""
     model, tokenizer = load_model(checkpoint)
     if half_weights:
         with torch.no_grad():
@@ -238,22 +265,22 @@ def _load(checkpoint: Path, half_weights: bool) -> tuple[Model, Tokenizer]:
 
 
 def _source_tokenizer(model: Model, tokenizer: Tokenizer) -> Tokenizer:
-    """What the model reads: what is gone on with has a start and no end."""
+    """Return the tokenizer of sources, or of prompts for a causal model."""
     return prompt_tokenizer(tokenizer) if isinstance(model, CausalModel) else tokenizer
 
 
 def _check_tokenizer(path: Path, expected: Tokenizer) -> None:
     if Tokenizer.from_file(str(path)).to_str() != expected.to_str():
-        raise BundleError(f"{path} is not the checkpoint's tokenizer")
+        raise BundleError(f"{path} differs from the tokenizer of the checkpoint; name the checkpoint that was exported")
 
 
 def _write_graphs(folder: Path, model: Model, half_weights: bool) -> Graphs:
     weights = WeightFile(WEIGHTS, half_weights)
-    graphs = graphs_of(model, weights)
+    graphs = build_graphs(model, weights)
     weights.write(folder)
     onnx.save_model(graphs.encoder, folder / ENCODER)
-    if graphs.step is not None:
-        onnx.save_model(graphs.step, folder / STEP)
+    if graphs.decoder is not None:
+        onnx.save_model(graphs.decoder, folder / STEP)
     onnx.save_model(graphs.similar, folder / SIMILAR)
     return graphs
 
@@ -262,9 +289,9 @@ Rewrite = Callable[[Sequence[onnx.ModelProto], Path, WeightFile], list[onnx.Mode
 
 
 def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, FileRecord]:
-    """The graphs in their new form, their weights and the tokenizers; what they are to be recorded as."""
+    """Write converted graphs, their weights and the tokenizers; return the file records."""
     weights = WeightFile(WEIGHTS)
-    graphs = [manifest.encoder.file, manifest.decoder.file]
+    graphs = [manifest.encoder.file, manifest.decoder_graph.file]
     if manifest.similar is not None:
         graphs.append(manifest.similar.file)
     originals = [onnx.load_model(source / name, load_external_data=False) for name in graphs]
@@ -277,21 +304,21 @@ def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Re
     return record_files(folder, (*graphs, WEIGHTS, *sorted(tokenizers)))
 
 
-def _described(name: str, proto: onnx.ModelProto) -> Graph:
+def _graph_entry(name: str, proto: onnx.ModelProto) -> Graph:
     inputs, outputs = ([value.name for value in values] for values in (proto.graph.input, proto.graph.output))
     return Graph(file=name, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
-def _manifest(folder: Path, model: Model, label: Label, graphs: Graphs, half_weights: bool) -> Manifest:
-    config, step = model.config, graphs.step
-    source_tokenizer = PROMPT_TOKENIZER if graphs.begins_with == "source" else TOKENIZER
+def _manifest(folder: Path, model: Model, metadata: BundleMetadata, graphs: Graphs, half_weights: bool) -> Manifest:
+    config, step = model.config, graphs.decoder
+    source_tokenizer = PROMPT_TOKENIZER if graphs.decoder_start == "source" else TOKENIZER
     steps = () if step is None else (STEP,)
     return Manifest(
         schema_version=SCHEMA_VERSION,
-        name=label.name,
+        name=metadata.name,
         architecture=architecture_of(config),
-        description=label.description,
-        license=label.license,
+        description=metadata.description,
+        license=metadata.license,
         created=int(time.time()),
         dtype="float32",
         tasks=_tasks(graphs),
@@ -300,33 +327,33 @@ def _manifest(folder: Path, model: Model, label: Label, graphs: Graphs, half_wei
         source_tokenizer=source_tokenizer,
         target_tokenizer=TOKENIZER,
         tokens=Tokens(pad_id=config.pad_id, start_id=config.bos_id, end_id=config.eos_id),
-        begins_with=graphs.begins_with,
+        decoder_start=graphs.decoder_start,
         limits=Limits(
             max_source_tokens=config.max_positions,
             max_target_tokens=0 if step is None else config.max_positions,
             vocabulary=config.vocab_size,
         ),
-        encoder=_described(ENCODER, graphs.encoder),
-        step=None if step is None else _described(STEP, step),
-        similar=_described(SIMILAR, graphs.similar),
+        encoder=_graph_entry(ENCODER, graphs.encoder),
+        decoder=None if step is None else _graph_entry(STEP, step),
+        similar=_graph_entry(SIMILAR, graphs.similar),
         states=graphs.states,
         attention=graphs.attention,
         labels=graphs.labels,
-        languages=label.languages,
-        chat=label.chat or (chat_template(CHAT) if isinstance(model, CausalModel) else None),
+        languages=metadata.languages,
+        chat=metadata.chat or (chat_template(CHAT) if isinstance(model, CausalModel) else None),
         verification=None,
         files=record_files(folder, dict.fromkeys((ENCODER, *steps, SIMILAR, WEIGHTS, TOKENIZER, source_tokenizer))),
     )
 
 
 def chat_template(trained: dialogues.ChatTemplate) -> ChatTemplate:
-    """Return the format of a training's dialogues as a manifest has it."""
+    """Convert the text format of training dialogues to its manifest entry."""
     return ChatTemplate(user=trained.user, assistant=trained.bot, reply=trained.reply)
 
 
 def _tasks(graphs: Graphs) -> tuple[Task, ...]:
     can_do: dict[Task, bool] = {
-        "generate": graphs.step is not None,
+        "generate": graphs.decoder is not None,
         "encode": True,
         "attention": bool(graphs.attention),
         "classify": bool(graphs.labels),
@@ -336,11 +363,11 @@ def _tasks(graphs: Graphs) -> tuple[Task, ...]:
 
 
 def _files_to_keep(bundle: Path) -> list[Path]:
-    """Files of an existing folder that are not the bundle's own, such as a model card."""
+    """List files of an existing folder that its manifest does not list, such as a model card."""
     if not bundle.exists():
         return []
     if not bundle.is_dir() or any(path.is_dir() for path in bundle.iterdir()):
-        raise BundleError(f"{bundle} is not a bundle: one is a folder without folders in it")
+        raise BundleError(f"{bundle} exists and is not a bundle: it must be a folder without subfolders")
     try:
         own = {MANIFEST, *read_manifest(bundle).files}
     except BundleError:
@@ -350,7 +377,10 @@ def _files_to_keep(bundle: Path) -> list[Path]:
 
 @contextmanager
 def _replacing(bundle: Path) -> Iterator[Path]:
-    """An empty folder that takes the bundle's place if all goes well, with the files that are not the old one's own."""
+    """Yield an empty folder that replaces the bundle on success.
+
+    Files of the old folder that its manifest does not list are copied.
+    """
     bundle = bundle.resolve()
     clean_up(bundle)
     kept = _files_to_keep(bundle)
@@ -363,10 +393,10 @@ def _replacing(bundle: Path) -> Iterator[Path]:
 
 
 def clean_up(bundle: Path) -> None:
-    """Undo what an interrupted export left beside a bundle.
+    """Remove or restore the folders that an interrupted export left beside a bundle.
 
-    `.NAME.new` is not finished. `.NAME.old` is the bundle itself if the export ended before the new one had its place,
-    and otherwise the one that was replaced.
+    `.NAME.new` is an unfinished bundle and is removed. `.NAME.old` is the previous bundle. It is
+    restored if the export ended before the new bundle was in place, and removed otherwise.
     """
     bundle = bundle.resolve()
     shutil.rmtree(_sibling(bundle, "new"), ignore_errors=True)
@@ -377,13 +407,13 @@ def clean_up(bundle: Path) -> None:
 
 
 def _sibling(bundle: Path, suffix: str) -> Path:
-    """A hidden folder beside the bundle, which the service does not take for a bundle."""
+    """Return the path of a hidden folder beside the bundle; the service ignores hidden folders."""
     return bundle.with_name(f".{bundle.name}.{suffix}")
 
 
 @contextmanager
 def _temporary_sibling(bundle: Path) -> Iterator[Path]:
-    """An empty folder beside the bundle's, gone at the end unless it was moved."""
+    """Yield an empty folder beside the bundle, which is removed at the end unless it was moved."""
     folder = _sibling(bundle, "new")
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir()

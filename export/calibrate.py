@@ -1,4 +1,4 @@
-"""How large the values are that a bundle's products read, measured on sentences that it translates."""
+"""Calibration: measure the range of the activations of a bundle on sentences that it translates."""
 
 import shutil
 import tempfile
@@ -13,18 +13,21 @@ from export.sessions import Array, Sessions, encode, initial_states, open_sessio
 from service.bundle import Graph, Manifest
 
 MAX_NEW_TOKENS = 64
-LARGEST = "largest."  # what the names of the added outputs begin with
+LARGEST = "largest."  # prefix of the names of the added outputs
 
 
 def measure_ranges(folder: Path, manifest: Manifest, sources: Sequence[Sequence[int]]) -> dict[str, dict[str, float]]:
-    """The largest magnitude of every value that a product with a constant matrix reads, by graph and name.
+    """Measure the largest magnitude of each activation that is multiplied by a constant matrix.
 
-    The bundle encodes each source and decodes it greedily, alone.
+    The bundle encodes and greedily decodes one source at a time.
 
     Args:
         folder: a float32 bundle.
         manifest: its manifest.
-        sources: ids, as the model reads them.
+        sources: token ids of the sources.
+
+    Returns:
+        The largest magnitudes, by graph ("encoder" or "step") and name of the activation.
     """
     encoder, step = dict[str, float](), dict[str, float]()
     with tempfile.TemporaryDirectory() as scratch:
@@ -35,10 +38,10 @@ def measure_ranges(folder: Path, manifest: Manifest, sources: Sequence[Sequence[
 
 
 def _measuring(folder: Path, manifest: Manifest, scratch: Path) -> Sessions:
-    """The bundle with one more output for each value that is to be measured."""
+    """Load the bundle with an additional output for each measured activation."""
     for name in manifest.files:
         shutil.copyfile(folder / name, scratch / name)
-    graphs = {"encoder": manifest.encoder, "step": manifest.decoder}
+    graphs = {"encoder": manifest.encoder, "decoder": manifest.decoder_graph}
     measuring = {part: _with_outputs(scratch / graph.file, graph) for part, graph in graphs.items()}
     return open_sessions(scratch, manifest.model_copy(update=measuring))
 
@@ -58,20 +61,20 @@ def _with_outputs(path: Path, described: Graph) -> Graph:
 def _translate(sessions: Sessions, source: Sequence[int], encoder: dict[str, float], step: dict[str, float]) -> None:
     manifest = sessions.manifest
     encoded = encode(sessions, [source])
-    _keep_largest(encoder, encoded)
-    *filled, token_id = manifest.beginning(source)
-    slots = len(filled) + min(MAX_NEW_TOKENS, manifest.room(len(source)))
-    states = initial_states(manifest, encoded, slots)
-    wanted = ["top_ids", *(name for name in manifest.decoder.outputs if name.startswith(LARGEST))]
-    for length in range(len(filled), slots):
-        outputs = run_step(sessions, states, [token_id], [length], [len(source)], wanted)
-        _keep_largest(step, outputs)
+    _update_ranges(encoder, encoded)
+    *filled, token_id = manifest.decoder_prompt_ids(source)
+    positions = len(filled) + min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
+    states = initial_states(manifest, encoded, positions)
+    outputs_to_fetch = ["top_ids", *(name for name in manifest.decoder_graph.outputs if name.startswith(LARGEST))]
+    for length in range(len(filled), positions):
+        outputs = run_step(sessions, states, [token_id], [length], [len(source)], outputs_to_fetch)
+        _update_ranges(step, outputs)
         token_id = int(outputs["top_ids"][0, 0])
         if token_id == manifest.tokens.end_id:
             break
 
 
-def _keep_largest(ranges: dict[str, float], outputs: Mapping[str, Array]) -> None:
+def _update_ranges(ranges: dict[str, float], outputs: Mapping[str, Array]) -> None:
     for name, value in outputs.items():
         if name.startswith(LARGEST):
             measured = name.removeprefix(LARGEST)

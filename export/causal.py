@@ -1,8 +1,11 @@
-"""The two graphs of a decoder-only model: one reads a whole prompt, the other one token a row.
+"""The two graphs of a decoder-only model: prefill and one decoder step.
 
-Both are the same layers. The bundle's encoder fills the states that the step goes on with; the step begins with the
-prompt's last token, whose slot it writes again. Axes: B batch, S prompt, T slots of the buffers, M width, H heads,
-D width of a head, V vocabulary.
+Both have the same layers. The encoder graph reads prompts (prefill) and computes the key-value
+cache of a prompt. The first decoder step reads the last token of the prompt and writes its cache
+position again.
+
+A row is one sequence of the batch. Axes: B batch, S prompt, T positions of the cache, M width, H
+heads, D width of a head, V vocabulary.
 """
 
 from collections.abc import Iterable
@@ -31,12 +34,12 @@ from service.bundle import Attention, State
 
 
 def states(config: CausalConfig) -> tuple[State, ...]:
-    """Keys and values of each layer, of the prompt and of what follows it."""
+    """Describe the key-value cache of each layer, for the prompt and the generated tokens."""
     return tuple(
         State(
             input=f"self_{part}.{layer}",
             output=f"self_{part}_out.{layer}",
-            fill="encoder",
+            init="encoder",
             encoder_output=f"prompt_{part}.{layer}",
             shape=(config.num_heads, "target", config.head_size),
         )
@@ -46,14 +49,15 @@ def states(config: CausalConfig) -> tuple[State, ...]:
 
 
 def attention_maps(config: CausalConfig) -> tuple[Attention, ...]:
-    """Which outputs hold attention maps."""
+    """Describe the outputs with attention weights."""
     return (Attention(kind="decoder", outputs=("decoder_attention",), layers=config.layers, heads=config.num_heads),)
 
 
 def encoder_graph(model: CausalModel, weights: WeightFile) -> onnx.ModelProto:
-    """`source_ids` (B, S) and `source_lengths` (B,) to `hidden` and each layer's keys and values.
+    """Build the encoder graph.
 
-    What stands in a row's padding means nothing.
+    It maps `source_ids` (B, S) and `source_lengths` (B,) to `hidden` and the keys and values of
+    each layer. Their values at padding are undefined.
     """
     graph, config = GraphBuilder("encoder", weights), model.config
     ids = graph.input("source_ids", INT64, ("batch", "source"))
@@ -70,10 +74,10 @@ def encoder_graph(model: CausalModel, weights: WeightFile) -> onnx.ModelProto:
     return graph.build()
 
 
-def step_graph(model: CausalModel, weights: WeightFile) -> onnx.ModelProto:
-    """One token a row, with the states, to the scores of the next one; see `service.bundle.Graph`.
+def decoder_graph(model: CausalModel, weights: WeightFile) -> onnx.ModelProto:
+    """Build the decoder graph, which runs one step; see `service.bundle.Graph`.
 
-    In maps the entries beyond a row's own length mean nothing.
+    Attention weights beyond the length of a row are undefined.
     """
     graph, config = GraphBuilder("step", weights), model.config
     token_ids = graph.input("token_ids", INT64, ("batch",))

@@ -1,4 +1,4 @@
-"""The graph of the encoder classifier: the Transformer's encoder, and the labels of the mean over its tokens."""
+"""The graph of the classifier: Transformer encoder, mean pooling and a linear layer."""
 
 import numpy as np
 import onnx
@@ -12,12 +12,16 @@ from service.bundle import Attention
 
 
 def attention_maps(config: ClassifierConfig) -> tuple[Attention, ...]:
-    """Which outputs hold attention maps."""
+    """Describe the outputs with attention weights."""
     return (encoder_maps(config.encoder_layers, config.num_heads),)
 
 
 def encoder_graph(model: Classifier, weights: WeightFile) -> onnx.ModelProto:
-    """`source_ids` (B, S) and `source_lengths` (B,) to `hidden`, maps, and `label_logprobs` (B, C)."""
+    """Build the encoder graph.
+
+    It maps `source_ids` (B, S) and `source_lengths` (B,) to `hidden`, attention weights and
+    `label_logprobs` (B, C).
+    """
     graph = GraphBuilder("encoder", weights)
     hidden, lengths, size = encoder_layers(graph, model)
     logits = linear(graph, "output", _mean_pool(graph, hidden, lengths, size), model.output)
@@ -27,7 +31,7 @@ def encoder_graph(model: Classifier, weights: WeightFile) -> onnx.ModelProto:
 
 
 def _mean_pool(graph: GraphBuilder, hidden: str, lengths: str, size: str) -> str:
-    """(B, S, M) to (B, M): the mean over a row's own tokens; what stands in its padding is no part of it."""
+    """Add the mean (B, M) of hidden states (B, S, M) over the tokens of each row."""
     size = whole_blocks(graph, graph.add("Squeeze", size))
     _, is_token = token_mask(graph, lengths, size)
     ones = graph.add("Cast", is_token, to=FLOAT)

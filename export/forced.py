@@ -1,4 +1,4 @@
-"""What a PyTorch model makes of targets that are given: the one side of every comparison of `export.verify`."""
+"""Teacher-forced passes of a PyTorch model, the reference of `export.verify`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +17,16 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True)
 class ForcedPass:
-    """One pass over padded sources (B, S) and what the decoder reads (B, T); what stands in padding means nothing."""
+    """Results of one pass over padded sources (B, S) and decoder inputs (B, T).
+
+    Values at padding are undefined.
+    """
 
     hidden: Tensor  # (B, S, M)
     logits: Tensor  # (B, T, V)
-    maps: Mapping[str, Tensor | None]  # by kind, (L, B, H, rows, columns); None where the model has none
-    # What a recurrent decoder carries, (B, T + 1, ...) before each token and after the last, by the step's input.
+    maps: Mapping[str, Tensor | None]  # attention weights by kind, (L, B, H, queries, keys), or None
+    # States of a recurrent decoder before each token and after the last, (B, T + 1, ...), by input
+    # name of the graph.
     states: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -37,9 +41,10 @@ def forced_pass(
     Args:
         model: in evaluation mode.
         sources: token ids.
-        targets: what the step reads: they begin with the start token, or with the source's own last token.
-        carried: the `ForcedPass.states` that the steps of a recurrent decoder start from, in place of those that the
-            steps before them left.
+        targets: decoder inputs. They begin with the start token, or with the last token of the
+            source for a causal model.
+        carried: `ForcedPass.states` of another pass. Each step of a recurrent decoder starts from
+            them instead of the state that the step before computed.
     """
     if isinstance(model, CausalModel):
         return _causal_pass(model, sources, targets)
@@ -58,16 +63,16 @@ def _recurrent_pass(
 ) -> ForcedPass:
     padded, lengths = pad(sources, model.config.pad_id), torch.tensor([len(source) for source in sources])
     memory, _ = model.encode(padded, lengths)
-    left, steps = [model.begin(memory)], list[Step]()
+    after, steps = [model.initial_state(memory)], list[Step]()
     for position, embedded in enumerate(model.embed_steps(pad(targets, model.config.pad_id))):
-        state = left[-1]
+        state = after[-1]
         if carried:
             state = State(*(carried[STATE_INPUTS[name]][:, position] for name in State._fields))
         steps.append(model.step(embedded, position, state, memory, lengths))
-        left.append(steps[-1].state)
-    features, cross = model.stacked(steps)
+        after.append(steps[-1].state)
+    features, cross = model.stack_steps(steps)
     states = {
-        STATE_INPUTS[name]: torch.stack([getattr(state, name) for state in left], dim=1) for name in State._fields
+        STATE_INPUTS[name]: torch.stack([getattr(state, name) for state in after], dim=1) for name in State._fields
     }
     maps = {"encoder": None, "decoder": None, "cross": cross}
     return ForcedPass(memory.annotations, model.logits(features), maps, states)
@@ -75,14 +80,15 @@ def _recurrent_pass(
 
 def _causal_pass(model: CausalModel, sources: Sequence[Ids], targets: Sequence[Ids]) -> ForcedPass:
     whole = [[*source[:-1], *target] for source, target in zip(sources, targets, strict=True)]
-    features, maps = model.read(pad(whole, model.config.pad_id), need_weights=True)
+    features, maps = model.hidden_states(pad(whole, model.config.pad_id), need_weights=True)
     assert maps is not None
-    # Each row's part from its source's last token on, (T, ...), as if that were the first.
-    places = [
+    # The positions of each row from the last token of its source on, which is its first decoder
+    # input.
+    spans = [
         slice(len(source) - 1, len(source) - 1 + len(target)) for source, target in zip(sources, targets, strict=True)
     ]
-    logits = _stacked([model.logits(features[row, place]) for row, place in enumerate(places)])
-    rows = _stacked([maps[:, row, :, place].permute(2, 0, 1, 3) for row, place in enumerate(places)])  # (B, T, L, H, C)
+    logits = _stacked([model.logits(features[row, span]) for row, span in enumerate(spans)])
+    rows = _stacked([maps[:, row, :, span].permute(2, 0, 1, 3) for row, span in enumerate(spans)])  # (B, T, L, H, C)
     longest = max(map(len, sources))
     return ForcedPass(
         features[:, :longest], logits, {"encoder": None, "decoder": rows.permute(2, 0, 3, 1, 4), "cross": None}
@@ -90,5 +96,5 @@ def _causal_pass(model: CausalModel, sources: Sequence[Ids], targets: Sequence[I
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:
-    """(T, ...) of different lengths to (B, longest, ...)."""
+    """Pad tensors (T, ...) of different lengths to (B, longest, ...)."""
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)

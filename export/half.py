@@ -1,8 +1,9 @@
-"""Graphs in float16, of operators that ONNX Runtime's CUDA provider has. Knows no model.
+"""Conversion of graphs to float16 with operators of ONNX Runtime's CUDA provider.
 
-`Attention` and `GroupQueryAttention` become products and softmaxes: on CUDA neither returns its map after the softmax.
-They look at whole buffers, so that a step's shapes depend on the batch's size alone and no length is waited for. Slots
-of a cache are written by `ScatterElements`, which copies nothing where its input and output are the same memory.
+`Attention` and `GroupQueryAttention` become matrix products and softmax, because on CUDA neither
+operator returns its attention weights. They attend to the whole cache, so that the shapes of a step
+depend only on the batch size and the CPU never waits for a length. `ScatterElements` writes the
+cache; it copies nothing if input and output are the same memory.
 """
 
 import math
@@ -17,30 +18,34 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from export.builder import WeightFile, external_tensor
 
-OPSET = 18  # the oldest that does: the CUDA provider gets kernels for newer versions late, and leaves gaps to the CPU
-SCORES = ("logits", "logprobs", "top_logprobs")  # stay float32: neighbouring candidates must not become equal
+# The oldest version with all operators. The CUDA provider lacks kernels of newer versions and would
+# use the CPU.
+OPSET = 18
+SCORES = ("logits", "logprobs", "top_logprobs")  # stay float32, so that close candidates do not become equal
 
 Array = NDArray[Any]
 
 
 def half_graphs(models: Sequence[onnx.ModelProto], folder: Path, weights: WeightFile) -> list[onnx.ModelProto]:
-    """The same graphs in float16: weights, states, maps and all between. Ids and lengths stay integers.
+    """Convert weights, states, attention weights and activations of graphs to float16.
 
     Args:
-        models: float32 graphs with their weights outside, as `GraphBuilder` builds them.
-        folder: where those weights lie.
-        weights: takes the weights of the new graphs.
+        models: float32 graphs with external weights, as `GraphBuilder` builds them.
+        folder: folder of those weights.
+        weights: file for the weights of the new graphs.
 
     Raises:
         ValueError: a weight is too large for float16.
     """
-    return [_Halving(model, folder, weights).build() for model in models]
+    return [_HalfConverter(model, folder, weights).build() for model in models]
 
 
 def rows_graph() -> onnx.ModelProto:
-    """`rows[targets] = new[sources]`, of tensors of any shape and with `new` padded by zeros; see `Manifest.rows`.
+    """Build the graph that copies states between rows, see `Manifest.rows`.
 
-    `rows_out` is meant to be the same memory as `rows`. Shapes are left open: ONNX has no word for any number of axes.
+    It computes `rows[targets] = new[sources]`. `new` is padded with zeros to the shape of `rows`.
+    The caller binds `rows_out` to the memory of `rows`. The graph declares no shapes, because ONNX
+    cannot express a variable number of axes.
     """
     nodes = [
         helper.make_node("Gather", ["new", "sources"], ["taken"]),
@@ -62,8 +67,8 @@ def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=version, producer_name="sightline")
 
 
-class _Halving:
-    """One graph in the making. Values are known by their names."""
+class _HalfConverter:
+    """Converter of one graph; values are referred to by name."""
 
     def __init__(self, model: onnx.ModelProto, folder: Path, weights: WeightFile) -> None:
         self._graph = model.graph
@@ -72,7 +77,7 @@ class _Halving:
         self._nodes: list[NodeProto] = []
         self._constants: dict[str, TensorProto] = {}
         self._biases: dict[tuple[str, str], str] = {}
-        self._slots: dict[str, str] = {}
+        self._positions: dict[str, str] = {}
         self._shapes = {
             value.name: [axis.dim_value or axis.dim_param for axis in value.type.tensor_type.shape.dim]
             for value in (*self._graph.input, *self._graph.output)
@@ -80,29 +85,29 @@ class _Halving:
 
     def build(self) -> onnx.ModelProto:
         for tensor in self._graph.initializer:
-            self._constants[tensor.name] = self._halved(tensor)
+            self._constants[tensor.name] = self._to_half(tensor)
         rewrite = {"Attention": self._attention, "GroupQueryAttention": self._cached_attention}
         for node in self._graph.node:
             rewrite.get(node.op_type, self._plain)(node)
-        nodes = _needed(self._nodes, {value.name for value in self._graph.output})
+        nodes = _reachable(self._nodes, {value.name for value in self._graph.output})
         used = {name for node in nodes for name in node.input}
         constants = [tensor for name, tensor in self._constants.items() if name in used]
-        inputs, outputs = (list(map(_halved_type, values)) for values in (self._graph.input, self._graph.output))
+        inputs, outputs = (list(map(_half_type, values)) for values in (self._graph.input, self._graph.output))
         return _model(helper.make_graph(nodes, self._graph.name, inputs, outputs, constants))
 
-    def _halved(self, tensor: TensorProto) -> TensorProto:
+    def _to_half(self, tensor: TensorProto) -> TensorProto:
         array: Array = numpy_helper.to_array(tensor, str(self._folder))
         if array.dtype == np.float32:
             with np.errstate(over="ignore"):
                 array = array.astype(np.float16)
             if not np.isfinite(array).all():
-                raise ValueError(f"{tensor.name} has weights beyond ±65504, the largest of float16")
+                raise ValueError(f"{tensor.name} has weights beyond ±65504, the largest float16 number")
         if tensor.data_location == TensorProto.EXTERNAL:
             return external_tensor(tensor.name, array, self._weights)
         return numpy_helper.from_array(array, tensor.name)
 
     def _plain(self, node: NodeProto) -> None:
-        """The node as it is, but for the first of the scores, which ends float16."""
+        """Copy a node; after the logits, add a cast to float32."""
         copy = NodeProto()
         copy.CopyFrom(node)
         self._nodes.append(copy)
@@ -111,7 +116,7 @@ class _Halving:
             self._add("Cast", "logits_float16", output="logits", to=TensorProto.FLOAT)
 
     def _attention(self, node: NodeProto) -> None:
-        """Of the encoder: queries, keys, values and, where not all keys count, lengths (B,); as ONNX has it."""
+        """Convert `Attention` of the encoder, whose last input may be lengths (B,)."""
         heads, size = int(_attributes(node)["q_num_heads"]), int(self._shapes["hidden"][-1])
         attended, probabilities = node.output[0], node.output[3] if len(node.output) > 3 else ""
         split = self._constant([0, 0, heads, size // heads])
@@ -125,9 +130,11 @@ class _Halving:
         self._add("Reshape", context, self._constant([0, 0, size]), output=attended)
 
     def _cached_attention(self, node: NodeProto) -> None:
-        """Of one token: queries (B, 1, M), buffers (B, H, T, D), and each row's last slot (B,).
+        """Convert `GroupQueryAttention` of one token per row.
 
-        Keys and values of the token itself are there where the operator is causal: with the queries, or beside them.
+        Its inputs are queries (B, 1, M), caches (B, H, T, D) and the last cache position of each
+        row (B,). If it is causal, it also has the new keys and values, as separate inputs or
+        concatenated to the queries.
         """
         query, key, value, past_key, past_value, last = node.input[:6]
         attended, present_key, present_value, probabilities = (*node.output, "", "", "")[:4]
@@ -139,7 +146,7 @@ class _Halving:
             past_key = self._written(past_key, key, last, present_key)
             past_value = self._written(past_value, value, last, present_value)
         query = self._scaled(self._add("Reshape", query, column), int(size))  # (B, H, D, 1)
-        # Keys first: the other way round they would have to be transposed, which is a copy of the cache.
+        # keys @ query and not query @ keys^T: transposing the keys would copy the cache.
         scores = self._add("MatMul", past_key, query)  # (B, H, T, 1)
         scores = self._add("Reshape", scores, self._constant([0, 0, 1, -1]))  # (B, H, 1, T)
         bias = self._bias(last, "LessOrEqual", past_key, axis=2)
@@ -148,41 +155,42 @@ class _Halving:
         self._add("Reshape", context, self._constant([0, 1, int(heads) * int(size)]), output=attended)
 
     def _split(self, packed: str) -> list[str]:
-        """Queries, keys and values out of one tensor (B, 1, 3M)."""
+        """Split a tensor (B, 1, 3M) into queries, keys and values."""
         parts = [f"{packed}_{part}" for part in ("query", "key", "value")]
         self._nodes.append(helper.make_node("Split", [packed], parts, axis=-1, num_outputs=3))
         return parts
 
     def _written(self, past: str, new: str, last: str, present: str) -> str:
-        """The buffer (B, H, T, D) with (B, 1, M) in each row's last slot."""
+        """Write new keys or values (B, 1, M) to the last position of each row in a cache."""
         _, heads, _, size = self._shapes[past]
         new = self._add("Reshape", new, self._constant([0, heads, 1, size]))
-        if last not in self._slots:
-            slot = self._add("Cast", last, to=TensorProto.INT64)
-            slot = self._add("Reshape", slot, self._constant([-1, 1, 1, 1]))
-            self._slots[last] = self._add("Expand", slot, self._constant([1, heads, 1, size]))
-        return self._add("ScatterElements", past, self._slots[last], new, output=present, axis=2)
+        if last not in self._positions:
+            position = self._add("Cast", last, to=TensorProto.INT64)
+            position = self._add("Reshape", position, self._constant([-1, 1, 1, 1]))
+            self._positions[last] = self._add("Expand", position, self._constant([1, heads, 1, size]))
+        return self._add("ScatterElements", past, self._positions[last], new, output=present, axis=2)
 
     def _bias(self, bounds: str, compare: str, keys: str, axis: int) -> str:
-        """What hides slots (B, 1, 1, T): 0 where the slot compares with its row's bound, minus infinity elsewhere."""
+        """Return a bias (B, 1, 1, T): 0 where `position compare bound`, otherwise -inf."""
         if (bounds, compare) not in self._biases:
             length = self._add("Reshape", self._add("Shape", keys, start=axis, end=axis + 1), self._constant([]))
-            slots = self._add("Range", self._constant(0), length, self._constant(1))  # (T,)
+            positions = self._add("Range", self._constant(0), length, self._constant(1))  # (T,)
             row = self._add("Cast", bounds, to=TensorProto.INT64)
             row = self._add("Reshape", row, self._constant([-1, 1, 1, 1]))
             shown, hidden = (self._constant(value, np.float16) for value in (0.0, -math.inf))
-            self._biases[bounds, compare] = self._add("Where", self._add(compare, slots, row), shown, hidden)
+            self._biases[bounds, compare] = self._add("Where", self._add(compare, positions, row), shown, hidden)
         return self._biases[bounds, compare]
 
     def _softmax(self, scores: str, bias: str, output: str) -> str:
         return self._add("Softmax", self._add("Add", scores, bias) if bias else scores, output=output, axis=-1)
 
     def _scaled(self, queries: str, size: int) -> str:
-        # Queries rather than scores: smaller, and products of large ones would not fit into float16.
+        # Scale queries instead of scores: they are smaller, and unscaled products may overflow
+        # float16.
         return self._add("Mul", queries, self._constant(1 / math.sqrt(size), np.float16))
 
     def _add(self, op: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """A node with one output, named after its place unless `output` names it."""
+        """Add a node with one output, which gets a number as its name by default."""
         output = output or f"half_{op}_{len(self._nodes)}"
         self._nodes.append(helper.make_node(op, inputs, [output], f"half_{op}_{len(self._nodes)}", **attributes))
         return output
@@ -197,7 +205,7 @@ def _attributes(node: NodeProto) -> Mapping[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-def _halved_type(value: ValueInfoProto) -> ValueInfoProto:
+def _half_type(value: ValueInfoProto) -> ValueInfoProto:
     halved = ValueInfoProto()
     halved.CopyFrom(value)
     if value.name not in SCORES and value.type.tensor_type.elem_type == TensorProto.FLOAT:
@@ -205,11 +213,11 @@ def _halved_type(value: ValueInfoProto) -> ValueInfoProto:
     return halved
 
 
-def _needed(nodes: Sequence[NodeProto], outputs: set[str]) -> list[NodeProto]:
-    """The nodes, in their order, that outputs depend on."""
-    wanted, needed = set(outputs), []
+def _reachable(nodes: Sequence[NodeProto], outputs: set[str]) -> list[NodeProto]:
+    """Return the nodes that the outputs depend on, in their order."""
+    reachable, needed = set(outputs), []
     for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            wanted.update(node.input)
+        if reachable.intersection(node.output):
+            reachable.update(node.input)
             needed.append(node)
     return needed[::-1]

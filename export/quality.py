@@ -1,4 +1,4 @@
-"""BLEU of bundles in ONNX Runtime on parallel text: what a bundle that is meant to differ is judged by."""
+"""Comparison of a converted bundle with its float32 bundle by BLEU on parallel text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from model.decoding.reference import beam
 from model.evaluation.bleu import MAX_NEW_TOKENS, EvaluationSet, Score, score
 from service.bundle import Bleu, Manifest, Quality
 
-NUM_BEAMS = (1, 5)  # greedy, and what papers report
-MAX_LOSS = 0.3  # BLEU; two training runs differ by as much
-MIN_PAIRS = 1000  # of fewer, chance alone moves the difference of two BLEUs by more than `MAX_LOSS` too often
+NUM_BEAMS = (1, 5)  # greedy decoding, and the usual number in papers
+MAX_LOSS = 0.3  # largest accepted loss of BLEU; two training runs differ by as much
+MIN_PAIRS = 1000  # with fewer pairs, chance often changes a difference of BLEU by more than `MAX_LOSS`
 
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Sentences with translations, and where they are from."""
+    """Sentences with reference translations, and the name of their split."""
 
     split: str
-    target: str  # the translations' language, two letters
+    target: str  # code of the target language
     pairs: EvaluationSet
 
 
 def compare(float32: Sessions, quantized: Sessions, tokenizer: Tokenizer, text: ParallelText) -> Quality:
-    """BLEU of both with each of `NUM_BEAMS`.
+    """Compute the BLEU of both bundles with each of `NUM_BEAMS`.
 
     Raises:
         ValueError: a sentence is too long for the model.
@@ -44,36 +44,47 @@ def compare(float32: Sessions, quantized: Sessions, tokenizer: Tokenizer, text: 
     return Quality(split=text.split, sentences=len(sources), signature=signature, bleu=tuple(bleu))
 
 
-def refuse_loss(quality: Quality) -> None:
-    """Raises VerificationError where a BLEU lies more than `MAX_LOSS` below that of float32."""
+def check_loss(quality: Quality) -> None:
+    """Check that no BLEU is more than `MAX_LOSS` lower than that of the float32 bundle.
+
+    Raises:
+        VerificationError: a BLEU is too low.
+    """
     for bleu in quality.bleu:
         if bleu.float32 - bleu.quantized > MAX_LOSS:
             raise VerificationError(
-                f"with num_beams {bleu.num_beams}, BLEU falls from {bleu.float32:.2f} to {bleu.quantized:.2f}: "
-                f"{MAX_LOSS} are allowed; try smaller blocks or more bits"
+                f"with num_beams {bleu.num_beams}, BLEU falls from {bleu.float32:.2f} to {bleu.quantized:.2f}, but the "
+                f"largest accepted loss is {MAX_LOSS}; try a smaller --block-size or more --bits, or use --force"
             )
 
 
 def encode_sources(manifest: Manifest, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[list[int]]:
-    """Ids, as the model reads them. Raises ValueError where a sentence is too long for the model."""
+    """Encode source sentences.
+
+    Raises:
+        ValueError: a sentence is too long for the model.
+    """
     limit = manifest.limits.max_source_tokens
     sources = encode_lines(tokenizer, sentences)
     for number, source in enumerate(sources, start=1):
         if len(source) > limit:
-            raise ValueError(f"sentence {number} has {len(source)} tokens, the model reads {limit}")
+            raise ValueError(
+                f"sentence {number} has {len(source)} tokens, but the model reads at most {limit}; shorten it"
+            )
     return sources
 
 
 def _translate(sessions: Sessions, tokenizer: Tokenizer, sources: Sequence[Sequence[int]], num_beams: int) -> list[str]:
     manifest, outputs = sessions.manifest, []
     for source in tqdm(sources, desc=f"{manifest.dtype}, num_beams {num_beams}", unit="sentence", leave=False):
-        steps, max_new_tokens = onnx_steps(sessions, source), min(MAX_NEW_TOKENS, manifest.room(len(source)))
-        (best,) = beam(steps, manifest.beginning(source)[-1], manifest.tokens.end_id, max_new_tokens, num_beams)
+        steps, first_id = onnx_steps(sessions, source), manifest.decoder_prompt_ids(source)[-1]
+        max_new_tokens = min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
+        (best,) = beam(steps, first_id, manifest.tokens.end_id, max_new_tokens, num_beams)
         outputs.append(decode_ids(tokenizer, best.ids))
     return outputs
 
 
 def _bleu(outputs: Sequence[str], text: ParallelText) -> Score:
-    """Cased, sacreBLEU's own tokenisation."""
+    """Compute cased BLEU with the 13a tokenization of sacreBLEU."""
     cased = EvaluationSet(text.pairs.sources, text.pairs.references, tokenised_references=None)
     return score(outputs, cased, text.target).bleu

@@ -1,15 +1,18 @@
-"""Products with constant weights as products with 8-bit or 4-bit weights. Knows operators, no model and no bundle.
+"""Quantization of matrix products with constant weights to 8 or 4 bits.
 
-Three forms, in all of which no row of a batch changes how another is rounded:
+There are three schemes. In all of them, the rounding of a row of the batch does not depend on the
+other rows.
 
-- in blocks: `MatMulNBits` of ONNX Runtime, one node, with one float32 scale for each block of weights along the inner
-  axis. With `accuracy_level` 4 it rounds each row of activations by the same blocks. The best for one row.
-- by rows: an integer product of 8-bit activations with one scale a row and 8-bit weights with one scale a column, among
-  nodes of plain operators.
-- static: the same integer product, with one scale for all rows that was measured beforehand (`export.calibrate`): two
-  nodes. The best for many rows. Activations beyond what was measured are cut to it.
+- Group-wise (`blocks` in the manifest and on the command line): `MatMulNBits` of ONNX Runtime, with
+  one float32 scale per block of weights along the inner axis. With `accuracy_level` 4, it also
+  rounds the activations of each row in the same blocks. The fastest scheme for one row.
+- Dynamic per-token (`rows`): an integer product of 8-bit activations with one scale per row and
+  8-bit weights with one scale per column, built from standard operators.
+- Static per-tensor (`static`): the same integer product, with one scale for all activations that
+  was measured by `export.calibrate`; two nodes. The fastest scheme for many rows. Activations
+  beyond the measured range are clipped.
 
-`DynamicQuantizeLinear` has one scale for the whole batch and is therefore not used.
+`DynamicQuantizeLinear` is not used, because it has one scale for the whole batch.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,23 +26,25 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from export.builder import CONTRIB, WeightFile, external_tensor
-from service.bundle import Form, Site
+from service.bundle import LayerGroup, QuantScheme
 
-INT8_ACTIVATIONS = 4  # `accuracy_level`: activations may be rounded to int8, row by row and block by block
-# By bits. With larger blocks ONNX Runtime rounds one row of activations otherwise than several: with 8 bits from 128 on
-# and with 4 bits from 64 on if the processor has AVX-512 VNNI, with 4 bits from 32 on if it has no more than AVX2. The
-# next product's rounding to int8 makes that 0.1 in a score, so that a text would depend on the size of its batch.
+INT8_ACTIVATIONS = 4  # `accuracy_level`: round activations to int8, per row and block
+# Allowed block sizes by bits. With larger blocks, ONNX Runtime rounds a single row of activations
+# differently than several rows: with 8 bits from 128 and with 4 bits from 64 if the processor has
+# AVX-512 VNNI, and with 4 bits from 32 if it only has AVX2. The next product rounds to int8, which
+# turns the difference into up to 0.1 in a score, so that a text would depend on the size of its
+# batch.
 BLOCK_SIZES = {8: (16, 32, 64), 4: (16,)}
-BLOCK_SIZE = {8: 32, 4: 16}  # where none is given
+BLOCK_SIZE = {8: 32, 4: 16}  # default block sizes by bits
 MIN_BLOCK_SIZE = 16
 
-ACTIVATION_LEVELS = 127  # on either side of zero
-ZERO = 128  # what zero is rounded to
-# Two products of a signed weight and an unsigned activation must fit 16 bits: processors without VNNI add them there
-# and saturate.
+ACTIVATION_LEVELS = 127  # levels on each side of zero
+ZERO = 128  # zero point
+# The sum of two products of a signed weight and an unsigned activation must fit into 16 bits,
+# because processors without VNNI add them with saturation.
 WEIGHT_LEVELS = 63
 
-# By graph, the largest magnitude of each value that a product with a constant matrix reads.
+# Largest magnitude of each activation that is multiplied by a constant matrix, by graph and name.
 Ranges = Mapping[str, Mapping[str, float]]
 
 Codes = NDArray[np.uint8]
@@ -48,48 +53,51 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which products are quantised, and how."""
+    """Quantization scheme of each group of layers."""
 
-    bits: Literal[4, 8]  # of products in blocks and of tables
-    block_size: int = 0  # weights of a layer that share a scale; 0 becomes `BLOCK_SIZE` of the bits
-    encoder: Form = "blocks"
-    layers: Form = "blocks"  # of the step
-    projection: Form = "blocks"  # to the vocabulary
+    bits: Literal[4, 8]  # bits of group-wise quantized products and of embedding tables
+    block_size: int = 0  # weights of a layer that share a scale; 0 means the default `BLOCK_SIZE`
+    encoder: QuantScheme = "blocks"
+    layers: QuantScheme = "blocks"  # layers of the decoder
+    projection: QuantScheme = "blocks"  # output projection
 
     @property
-    def forms(self) -> dict[Site, Form]:
+    def schemes(self) -> dict[LayerGroup, QuantScheme]:
         return {"encoder": self.encoder, "layers": self.layers, "projection": self.projection}
 
     def __post_init__(self) -> None:
         if self.bits not in BLOCK_SIZES:
-            raise ValueError(f"bits is {self.bits}, it must be one of {tuple(BLOCK_SIZES)}")
+            raise ValueError(f"bits must be one of {tuple(BLOCK_SIZES)}, got {self.bits}")
         if not self.block_size:
             object.__setattr__(self, "block_size", BLOCK_SIZE[self.bits])
         if self.block_size not in BLOCK_SIZES[self.bits]:
             raise ValueError(
-                f"block_size is {self.block_size}, with {self.bits} bits it must be one of {BLOCK_SIZES[self.bits]}"
+                f"block_size must be one of {BLOCK_SIZES[self.bits]} with {self.bits} bits, got {self.block_size}"
             )
 
 
-def quantize_rows(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Floats]:
-    """Round each block of a row to whole multiples of its own scale.
+def quantize_blocks(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Floats]:
+    """Quantize each block of a row with its own scale.
 
-    The weight of largest magnitude in a block gets the lowest code, 0, which stands for -2 ** (bits - 1); so the scale
-    has the other sign than that weight. Blocks are padded with zeros.
+    The weight with the largest magnitude of a block gets the code 0, which stands for -2 ** (bits -
+    1). The scale therefore has the opposite sign of that weight. Rows are padded with zeros to
+    whole blocks.
 
     Args:
-        rows: (N, K), the inner axis of the product last.
+        rows: matrix (N, K) with the inner axis of the product last.
+        bits: 4 or 8.
+        block_size: number of weights that share a scale.
 
     Returns:
-        codes (N, blocks, block_size * bits / 8), where code - 2 ** (bits - 1) times the scale is the weight; two of 4
-        bits share a byte, the first in its lower half. And scales (N, blocks).
+        Codes (N, blocks, block_size * bits / 8) and scales (N, blocks). A weight is
+        (code - 2 ** (bits - 1)) * scale. Two 4-bit codes share a byte, the first in its lower half.
     """
     count, size = rows.shape
     zero = 1 << (bits - 1)
     padded = np.pad(rows, [(0, 0), (0, -size % block_size)])
     blocks = padded.reshape(count, -1, block_size)  # (N, blocks, block_size)
-    place = np.abs(blocks).argmax(axis=-1, keepdims=True)
-    scales = np.take_along_axis(blocks, place, axis=-1) / np.float32(-zero)  # (N, blocks, 1)
+    index = np.abs(blocks).argmax(axis=-1, keepdims=True)
+    scales = np.take_along_axis(blocks, index, axis=-1) / np.float32(-zero)  # (N, blocks, 1)
     steps = np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales != 0)
     codes = np.clip(np.rint(steps) + zero, 0, 2 * zero - 1).astype(np.uint8)
     if bits == 4:
@@ -98,7 +106,11 @@ def quantize_rows(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Floa
 
 
 def quantize_columns(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Round each column of a matrix (K, N) to whole multiples of its own scale: codes (K, N) and scales (N,)."""
+    """Quantize each column of a matrix (K, N) with its own scale.
+
+    Returns:
+        Codes (K, N) and scales (N,).
+    """
     scales = np.abs(matrix).max(axis=0) / np.float32(WEIGHT_LEVELS)
     steps = np.divide(matrix, scales, out=np.zeros_like(matrix), where=scales != 0)
     return np.rint(steps).astype(np.int8), scales
@@ -111,40 +123,44 @@ def quantize_graphs(
     recipe: Recipe,
     ranges: Ranges,
 ) -> list[onnx.ModelProto]:
-    """The same graphs with their constant products quantised.
+    """Quantize the constant products of graphs.
 
-    A product is a `MatMul` or `Gemm` by a constant matrix, with the constant that is added to it. A table that `Gather`
-    reads is quantised, in blocks, where such a product in one of the graphs is quantised and has the same matrix, by
-    name and as it lies: where that product is in blocks too, both read the same bytes. All other constants stay.
+    A product is a `MatMul` or `Gemm` with a constant matrix, and the constant bias that is added to
+    it. An embedding table of a `Gather` is quantized group-wise if a quantized product in one of
+    the graphs has the same matrix, by name and layout. If that product is group-wise too, both use
+    the same bytes. Other constants are not changed.
 
     Args:
-        models: with their weights outside, as `GraphBuilder` builds them.
-        folder: where those weights lie.
-        weights: takes the weights of the new graphs.
-        recipe: where which form is used.
-        ranges: of what static products read.
+        models: graphs with external weights, as `GraphBuilder` builds them.
+        folder: folder of those weights.
+        weights: file for the weights of the new graphs.
+        recipe: the scheme of each group of layers.
+        ranges: ranges of the activations, for the scheme `static`.
+
+    Raises:
+        ValueError: the range of an activation is missing or 0.
     """
     tables = {
         product.weight
         for model in models
         for product in _products(model.graph)
-        if product.transposed and _form(model.graph, product, recipe) != "float32"
+        if product.transposed and _scheme(model.graph, product, recipe) != "float32"
     }
-    return [_quantized(_Rewriting(model, folder, weights, recipe, ranges), recipe, tables) for model in models]
+    return [_quantized(_GraphRewriter(model, folder, weights, recipe, ranges), recipe, tables) for model in models]
 
 
 def product_inputs(graph: onnx.GraphProto) -> list[str]:
-    """The values that products with constant matrices read."""
+    """Return the names of the activations that are multiplied by constant matrices."""
     return list(dict.fromkeys(product.node.input[0] for product in _products(graph)))
 
 
 @dataclass(frozen=True)
 class _Product:
-    """A node that multiplies by a constant matrix."""
+    """Product with a constant matrix."""
 
     node: NodeProto
-    transposed: bool  # whether the matrix lies as (N, K), as an embedding does, and not as (K, N)
-    sum: NodeProto | None  # the node that adds a bias, where there is one
+    transposed: bool  # the matrix is stored as (N, K) like an embedding, not as (K, N)
+    sum: NodeProto | None  # the node that adds the bias, or None
 
     @property
     def weight(self) -> str:
@@ -152,7 +168,7 @@ class _Product:
 
     @property
     def bias(self) -> str:
-        """Its name, or "" where there is none."""
+        """Name of the bias, or "" without bias."""
         return "" if self.sum is None else str(self.sum.input[1])
 
     @property
@@ -180,30 +196,30 @@ def _products(graph: onnx.GraphProto) -> Iterator[_Product]:
         yield _Product(node, transposed, reader[0] if adds_bias else None)
 
 
-def _site(graph: onnx.GraphProto, product: _Product) -> Site:
+def _layer_group(graph: onnx.GraphProto, product: _Product) -> LayerGroup:
     if graph.name == "encoder":
         return "encoder"
     return "projection" if product.output == "logits" else "layers"
 
 
-def _form(graph: onnx.GraphProto, product: _Product, recipe: Recipe) -> Form:
-    if graph.name == "similar":  # its product reads the table as it is looked up
+def _scheme(graph: onnx.GraphProto, product: _Product, recipe: Recipe) -> QuantScheme:
+    if graph.name == "similar":  # its product and its lookup share the table
         return "float32" if recipe.projection == "float32" else "blocks"
-    return recipe.forms[_site(graph, product)]
+    return recipe.schemes[_layer_group(graph, product)]
 
 
-def _quantized(rewriting: "_Rewriting", recipe: Recipe, tables: Collection[str]) -> onnx.ModelProto:
+def _quantized(rewriting: "_GraphRewriter", recipe: Recipe, tables: Collection[str]) -> onnx.ModelProto:
     graph = rewriting.graph
     products = {product.node.name: product for product in _products(graph)}
-    forms = {name: _form(graph, product, recipe) for name, product in products.items()}
+    schemes = {name: _scheme(graph, product, recipe) for name, product in products.items()}
     sums = {
-        product.sum.name for name, product in products.items() if product.sum is not None and forms[name] != "float32"
+        product.sum.name for name, product in products.items() if product.sum is not None and schemes[name] != "float32"
     }
     nodes: list[NodeProto] = []
     for node in graph.node:
-        form = forms.get(node.name, "float32")
-        if form != "float32":
-            nodes += rewriting.product(products[node.name], form)
+        scheme = schemes.get(node.name, "float32")
+        if scheme != "float32":
+            nodes += rewriting.product(products[node.name], scheme)
         elif node.op_type == "Gather" and node.input[0] in tables:
             nodes.append(rewriting.gather(node))
         elif node.name not in sums:
@@ -216,8 +232,8 @@ def _table_block_size(rows: Floats, bits: int) -> int:
     return min(BLOCK_SIZES[bits][-1], max(MIN_BLOCK_SIZE, within))
 
 
-class _Nodes:
-    """Nodes in the making, named after the one that they replace."""
+class _NodeBuilder:
+    """Builder of the nodes that replace a node, named after that node."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -228,14 +244,14 @@ class _Nodes:
         self._nodes.append(helper.make_node(op, inputs, [name], name, **attributes))
         return name
 
-    def giving(self, output: str) -> list[NodeProto]:
-        """All of them, the last with this output."""
+    def finish(self, output: str) -> list[NodeProto]:
+        """Rename the output of the last node and return all nodes."""
         self._nodes[-1].output[0] = output
         return self._nodes
 
 
-class _Rewriting:
-    """Gives new nodes for old ones, and a graph of them; keeps the constants that they read."""
+class _GraphRewriter:
+    """Builder of a quantized graph: it creates replacement nodes and collects their constants."""
 
     def __init__(
         self, model: onnx.ModelProto, folder: Path, weights: WeightFile, recipe: Recipe, ranges: Ranges
@@ -243,7 +259,7 @@ class _Rewriting:
         self._model = model
         self.graph = model.graph
         self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._givers = {output: node for node in model.graph.node for output in node.output}
+        self._producers = {output: node for node in model.graph.node for output in node.output}
         self._folder = folder
         self._weights = weights
         self._bits = recipe.bits
@@ -251,27 +267,30 @@ class _Rewriting:
         self._ranges = ranges.get(model.graph.name, {})
         self._made: dict[str, TensorProto] = {}
 
-    def product(self, product: _Product, form: Form) -> list[NodeProto]:
-        if form == "blocks":
-            return [self._in_blocks(product)]
-        return self._by_rows(product) if form == "rows" else self._static(product)
+    def product(self, product: _Product, scheme: QuantScheme) -> list[NodeProto]:
+        if scheme == "blocks":
+            return [self._group_wise(product)]
+        return self._dynamic_per_token(product) if scheme == "rows" else self._static_per_tensor(product)
 
-    def _in_blocks(self, product: _Product) -> NodeProto:
+    def _group_wise(self, product: _Product) -> NodeProto:
         matrix = self._read(product.weight)
         rows = matrix if product.transposed else matrix.T  # (N, K)
         block_size = _table_block_size(rows, self._bits) if product.transposed else self._layer_block_size
-        codes, scales = quantize_rows(rows, self._bits, block_size)
+        codes, scales = quantize_blocks(rows, self._bits, block_size)
         inputs = [product.node.input[0], self._add(f"{product.weight}.codes", codes)]
         inputs += [self._add(f"{product.weight}.scales", scales), "", "", product.bias]
         sizes = {"N": rows.shape[0], "K": rows.shape[1], "block_size": block_size, "accuracy_level": INT8_ACTIVATIONS}
         return self._node("MatMulNBits", inputs, product.node.name, product.output, sizes)
 
-    def _by_rows(self, product: _Product) -> list[NodeProto]:
-        """Each row of x W + b as (round(x / s * 127) W') * scales / 127 * s + b, with the row's largest magnitude as s.
+    def _dynamic_per_token(self, product: _Product) -> list[NodeProto]:
+        """Replace x W + b with a dynamic per-token quantized product.
 
-        A row of zeros divides zero by zero; whatever that rounds to is multiplied by s, which is 0.
+        It is (round(x / s * 127) W') * scales / 127 * s + b, where s is the largest |x| of a row.
+
+        For a row of zeros, x / s is NaN. Its rounded value does not matter, because it is
+        multiplied by s = 0.
         """
-        added, x = _Nodes(product.node.name), product.node.input[0]
+        added, x = _NodeBuilder(product.node.name), product.node.input[0]
         axis = self._add_small("rows.axis", np.array([-1]))
         largest = added.add("ReduceMax", added.add("Abs", x), axis, keepdims=1)
         step = np.float32(1 / ACTIVATION_LEVELS)
@@ -279,34 +298,40 @@ class _Rewriting:
         result = added.add("Mul", scaled, largest)
         if product.bias:
             added.add("Add", result, product.bias)
-        return added.giving(product.output)
+        return added.finish(product.output)
 
-    def _static(self, product: _Product) -> list[NodeProto]:
-        """The product x W + b as (round(x / step) W') * scales * step + b, with the same step for every row.
+    def _static_per_tensor(self, product: _Product) -> list[NodeProto]:
+        """Replace x W + b with a static per-tensor quantized product.
 
-        What `Relu` has cut off below zero takes all 255 levels above it, and is cut off by the rounding itself.
+        It is (round(x / step) W') * scales * step + b, with the same step for all rows.
+
+        If x is the output of `Relu`, all 255 levels are used for positive values. Rounding then
+        clips negative values, so that `Relu` is not needed.
         """
-        added, x = _Nodes(product.node.name), product.node.input[0]
+        added, x = _NodeBuilder(product.node.name), product.node.input[0]
         largest = self._ranges.get(x, 0.0)
         if not largest > 0.0:
-            raise ValueError(f"{self.graph.name}: nothing but zeros was measured of {x}, which a static product reads")
-        zero, levels, giver = ZERO, ACTIVATION_LEVELS, self._givers.get(x)
-        if giver is not None and giver.op_type == "Relu":
-            zero, levels, x = 0, ZERO + ACTIVATION_LEVELS, giver.input[0]
+            raise ValueError(
+                f"{self.graph.name}: calibration found only zeros for {x}; use other calibration sentences or scheme"
+            )
+        zero, levels, producer = ZERO, ACTIVATION_LEVELS, self._producers.get(x)
+        if producer is not None and producer.op_type == "Relu":
+            zero, levels, x = 0, ZERO + ACTIVATION_LEVELS, producer.input[0]
         self._integer_product(added, product, x, np.float32(largest / levels), zero, product.bias)
-        return added.giving(product.output)
+        return added.finish(product.output)
 
     def _integer_product(
-        self, added: "_Nodes", product: _Product, x: str, step: np.float32, zero: int, bias: str = ""
+        self, added: "_NodeBuilder", product: _Product, x: str, step: np.float32, zero: int, bias: str = ""
     ) -> str:
-        """The product of `x`, rounded to whole steps, and the matrix, rounded to its columns' scales."""
+        """Add the product of x, quantized with `step`, and the matrix, quantized per column."""
         matrix = self._read(product.weight)
         codes, scales = quantize_columns(np.ascontiguousarray(matrix.T) if product.transposed else matrix)
         weight = self._add(f"{product.weight}.columns", codes)
         step_name = self._add_small(f"{product.node.name}.step", step)
         zero_name = self._add_small(f"zero.{zero}", np.uint8(zero))
         rounded = added.add("QuantizeLinear", x, step_name, zero_name)
-        if product.transposed and not bias:  # to the vocabulary: with so many columns one node takes longer at one row
+        if product.transposed and not bias:
+            # The output projection has so many columns that the fused node is slower for one row.
             whole = added.add("Cast", added.add("MatMulInteger", rounded, weight, zero_name), to=TensorProto.FLOAT)
             return added.add("Mul", whole, self._add(f"{product.node.name}.column_steps", scales * step))
         operands = [rounded, weight, step_name, self._add(f"{product.weight}.column_scales", scales), zero_name]
@@ -316,8 +341,10 @@ class _Rewriting:
         table, ids = node.input
         rows = self._read(table)
         block_size = _table_block_size(rows, self._bits)
-        codes, scales = quantize_rows(rows, self._bits, block_size)
-        codes = codes.reshape(len(rows), -1)[:, : rows.shape[1] * self._bits // 8]  # this operator has no padding
+        codes, scales = quantize_blocks(rows, self._bits, block_size)
+        codes = codes.reshape(len(rows), -1)[
+            :, : rows.shape[1] * self._bits // 8
+        ]  # this operator does not support padding
         inputs = [self._add(f"{table}.rows", codes), ids, self._add(f"{table}.scales", scales)]
         attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": block_size}
         return self._node("GatherBlockQuantized", inputs, node.name, node.output[0], attributes)
@@ -326,7 +353,7 @@ class _Rewriting:
         used = {name for node in nodes for name in node.input}
         outputs = {value.name for value in self.graph.output}
         nodes = [node for node in nodes if node.op_type != "Relu" or node.output[0] in used | outputs]
-        kept = [self._moved(tensor) for name, tensor in self._constants.items() if name in used]
+        kept = [self._copied(tensor) for name, tensor in self._constants.items() if name in used]
         built = onnx.ModelProto()
         built.CopyFrom(self._model)
         del built.graph.node[:], built.graph.initializer[:]
@@ -338,7 +365,7 @@ class _Rewriting:
         return helper.make_node(op, inputs, [output], name, domain=CONTRIB, bits=self._bits, **attributes)
 
     def _add_small(self, name: str, value: np.generic | NDArray[np.generic]) -> str:
-        """A constant inside the graph."""
+        """Add a constant inside the graph."""
         self._made[name] = numpy_helper.from_array(np.asarray(value), name)
         return name
 
@@ -350,7 +377,7 @@ class _Rewriting:
         array: Floats = numpy_helper.to_array(self._constants[name], str(self._folder))
         return array
 
-    def _moved(self, tensor: TensorProto) -> TensorProto:
+    def _copied(self, tensor: TensorProto) -> TensorProto:
         if tensor.data_location != TensorProto.EXTERNAL:
             return tensor
         return external_tensor(tensor.name, self._read(tensor.name), self._weights)

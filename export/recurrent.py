@@ -1,7 +1,10 @@
-"""The two graphs of a recurrent encoder-decoder; equations are named where `model.architectures.recurrent` has them.
+"""The two graphs of a recurrent encoder-decoder: encoder and one decoder step.
 
-Axes: B batch, S source, in the step as far as the longest of the batch in whole blocks (`export.parts.SOURCE_BLOCK`),
-E embedding, H state of the decoder, A annotation, K key, V vocabulary.
+`model.architectures.recurrent` names the equations.
+
+Axes: B batch, S source, E embedding, H decoder state, A annotation, K key, V vocabulary. In the
+decoder graph, S is the longest source of the batch, rounded up to a multiple of
+`export.parts.SOURCE_BLOCK`.
 """
 
 import functools
@@ -33,35 +36,36 @@ from model.config import RecurrentConfig
 from model.layers.recurrent_attention import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
 from service.bundle import Attention, State, Window
 
-# ONNX names the gates of a GRU z, r, h and those of an LSTM i, o, f, c; PyTorch r, z, n and i, f, g, o.
+# Order of the gates. ONNX has z, r, h for a GRU and i, o, f, c for an LSTM; PyTorch has r, z, n and
+# i, f, g, o.
 GATES = {"gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
-# The step's inputs that carry the fields of `model.architectures.recurrent.State`.
+# Inputs of the decoder graph for the fields of `model.architectures.recurrent.State`.
 STATE_INPUTS = {"hidden": "state", "cell": "cell", "feed": "feed"}
 
 
 def states(model: RecurrentModel) -> tuple[State, ...]:
-    """What the encoder says of the source, and what the decoder carries from step to step."""
+    """Describe the states: outputs of the encoder, and states that the decoder updates."""
     config, made = model.config, []
     size = config.annotation_size
     if config.attention == "none":
-        made.append(State(input="context", fill="encoder", encoder_output="context", shape=(size,)))
+        made.append(State(input="context", init="encoder", encoder_output="context", shape=(size,)))
     else:
-        made.append(State(input="annotations", fill="encoder", encoder_output="hidden", shape=("source", size)))
+        made.append(State(input="annotations", init="encoder", encoder_output="hidden", shape=("source", size)))
     if isinstance(model.score, ProjectedScore):
         size = model.score.key_size
-        made.append(State(input="keys", fill="encoder", encoder_output="keys", shape=("source", size)))
+        made.append(State(input="keys", init="encoder", encoder_output="keys", shape=("source", size)))
     hidden = (config.decoder_size,)
     state, cell, feed = STATE_INPUTS.values()
-    made.append(State(input=state, output="state_out", fill="encoder", encoder_output="first_state", shape=hidden))
+    made.append(State(input=state, output="state_out", init="encoder", encoder_output="first_state", shape=hidden))
     if config.cell == "lstm":
-        made.append(State(input=cell, output="cell_out", fill="zeros", shape=hidden))
+        made.append(State(input=cell, output="cell_out", init="zeros", shape=hidden))
     if config.input_feeding:
-        made.append(State(input=feed, output="feed_out", fill="zeros", shape=(config.embedding_size,)))
+        made.append(State(input=feed, output="feed_out", init="zeros", shape=(config.embedding_size,)))
     return tuple(made)
 
 
 def attention_maps(config: RecurrentConfig) -> tuple[Attention, ...]:
-    """The one map there is: of one head, as wide as the source."""
+    """Describe the attention weights: one layer and one head of cross-attention, or none."""
     if config.attention == "none":
         return ()
     centres: Mapping[str, Literal["monotonic", "predicted"]] = {"local-m": "monotonic", "local-p": "predicted"}
@@ -76,7 +80,11 @@ def attention_maps(config: RecurrentConfig) -> tuple[Attention, ...]:
 
 
 def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:
-    """`source_ids` (B, S) and `source_lengths` (B,) to `hidden` (B, S, A), which is 0 for padding, and the states."""
+    """Build the encoder graph.
+
+    It maps `source_ids` (B, S) and `source_lengths` (B,) to `hidden` (B, S, A), which is 0 at
+    padding, and the initial states.
+    """
     graph, config = GraphBuilder("encoder", weights), model.config
     ids = graph.input("source_ids", INT64, ("batch", "source"))
     lengths = graph.input("source_lengths", INT32, ("batch",))
@@ -101,8 +109,8 @@ def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto
     return graph.build()
 
 
-def step_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:
-    """One token a row, with the states, to the scores of the next one; see `service.bundle.Graph`."""
+def decoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:
+    """Build the decoder graph, which runs one step; see `service.bundle.Graph`."""
     return _Step(model, weights).build()
 
 
@@ -116,29 +124,29 @@ class _Step:
         self._source_lengths = graph.input("source_lengths", INT32, ("batch",))
         for state in states(model):
             graph.input(state.input, FLOAT, ("batch", *state.shape))
-        self._cuts: dict[str, str] = {}
+        self._truncated: dict[str, str] = {}
 
     def build(self) -> onnx.ModelProto:
         graph, config = self._graph, self._config
         embedded = scaled_embedding(graph, self._model.embedding.weight, self._token_ids)  # (B, E)
         if config.query == "previous":
             context = self._attend("state")
-            hidden = self._advance(graph.add("Concat", embedded, context, axis=1))
+            hidden = self._run_cell(graph.add("Concat", embedded, context, axis=1))
             readout = graph.add("Concat", hidden, embedded, context, axis=1)
         else:
             inputs = graph.add("Concat", embedded, "feed", axis=1) if config.input_feeding else embedded
-            hidden = self._advance(inputs)
+            hidden = self._run_cell(inputs)
             readout = graph.add("Concat", self._attend(hidden), hidden, axis=1)
-        read = self._read_out(readout)
+        output = self._read_out(readout)
         if config.input_feeding:
-            graph.add("Identity", read, output=graph.output("feed_out", FLOAT, ("batch", config.embedding_size)))
+            graph.add("Identity", output, output=graph.output("feed_out", FLOAT, ("batch", config.embedding_size)))
         gain = self._model.readout.gain
-        features = read if gain == 1 else graph.add("Mul", read, graph.constant(gain, np.float32))
+        features = output if gain == 1 else graph.add("Mul", output, graph.constant(gain, np.float32))
         scores(graph, features, self._model.embedding.weight)
         return graph.build()
 
-    def _advance(self, inputs: str) -> str:
-        """The next state (B, H) from inputs (B, I)."""
+    def _run_cell(self, inputs: str) -> str:
+        """Add the update of the state with inputs (B, I); return the new state (B, H)."""
         graph, config = self._graph, self._config
         first = graph.constant([0], np.int64)
         initial = [
@@ -153,37 +161,37 @@ class _Step:
         return "state_out"
 
     def _attend(self, query: str) -> str:
-        """The context (B, A)."""
+        """Add the attention; return the context vector (B, A)."""
         if self._config.attention == "none":
             return "context"
         graph = self._graph
-        weights = self._weigh(query)
+        weights = self._attention_weights(query)
         cross = graph.output("cross_attention", FLOAT, ("batch", 1, 1, "longest"))
         graph.add("Unsqueeze", weights, graph.constant([1, 2], np.int64), output=cross)
         _, is_token = self._tokens
-        return weighted_sum(graph, weights, self._cut("annotations"), is_token)
+        return weighted_sum(graph, weights, self._truncate("annotations"), is_token)
 
-    def _cut(self, state: str) -> str:
-        """A state (B, S, ...) as far as any source of the batch reaches: its buffer is longer by far."""
-        if state not in self._cuts:
-            self._cuts[state] = with_positions(self._graph, state, self._size)
-        return self._cuts[state]
+    def _truncate(self, state: str) -> str:
+        """Truncate a state (B, buffer, ...) to the longest source of the batch, (B, S, ...)."""
+        if state not in self._truncated:
+            self._truncated[state] = with_positions(self._graph, state, self._size)
+        return self._truncated[state]
 
     @functools.cached_property
     def _size(self) -> str:
-        """(), S: the most tokens that a source of the batch has, rounded up to whole blocks."""
+        """Name of S, () int64: the longest source of the batch, rounded up to whole blocks."""
         longest = self._graph.add("ReduceMax", self._source_lengths, keepdims=0)
         return whole_blocks(self._graph, self._graph.add("Cast", longest, to=INT64))
 
     @functools.cached_property
     def _tokens(self) -> tuple[str, str]:
-        """The positions and the mask of `export.parts.token_mask`."""
+        """Positions and mask of `export.parts.token_mask`."""
         return token_mask(self._graph, self._graph.add("Cast", self._source_lengths, to=INT64), self._size)
 
-    def _weigh(self, query: str) -> str:
-        """Return the weights (B, S) of `model.layers.recurrent_attention.align`.
+    def _attention_weights(self, query: str) -> str:
+        """Add the attention weights (B, S) of `model.layers.recurrent_attention.align`.
 
-        With hard attention, the largest of them is 1 and all others are 0.
+        With hard attention, the largest weight becomes 1 and all others 0.
         """
         graph, config = self._graph, self._config
         positions, mask = self._tokens
@@ -207,11 +215,11 @@ class _Step:
         return graph.add("Cast", graph.add("Equal", positions, best), to=FLOAT)
 
     def _score(self, query: str) -> str:
-        """Scores (B, S) of a state (B, H)."""
+        """Add the scores (B, S) of a state (B, H)."""
         graph, score = self._graph, self._model.score
         if isinstance(score, LocationScore):
-            return self._cut(linear(graph, "score.state", query, score.state))
-        keys = self._cut("keys" if isinstance(score, ProjectedScore) else "annotations")
+            return self._truncate(linear(graph, "score.state", query, score.state))
+        keys = self._truncate("keys" if isinstance(score, ProjectedScore) else "annotations")
         if isinstance(score, AdditiveScore | ReducedRankScore):
             query = linear(graph, "score.state", query, score.state)
         query = graph.add("Unsqueeze", query, graph.constant([1], np.int64))  # (B, 1, K)
@@ -221,7 +229,7 @@ class _Step:
         return products(graph, query, keys)
 
     def _centres(self, query: str) -> str:
-        """Where each row's window is, (B,)."""
+        """Add the window centre of each row, (B,)."""
         graph, position = self._graph, self._model.position
         lengths = graph.add("Cast", self._source_lengths, to=FLOAT)
         if position is None:
@@ -242,7 +250,7 @@ class _Step:
 
 
 class _Layer(NamedTuple):
-    """One direction's weights, PyTorch's gates one after another."""
+    """Weights of one direction, with the gates in the order of PyTorch."""
 
     weight_ih: Tensor
     weight_hh: Tensor
@@ -264,15 +272,16 @@ def _recurrence(
     lengths: str,
     *initial: str,
 ) -> tuple[str, str, str]:
-    """A GRU or LSTM over inputs (T, B, I).
+    """Add a GRU or LSTM over inputs (T, B, I).
 
     Returns:
-        Outputs (T, directions, B, H), and the last states and cells (directions, B, H), for a GRU the states twice.
+        Outputs (T, directions, B, H), and the last hidden and cell states (directions, B, H). A GRU
+        returns its hidden state twice.
     """
     order = GATES[config.cell]
 
     def packed(*names: str) -> Tensor:
-        """(directions, gates of all names * H, ...)."""
+        """Stack weights as (directions, gates of all names * H, ...)."""
         return torch.stack([torch.cat([_ordered(getattr(layer, one), order) for one in names]) for layer in layers])
 
     weights = [
@@ -295,4 +304,4 @@ def _recurrence(
 
 def _ordered(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
     gates = tensor.chunk(len(order))
-    return torch.cat([gates[place] for place in order])
+    return torch.cat([gates[index] for index in order])

@@ -1,4 +1,7 @@
-"""Runs a bundle's graphs for verification: slow, one call at a time, the states updated in place as a service does."""
+"""Slow execution of the graphs of a bundle, for verification.
+
+States are updated in place, as in the service.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,26 +16,26 @@ from model.decoding.reference import NextLogits
 from service.bundle import Graph, Manifest, State
 
 Array = NDArray[Any]
-States = dict[str, Array]  # the step's input name to (B, ...)
+States = dict[str, Array]  # by input name of the decoder graph, (B, ...)
 
 
 @dataclass(frozen=True)
 class Sessions:
-    """A bundle loaded into ONNX Runtime on the CPU."""
+    """Bundle loaded into ONNX Runtime on the CPU."""
 
     manifest: Manifest
     encoder: Any
-    step: Any  # None where nothing is generated
-    similar: Any  # None where the bundle compares no tokens
+    decoder: Any  # None if the model does not generate text
+    similar: Any  # None if the bundle has no such graph
 
 
 def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
-    """Load the graphs from their files; the weights are found beside them."""
+    """Load the graphs of a bundle; ONNX Runtime finds the weights beside them."""
     options = onnxruntime.SessionOptions()
     options.enable_mem_pattern = False  # shapes change with every call
-    options.intra_op_num_threads = 1  # one row at a time: a second thread would mostly spin
-    # Errors only: where keys have a free length, ONNX Runtime infers that maps of `Attention` are 0 wide, and warns at
-    # every call that they are not.
+    options.intra_op_num_threads = 1  # calls are small, so that a second thread would mostly wait
+    # Errors only: for keys of dynamic length, ONNX Runtime infers a width of 0 for the weights of
+    # `Attention` and warns at every call that the width differs.
     options.log_severity_level = 3
 
     def load(file: str) -> Any:
@@ -43,12 +46,12 @@ def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
     def load_if_there(graph: Graph | None) -> Any:
         return None if graph is None else load(graph.file)
 
-    step, similar = load_if_there(manifest.step), load_if_there(manifest.similar)
-    return Sessions(manifest, load(manifest.encoder.file), step, similar)
+    decoder, similar = load_if_there(manifest.decoder), load_if_there(manifest.similar)
+    return Sessions(manifest, load(manifest.encoder.file), decoder, similar)
 
 
 def encode(sessions: Sessions, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
-    """All outputs of the encoder for sources of different lengths, padded on the right."""
+    """Run the encoder graph on sources, padded on the right, and return all its outputs."""
     lengths = np.array([len(source) for source in sources], np.int32)
     ids = np.full((len(sources), lengths.max()), sessions.manifest.tokens.pad_id, np.int64)
     for row, source in enumerate(sources):
@@ -58,32 +61,33 @@ def encode(sessions: Sessions, sources: Sequence[Sequence[int]]) -> dict[str, Ar
     return dict(zip(names, values, strict=True))
 
 
-def compare_tokens(sessions: Sessions, token_ids: NDArray[np.int64]) -> Array:
-    """(N, V): each token's embedding compared with all."""
+def token_cosines(sessions: Sessions, token_ids: NDArray[np.int64]) -> Array:
+    """Return the cosines (N, V) of the embeddings of tokens with all embeddings."""
     (compared,) = sessions.similar.run(["cosines"], {"token_ids": token_ids})
     return np.asarray(compared)
 
 
-def initial_states(manifest: Manifest, encoded: Mapping[str, Array], target_slots: int) -> States:
-    """What the states hold before the first step.
+def initial_states(manifest: Manifest, encoded: Mapping[str, Array], target_positions: int) -> States:
+    """Return the states before the first decoder step.
 
     Args:
-        encoded: what `encode` gave.
-        target_slots: smallest size of the axis that grows with the target.
+        manifest: manifest of the bundle.
+        encoded: result of `encode`.
+        target_positions: smallest size of the axis that grows with the target.
     """
-    rows, source_slots = encoded["hidden"].shape[:2]
-    sizes = {"source": source_slots, "target": target_slots}
+    batch_size, source_positions = encoded["hidden"].shape[:2]
+    sizes = {"source": source_positions, "target": target_positions}
     states: States = {}
     for state in manifest.states:
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in state.shape]
         name = state.encoder_output
-        filled = np.zeros((rows, *shape), state.dtype) if name is None else encoded[name]
-        states[state.input] = _with_slots(filled, _target_axis(state), target_slots)
+        initial = np.zeros((batch_size, *shape), state.dtype) if name is None else encoded[name]
+        states[state.input] = _grow(initial, _target_axis(state), target_positions)
     return states
 
 
 def _target_axis(state: State) -> int | None:
-    """The axis that grows with the target, of many rows; None where there is none."""
+    """Return the index of the batched axis that grows with the target, or None."""
     return 1 + state.shape.index("target") if "target" in state.shape else None
 
 
@@ -95,14 +99,23 @@ def run_step(
     source_lengths: Sequence[int],
     outputs: Sequence[str],
 ) -> dict[str, Array]:
-    """Read one token a row; `states` are updated in place, only `outputs` are fetched."""
-    manifest, binding = sessions.manifest, sessions.step.io_binding()
+    """Run one decoder step with one token per row.
+
+    Args:
+        sessions: the bundle.
+        states: updated in place.
+        token_ids: the token that each row reads.
+        lengths: number of tokens that each row has read before.
+        source_lengths: source length of each row.
+        outputs: names of the outputs to return.
+    """
+    manifest, binding = sessions.manifest, sessions.decoder.io_binding()
     rows = {
         "token_ids": np.array(token_ids, np.int64),
         "lengths": np.array(lengths, np.int32),
         "source_lengths": np.array(source_lengths, np.int32),
     }
-    for name in rows.keys() & set(manifest.decoder.inputs):
+    for name in rows.keys() & set(manifest.decoder_graph.inputs):
         binding.bind_cpu_input(name, rows[name])
     for state in manifest.states:
         memory = onnxruntime.OrtValue.ortvalue_from_numpy(states[state.input])
@@ -111,21 +124,23 @@ def run_step(
             binding.bind_ortvalue_output(state.output, memory)
     for name in outputs:
         binding.bind_output(name, "cpu")
-    sessions.step.run_with_iobinding(binding)
+    sessions.decoder.run_with_iobinding(binding)
     values = binding.get_outputs()[-len(outputs) :]  # bound last
     return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
 
 
 def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogits:
-    """Return the decoder step of a bundle as `model.decoding.reference` takes it.
+    """Return the `NextLogits` function of a bundle for `model.decoding.reference`.
 
-    Each call reads one more token of each prefix and keeps the state of what it has read.
+    Each call reads the last token of each prefix and keeps the states, so that the next call can
+    extend the prefixes.
 
     Args:
-        source_ids: one source; a prefix begins with the last of `Manifest.beginning`.
+        sessions: the bundle.
+        source_ids: one source. A prefix begins with the last token of `Manifest.beginning`.
     """
     manifest = sessions.manifest
-    num_filled = len(manifest.beginning(source_ids)) - 1
+    num_prefilled = len(manifest.decoder_prompt_ids(source_ids)) - 1
     grows = {state.input: _target_axis(state) for state in manifest.states}
     known: dict[tuple[int, ...], States] = {(): initial_states(manifest, encode(sessions, [source_ids]), 0)}
 
@@ -134,8 +149,8 @@ def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogits:
         if any(parent not in known for parent in parents):
             next_logits(parents)
         states = {name: np.concatenate([known[parent][name] for parent in parents]) for name in known[parents[0]]}
-        tokens, lengths = [prefix[-1] for prefix in prefixes], [num_filled + len(parent) for parent in parents]
-        states = {name: _with_slots(array, grows[name], max(lengths) + 1) for name, array in states.items()}
+        tokens, lengths = [prefix[-1] for prefix in prefixes], [num_prefilled + len(parent) for parent in parents]
+        states = {name: _grow(array, grows[name], max(lengths) + 1) for name, array in states.items()}
         source_lengths = [len(source_ids)] * len(prefixes)
         outputs = run_step(sessions, states, tokens, lengths, source_lengths, ["logits"])
         root = known[()]
@@ -149,9 +164,9 @@ def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogits:
     return next_logits
 
 
-def _with_slots(rows: Array, axis: int | None, slots: int) -> Array:
-    """Room for so many target tokens at the least, where the state grows with the target."""
-    if axis is None or rows.shape[axis] >= slots:
-        return rows
-    missing = slots - rows.shape[axis]
-    return np.pad(rows, [(0, missing if dimension == axis else 0) for dimension in range(rows.ndim)])
+def _grow(state: Array, axis: int | None, positions: int) -> Array:
+    """Pad a state that grows with the target to at least `positions` positions."""
+    if axis is None or state.shape[axis] >= positions:
+        return state
+    missing = positions - state.shape[axis]
+    return np.pad(state, [(0, missing if dimension == axis else 0) for dimension in range(state.ndim)])

@@ -1,4 +1,4 @@
-"""The graph that compares tokens by their embeddings, the same for every architecture."""
+"""The graph that compares tokens by their embeddings, for all architectures."""
 
 import numpy as np
 import onnx
@@ -9,19 +9,22 @@ from export.parts import FLOAT, INT64
 
 
 def similar_graph(table: Tensor, weights: WeightFile) -> onnx.ModelProto:
-    """`token_ids` (N,) to `cosines` (N, V): the cosine of each one's row of the table (V, M) and every row.
+    """Build the graph that maps `token_ids` (N,) to `cosines` (N, V).
 
-    A row of zeros has no direction; its cosine with any is 0.
+    A result is the cosine of the embedding of an input token and that of each token in the table
+    (V, M). The cosine with an embedding of zeros is 0.
     """
     graph = GraphBuilder("similar", weights)
     token_ids = graph.input("token_ids", INT64, ("tokens",))
     lengths = table.detach().norm(dim=1)
-    # Inside the graph: in the file of weights it has nothing of its own, what it reads there the others read too.
+    # The norms are stored inside the graph, so that the weight file only has tensors that other
+    # graphs use too.
     norms = graph.constant(lengths.masked_fill(lengths == 0, 1.0).tolist(), np.float32, "embedding.norms")
     embedding = graph.weight("embedding", table)
     own_norms = graph.add("Unsqueeze", graph.add("Gather", norms, token_ids), graph.constant([1], np.int64))  # (N, 1)
     units = graph.add("Div", graph.add("Gather", embedding, token_ids), own_norms)  # (N, M)
-    # The form of the product to the vocabulary (`export.parts.scores`), so that where that is quantised this is too.
+    # The same operator as the output projection (`export.parts.scores`), so that both are quantized
+    # together.
     products = graph.add("Gemm", units, embedding, transB=1)  # (N, V)
     graph.add("Div", products, norms, output=graph.output("cosines", FLOAT, ("tokens", table.size(0))))
     return graph.build()

@@ -1,9 +1,11 @@
-"""The two graphs of the encoder-decoder Transformer: what goes in, what comes out, and the nodes between.
+"""The two graphs of the encoder-decoder Transformer: encoder and one decoder step.
 
-Axes: B batch, S source, T slots of the target's buffers, M width, H heads, D width of a head, V vocabulary. An
-attention map of the step is as wide as the batch's longest row, not as the buffers.
+A row is one sequence of the batch. Axes: B batch, S source, T positions of the target's cache, M
+width, H heads, D width of a head, V vocabulary. Attention weights of the decoder graph are as wide
+as the longest row of the batch, not as the cache.
 
-The encoder's attention is in `export.encoder_attention`, the step's in `export.cached_attention`.
+`export.encoder_attention` builds the attention of the encoder, `export.cached_attention` that of
+the decoder.
 """
 
 from collections.abc import Iterable
@@ -22,13 +24,13 @@ from export.parts import (
     INT64,
     KEY_VALUE,
     add_norm,
-    before,
     embedded_source,
     embedded_tokens,
     feed_forward,
     layer_norm,
     linear,
     scores,
+    sublayer_input,
 )
 from model.architectures.classifier import Classifier
 from model.architectures.transformer import Transformer
@@ -38,7 +40,7 @@ from service.bundle import Attention, State
 
 
 def states(config: TransformerConfig) -> tuple[State, ...]:
-    """Keys and values of each decoder layer: those of the target grow, those of the source stay."""
+    """Describe the caches of each decoder layer: self-attention grows, cross-attention does not."""
     heads, size = config.num_heads, config.head_size
     made: list[State] = []
     for layer in range(config.decoder_layers):
@@ -46,26 +48,26 @@ def states(config: TransformerConfig) -> tuple[State, ...]:
             own, cross = f"self_{part}.{layer}", f"cross_{part}.{layer}"
             output = f"self_{part}_out.{layer}"
             made += [
-                State(input=own, output=output, fill="zeros", shape=(heads, "target", size)),
-                State(input=cross, fill="encoder", encoder_output=cross, shape=(heads, "source", size)),
+                State(input=own, output=output, init="zeros", shape=(heads, "target", size)),
+                State(input=cross, init="encoder", encoder_output=cross, shape=(heads, "source", size)),
             ]
     return tuple(made)
 
 
 def attention_maps(config: TransformerConfig) -> tuple[Attention, ...]:
-    """Which outputs hold attention maps."""
+    """Describe the outputs with attention weights."""
     heads, layers = config.num_heads, config.decoder_layers
-    slots: tuple[Attention, ...] = ()
+    projected: tuple[Attention, ...] = ()
     if config.encoder_attention == "linformer":
         outputs = tuple(f"encoder_slots.{layer}" for layer in range(config.encoder_layers))
         size = config.linformer_size
-        slots = (
+        projected = (
             Attention(kind="encoder_slots", outputs=outputs, layers=config.encoder_layers, heads=heads, columns=size),
         )
     return (
-        # What is pulled back from slots to the source is no distribution.
-        encoder_maps(config.encoder_layers, config.encoder_heads, normalized=not slots),
-        *slots,
+        # Weights of projected keys, converted to source tokens, do not sum to 1.
+        encoder_maps(config.encoder_layers, config.encoder_heads, normalized=not projected),
+        *projected,
         Attention(kind="cross", outputs=("cross_attention",), layers=layers, heads=heads),
         Attention(kind="decoder", outputs=("decoder_attention",), layers=layers, heads=heads),
     )
@@ -77,10 +79,11 @@ def encoder_maps(layers: int, heads: int, normalized: bool = True) -> Attention:
 
 
 def encoder_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
-    """`source_ids` (B, S) and `source_lengths` (B,) to `hidden`, cross-attention's keys and values, and maps.
+    """Build the encoder graph.
 
-    In `encoder_attention.i` (B, H, S, S) the columns of padding are 0; the rows of padding, as in `hidden` and the keys
-    and values, hold numbers that mean nothing.
+    It maps `source_ids` (B, S) and `source_lengths` (B,) to `hidden`, the keys and values of
+    cross-attention, and attention weights. In `encoder_attention.i` (B, H, S, S), the columns of
+    padding are 0. Queries at padding have undefined weights, hidden states, keys and values.
     """
     graph = GraphBuilder("encoder", weights)
     hidden, _, _ = encoder_layers(graph, model)
@@ -89,10 +92,11 @@ def encoder_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
 
 
 def encoder_layers(graph: GraphBuilder, model: Transformer | Classifier) -> tuple[str, str, str]:
-    """The encoder from its inputs to its outputs `hidden` and maps.
+    """Add the encoder from its inputs to its outputs `hidden` and attention weights.
 
     Returns:
-        The last layer (B, S, M), and as int64 the lengths (B,) and S, (1,).
+        The names of the last hidden states (B, S, M), the source lengths (B,) int64, and S (1,)
+        int64.
     """
     ids = graph.input("source_ids", INT64, ("batch", "source"))
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
@@ -100,20 +104,20 @@ def encoder_layers(graph: GraphBuilder, model: Transformer | Classifier) -> tupl
     attention = EncoderAttention(graph, lengths, size, model.projections if isinstance(model, Transformer) else None)
     for number, layer in enumerate(cast(Iterable[EncoderLayer], model.encoder)):
         name = f"encoder.{number}"
-        read = before(graph, f"{name}.self_attention.output", x, layer.self_attention_norm)
-        attended = attention.add(number, read, layer.self_attention)
+        normalized = sublayer_input(graph, f"{name}.self_attention.output", x, layer.self_attention_norm)
+        attended = attention.add(number, normalized, layer.self_attention)
         x = add_norm(graph, f"{name}.self_attention.output", x, attended, layer.self_attention_norm)
         x = feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
     if isinstance(model, Transformer):
         x = _stack_norm(graph, "encoder", x, model.encoder_norm)
-    graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", model.config.d_model)))  # a name
+    graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", model.config.d_model)))
     return x, lengths, size
 
 
-def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
-    """One token a row, with the states, to the scores of the next one; see `service.bundle.Graph`.
+def decoder_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
+    """Build the decoder graph, which runs one step; see `service.bundle.Graph`.
 
-    In maps the entries beyond a row's own length mean nothing.
+    Attention weights beyond the length of a row are undefined.
     """
     graph, config = GraphBuilder("step", weights), model.config
     token_ids = graph.input("token_ids", INT64, ("batch",))
@@ -126,16 +130,16 @@ def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
     source = CachedAttention(graph, config, last, graph.add("ReduceMax", source_lengths, keepdims=0))
     x = embedded_tokens(graph, model, token_ids, lengths)  # (B, 1, M)
     begin, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
-    nothing = graph.add("Slice", x, begin, begin, axis)  # (B, 0, M)
+    no_keys = graph.add("Slice", x, begin, begin, axis)  # (B, 0, M)
     for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
         name, cross = f"decoder.{number}", layer.cross_attention
         past = target.buffers(graph.input, "self_{}", number, "target")
         present = target.buffers(graph.output, "self_{}_out", number, "target")
         x = target.add(name, x, layer, past, present)
-        read = before(graph, f"{name}.cross_attention.output", x, layer.cross_attention_norm)
-        query = linear(graph, f"{name}.cross_attention.query", read, cross.query)
+        normalized = sublayer_input(graph, f"{name}.cross_attention.output", x, layer.cross_attention_norm)
+        query = linear(graph, f"{name}.cross_attention.query", normalized, cross.query)
         memory = source.buffers(graph.input, "cross_{}", number, "source")
-        attended = source.attend(query, [nothing, nothing], memory, causal=False)
+        attended = source.attend(query, [no_keys, no_keys], memory, causal=False)
         projected = linear(graph, f"{name}.cross_attention.output", attended, cross.output)
         x = add_norm(graph, f"{name}.cross_attention.output", x, projected, layer.cross_attention_norm)
         x = feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
@@ -148,7 +152,7 @@ def step_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
 
 
 def _project_cross_attention(graph: GraphBuilder, model: Transformer, memory: str) -> None:
-    """The keys and values of every decoder layer's cross-attention, by one product over `memory` (B, S, M)."""
+    """Add all cross-attention keys and values with one product over `memory` (B, S, M)."""
     config = model.config
     names, projections = [], []
     for number, layer in enumerate(cast(Iterable[DecoderLayer], model.decoder)):
@@ -163,5 +167,5 @@ def _project_cross_attention(graph: GraphBuilder, model: Transformer, memory: st
 
 
 def _stack_norm(graph: GraphBuilder, name: str, x: str, module: nn.Module) -> str:
-    """What a pre-norm stack ends with; other stacks have nothing here."""
+    """Add the final normalization of a pre-norm stack; a post-norm stack has none."""
     return layer_norm(graph, name, x, module) if isinstance(module, nn.LayerNorm) else x

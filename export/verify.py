@@ -1,4 +1,4 @@
-"""Compares a bundle's graphs in ONNX Runtime with the PyTorch model that they were made from."""
+"""Verification: compare the graphs of a bundle in ONNX Runtime with their PyTorch model."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from export.forced import ForcedPass, forced_pass
-from export.sessions import Array, Sessions, compare_tokens, encode, initial_states, onnx_steps, run_step
+from export.sessions import Array, Sessions, encode, initial_states, onnx_steps, run_step, token_cosines
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.architectures.factory import Model, TranslationModel
@@ -23,15 +23,15 @@ from model.decoding.reference import greedy, one_thread, pytorch_steps
 from model.rounding import Reference, reference
 from service.bundle import Manifest, Verification
 
-MOVED_PAIRS = 2  # pairs of moved models, see `model.rounding`; each batch has many values, so that few will do
+PERTURBED_PAIRS = 2  # pairs of perturbed models, see `model.rounding`; few are enough, because a batch has many values
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 80
 COMPARED_TOKENS = 64
-SPARE_SLOTS = 3  # a service's buffers are longer than its rows
+SPARE_POSITIONS = 3  # the caches of the service are longer than its sequences
 
-Generator = TranslationModel | CausalModel  # a model that generates text
+Generator = TranslationModel | CausalModel  # models that generate text
 
-# The fields of `Differences` that have limits, as messages name them.
+# Fields of `Differences` that have limits, with their names in messages.
 COMPARED = {
     "hidden": "hidden",
     "logits": "logits",
@@ -42,20 +42,20 @@ COMPARED = {
 
 
 class VerificationError(Exception):
-    """A bundle differs from what it was made from by more than was allowed; the message says where."""
+    """A bundle differs from its model by more than the limit; the message names the outputs."""
 
 
 @dataclass(frozen=True)
 class Differences:
-    """The largest absolute differences found, and generations that are not the same."""
+    """Largest absolute differences, and numbers of different generations."""
 
     hidden: float = 0.0
-    logits: float = 0.0  # and what is derived from them; the log-probabilities of labels
+    logits: float = 0.0  # also log-probabilities of tokens and labels
     attention: float = 0.0
-    generations: int = 0  # that differ though no two candidates were close
-    close_generations: int = 0  # that part where the two best candidates are close
-    cosines: float = 0.0  # of tokens
-    states: float = 0.0  # that a step leaves to the next
+    generations: int = 0  # that rounding does not explain
+    close_generations: int = 0  # that differ first where the two best candidates are close
+    cosines: float = 0.0  # cosines of token embeddings
+    states: float = 0.0  # states after a step
 
     def merged(self, other: "Differences") -> "Differences":
         return Differences(
@@ -72,56 +72,65 @@ class Differences:
 
 @dataclass(frozen=True)
 class Compared:
-    """The differences found in one batch, and the largest that rounding explains there, by field."""
+    """Differences in one batch, and the largest differences that rounding explains, by field."""
 
     found: Differences
     limits: Mapping[str, float]
 
 
 def read_sentences(path: Path) -> list[str]:
-    """Read one sentence a line; blank lines are left out.
+    """Read a file with one sentence per line, without blank lines.
 
     Raises:
-        ValueError: there is none, or the file is not UTF-8.
+        ValueError: the file has no sentence or is not UTF-8.
     """
     return list(numbered_sentences(path).values())
 
 
 def numbered_sentences(path: Path) -> dict[int, str]:
-    """Read sentences as `read_sentences` does, each with the number of its line."""
+    """Read sentences as `read_sentences` does; return them by line number.
+
+    Raises:
+        ValueError: the file has no sentence or is not UTF-8.
+    """
     sentences = {number: line for number, line in enumerate(read_lines(path), start=1) if line.strip()}
     if not sentences:
-        raise ValueError(f"{path} has no sentences")
+        raise ValueError(f"{path} has no sentences: expected one sentence per line")
     return sentences
 
 
 def verify(
     sessions: Sessions, model: Model, tokenizer: Tokenizer, sentences: Sequence[str], tolerance: float | None = None
 ) -> Verification:
-    """Compare encoder, attention maps, labels or steps and whole greedy generations, and how similar tokens are.
+    """Compare all outputs of a bundle, and whole greedy generations, with its PyTorch model.
 
-    The bundle is compared with the model in float64. How far it may differ is derived for each batch, from the model
-    itself, by `model.rounding`: the limits hold on every processor.
+    The reference is the model in float64. The largest allowed difference is derived for each batch
+    by `model.rounding`, so that the limits hold on every processor.
 
     Args:
         sessions: the bundle.
-        model: what the bundle was made from.
-        tokenizer: of the sources.
-        sentences: the sources.
-        tolerance: the largest difference allowed, in place of the derived limits.
+        model: the model from which the bundle was exported, in evaluation mode.
+        tokenizer: tokenizer of the sources.
+        sentences: source sentences.
+        tolerance: the largest allowed difference, in place of the derived limits.
+
+    Returns:
+        The record for the manifest.
 
     Raises:
-        VerificationError: a difference exceeds its limit or is not a number, or a generation differs.
-        ValueError: a sentence has more tokens than the model reads, or the tolerance is negative or not a number.
+        VerificationError: a difference exceeds its limit or is not a number, or a generation
+            differs.
+        ValueError: a sentence has more tokens than the model reads, or the tolerance is negative or
+            not a number.
     """
     if tolerance is not None and not tolerance >= 0:
-        raise ValueError(f"tolerance is {tolerance}, it must be a number of at least 0")
+        raise ValueError(f"tolerance must be a number of at least 0, got {tolerance}")
     limit = sessions.manifest.limits.max_source_tokens
     sources = [encoding.ids for encoding in tokenizer.encode_batch(list(sentences))]
-    for sentence, source in zip(sentences, sources, strict=True):
+    for number, source in enumerate(sources, start=1):
         if len(source) > limit:
-            raise ValueError(f"a sentence has {len(source)} tokens, the model reads {limit}: {sentence[:40]!r}...")
-    models = reference(model, MOVED_PAIRS)
+            raise ValueError(f"sentence {number} has {len(source)} tokens, but the model reads at most {limit}")
+    models = reference(model, PERTURBED_PAIRS)
     compared = list[Compared]()
     with one_thread():
         for start in range(0, len(sources), BATCH_ROWS):
@@ -134,7 +143,7 @@ def verify(
             compared.append(_compare_tokens(sessions, models))
     if tolerance is not None:
         compared = [Compared(one.found, dict.fromkeys(COMPARED, tolerance)) for one in compared]
-    _refuse(compared)
+    _raise_if_exceeded(compared)
     found = reduce(Differences.merged, (one.found for one in compared))
     return Verification(
         sentences=len(sentences),
@@ -146,26 +155,26 @@ def verify(
     )
 
 
-def _refuse(compared: Sequence[Compared]) -> None:
+def _raise_if_exceeded(compared: Sequence[Compared]) -> None:
     failures = []
     for field, words in COMPARED.items():
         pairs = [(getattr(one.found, field), one.limits.get(field, 0.0)) for one in compared]
         exceeded = [pair for pair in pairs if not pair[0] <= pair[1]]  # so that NaN exceeds
         if exceeded:
             difference, limit = max(exceeded, key=lambda pair: (math.isnan(pair[0]), pair[0]))
-            failures.append(f"{words} differ by {difference:.3g}, the limit is {limit:.3g}")
+            failures.append(f"{words} differ by {difference:.3g}, but the limit is {limit:.3g}")
     generations = sum(one.found.generations for one in compared)
     if generations:
         failures.append(f"{generations} greedy generations differ")
     if failures:
-        raise VerificationError(f"ONNX Runtime is not PyTorch: {'; '.join(failures)}")
+        raise VerificationError(f"ONNX Runtime and PyTorch differ: {'; '.join(failures)}")
 
 
 @torch.inference_mode()
 def _compare_labels(sessions: Sessions, models: Reference[Classifier], sources: Sequence[Sequence[int]]) -> Compared:
     padded = pad(sources, models.exact.config.pad_id)
     lengths = torch.tensor([len(source) for source in sources])
-    is_own = _own_places(sources)[:, :, None]  # (B, S, 1)
+    is_own = _token_mask(sources)[:, :, None]  # (B, S, 1)
 
     def compute(model: Classifier) -> dict[str, Array]:
         hidden, maps = model.encode(padded, lengths, need_weights=True)
@@ -185,7 +194,7 @@ def _compare_labels(sessions: Sessions, models: Reference[Classifier], sources: 
 
 @torch.inference_mode()
 def _compare_tokens(sessions: Sessions, models: Reference[Any]) -> Compared:
-    """Compare some tokens from all over the table with every token."""
+    """Compare the cosines of evenly spaced token ids with all tokens."""
     ids = np.linspace(0, len(models.exact.embedding.weight) - 1, COMPARED_TOKENS, dtype=np.int64)
 
     def compute(model: Model) -> dict[str, Array]:
@@ -193,7 +202,7 @@ def _compare_tokens(sessions: Sessions, models: Reference[Any]) -> Compared:
         return {"cosines": (units[ids] @ units.T).numpy()}
 
     expected, limits = models.limits(compute)
-    found = _largest([compare_tokens(sessions, ids) - expected["cosines"]])
+    found = _largest([token_cosines(sessions, ids) - expected["cosines"]])
     return Compared(Differences(cosines=found), limits)
 
 
@@ -201,11 +210,12 @@ def _compare_batch(sessions: Sessions, models: Reference[Generator], sources: Se
     manifest, end_id = sessions.manifest, sessions.manifest.tokens.end_id
     generations, close_generations, targets = 0, 0, []
     for source in sources:
-        first_id, max_new_tokens = manifest.beginning(source)[-1], min(MAX_NEW_TOKENS, manifest.room(len(source)))
+        first_id = manifest.decoder_prompt_ids(source)[-1]
+        max_new_tokens = min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
         expected = greedy(pytorch_steps(models.exact, source), first_id, end_id, max_new_tokens).ids
         given = greedy(onnx_steps(sessions, source), first_id, end_id, max_new_tokens).ids
         if given != expected:
-            is_close = _part_where_close(models, source, first_id, expected, given)
+            is_close = _differ_where_close(models, source, first_id, expected, given)
             generations, close_generations = generations + (not is_close), close_generations + is_close
         targets.append([first_id, *expected[:-1]])
     compared = _compare_forced(sessions, models, sources, targets)
@@ -214,12 +224,13 @@ def _compare_batch(sessions: Sessions, models: Reference[Generator], sources: Se
 
 
 @torch.inference_mode()
-def _part_where_close(
+def _differ_where_close(
     models: Reference[Generator], source: Sequence[int], first_id: int, expected: Sequence[int], given: Sequence[int]
 ) -> bool:
-    """Return whether rounding explains the first token in which two generations differ.
+    """Return True if rounding explains the first token in which two generations differ.
 
-    Rounding may raise the one candidate's logit and lower the other's, each by as much as is allowed there.
+    Rounding may increase the logit of one candidate and decrease that of the other, each by at most
+    its limit.
     """
     same = next(index for index, pair in enumerate(zip(expected, given, strict=False)) if pair[0] != pair[1])
     read = [first_id, *expected[:same]]
@@ -239,14 +250,19 @@ def _compare_forced(
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
 ) -> Compared:
-    """Read the same targets in PyTorch at once and in ONNX Runtime token by token, rows at different ages.
+    """Compare teacher-forced decoding.
 
-    What a recurrent decoder carries is PyTorch's at every step. A trained one may magnify a difference in its state
-    from step to step, PyTorch's float32 from its own float64 too: sixty steps on, it would tell nothing of the graph.
+    PyTorch runs one pass. ONNX Runtime runs steps, with rows that start at different times.
+
+    Each step of a recurrent decoder starts from the states of PyTorch. A trained decoder can
+    amplify rounding errors from step to step, so that after some sixty steps even float32 and
+    float64 in PyTorch differ too much for a comparison.
     """
     manifest, source_lengths = sessions.manifest, [len(source) for source in sources]
     expected = forced_pass(models.exact, sources, targets)
-    carried = {name: states.float().double() for name, states in expected.states.items()}  # as the graph reads them
+    carried = {
+        name: states.float().double() for name, states in expected.states.items()
+    }  # rounded to float32, like the inputs of the graph
     if carried:
         expected = forced_pass(models.exact, sources, targets, carried)
 
@@ -255,27 +271,28 @@ def _compare_forced(
 
     logits = expected.logits.numpy()
     encoded = encode(sessions, sources)
-    is_own = _own_places(sources)[:, :, None]
+    is_own = _token_mask(sources)[:, :, None]
     found = Differences(
         hidden=_largest([np.where(is_own, encoded["hidden"] - expected.hidden.numpy(), 0.0)]),
         attention=_encoder_map_difference(manifest, encoded, expected.maps),
     )
-    num_filled = [len(manifest.beginning(source)) - 1 for source in sources]
-    longest = max(filled + len(read) for filled, read in zip(num_filled, targets, strict=True))
-    first = initial_states(manifest, encoded, min(longest + SPARE_SLOTS, manifest.limits.max_target_tokens))
+    num_prefilled = [len(manifest.decoder_prompt_ids(source)) - 1 for source in sources]
+    longest = max(filled + len(read) for filled, read in zip(num_prefilled, targets, strict=True))
+    first = initial_states(manifest, encoded, min(longest + SPARE_POSITIONS, manifest.limits.max_target_tokens))
     states = {name: array.copy() for name, array in first.items()}
     before = {name: array.numpy() for name, array in carried.items() if name in states}
     after = {name: expected.states[name].numpy() for name in before}
     found = found.merged(Differences(states=_largest(first[name] - array[:, 0] for name, array in after.items())))
     outputs = _outputs_to_compare(manifest)
     for tick in range(max(row + len(read) for row, read in enumerate(targets))):
-        # Row i begins i ticks late, from its first states; after its own time it reads its last token again and again.
+        # Row i starts i ticks late, from its initial states. After its last token, it repeats that
+        # token.
         for row in range(tick, len(targets)):
             for name, array in states.items():
                 array[row] = first[name][row]
         ages = [min(max(tick - row, 0), len(read) - 1) for row, read in enumerate(targets)]
         tokens = [read[age] for age, read in zip(ages, targets, strict=True)]
-        lengths = [filled + age for filled, age in zip(num_filled, ages, strict=True)]
+        lengths = [filled + age for filled, age in zip(num_prefilled, ages, strict=True)]
         for name, array in before.items():
             states[name][:] = array[range(len(targets)), ages]
         given = run_step(sessions, states, tokens, lengths, source_lengths, outputs)
@@ -283,28 +300,28 @@ def _compare_forced(
         if not len(running):
             continue
         given = {name: array[running] for name, array in given.items()}
-        places = running, np.array(ages)[running]
-        left = [states[name][running] - array[running, places[1] + 1] for name, array in after.items()]
+        indices = running, np.array(ages)[running]
+        state_differences = [states[name][running] - array[running, indices[1] + 1] for name, array in after.items()]
         own = {"decoder": np.array(lengths)[running] + 1, "cross": np.array(source_lengths)[running]}
         found = found.merged(
             Differences(
-                logits=_score_difference(given, logits[places]),
-                attention=_step_map_difference(manifest, given, expected.maps, places, own),
-                states=_largest(left),
+                logits=_score_difference(given, logits[indices]),
+                attention=_step_map_difference(manifest, given, expected.maps, indices, own),
+                states=_largest(state_differences),
             )
         )
     _, limits = models.limits(compute)
     return Compared(found, limits)
 
 
-def _own_places(sources: Sequence[Sequence[int]]) -> Array:
+def _token_mask(sources: Sequence[Sequence[int]]) -> Array:
     """Return a mask (B, S) that is True for tokens and False for padding."""
     lengths = np.array([len(source) for source in sources])
     return np.arange(lengths.max()) < lengths[:, None]
 
 
 def _values(given: ForcedPass, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> dict[str, Array]:
-    """Return what is compared of a pass, without what stands in padding, by the field of `Differences`."""
+    """Return the compared values of a pass without padding, by field of `Differences`."""
     parts: dict[str, list[Tensor]] = {name: [] for name in ("hidden", "logits", "attention", "states")}
     for row, (source, read) in enumerate(zip(sources, targets, strict=True)):
         logits = given.logits[row, : len(read)]
@@ -323,11 +340,11 @@ def _values(given: ForcedPass, sources: Sequence[Sequence[int]], targets: Sequen
 
 def _outputs_to_compare(manifest: Manifest) -> list[str]:
     states = {state.output for state in manifest.states}
-    return [name for name in manifest.decoder.outputs if name not in states]
+    return [name for name in manifest.decoder_graph.outputs if name not in states]
 
 
 def _score_difference(given: Mapping[str, Array], logits: Array) -> float:
-    """Of the logits (B, V), of their log-probabilities, and of the best of these and their ids."""
+    """Return the largest difference of logits (B, V) and of all log-probabilities."""
     logprobs = torch.from_numpy(logits).log_softmax(dim=-1).numpy()
     top = np.sort(logprobs, axis=-1)[:, : -given["top_ids"].shape[1] - 1 : -1]  # (B, K)
     return _largest(
@@ -344,19 +361,21 @@ def _step_map_difference(
     manifest: Manifest,
     given: Mapping[str, Array],
     maps: Mapping[str, Tensor | None],
-    places: tuple[Array, Array],
+    indices: tuple[Array, Array],
     own_columns: Mapping[str, Array],
 ) -> float:
-    """Of each row's own columns; beyond them a bundle's maps mean nothing.
+    """Return the largest difference of the attention weights of a decoder step.
+
+    Columns beyond the length of a row are ignored, because their values are undefined.
 
     Args:
-        manifest: of the bundle.
-        given: the step's outputs, of the rows that run.
-        maps: PyTorch's (L, B, H, T, columns), by kind.
-        places: the rows that run, and which row of its map each has come to.
-        own_columns: of each row that runs, by kind.
+        manifest: manifest of the bundle.
+        given: outputs of the step, for the running rows.
+        maps: attention weights of PyTorch (L, B, H, T, columns), by kind.
+        indices: the running rows, and the number of the step that each is at.
+        own_columns: number of defined columns of each running row, by kind.
     """
-    rows, ages = places
+    rows, ages = indices
     largest = 0.0
     for kind, own in own_columns.items():
         expected = maps[kind]
@@ -372,7 +391,10 @@ def _step_map_difference(
 
 
 def _encoder_map_difference(manifest: Manifest, given: Mapping[str, Array], maps: Mapping[str, Tensor | None]) -> float:
-    """Of whole maps (L, B, H, S, columns), by kind: columns of padding are 0 in PyTorch and must be here."""
+    """Return the largest difference of the attention weights of the encoder (L, B, H, S, columns).
+
+    Columns of padding are compared too: they must be 0, as in PyTorch.
+    """
     largest = 0.0
     for kind in ("encoder", "encoder_slots"):
         expected = maps.get(kind)
@@ -385,5 +407,5 @@ def _encoder_map_difference(manifest: Manifest, given: Mapping[str, Array], maps
 
 
 def _largest(differences: Iterable[Array]) -> float:
-    """The largest absolute value, NaN where there is one; 0 of nothing."""
+    """Return the largest absolute value; NaN if there is one, and 0 without values."""
     return float(np.max([np.abs(difference).max() for difference in differences], initial=0))

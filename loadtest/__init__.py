@@ -1,1 +1,1 @@
-"""Loads a running service over HTTP and reports what its clients see. It imports nothing of the service."""
+"""Load test of a running service over HTTP; it imports nothing from the service."""

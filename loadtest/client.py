@@ -1,10 +1,11 @@
-"""An HTTP/1.1 client that stamps each piece of an answer as it arrives. It knows nothing of the service.
+"""HTTP/1.1 client that records the time at which each part of a response arrives.
 
-A load test shares its machine with what it measures, so the client's own cost decides how much it can see. Measured
-against a server with a fixed answer of 15 tokens, 16 connections, all on uvloop, in microseconds of the client's
-processor time a request (streamed in brackets): httpx2 470 (760), aiohttp 87 (177), this file and all that the load
-test does around it 29 (95). At 750 requests a second httpx2 would fill a third to a half of a core. So the connections
-are ours and the parsing is `httptools`, which the service's own uvicorn brings along.
+A load test often runs on the same machine as the service, so that the processor time of the client
+limits the load. The following times are microseconds of processor time per request (in brackets:
+per streamed request) on uvloop with 16 connections, measured against a server with a fixed response
+of 15 tokens: httpx2 470 (760), aiohttp 87 (177), the whole load test with this client 29 (95). At
+750 requests per second, httpx2 would use a third to a half of a core. Therefore this module
+implements connections itself and parses with `httptools`, a dependency of uvicorn.
 """
 
 import asyncio
@@ -16,21 +17,21 @@ from urllib.parse import urlsplit
 
 import httptools
 
-# Servers drop idle connections after a few seconds. One that has been idle for this long is not used again, so that a
-# request never meets a connection that is just being closed.
+# Servers close idle connections after a few seconds. The client closes them earlier, so that it
+# never sends a request while the server closes the connection.
 MAX_IDLE_S = 2.0
 
 
-class BrokenAnswerError(Exception):
-    """The connection ended, or the bytes made no sense, before the answer was whole."""
+class IncompleteResponseError(Exception):
+    """The connection ended, or the data was not valid HTTP, before the response was complete."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A whole answer.
+class Response:
+    """Complete HTTP response.
 
-    `parts` are the pieces of the body with their time of arrival, `ended` the arrival of the answer's end; both by
-    `time.perf_counter`. Names of headers are in lower case.
+    `parts` are the parts of the body with their times of arrival, and `ended` is the arrival of the
+    end of the response, both in seconds of `time.perf_counter`. Header names are in lower case.
     """
 
     status: int
@@ -44,27 +45,27 @@ class Answer:
 
 
 class Connection(asyncio.Protocol):
-    """One connection that carries one exchange at a time."""
+    """Connection that processes one request at a time."""
 
     def __init__(self) -> None:
         self.is_reusable = False
         self.idle_since = 0.0
-        self._answer: asyncio.Future[Answer] | None = None
+        self._response: asyncio.Future[Response] | None = None
         self._lost = asyncio.Event()
 
-    async def exchange(self, request: bytes) -> Answer:
-        """Send `request` and wait for the whole answer.
+    async def exchange(self, request: bytes) -> Response:
+        """Send `request` and wait for the complete response.
 
         Raises:
-            BrokenAnswerError: when there is no whole answer.
+            IncompleteResponseError: the response is incomplete or not valid HTTP.
         """
         self.is_reusable = False
         self._headers: dict[str, str] = {}
         self._parts: list[tuple[float, bytes]] = []
         self._parser = httptools.HttpResponseParser(self)
-        self._answer = asyncio.get_running_loop().create_future()
+        self._response = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        return await self._answer
+        return await self._response
 
     async def close(self) -> None:
         self.is_reusable = False
@@ -72,23 +73,25 @@ class Connection(asyncio.Protocol):
         await self._lost.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transports do not inherit from asyncio.Transport
         self.is_reusable = True
         self.idle_since = time.perf_counter()
 
     def data_received(self, data: bytes) -> None:
-        if self.is_reusable:  # bytes that nobody asked for
+        if self.is_reusable:  # data without a request
             self.is_reusable = False
             self._transport.abort()
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._break("the answer is not HTTP")
+            self._fail("response is not valid HTTP")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_reusable = False
-        self._break("the connection ended before the answer did")
+        self._fail("connection closed before the end of the response")
         self._lost.set()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -101,26 +104,30 @@ class Connection(asyncio.Protocol):
         now = time.perf_counter()
         self.is_reusable = self._parser.should_keep_alive()
         self.idle_since = now
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(Answer(self._parser.get_status_code(), self._headers, self._parts, now))
+        if self._response is not None and not self._response.done():
+            self._response.set_result(Response(self._parser.get_status_code(), self._headers, self._parts, now))
 
-    def _break(self, reason: str) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(BrokenAnswerError(reason))
+    def _fail(self, reason: str) -> None:
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(IncompleteResponseError(reason))
 
 
 class Client:
-    """Posts JSON to one server over connections that are kept and used again, the youngest first.
+    """Client of one server that reuses connections, the most recent first.
 
     Args:
-        url: where the server is, such as `http://127.0.0.1:8000`; a path in it goes before every request's path.
-        timeout_s: the longest that a request may take, connecting included.
+        url: URL of the server, such as `http://127.0.0.1:8000`. Its path is a prefix of every
+            request's path.
+        timeout_s: timeout of a request in seconds, including the time to connect.
+
+    Raises:
+        ValueError: `url` is not an HTTP URL.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not a URL of a server: {url!r}; it looks like http://127.0.0.1:8000")
+            raise ValueError(f"must be an HTTP URL such as http://127.0.0.1:8000, got {url!r}")
         self._is_secure = parts.scheme == "https"
         self._host = parts.hostname
         self._port = parts.port or (443 if self._is_secure else 80)
@@ -136,33 +143,33 @@ class Client:
         for connection in self._idle:
             await connection.close()
 
-    async def post(self, path: str, body: bytes) -> Answer:
-        """Post `body`, which is JSON, and wait for the whole answer.
+    async def post(self, path: str, body: bytes) -> Response:
+        """Post a JSON body and wait for the complete response.
 
         Raises:
-            OSError: when no connection can be made.
-            TimeoutError: when the answer is not whole in time.
-            BrokenAnswerError: when there is no whole answer.
+            OSError: the connection failed.
+            TimeoutError: the response was not complete in time.
+            IncompleteResponseError: the response is incomplete or not valid HTTP.
         """
         return await self._send(self.request(path, body))
 
-    async def get(self, path: str) -> Answer:
-        """Get `path`; raises as `post` does."""
+    async def get(self, path: str) -> Response:
+        """Get `path` and wait for the complete response; errors are those of `post`."""
         return await self._send(f"GET {self._prefix}{path} HTTP/1.1\r\nhost: {self._authority}\r\n\r\n".encode("ascii"))
 
     def request(self, path: str, body: bytes) -> bytes:
-        """Return the bytes of the request that posts `body`, which is JSON."""
+        """Return the bytes of a request that posts a JSON body."""
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\nhost: {self._authority}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         return head.encode("ascii") + body
 
-    async def _send(self, request: bytes) -> Answer:
+    async def _send(self, request: bytes) -> Response:
         async with asyncio.timeout(self._timeout_s):
             connection = await self._take() or await self._connect()
             try:
-                answer = await connection.exchange(request)
+                response = await connection.exchange(request)
             except BaseException:
                 await connection.close()
                 raise
@@ -170,7 +177,7 @@ class Client:
             self._idle.append(connection)
         else:
             await connection.close()
-        return answer
+        return response
 
     async def _take(self) -> Connection | None:
         oldest = time.perf_counter() - MAX_IDLE_S

@@ -1,14 +1,14 @@
-"""Which commit a result belongs to."""
+"""Commit of the working tree, for the record of a result."""
 
 import shutil
 import subprocess
 
 
 def commit() -> str | None:
-    """The commit of the working tree, with `-dirty` where files differ from it; None outside git."""
+    """Return the commit, with `-dirty` if files are changed; None outside of a git repository."""
     git = shutil.which("git")
     if git is None:
         return None
     describe = [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    answer = subprocess.run(describe, capture_output=True, text=True, check=False)  # noqa: S603 - no input in it
-    return answer.stdout.strip() or None
+    response = subprocess.run(describe, capture_output=True, text=True, check=False)  # noqa: S603 - constant arguments
+    return response.stdout.strip() or None

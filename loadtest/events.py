@@ -1,6 +1,6 @@
-"""Server-sent events out of the pieces in which they arrived.
+"""Parser of server-sent events with times of arrival.
 
-Lines end with LF or CRLF. A lone CR, which the standard also allows, no server sends.
+Lines end with LF or CRLF. The standard also allows a lone CR, which no known server sends.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Event:
-    """One event: when its last byte arrived, its name and its data."""
+    """Event with its name and data; `arrived` is the arrival time of its last byte."""
 
     arrived: float
     name: str
@@ -17,7 +17,10 @@ class Event:
 
 
 def parse_events(parts: Iterable[tuple[float, bytes]]) -> Iterator[Event]:
-    """Yield the whole events in `parts`, however they were cut; an event without its blank line is dropped."""
+    """Yield the complete events in `parts`; an event may be split over parts.
+
+    An event without the final blank line is dropped.
+    """
     rest = b""
     name, data = "message", list[bytes]()
     for arrived, part in parts:

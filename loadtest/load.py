@@ -1,8 +1,9 @@
-"""Sends requests in a closed or an open loop and collects what became of them.
+"""Closed-loop and open-loop load.
 
-Closed loop: so many clients, each sends its next request when the answer to the last one is there; the service sets the
-pace. Open loop: requests are due at random times at a given mean rate (a Poisson process), whatever the service does;
-latency counts from when a request was due, so a late start is not forgiven.
+In a closed loop, each of a number of clients sends its next request after the response to the last
+one, so that the service determines the rate. In an open loop, requests are due at random times with
+a given mean rate (a Poisson process), independent of the service. Latency is measured from the time
+when a request was due, so that it includes the delay of a late start.
 """
 
 import asyncio
@@ -13,27 +14,27 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from loadtest.client import BrokenAnswerError, Client
-from loadtest.outcome import Failure, Outcome, Refusal, Success, judge
+from loadtest.client import Client, IncompleteResponseError
+from loadtest.outcome import Failure, Outcome, Rejection, Success, classify
 
-PAUSE_S = 0.05  # of a client after a refusal or a failure, lest it hammer a service that is down
+PAUSE_S = 0.05  # pause of a client after a rejection or failure, so that it does not flood a failing service
 ARRIVALS_SEED = 20
 
 
 @dataclass(frozen=True)
 class Load:
-    """What to send. It ends after `duration_s` or `requests`, whichever comes first.
+    """Requests to send; the load ends after `duration_s` or `requests`, whichever comes first.
 
     Args:
-        path: of the endpoint.
-        bodies: of the requests, sent in this order and again from the start.
-        is_streamed: whether the answers are streams of events.
-        clients: of a closed loop.
-        rate: requests a second of an open loop; None means a closed one.
-        duration_s: no request is sent after that; those under way are waited for.
-        requests: how many to send, not counting repetitions.
-        honors_retry_after: whether a client of a closed loop waits `Retry-After` on a refusal and sends the same
-            request again.
+        path: path of the endpoint.
+        bodies: bodies of the requests, sent cyclically in this order.
+        is_streamed: the responses are event streams.
+        clients: number of clients of a closed loop.
+        rate: requests per second of an open loop; None means a closed loop.
+        duration_s: time in seconds after which no request is sent; pending responses are awaited.
+        requests: number of requests to send, without repetitions.
+        honors_retry_after: after a rejection, a client of a closed loop waits for `Retry-After` and
+            repeats the request.
     """
 
     path: str
@@ -48,14 +49,14 @@ class Load:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What became of each request, and the time from the first one's start to the last one's end."""
+    """Outcome of each request, and the time from the first request to the last response."""
 
     outcomes: Sequence[Outcome]
     elapsed_s: float
 
 
 async def run_load(client: Client, load: Load) -> Measurement:
-    """Send `load` and wait for all answers."""
+    """Send the requests of a load and wait for all responses."""
     started = time.perf_counter()
     deadline = started + load.duration_s
     outcomes: list[Outcome] = []
@@ -89,7 +90,7 @@ async def _send_in_turn(
     for body in turns:
         outcome = await _send(client, load, body, time.perf_counter())
         outcomes.append(outcome)
-        while load.honors_retry_after and isinstance(outcome, Refusal):
+        while load.honors_retry_after and isinstance(outcome, Rejection):
             wait_s = PAUSE_S if outcome.retry_after_s is None else outcome.retry_after_s
             if time.perf_counter() + wait_s >= deadline:
                 return
@@ -106,11 +107,11 @@ async def _send_at(client: Client, load: Load, body: bytes, due: float, outcomes
 
 async def _send(client: Client, load: Load, body: bytes, due: float) -> Outcome:
     try:
-        answer = await client.post(load.path, body)
+        response = await client.post(load.path, body)
     except TimeoutError:
-        return Failure("no whole answer in time")
-    except BrokenAnswerError as error:
+        return Failure("timeout")
+    except IncompleteResponseError as error:
         return Failure(str(error))
     except OSError:
-        return Failure("no connection")
-    return judge(answer, due, load.is_streamed)
+        return Failure("connection failed")
+    return classify(response, due, load.is_streamed)

@@ -1,7 +1,8 @@
-"""A mixed load for locust, with a page of its own: `locust -f loadtest/locustfile.py`, or `--headless`.
+"""Mixed load for Locust: `locust -f loadtest/locustfile.py`, with a web page or with `--headless`.
 
-Each user sends its next request when the answer to the last one is there. `python -m loadtest` measures finer and costs
-less; this is for whoever has locust in use. A refusal (503) counts as a failure.
+Each user sends its next request after the response to the last one. Use it if you already work with
+Locust; `python -m loadtest` measures more precisely and uses less processor time. A rejection (503)
+counts as a failure.
 """
 
 import random
@@ -13,7 +14,7 @@ SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
 
 
 class Client(FastHttpUser):
-    """Somebody who translates, mostly."""
+    """User who mostly translates."""
 
     host = "http://127.0.0.1:8000"
     sentences = SENTENCES.read_text(encoding="utf-8").splitlines()
@@ -25,13 +26,13 @@ class Client(FastHttpUser):
     @task(2)
     def translate_streamed(self) -> None:
         body = {"inputs": self._sentence(), "stream": True}
-        with self.client.post("/v1/generate", json=body, name="/v1/generate (stream)", catch_response=True) as answer:
-            if answer.status_code == 200 and not answer.text.endswith("data: [DONE]\n\n"):
-                answer.failure("The stream has no end.")
+        with self.client.post("/v1/generate", json=body, name="/v1/generate (stream)", catch_response=True) as response:
+            if response.status_code == 200 and not response.text.endswith("data: [DONE]\n\n"):
+                response.failure("Stream ended without data: [DONE].")
 
     @task
     def explain(self) -> None:
-        self.client.post("/v1/attention", json={"input": self._sentence(), "reduce": "mean"})
+        self.client.post("/v1/attention", json={"inputs": self._sentence(), "reduce": "mean"})
 
     @task
     def encode(self) -> None:

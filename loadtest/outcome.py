@@ -1,4 +1,4 @@
-"""What became of one request: a success with its times and tokens, a refusal or a failure."""
+"""Outcome of a request: a success with times and token counts, a rejection or a failure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,19 +6,21 @@ from typing import Any
 
 import orjson
 
-from loadtest.client import Answer
+from loadtest.client import Response
 from loadtest.events import Event, parse_events
 
 
 @dataclass(frozen=True)
 class Success:
-    """A whole answer.
+    """Complete successful response.
 
     Args:
-        latency_s: from when the request was due to the end of the answer.
-        first_token_s: from when the request was due to the first event; None where the answer was not streamed.
-        input_tokens: as the service counts them.
-        output_tokens: as the service counts them; 0 for an endpoint that generates none.
+        latency_s: seconds from the time when the request was due to the end of the response.
+        first_token_s: seconds from the time when the request was due to the first event; None
+            without streaming.
+        input_tokens: number of input tokens that the service reports.
+        output_tokens: number of output tokens that the service reports; 0 for an endpoint that
+            generates none.
     """
 
     latency_s: float
@@ -28,15 +30,18 @@ class Success:
 
     @property
     def per_output_token_s(self) -> float | None:
-        """(latency - time to first token) / (output tokens - 1), None where that has no meaning."""
+        """Seconds per output token after the first: (latency - time to first token) / (tokens - 1).
+
+        None without streaming or with fewer than two tokens.
+        """
         if self.first_token_s is None or self.output_tokens < 2:
             return None
         return (self.latency_s - self.first_token_s) / (self.output_tokens - 1)
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A 503: the service said no at once and says when to come back."""
+class Rejection:
+    """Response 503: the service rejected the request and may say when to retry."""
 
     code: str
     retry_after_s: int | None
@@ -44,43 +49,43 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Failure:
-    """Anything else; `reason` is short and the same for the same fault, to be counted by."""
+    """Failed request; `reason` is short and equal for equal failures, so that it can be counted."""
 
     reason: str
 
 
-Outcome = Success | Refusal | Failure
+Outcome = Success | Rejection | Failure
 
 
-def judge(answer: Answer, due: float, is_streamed: bool) -> Outcome:
-    """Say what `answer` is to a request that was due at `due` by `time.perf_counter`."""
-    if answer.status == 503:
-        return Refusal(_error_code(answer.body) or "no code", _retry_after_s(answer.headers))
-    if answer.status != 200:
-        return Failure(f"{answer.status} {_error_code(answer.body) or 'no code'}")
+def classify(response: Response, due: float, is_streamed: bool) -> Outcome:
+    """Classify the response to a request that was due at `due` (`time.perf_counter`)."""
+    if response.status == 503:
+        return Rejection(_error_code(response.body) or "no code", _retry_after_s(response.headers))
+    if response.status != 200:
+        return Failure(f"{response.status} {_error_code(response.body) or 'no code'}")
     try:
-        return _judge_stream(answer, due) if is_streamed else _judge_whole(answer, due)
-    except (ValueError, KeyError, TypeError, AttributeError):  # not JSON, or not JSON of this service
-        return Failure("malformed answer")
+        return _classify_stream(response, due) if is_streamed else _classify_complete(response, due)
+    except (ValueError, KeyError, TypeError, AttributeError):  # not JSON, or JSON of another service
+        return Failure("malformed response")
 
 
-def _judge_whole(answer: Answer, due: float) -> Success:
-    usage = orjson.loads(answer.body)["usage"]
-    return Success(answer.ended - due, None, int(usage["input_tokens"]), int(usage.get("output_tokens", 0)))
+def _classify_complete(response: Response, due: float) -> Success:
+    usage = orjson.loads(response.body)["usage"]
+    return Success(response.ended - due, None, int(usage["input_tokens"]), int(usage.get("output_tokens", 0)))
 
 
-def _judge_stream(answer: Answer, due: float) -> Success | Failure:
-    events = list(parse_events(answer.parts))
+def _classify_stream(response: Response, due: float) -> Success | Failure:
+    events = list(parse_events(response.parts))
     failure = next((event for event in events if event.name == "error"), None)
     if failure is not None:
         return Failure(f"error in the stream: {_error_code(failure.data) or 'no code'}")
     if len(events) < 2 or events[-1].data != b"[DONE]":
-        return Failure("stream without its end")
+        return Failure("incomplete stream")
     usages = [usage for event in events[:-1] if (usage := _usage(event)) is not None]
     if not usages:
-        return Failure("malformed answer")
+        return Failure("malformed response")
     return Success(
-        latency_s=answer.ended - due,
+        latency_s=response.ended - due,
         first_token_s=events[0].arrived - due,
         input_tokens=sum(int(usage["input_tokens"]) for usage in usages),
         output_tokens=sum(int(usage["output_tokens"]) for usage in usages),

@@ -1,4 +1,4 @@
-"""Figures of a measurement, as plain data for JSON and as a table for a terminal."""
+"""Results of a measurement, as plain data for JSON and as a table for a terminal."""
 
 import math
 from collections import Counter
@@ -6,19 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtest.load import Measurement
-from loadtest.outcome import Failure, Refusal, Success
+from loadtest.outcome import Failure, Rejection, Success
 
 DEFINITIONS = """\
-latency                 from sending a request (open loop: from when it was due) to the end of its answer
-time to first token     from the same moment to the first event of a streamed answer
+latency                 from sending a request (open loop: from the time when it was due) to the end of the response
+time to first token     from the same time to the first event of a streamed response
 time per output token   (latency - time to first token) / (output tokens - 1)
-throughput              successes, and their tokens, over the time from the first request to the last answer
-refused                 answers with 503, by code; not failures, and not in any time above"""
+throughput              successes, and their tokens, over the time from the first request to the last response
+rejected                responses with status 503, by code; they are not failures and not part of the times above"""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Of times in milliseconds. A percentile is the smallest value that so many of all values do not exceed."""
+    """Distribution of times in milliseconds.
+
+    A percentile is the smallest value that this percentage of all values does not exceed.
+    """
 
     count: int
     mean: float
@@ -29,7 +32,7 @@ class Distribution:
 
     @classmethod
     def of_seconds(cls, seconds: Iterable[float | None]) -> "Distribution | None":
-        """The distribution of what is not None, or None where nothing is left."""
+        """Return the distribution of the values that are not None; None without values."""
         values = sorted(1000 * value for value in seconds if value is not None)
         if not values:
             return None
@@ -39,12 +42,12 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Summary:
-    """A measurement's figures; `refused` and `failed` count by code and by reason."""
+    """Results of a measurement; `rejected` counts by error code, `failed` by reason."""
 
     elapsed_s: float
     sent: int
     succeeded: int
-    refused: Mapping[str, int]
+    rejected: Mapping[str, int]
     failed: Mapping[str, int]
     requests_per_s: float
     output_tokens_per_s: float
@@ -61,7 +64,7 @@ def summarize(measurement: Measurement) -> Summary:
         elapsed_s=elapsed_s,
         sent=len(outcomes),
         succeeded=len(successes),
-        refused=Counter(outcome.code for outcome in outcomes if isinstance(outcome, Refusal)),
+        rejected=Counter(outcome.code for outcome in outcomes if isinstance(outcome, Rejection)),
         failed=Counter(outcome.reason for outcome in outcomes if isinstance(outcome, Failure)),
         requests_per_s=len(successes) / elapsed_s,
         output_tokens_per_s=sum(success.output_tokens for success in successes) / elapsed_s,
@@ -73,7 +76,7 @@ def summarize(measurement: Measurement) -> Summary:
 
 
 def format_table(summary: Summary) -> str:
-    """The figures for a terminal, definitions first."""
+    """Format the results for a terminal, after definitions of the terms."""
     times = (
         ("latency", summary.latency_ms),
         ("time to first token", summary.time_to_first_token_ms),
@@ -83,8 +86,8 @@ def format_table(summary: Summary) -> str:
         DEFINITIONS,
         "",
         f"{summary.sent} sent in {summary.elapsed_s:.2f} s: {summary.succeeded} succeeded, "
-        f"{sum(summary.refused.values())} refused, {sum(summary.failed.values())} failed",
-        *_counts("refused", summary.refused),
+        f"{sum(summary.rejected.values())} rejected, {sum(summary.failed.values())} failed",
+        *_counts("rejected", summary.rejected),
         *_counts("failed", summary.failed),
         "",
         f"requests/s       {summary.requests_per_s:10.1f}",

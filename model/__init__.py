@@ -1,1 +1,1 @@
-"""Attention models in PyTorch: layers, training, evaluation, slow reference decoding. Nothing of serving."""
+"""Attention models in PyTorch: layers, training, evaluation and slow reference decoding."""

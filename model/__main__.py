@@ -1,4 +1,4 @@
-"""`python -m model train | evaluate | accuracy | recall | zoo`: the command line of this package."""
+"""Command line for training and evaluation, `python -m model COMMAND`."""
 
 import argparse
 import dataclasses
@@ -12,11 +12,11 @@ import torch
 
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
-from model.checkpoint import WEIGHTS, load_checkpoint, load_facts, load_model, replace_text
-from model.config import ModelConfig, with_fields
+from model.checkpoint import WEIGHTS, load_checkpoint, load_metadata, load_model, replace_text
+from model.config import ModelConfig, architecture_of, with_fields
 from model.data.text import read_labelled
 from model.decoding.reference import one_thread
-from model.evaluation.accuracy import accuracy, accuracy_facts
+from model.evaluation.accuracy import accuracy, accuracy_fields
 from model.evaluation.bleu import TEST_SPLIT, Scores, read_test_set, score, tokenised_path, translate
 from model.evaluation.recall import SEED, TURNS, greedy_answers, recall
 from model.systems import PLAN, SYSTEMS, System
@@ -25,7 +25,7 @@ from model.training.config import PRECISIONS, Precision, TrainConfig, read_train
 from model.training.trainer import Trainer
 from model.training.translation import TRANSLATION
 
-NUM_DIALOGUES = 25  # of each kind of instruction and each length
+NUM_DIALOGUES = 25  # dialogues of each kind of instruction and each length
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -39,40 +39,42 @@ def add_command(
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, help="folder with config.json, weights.safetensors, tokenizer.json")
+    parser.add_argument("checkpoint", type=Path, help="folder with config.json, weights.safetensors and tokenizer.json")
 
 
 def add_train(commands: Commands) -> None:
-    text = "train from a folder of data; run again with the same arguments to resume"
+    text = "train a model; run the same command again to resume"
     parser = add_command(commands, "train", train, text)
+    parser.description = "Train a model from a folder of data; run the same command again to resume."
+    parser.epilog = "example: %(prog)s data/multi30k --run runs/multi30k-en-de"
     parser.add_argument(
         "data",
         type=Path,
         nargs="?",
-        help="folder with train.SOURCE, train.TARGET and val.*, or train.tsv, dev.tsv; not given for systems that "
-        "generate their own dialogues (chat-...)",
+        help="folder with train.SOURCE, train.TARGET, val.SOURCE and val.TARGET, or with train.tsv and dev.tsv for "
+        "classification; not accepted by chat systems, which generate their data",
     )
-    parser.add_argument("--run", type=Path, required=True, help="folder for checkpoints and the log")
-    parser.add_argument("--system", choices=SYSTEMS, default="transformer", help="what to train")
+    parser.add_argument("--run", type=Path, required=True, help="folder for checkpoints and log, created if missing")
+    parser.add_argument("--system", choices=SYSTEMS, default="transformer", help="name of the system to train")
     parser.add_argument(
         "--model",
         nargs="+",
         default=[],
         type=_field,
         metavar="FIELD=VALUE",
-        help="fields of the model's configuration (model/config.py) that differ from the system's, as cell=lstm",
+        help="fields of the model configuration (model/config.py) to change, for example cell=lstm",
     )
     for field in dataclasses.fields(TrainConfig):
         option = f"--{field.name.replace('_', '-')}"
         parser.add_argument(
-            option, type=type(field.default), default=argparse.SUPPRESS, help="default: the system's own"
+            option, type=type(field.default), default=argparse.SUPPRESS, help="default: depends on the system"
         )
 
 
 def _field(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator:
-        raise argparse.ArgumentTypeError(f"{text} is not FIELD=VALUE")
+        raise argparse.ArgumentTypeError(f"must have the form FIELD=VALUE, got {text}")
     return name, value
 
 
@@ -90,61 +92,100 @@ def train(arguments: argparse.Namespace) -> None:
     vocab_size = trainer.tokenizer.get_vocab_size()
     if vocab_size < config.vocab_size:
         print(
-            f"note: the vocabulary has {vocab_size} tokens, not vocab_size ({config.vocab_size}): the training data "
-            "has no more pairs to merge",
+            f"note: the vocabulary has {vocab_size} tokens instead of vocab_size ({config.vocab_size}), because the "
+            "training data has no more pairs to merge",
             file=sys.stderr,
         )
     trainer.fit()
 
 
 def _training_data(name: str, data: Path | None) -> Path:
-    """Check that a folder of data is given to a system that reads one, and to no other."""
-    makes_its_own = not SYSTEMS[name].corpus.folder
-    if makes_its_own and data is not None:
-        raise ValueError(f"{name} generates its own dialogues and would not read {data}; leave out DATA")
-    if not makes_its_own and data is None:
-        raise ValueError(f"{name} is trained from a folder of data: python -m model train DATA --run RUN")
+    """Return the data folder.
+
+    Raises:
+        ValueError: the system needs a folder and none is given, or the other way round.
+    """
+    generates_data = not SYSTEMS[name].corpus.folder
+    if generates_data and data is not None:
+        raise ValueError(f"the system {name} generates its training data; remove the argument {data}")
+    if not generates_data and data is None:
+        raise ValueError(f"the system {name} needs a folder of training data: python -m model train DATA --run RUN")
     return data or Path()
 
 
 def add_evaluate(commands: Commands) -> None:
-    parser = add_command(commands, "evaluate", evaluate, "translate a test set by reference beam search and score it")
+    parser = add_command(
+        commands, "evaluate", evaluate, "translate a test set by reference beam search and compute BLEU and chrF"
+    )
     add_checkpoint(parser)
-    parser.add_argument("data", type=Path, help="folder with SPLIT.SOURCE, SPLIT.TARGET, SPLIT.lc.norm.tok.TARGET")
-    parser.add_argument("--split", default=TEST_SPLIT, help="what the test set's files begin with")
-    parser.add_argument("--source", default="en", help="file ending of the source side")
-    parser.add_argument("--target", default="de", help="file ending of the target side")
-    parser.add_argument("--num-beams", type=int, default=5, help="open hypotheses")
+    parser.add_argument(
+        "data", type=Path, help="folder with SPLIT.SOURCE, SPLIT.TARGET and, optionally, SPLIT.lc.norm.tok.TARGET"
+    )
+    parser.add_argument(
+        "--split",
+        default=argparse.SUPPRESS,
+        help=f"first part of the file names (default: {TEST_SPLIT} if DATA has its files, otherwise val)",
+    )
+    parser.add_argument("--source", default="en", help="file extension of the source language")
+    parser.add_argument("--target", default="de", help="file extension of the target language")
+    parser.add_argument("--num-beams", type=int, default=5, help="number of beams")
     parser.add_argument("--length-penalty", type=float, default=1.0, help="exponent of the length that divides a score")
-    parser.add_argument("--limit", type=int, help="only the first so many sentences")
-    parser.add_argument("--json", type=Path, help="also write the scores and outputs to this file")
+    parser.add_argument("--limit", type=int, help="evaluate only the first LIMIT sentences")
+    parser.add_argument("--json", type=Path, help="also write the scores and the translations to this file")
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    checkpoint, data, split, target = arguments.checkpoint, arguments.data, arguments.split, arguments.target
+    checkpoint, data, target = arguments.checkpoint, arguments.data, arguments.target
+    split = getattr(arguments, "split", None)
     settings = arguments.num_beams, arguments.length_penalty, arguments.limit
     scores, report = evaluated(checkpoint, data, split, arguments.source, target, *settings)
     tokenised = f"BLEU {scores.tokenised_bleu}"
     if scores.tokenised_bleu is None:
-        tokenised = f"left out: there is no {tokenised_path(data, split, target)}"
+        tokenised = f"not computed, because {tokenised_path(data, report['split'], target)} is missing"
     print(f"tok-lc: {tokenised}")
     print(f"detok, cased: BLEU {scores.bleu}; chrF {scores.chrf}")
     if arguments.json is not None:
         write_json(arguments.json, report)
 
 
+def _default_split(data: Path, source: str, target: str) -> str:
+    """Return the test split of Multi30k if the folder has it, otherwise the validation split.
+
+    Raises:
+        FileNotFoundError: the folder has neither; the message names the missing files.
+    """
+    missing = list[Path]()
+    for split in (TEST_SPLIT, TRANSLATION.validation_split):
+        absent = [path for path in (data / f"{split}.{source}", data / f"{split}.{target}") if not path.is_file()]
+        if not absent:
+            if missing:
+                print(
+                    f"note: evaluating on {split}, which also decided when training stopped, because {missing[0]} is "
+                    "missing; name a test set with --split",
+                    file=sys.stderr,
+                )
+            return split
+        missing += absent
+    raise FileNotFoundError(
+        f"no test set: missing {', '.join(map(str, missing))}; add SPLIT.{source} and SPLIT.{target} with one sentence "
+        "per line to the folder and name them with --split SPLIT (make evaluate SPLIT=...), or change --source and "
+        "--target"
+    )
+
+
 def evaluated(
     checkpoint: Path,
     data: Path,
-    split: str,
+    split: str | None,
     source: str,
     target: str,
     num_beams: int = 5,
     length_penalty: float = 1.0,
     limit: int | None = None,
 ) -> tuple[Scores, dict[str, Any]]:
-    """A checkpoint's scores on a test set, and what is written of them."""
+    """Return the scores of a checkpoint on a split, and the report for `--json`."""
     model, tokenizer = load_checkpoint(checkpoint)
+    split = split or _default_split(data, source, target)
     test_set = read_test_set(data, split, source, target, limit)
     outputs = translate(model, tokenizer, test_set.sources, num_beams, length_penalty)
     scores = score(outputs, test_set, target)
@@ -153,7 +194,7 @@ def evaluated(
         "sentences": len(outputs),
         "num_beams": num_beams,
         "length_penalty": length_penalty,
-        "checkpoint": load_facts(checkpoint / WEIGHTS),
+        "checkpoint": load_metadata(checkpoint / WEIGHTS),
         **dataclasses.asdict(scores),
         "outputs": outputs,
     }
@@ -164,10 +205,12 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def add_accuracy(commands: Commands) -> None:
-    parser = add_command(commands, "accuracy", print_accuracy, "how often a classifier is right, as JSON")
+    parser = add_command(
+        commands, "accuracy", print_accuracy, "compute the accuracy of a classifier and print it as JSON"
+    )
     add_checkpoint(parser)
     parser.add_argument("data", type=Path, help="folder with SPLIT.tsv")
-    parser.add_argument("--split", default="dev", help="what is classified")
+    parser.add_argument("--split", default="dev", help="name of the file without .tsv")
 
 
 def print_accuracy(arguments: argparse.Namespace) -> None:
@@ -177,25 +220,30 @@ def print_accuracy(arguments: argparse.Namespace) -> None:
 def accuracy_report(checkpoint: Path, data: Path, split: str) -> dict[str, Any]:
     model, tokenizer = load_model(checkpoint)
     if not isinstance(model, Classifier):
-        raise ValueError(f"{checkpoint} does not classify")
+        raise ValueError(f"{checkpoint} must be a classifier, but its architecture is {architecture_of(model.config)}")
     found = accuracy(model, tokenizer, *read_labelled(data, split, len(model.config.labels)))
-    return {"split": split, **accuracy_facts(found), "checkpoint": load_facts(checkpoint / WEIGHTS)}
+    return {"split": split, **accuracy_fields(found), "checkpoint": load_metadata(checkpoint / WEIGHTS)}
 
 
 def add_recall(commands: Commands) -> None:
-    parser = add_command(commands, "recall", measure_recall, "how long a model that chats keeps an instruction")
+    parser = add_command(commands, "recall", measure_recall, "measure how long a chat model follows an instruction")
     add_checkpoint(parser)
-    parser.add_argument("--turns", type=int, nargs="+", default=list(TURNS), help="after so many it is checked")
+    parser.add_argument("--turns", type=int, nargs="+", default=list(TURNS), help="lengths of the dialogues, in turns")
     parser.add_argument(
-        "--dialogues", type=int, default=NUM_DIALOGUES, help="of each kind of instruction and each length"
+        "--dialogues",
+        type=int,
+        default=NUM_DIALOGUES,
+        help="number of dialogues of each kind of instruction and each length",
     )
-    parser.add_argument("--seed", type=int, default=SEED, help="of the dialogues")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of the dialogues")
     parser.add_argument("--json", type=Path, help="also write the counts to this file")
 
 
 def measure_recall(arguments: argparse.Namespace) -> None:
     if min(*arguments.turns, arguments.dialogues) < 1:
-        raise ValueError("turns and dialogues must be at least 1")
+        raise ValueError(
+            f"turns and dialogues must be at least 1, got {min(arguments.turns)} and {arguments.dialogues}"
+        )
     report = recall_report(arguments.checkpoint, arguments.turns, arguments.dialogues, arguments.seed)
     for turn, kinds in report["turns"].items():
         print(f"turn {turn}: " + ", ".join(f"{name} {one['kept']} of {one['total']}" for name, one in kinds.items()))
@@ -206,27 +254,31 @@ def measure_recall(arguments: argparse.Namespace) -> None:
 def recall_report(checkpoint: Path, turns: Sequence[int], num_dialogues: int, seed: int) -> dict[str, Any]:
     model, tokenizer = load_model(checkpoint)
     if not isinstance(model, CausalModel):
-        raise ValueError(f"{checkpoint} does not chat")
+        raise ValueError(f"{checkpoint} must be a chat model, but its architecture is {architecture_of(model.config)}")
     with one_thread():
         counts = recall(greedy_answers(model, tokenizer), turns, num_dialogues, seed)
-    return {"seed": seed, "checkpoint": load_facts(checkpoint / WEIGHTS), "turns": counts}
+    return {"seed": seed, "checkpoint": load_metadata(checkpoint / WEIGHTS), "turns": counts}
 
 
 def add_zoo(commands: Commands) -> None:
-    text = "train and score every system, one after another; run it again to resume"
+    text = "train and evaluate all systems, one after another; run the same command again to resume"
     parser = add_command(commands, "zoo", train_zoo, text)
     folders = " and ".join(sorted({system.corpus.folder for system in SYSTEMS.values()} - {""}))
-    parser.add_argument("data", type=Path, help=f"folder with the folders {folders}")
-    parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="a folder for each run is made in it")
-    parser.add_argument("--systems", nargs="*", choices=PLAN, default=list(PLAN), metavar="NAME", help="only these")
-    parser.add_argument("--seeds", type=int, help="so many of each instead of as many as are planned")
-    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of runs that are not yet begun")
+    parser.add_argument("data", type=Path, help=f"folder with the subfolders {folders}")
+    parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="parent folder of the runs")
+    parser.add_argument(
+        "--systems", nargs="*", choices=PLAN, default=list(PLAN), metavar="NAME", help="train only these"
+    )
+    parser.add_argument("--seeds", type=int, help="number of runs of each system (default: depends on the system)")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="float32", help="precision of new runs; a resumed run keeps its own"
+    )
 
 
 def train_zoo(arguments: argparse.Namespace) -> None:
-    """Seed 1 of every system comes before seed 2 of any."""
+    """Train the systems in the order of their seeds: seed 1 of all systems, then seed 2."""
     if arguments.seeds is not None and arguments.seeds < 1:
-        raise ValueError(f"seeds is {arguments.seeds}, it must be at least 1")
+        raise ValueError(f"seeds must be at least 1, got {arguments.seeds}")
     runs = [(seed, name) for name in arguments.systems for seed in range(1, 1 + (arguments.seeds or PLAN[name].seeds))]
     for seed, name in sorted(runs, key=lambda one: one[0]):
         print(f"{name}, seed {seed}", flush=True)
@@ -236,13 +288,13 @@ def train_zoo(arguments: argparse.Namespace) -> None:
         train_and_score(system, TrainConfig(**settings, precision=_precision(run, arguments.precision)), data, run)
 
 
-def _precision(run: Path, wanted: Precision) -> Precision:
-    """A run ends as it began."""
-    return read_train_config(run / "train.json").precision if (run / "state.safetensors").exists() else wanted
+def _precision(run: Path, requested: Precision) -> Precision:
+    """Return the precision of a run that exists, otherwise the requested one."""
+    return read_train_config(run / "train.json").precision if (run / "state.safetensors").exists() else requested
 
 
 def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) -> None:
-    """Finish a run, then write `scores.json` into it; a run that has one is left as it is."""
+    """Train a run and write `scores.json` into its folder; do nothing if the file exists."""
     path = run / "scores.json"
     if path.exists():
         return
@@ -257,17 +309,24 @@ def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) 
     write_json(path, report)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m model", description="Train and evaluate attention models.")
+def main(arguments: Sequence[str] | None = None, parser: argparse.ArgumentParser | None = None) -> int:
+    """Run a command and return the exit code.
+
+    Args:
+        arguments: words of the command line; by default those of the process.
+        parser: parser that gets the commands; by default that of `python -m model`.
+    """
+    parser = parser or argparse.ArgumentParser(prog="python -m model")
+    parser.description = "Train and evaluate attention models."
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_train(commands)
     add_evaluate(commands)
     add_accuracy(commands)
     add_recall(commands)
     add_zoo(commands)
-    arguments = parser.parse_args()
+    parsed = parser.parse_args(arguments)
     try:
-        arguments.action(arguments)
+        parsed.action(parsed)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -275,18 +334,16 @@ def main() -> int:
         if not is_out_of_memory(error):
             raise
         message = str(error).splitlines()[0]
-        print(f"error: out of memory, use a smaller model or fewer batch_tokens: {message}", file=sys.stderr)
+        print(f"error: out of memory; use a smaller model or a smaller --batch-tokens: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "error: interrupted; what a run has finished is kept, the same command goes on from there", file=sys.stderr
-        )
+        print("error: interrupted; finished epochs are kept, run the same command again to resume", file=sys.stderr)
         return 130
     return 0
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Tell PyTorch's allocation failures apart; on a CPU they have no class of their own."""
+    """Return True for an allocation failure of PyTorch, which has no exception class on a CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

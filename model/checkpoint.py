@@ -1,4 +1,8 @@
-"""A checkpoint: a folder with `config.json`, `weights.safetensors` and `tokenizer.json`. Nothing in it is pickled."""
+"""Reading and writing of checkpoints.
+
+A checkpoint is a folder with `config.json`, `weights.safetensors` and `tokenizer.json`. No file is
+pickled.
+"""
 
 import json
 import os
@@ -21,16 +25,22 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "weights.safetensors", "tokenizer.js
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that a kill leaves the old one or the new one, never a part."""
+    """Write a text file atomically: an interrupted write leaves the old file."""
     with _replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
-    """Write tensors, and facts that JSON can hold, so that a kill leaves the old file or the new one, never a part.
+    """Write tensors and metadata atomically: an interrupted write leaves the old file.
+
+    Args:
+        path: the safetensors file to write or replace.
+        tensors: by name.
+        facts: metadata that JSON can represent; stored in the header of the file.
 
     Raises:
-        OSError: the file cannot be written, as on a full disk; the old file is left.
+        OSError: the file cannot be written, for example because the disk is full; the old file is
+            kept.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {"facts": json.dumps(dict(facts or {}))}
@@ -39,15 +49,15 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
         try:
             save_file(plain, temporary, metadata=metadata)
         except SafetensorError as error:
-            raise OSError(f"{path} cannot be written: {error}") from error
-        temporary.chmod(mode)  # the library makes its own file, which no other user may read
+            raise OSError(f"cannot write {path}: {error}") from error
+        temporary.chmod(mode)  # safetensors creates its file with mode 0600
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """An empty file beside `path` that replaces it if all goes well, and is removed otherwise."""
+    """Yield an empty temporary file that replaces `path` on success and is removed on failure."""
     temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.unlink(missing_ok=True)  # that of a process that was killed
+    temporary.unlink(missing_ok=True)  # left by a process that was killed
     try:
         temporary.touch()
         yield temporary
@@ -57,7 +67,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read what `save_tensors` wrote.
+    """Read the tensors that `save_tensors` wrote.
 
     Raises:
         ValueError: the file is damaged.
@@ -68,8 +78,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise _damaged(path, error) from error
 
 
-def load_facts(path: Path) -> dict[str, Any]:
-    """Read the facts that `save_tensors` wrote.
+def load_metadata(path: Path) -> dict[str, Any]:
+    """Read the metadata that `save_tensors` wrote.
 
     Raises:
         ValueError: the file is damaged.
@@ -83,13 +93,13 @@ def load_facts(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, error: SafetensorError) -> ValueError:
-    return ValueError(f"{path} is damaged, it may have been cut off: {error}")
+    return ValueError(f"{path} is damaged or truncated: {error}")
 
 
 def save_checkpoint(
     folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Path, facts: Mapping[str, Any]
 ) -> None:
-    """Write a checkpoint; `facts` (epoch, loss, ...) go into the weights' header."""
+    """Write a checkpoint, with `facts` (epoch, loss, ...) in the header of the weights file."""
     folder.mkdir(parents=True, exist_ok=True)
     replace_text(folder / CONFIG, model_config_to_json(config))
     replace_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
@@ -97,35 +107,46 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path) -> tuple[TranslationModel, Tokenizer]:
-    """`load_model` for a checkpoint that must translate.
+    """Load a translation model with `load_model`.
 
     Raises:
-        ValueError: it does something else; or as `load_model` does.
+        FileNotFoundError: see `load_model`.
+        ValueError: the checkpoint is not a translation model, or see `load_model`.
     """
     model, tokenizer = load_model(folder)
     if not isinstance(model, TranslationModel):
-        raise ValueError(f"{folder} does not translate: it is a {architecture_of(model.config)}")
+        raise ValueError(
+            f"{folder} must be a translation model (transformer or recurrent), but its architecture is "
+            f"{architecture_of(model.config)}"
+        )
     return model, tokenizer
 
 
 def load_model(folder: Path) -> tuple[Model, Tokenizer]:
-    """Read a checkpoint; the model comes in evaluation mode, on the CPU.
+    """Load a model in evaluation mode on the CPU, and its tokenizer.
 
     Raises:
-        FileNotFoundError: as `load_parts` does.
-        ValueError: as `load_parts` does, or the weights cannot be read or do not fit the configuration.
+        FileNotFoundError: a file is missing; the message names it.
+        ValueError: a file cannot be read, or the configuration does not match the tokenizer or the
+            weights.
     """
     config, tokenizer = load_parts(folder)
     model = build_model(config)
     try:
         model.load_state_dict(load_tensors(folder / WEIGHTS))
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{folder} is not a checkpoint that fits this version: {one_line(error)}") from error
+        raise ValueError(
+            f"{folder} is not a checkpoint of this version of Sightline: {one_line(error)}; train it again"
+        ) from error
     return model.eval(), tokenizer
 
 
 def one_line(error: Exception) -> str:
-    """Return the beginning of a message: PyTorch names the class in the first line, the first mismatch in the next."""
+    """Return the first two lines of an error message as one line.
+
+    For mismatched weights, PyTorch names the class in the first line and the first mismatch in the
+    second.
+    """
     return " ".join(line.strip() for line in str(error).splitlines()[:2])
 
 
@@ -133,25 +154,31 @@ def load_parts(folder: Path) -> tuple[ModelConfig, Tokenizer]:
     """Read the configuration and the tokenizer of a checkpoint.
 
     Raises:
-        FileNotFoundError: a file of the three is missing; the message names it.
-        ValueError: one of the two cannot be read, or they do not fit each other.
+        FileNotFoundError: one of the three files is missing; the message names it.
+        ValueError: a file cannot be read, or the configuration does not match the tokenizer.
     """
     for name in (CONFIG, WEIGHTS, TOKENIZER):
         if not (folder / name).is_file():
             trained = [part for part in ("averaged", "best") if (folder / part / WEIGHTS).is_file()]
-            hint = f"; {folder / trained[0]} is one" if trained else ""
+            hint = f"; use {folder / trained[0]}" if trained else ""
             raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}{hint}")
     try:
         config = read_model_config(folder / CONFIG)
     except ValueError as error:
-        raise ValueError(f"{folder} is not a checkpoint that fits this version: {error}") from error
+        raise ValueError(f"{folder} is not a checkpoint of this version of Sightline: {error}") from error
     tokenizer = read_tokenizer(folder / TOKENIZER)
     check_tokenizer(tokenizer, config)
     return config, tokenizer
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of the weights in several files (Vaswani et al. 2017, section 6.1), summed in float64."""
+    """Return the mean of the weights in several files (Vaswani et al. 2017, section 6.1).
+
+    The sum is computed in float64; the result is float32.
+
+    Raises:
+        ValueError: `paths` is empty, or a file is damaged.
+    """
     if not paths:
         raise ValueError("no checkpoints to average")
     total: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Configurations of models: frozen, checked when they are made, and stored beside the weights."""
+"""Model configurations: immutable, validated on construction, and stored beside the weights."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from typing import Any, Literal, TypeVar
 
 from model.fields import Probability, Size, TokenId, check_fields, from_fields, read_fields, to_json
 
-# Fields that the tokenizer decides, see `model.data.tokenizer`.
+# Fields that must match the tokenizer, see `model.data.tokenizer`.
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What every model has."""
+    """Configuration fields of every model."""
 
     vocab_size: Size
     dropout: Probability = 0.1
@@ -28,14 +28,17 @@ class ModelConfig:
         ids = [getattr(self, name) for name in SPECIAL_IDS]
         if len(set(ids)) < len(ids) or max(ids) >= self.vocab_size:
             raise ValueError(
-                f"{', '.join(SPECIAL_IDS)} are {', '.join(map(str, ids))}, they must differ and lie below vocab_size "
-                f"({self.vocab_size})"
+                f"{', '.join(SPECIAL_IDS)} must be different and less than vocab_size ({self.vocab_size}), got "
+                f"{', '.join(map(str, ids))}"
             )
 
 
 @dataclass(frozen=True)
 class StackConfig(ModelConfig):
-    """Sizes of layers of self-attention (Vaswani et al. 2017, table 3 names in brackets)."""
+    """Sizes of a stack of self-attention layers.
+
+    Brackets in comments give the names of table 3 of Vaswani et al. 2017.
+    """
 
     d_model: Size = 512  # width of every layer [d_model]
     num_heads: Size = 8  # [h]
@@ -44,9 +47,9 @@ class StackConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.d_model % self.num_heads:
-            raise ValueError(f"d_model ({self.d_model}) must be a multiple of num_heads ({self.num_heads})")
+            raise ValueError(f"d_model must be a multiple of num_heads ({self.num_heads}), got {self.d_model}")
         if self.d_model % 2:
-            raise ValueError(f"d_model is {self.d_model}; sinusoidal positions need an even width")
+            raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
 
     @property
     def head_size(self) -> int:
@@ -59,24 +62,24 @@ Sharing = Literal["headwise", "key-value", "layerwise"]
 
 @dataclass(frozen=True)
 class TransformerConfig(StackConfig):
-    """Sizes of an encoder-decoder Transformer.
+    """Configuration of an encoder-decoder Transformer.
 
-    The defaults are the paper's base model; `tiny` is the one of Wu et al. 2021 ("Good for Misconceived Reasons").
+    The defaults are the base model of Vaswani et al. 2017. `tiny` returns the model of Wu et al.
+    2021 ("Good for Misconceived Reasons").
     """
 
     encoder_layers: Size = 6  # [N]
     decoder_layers: Size = 6  # [N]
     pre_norm: bool = False  # x + Sublayer(LayerNorm(x)) instead of LayerNorm(x + Sublayer(x))
-    encoder_attention: EncoderAttention = "multi-head"  # the decoder's is always multi-head
-    linformer_size: Size = 128  # slots that the source is projected to [k of Wang et al. 2020]
-    linformer_sharing: Sharing = "layerwise"  # of the projections, see `model.layers.linformer`
+    encoder_attention: EncoderAttention = "multi-head"  # the decoder's attention is always multi-head
+    linformer_size: Size = 128  # number of projected keys [k of Wang et al. 2020]
+    linformer_sharing: Sharing = "layerwise"  # which projections are shared, see `model.layers.linformer`
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.encoder_attention == "linformer" and self.linformer_size > self.max_positions:
             raise ValueError(
-                f"linformer_size ({self.linformer_size}) exceeds max_positions ({self.max_positions}): "
-                "there would be more slots than tokens"
+                f"linformer_size must be at most max_positions ({self.max_positions}), got {self.linformer_size}"
             )
 
     @property
@@ -85,34 +88,34 @@ class TransformerConfig(StackConfig):
 
     @classmethod
     def tiny(cls, vocab_size: int) -> "TransformerConfig":
-        """Transformer-Tiny: 4 + 4 layers, width 128, for corpora of some ten thousand sentences."""
+        """Return Transformer-Tiny, a model for corpora of some ten thousand sentences."""
         return cls(vocab_size, d_model=128, num_heads=4, d_ff=256, encoder_layers=4, decoder_layers=4, dropout=0.3)
 
 
 @dataclass(frozen=True)
 class ClassifierConfig(StackConfig):
-    """A Transformer encoder that chooses one of several labels."""
+    """Configuration of a Transformer encoder that classifies text."""
 
     encoder_layers: Size = 2
-    word_dropout: Probability = 0.0  # probability that a token is left out in training
+    word_dropout: Probability = 0.0  # probability that a token is dropped in training
     labels: tuple[str, ...] = ("negative", "positive")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(set(self.labels)) < max(2, len(self.labels)):
-            raise ValueError(f"labels are {self.labels}; a classifier needs two or more that differ")
+            raise ValueError(f"labels must be two or more different strings, got {self.labels}")
 
 
 @dataclass(frozen=True)
 class CausalConfig(StackConfig):
-    """A decoder alone, which reads a text and goes on with it."""
+    """Configuration of a decoder-only Transformer, which continues a text."""
 
     layers: Size = 4
-    max_positions: Size = 1024  # of what is read and what is written together
+    max_positions: Size = 1024  # prompt and generated tokens together
 
     @classmethod
     def chat(cls, vocab_size: int) -> "CausalConfig":
-        """Small enough to learn small talk on one thread."""
+        """Return a model that is small enough to train on small talk with one thread."""
         return cls(vocab_size, d_model=128, num_heads=4, d_ff=256, layers=4, dropout=0.0)
 
 
@@ -121,10 +124,10 @@ Score = Literal["none", "additive", "dot", "general", "concat", "location", "red
 
 @dataclass(frozen=True)
 class RecurrentConfig(ModelConfig):
-    """A recurrent encoder-decoder: with a fixed context vector, or with one of the classic attentions.
+    """Configuration of a recurrent encoder-decoder.
 
-    With `query` "previous" the decoder attends before its state changes (Bahdanau et al. 2015), with "current" after
-    (Luong et al. 2015).
+    With `query` "previous", the decoder attends before it updates its state (Bahdanau et al. 2015);
+    with "current", it attends after the update (Luong et al. 2015).
     """
 
     cell: Literal["gru", "lstm"] = "gru"
@@ -132,32 +135,40 @@ class RecurrentConfig(ModelConfig):
     encoder_size: Size = 192  # of each direction
     bidirectional: bool = True
     decoder_size: Size = 256
-    attention: Score = "additive"  # the score; "none" is the fixed context vector
-    attention_size: Size = 192  # inner width of the scores that have one; the rank of "reduced_rank"
+    attention: Score = "additive"  # score function; "none" means a fixed context vector
+    attention_size: Size = 192  # inner width of the "additive" and "concat" scores, rank of "reduced_rank"
     query: Literal["previous", "current"] = "previous"
-    input_feeding: bool = False  # the last attentional vector is part of the next input; with "current"
+    input_feeding: bool = False  # the previous attentional vector is an input; needs query "current"
     window: Literal["global", "local-m", "local-p"] = "global"
-    window_radius: Size = 10  # D; read only with a window
-    selection: Literal["soft", "reinforce", "marginal"] = (
-        "soft"  # the last two are hard attention, by how it is trained
-    )
+    window_radius: Size = 10  # D of Luong et al. 2015; ignored without a window
+    # "reinforce" and "marginal" are hard attention, trained by REINFORCE or by the exact marginal
+    # likelihood.
+    selection: Literal["soft", "reinforce", "marginal"] = "soft"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attention == "dot" and self.decoder_size != self.annotation_size:
-            raise ValueError(f"dot needs states as wide as annotations: {self.decoder_size} and {self.annotation_size}")
+            raise ValueError(
+                f'attention "dot" needs decoder_size ({self.decoder_size}) to equal the annotation size '
+                f"({self.annotation_size}), which is encoder_size, doubled if bidirectional"
+            )
         if self.attention == "none" and (self.window, self.selection, self.query) != ("global", "soft", "previous"):
-            raise ValueError("a fixed context vector has no query, no window and nothing to select")
+            raise ValueError('attention "none" needs window "global", selection "soft" and query "previous"')
         if self.query == "previous" and (self.input_feeding or self.window != "global"):
-            raise ValueError("input feeding and windows go with the current state as the query")
+            raise ValueError('input_feeding and a window other than "global" need query "current"')
         if self.selection != "soft" and self.window == "local-p":
-            raise ValueError("the weights of local-p sum to less than 1: no position can be drawn from them")
+            raise ValueError(
+                'window "local-p" needs selection "soft": its weights sum to less than 1, so no position can be sampled'
+            )
         if self.selection == "marginal" and (self.query == "previous" or self.input_feeding):
-            raise ValueError("only where no later state depends on what was selected can a step be marginalised alone")
+            raise ValueError(
+                'selection "marginal" needs query "current" and no input_feeding: no later state may depend on the '
+                "selected position"
+            )
 
     @property
     def annotation_size(self) -> int:
-        """Width of what the encoder says of each token."""
+        """Width of an annotation, the encoder's state of one token."""
         return self.encoder_size * (2 if self.bidirectional else 1)
 
 
@@ -165,12 +176,12 @@ Config = TypeVar("Config", bound=ModelConfig)
 
 
 def with_fields(config: Config, changes: Mapping[str, str]) -> Config:
-    """A configuration with some fields changed, which are given as text.
+    """Return a configuration with some fields replaced by values given as text.
 
     Raises:
-        ValueError: there is no such field, or it cannot have that value.
+        ValueError: a field is unknown, or its value is not allowed.
     """
-    # The tokenizer decides the vocabulary's size and the special tokens' ids, the data decides the labels.
+    # The tokenizer determines vocab_size and the special ids, and the data determines the labels.
     fields = {
         name: value
         for name, value in dataclasses.asdict(config).items()
@@ -180,14 +191,16 @@ def with_fields(config: Config, changes: Mapping[str, str]) -> Config:
 
 
 def _read(name: str, text: str, fields: Mapping[str, Any]) -> Any:
-    """A field's value, of the type that it has now."""
+    """Convert text to the type that a field has now."""
     if name not in fields:
-        raise ValueError(f"this model has no field {name} to set; it has {', '.join(fields)}")
+        raise ValueError(f"unknown field {name}; the fields of this model are {', '.join(fields)}")
     kind = type(fields[name])
     try:
         return {"true": True, "false": False}[text] if kind is bool else kind(text)
     except (KeyError, ValueError):
-        raise ValueError(f"{name} is {text}, it must be {'true or false' if kind is bool else kind.__name__}") from None
+        raise ValueError(
+            f"{name} must be {'true or false' if kind is bool else f'of type {kind.__name__}'}, got {text}"
+        ) from None
 
 
 MODELS: dict[str, type[ModelConfig]] = {
@@ -210,13 +223,13 @@ def read_model_config(path: Path) -> ModelConfig:
     """Read what `model_config_to_json` wrote.
 
     Raises:
-        ValueError: the file is not such a record, a field is unknown or missing, a value is not allowed, or there is no
-            such architecture; the message names the file and the field.
+        ValueError: the file is not a JSON object, the architecture or a field is unknown, a field
+            is missing, or a value is not allowed; the message names the file and the field.
     """
     fields = read_fields(path)
-    architecture = fields.pop("architecture", "transformer")  # checkpoints of old say nothing
+    architecture = fields.pop("architecture", "transformer")  # older checkpoints have no such field
     if architecture not in MODELS:
-        raise ValueError(f"{path}: there is no architecture {architecture}; there are {', '.join(MODELS)}")
-    # JSON has lists alone.
+        raise ValueError(f"{path}: architecture must be one of {', '.join(MODELS)}, got {architecture}")
+    # JSON has no tuples.
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     return from_fields(MODELS[architecture], values, path)

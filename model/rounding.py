@@ -1,19 +1,23 @@
-"""Limits of the error that float32 rounding causes in a model's results, on any processor.
+"""Bounds on the error that float32 rounding causes in a model's results, on any processor.
 
-Libraries add the terms of a product in an order of their own, which depends on the processor and on the sizes. So two
-correct programs differ, and by how much depends on the model: one whose attention scores reach 100, or whose state is
-fed back for 80 steps, magnifies every rounding error.
+Libraries sum the terms of a product in different orders, depending on the processor and on the
+sizes. Two correct programs therefore give different results. The size of the difference depends on
+the model: attention scores near 100, or a state that is fed back for 80 steps, amplify every
+rounding error.
 
-The limits follow from backward error analysis. A float32 product of n terms is the exact product of weights that
-differ from the given ones by a relative error of about sqrt(n) * u, where u = 2**-24 is the unit roundoff (N. Higham
-and T. Mary, "A new approach to probabilistic rounding error analysis", 2019; the worst case is n * u). Functions such
-as exp, tanh and division add a few u. With e = (4 + sqrt(n)) * u, where n is the largest number of terms in the
-model, a float32 result is accepted if it lies no farther from the exact one, computed in float64, than the exact
-results of models whose weights were moved by e times a standard normal number, plus e times the largest result for
-the last operation. Depth, steps, and the size of scores need no constants of their own: the moved models contain
-them.
+The limits follow from backward error analysis. A float32 product of n terms equals the exact
+product with weights that differ from the given ones by a relative error of about sqrt(n) * u, where
+u = 2**-24 is the unit roundoff (N. Higham and T. Mary, "A new approach to probabilistic rounding
+error analysis", 2019; the worst case is n * u). Functions such as exp, tanh and division add a few
+u. Let e = (4 + sqrt(n)) * u, where n is the largest number of terms in the model. The exact result
+is computed in float64, and so are the results of perturbed models, whose weights are multiplied by
+1 + e * z with z from the standard normal distribution. A float32 result is accepted if its distance
+from the exact result is at most the largest distance of a perturbed model's result, plus e times
+the largest result for the rounding of the last operation. The limits need no constants for depth,
+number of steps or size of scores, because the perturbed models have the same ones.
 
-In the small copies of all trained systems, ONNX Runtime and PyTorch in float32 reach a quarter of these limits.
+On small copies of all trained systems, ONNX Runtime and PyTorch in float32 reach a quarter of these
+limits.
 """
 
 import copy
@@ -26,9 +30,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-UNIT_ROUNDOFF = 2.0**-24  # of float32: the largest relative error of one rounded operation
-ELEMENTARY = 4  # unit roundoffs of a function of one value, such as exp or tanh
-PAIRS = 3  # of moved models
+UNIT_ROUNDOFF = 2.0**-24  # largest relative error of one float32 operation
+ELEMENTARY = 4  # error of a function of one value, such as exp or tanh, in units of UNIT_ROUNDOFF
+PAIRS = 3  # number of pairs of perturbed models
 
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
 Array = NDArray[np.float64]
@@ -36,36 +40,45 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Reference(Generic[AnyModel]):
-    """A model in float64, and models that differ from it by as much as float32 rounding may."""
+    """Model in float64, and copies with perturbations the size of float32 rounding."""
 
     exact: AnyModel
-    moved: tuple[AnyModel, ...]
+    perturbed: tuple[AnyModel, ...]
 
     def limits(
         self, compute: Callable[[AnyModel], Mapping[str, Array]]
     ) -> tuple[Mapping[str, Array], dict[str, float]]:
-        """Return the exact arrays that `compute` gives, and how far float32 results may lie from each."""
+        """Compute exact results and the largest accepted error of each.
+
+        Args:
+            compute: runs a model and returns named float64 arrays.
+
+        Returns:
+            The exact arrays, and by name the largest absolute difference that float32 rounding
+            explains.
+        """
         exact = compute(self.exact)
         limits = dict.fromkeys(exact, 0.0)
-        for model in self.moved:
+        for model in self.perturbed:
             for name, array in compute(model).items():
-                limits[name] = float(np.maximum(limits[name], largest(array - exact[name])))  # keeps NaN
+                limits[name] = float(np.maximum(limits[name], max_abs(array - exact[name])))  # keeps NaN
         error = relative_error(self.exact)
-        return exact, {name: limits[name] + error * largest(array) for name, array in exact.items()}
+        return exact, {name: limits[name] + error * max_abs(array) for name, array in exact.items()}
 
 
 def reference(model: AnyModel, pairs: int = PAIRS) -> Reference[AnyModel]:
-    """Copy a model to float64 and move the weights of the copy, always in the same random directions.
+    """Copy a model to float64 and perturb the weights of further copies, with fixed random seeds.
 
-    Each direction is taken forwards and backwards, so that a hard decision near a tie (the largest weight, the edge of
-    a window) falls both ways. Several directions are needed because one may by chance leave a result where it is.
+    Each random direction is used with both signs, so that a discrete decision near a tie (the
+    largest weight, the edge of a window) has both outcomes. Several directions are needed, because
+    a single one may leave a result unchanged by chance.
     """
     exact = copy.deepcopy(model).double()
-    return Reference(exact, tuple(_moved(exact, seed, sign) for seed in range(pairs) for sign in (1, -1)))
+    return Reference(exact, tuple(_perturbed(exact, seed, sign) for seed in range(pairs) for sign in (1, -1)))
 
 
-def largest(array: Array) -> float:
-    """Return the largest absolute value, NaN if there is one, 0 if the array is empty."""
+def max_abs(array: Array) -> float:
+    """Return the largest absolute value; NaN if the array contains NaN, and 0 if it is empty."""
     return float(np.max(np.abs(array), initial=0.0))
 
 
@@ -80,7 +93,7 @@ def relative_error(model: nn.Module) -> float:
 
 
 @torch.no_grad()
-def _moved(exact: AnyModel, seed: int, sign: int) -> AnyModel:
+def _perturbed(exact: AnyModel, seed: int, sign: int) -> AnyModel:
     model, generator = copy.deepcopy(exact), torch.Generator().manual_seed(seed)
     error = sign * relative_error(exact)
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""The systems that Sightline trains, by name: configuration, task and training settings."""
+"""Named systems that Sightline trains: model configuration, task and training settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,8 +11,9 @@ from model.training.classification import CLASSIFICATION
 from model.training.task import Task
 from model.training.translation import TRANSLATION
 
-# What compared systems share: as many updates an epoch, over the same batches, gradients clipped hard as recurrent ones
-# need it. Only the peak rate is each family's own.
+# Settings of all systems that are compared with each other: the same batches and number of updates,
+# and the strong gradient clipping that recurrent models need. Only the peak learning rate depends
+# on the architecture.
 _SHARED: Mapping[str, Any] = {
     "max_epochs": 24,
     "batch_tokens": 2000,
@@ -24,8 +25,8 @@ _SHARED: Mapping[str, Any] = {
 RECURRENT_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2e-3}
 TRANSFORMER_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2.5e-3}
 
-
-# Some thousand sentences are soon learnt by heart: few epochs of small batches, and the mean of most of them.
+# A corpus of some thousand sentences is quickly memorized: train for few epochs with small batches,
+# and average most of the epochs.
 SENTIMENT_TRAINING: Mapping[str, Any] = {
     "vocab_size": 8000,
     "max_epochs": 12,
@@ -54,12 +55,12 @@ CHAT_TRAINING: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a system learns from."""
+    """Training corpus of a system."""
 
     name: str
-    folder: str  # "" where a system makes its own
-    license: str  # of weights
-    languages: tuple[str, str] | None = None  # ISO 639-1 codes of what is translated, and into what
+    folder: str  # "" for a corpus that is generated
+    license: str  # license of the weights
+    languages: tuple[str, str] | None = None  # ISO 639-1 codes of source and target
     chat: ChatTemplate | None = None
 
 
@@ -70,11 +71,11 @@ SMALLTALK = Corpus("smalltalk", "", "Apache-2.0", chat=CHAT)
 
 @dataclass(frozen=True)
 class System:
-    """A model and its training."""
+    """Model and its training."""
 
     description: str
-    make_config: Callable[[int], ModelConfig]  # from the size of the vocabulary
-    training: Mapping[str, Any] = field(default_factory=dict)  # fields of TrainConfig that differ from its defaults
+    make_config: Callable[[int], ModelConfig]  # maps the vocabulary size to a configuration
+    training: Mapping[str, Any] = field(default_factory=dict)  # fields of TrainConfig that differ from the defaults
     task: Task[Any, Any, Any] = TRANSLATION
     corpus: Corpus = MULTI30K
 
@@ -86,7 +87,7 @@ def _sentiment(vocab_size: int) -> ModelConfig:
 
 
 def _tiny(description: str, **changes: Any) -> System:
-    """Transformer-Tiny with some of its fields changed, trained as briefly as the recurrent systems."""
+    """Return Transformer-Tiny with some fields changed and the training of compared systems."""
 
     def make_config(vocab_size: int) -> ModelConfig:
         return replace(TransformerConfig.tiny(vocab_size), **changes)
@@ -115,14 +116,14 @@ def _chat(description: str, has_ghost_attention: bool) -> System:
     return System(description, CausalConfig.chat, CHAT_TRAINING, chat_task(has_ghost_attention), SMALLTALK)
 
 
-# Compared with one another: their parameters are within a tenth of post-norm's.
+# Systems that are compared with each other; their numbers of parameters differ by at most a tenth.
 COMPARED: Mapping[str, System] = {
     "fixed-context": _recurrent("GRU with a fixed context vector (Cho et al. 2014)", attention="none"),
     "bahdanau": _recurrent("GRU with additive attention (Bahdanau et al. 2015)"),
     "luong-general": _luong("GRU with general attention and input feeding (Luong et al. 2015)", "general"),
-    "post-norm": _tiny("Transformer-Tiny, trained as what it is compared with (Vaswani et al. 2017)"),
+    "post-norm": _tiny("Transformer-Tiny, trained like the recurrent systems (Vaswani et al. 2017)"),
 }
-# The same, as briefly trained as what changes one thing of them.
+# The same systems, trained for as long as the ablations.
 SHORT: Mapping[str, System] = {
     f"{name}-short": replace(system, description=f"{system.description}, trained half as long")
     for name, system in COMPARED.items()
@@ -133,38 +134,45 @@ SYSTEMS: Mapping[str, System] = {
     "transformer-base": System("Transformer base (Vaswani et al. 2017)", TransformerConfig),
     **COMPARED,
     **SHORT,
-    # One change each of a short one, of hard attention two or three.
+    # Ablations: each changes one thing of a short system; those with hard attention change two or
+    # three.
     "luong-dot": _luong("GRU with dot attention (Luong et al. 2015)", "dot"),
     "luong-concat": _luong("GRU with concat attention (Luong et al. 2015)", "concat"),
     "luong-location": _luong("GRU with location attention (Luong et al. 2015)", "location"),
     "luong-local-m": _luong(
-        "GRU that attends to a window that moves on (Luong et al. 2015)", "general", window="local-m", window_radius=3
+        "GRU with a monotonic attention window, local-m (Luong et al. 2015)",
+        "general",
+        window="local-m",
+        window_radius=3,
     ),
     "luong-local-p": _luong(
-        "GRU that predicts where its window is (Luong et al. 2015)", "general", window="local-p", window_radius=5
+        "GRU with a predicted attention window, local-p (Luong et al. 2015)",
+        "general",
+        window="local-p",
+        window_radius=5,
     ),
     "multiplicative": _recurrent("Bahdanau's decoder with a bilinear score (Luong et al. 2015)", attention="general"),
     "reduced-rank": _recurrent(
         "Bahdanau's decoder with a bilinear score of rank 32", attention="reduced_rank", attention_size=32
     ),
     "hard-reinforce": _luong(
-        "GRU that looks at one position, by REINFORCE (Xu et al. 2015)",
+        "GRU with hard attention trained by REINFORCE (Xu et al. 2015)",
         "general",
         input_feeding=False,
         selection="reinforce",
     ),
     "hard-marginal": _without_smoothing(
         _luong(
-            "GRU that looks at one position, by the sum over positions (Deng et al. 2018)",
+            "GRU with hard attention trained by its exact marginal likelihood (Deng et al. 2018)",
             "general",
             input_feeding=False,
             selection="marginal",
         )
     ),
-    "pre-norm": _tiny("Transformer with normalisation first (Xiong et al. 2020)", pre_norm=True),
-    "single-head": _tiny("Transformer whose encoder has one head", encoder_attention="single-head"),
+    "pre-norm": _tiny("Pre-norm Transformer (Xiong et al. 2020)", pre_norm=True),
+    "single-head": _tiny("Transformer with a single-head encoder", encoder_attention="single-head"),
     "single-head-without-weights": _tiny(
-        "Transformer whose encoder is attention(A, A, A)", encoder_attention="single-head-without-weights"
+        "Transformer whose encoder attention has no parameters", encoder_attention="single-head-without-weights"
     ),
     "linformer": _tiny(
         "Transformer with a linear encoder (Wang et al. 2020)",
@@ -181,16 +189,16 @@ SYSTEMS: Mapping[str, System] = {
 
 
 @dataclass(frozen=True)
-class Planned:
-    """How often and how long `python -m model zoo` trains a system."""
+class RunPlan:
+    """Number and length of the runs that `python -m model zoo` trains of a system."""
 
     seeds: int
     max_epochs: int
 
 
-_COMPARISON, _ABLATION = Planned(seeds=3, max_epochs=24), Planned(seeds=1, max_epochs=12)
-# In the order in which they are trained.
-PLAN: Mapping[str, Planned] = {
+_COMPARISON, _ABLATION = RunPlan(seeds=3, max_epochs=24), RunPlan(seeds=1, max_epochs=12)
+# In training order.
+PLAN: Mapping[str, RunPlan] = {
     "bahdanau": _COMPARISON,
     "fixed-context": _COMPARISON,
     "luong-general": _COMPARISON,
@@ -200,7 +208,7 @@ PLAN: Mapping[str, Planned] = {
     "post-norm-short": _ABLATION,
     "fixed-context-short": _ABLATION,
     "luong-local-p": _ABLATION,
-    "hard-marginal": Planned(seeds=1, max_epochs=6),  # an update scores the vocabulary once for each source position
+    "hard-marginal": RunPlan(seeds=1, max_epochs=6),  # slow: each update computes logits for every source position
     "linformer": _ABLATION,
     "single-head": _ABLATION,
     "pre-norm": _ABLATION,
@@ -212,13 +220,13 @@ PLAN: Mapping[str, Planned] = {
     "luong-concat": _ABLATION,
     "luong-location": _ABLATION,
     "luong-local-m": _ABLATION,
-    "sentiment": Planned(seeds=1, max_epochs=SENTIMENT_TRAINING["max_epochs"]),
-    "chat-gatt": Planned(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
-    "chat-baseline": Planned(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
-    "transformer": Planned(seeds=1, max_epochs=72),  # the shipped model's, which takes longest
+    "sentiment": RunPlan(seeds=1, max_epochs=SENTIMENT_TRAINING["max_epochs"]),
+    "chat-gatt": RunPlan(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
+    "chat-baseline": RunPlan(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
+    "transformer": RunPlan(seeds=1, max_epochs=72),  # the shipped model; the longest run
 }
 
 
 def bundle_name(name: str) -> str:
-    """What requests call a system that is served."""
+    """Return the name under which a system is served."""
     return f"{SYSTEMS[name].corpus.name}-{name}"

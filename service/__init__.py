@@ -1,3 +1,3 @@
-"""The server: HTTP at the edge, one engine thread within, ONNX Runtime below. It never imports torch."""
+"""The HTTP service: ASGI endpoints, one engine thread, ONNX Runtime. It does not import torch."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,9 +1,11 @@
-"""`python -m service`: read the settings, serve, and say by the exit code how it ended.
+"""`python -m service`: read the settings and serve.
 
-0 after a drain, also one whose time ran out, 1 where the engine died or a second signal cut the drain short, 2 for
-settings or an installation that cannot be used, 3 for a bundle that cannot be served or a port that cannot be had.
+The exit code is 0 after a signal and a drain, even if the drain took too long; 1 if the engine died
+or a second signal cut the drain short; 2 if the settings or the installation cannot be used; 3 if
+no bundle can be served or the port is taken.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -12,33 +14,41 @@ from service.logs import configure_logging, open_missing_streams
 from service.settings import SettingsError, read_settings
 
 EXIT_SETTINGS = 2
-# Seconds after which a busy thread hands over the interpreter. The engine's thread asks for it after every step, and
-# would wait for Python's default of 5 ms, longer than most steps, whenever the event loop is busy.
+# Seconds after which a busy thread releases the interpreter lock. The engine's thread requests the
+# lock after every step. With Python's default of 5 ms it would wait longer than most steps take
+# whenever the event loop is busy.
 SWITCH_INTERVAL_S = 0.0005
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None) -> int:
+    """Serve, and return the exit code if the service cannot start.
+
+    Args:
+        arguments: flags of the command line.
+        parser: parser that gets the flags; by default that of `python -m service`.
+    """
     open_missing_streams()
     try:
-        settings = read_settings(arguments)
-        check_one_runtime([name for name in RUNTIMES if is_installed(name)])
+        settings = read_settings(arguments, parser=parser)
+        check_one_runtime(installed_runtimes())
     except SettingsError as error:
         print(f"error: {error}; starting again will not help until this is fixed", file=sys.stderr)
         return EXIT_SETTINGS
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, log_format=settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # Only now that the installation is known to be sound: this imports ONNX Runtime, and takes most of the start.
+    # Imported here, once the installation is known to be sound: it imports ONNX Runtime, which
+    # takes most of the start.
     from service.http.server import serve
 
     return serve(settings)
 
 
 def check_one_runtime(installed: Sequence[str]) -> None:
-    """Check that one ONNX Runtime is installed: two overwrite each other's files.
+    """Check that exactly one ONNX Runtime is installed: two overwrite each other's files.
 
     Raises:
-        SettingsError: none or both are; the message says what to do.
+        SettingsError: none or both are installed.
     """
     if len(installed) == len(RUNTIMES):
         raise SettingsError(
@@ -47,6 +57,10 @@ def check_one_runtime(installed: Sequence[str]) -> None:
         )
     if not installed:
         raise SettingsError("no ONNX Runtime is installed; install the extra 'cpu' or the extra 'gpu'")
+
+
+def installed_runtimes() -> list[str]:
+    return [name for name in RUNTIMES if is_installed(name)]
 
 
 def is_installed(distribution: str) -> bool:

@@ -1,42 +1,46 @@
-"""The application: its endpoints, what serves them, and the loading of models while it starts."""
+"""The application: its endpoints, their dispatcher, and the loading of models while it starts."""
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 
 from service import __version__, compat
-from service.api import attention, classify, encode, generate, health, models, score, similar, tokens
+from service.api import attention, classify, encode, generate, health, models, root, score, similar, tokens
 from service.bundle import BundleError
 from service.http import docs
 from service.http.dispatch import Dispatcher
 from service.http.routing import DescribedApp, RouteTable
-from service.inference.service import Backend, Service
+from service.inference.service import Backend, ServedModel, Service, state_bytes
+from service.machine import resident_bytes
 from service.metrics import Metrics, ModelMetrics
 from service.runtime.provider import RuntimeUnavailableError
 from service.settings import Settings
 
-# Makes the backend, away from the event loop; it gives the engines the observers that the callable makes.
+# Loads the models. Takes the settings and a function that returns the observer of a model's engine.
 Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]
-EXIT_CANNOT_SERVE = 3  # also uvicorn's where the port is taken; starting again will not help
+T = TypeVar("T")
+EXIT_CANNOT_SERVE = 3  # also uvicorn's exit code if the port is taken; a restart does not help
 EXIT_ENGINE_DEAD = 1
 WATCH_INTERVAL_S = 1.0
-NATIVE = (generate, score, attention, encode, classify, similar, tokens, models, health)
+NATIVE = (root, generate, score, attention, encode, classify, similar, tokens, models, health)
 
 logger = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings, load: Load, end_process: Callable[[int], None] | None = None) -> DescribedApp:
-    """Make the application, which begins to load when its lifespan starts.
+    """Create the application. It starts to load the models when its lifespan starts.
 
     Args:
-        settings: of this process.
-        load: makes the models and their worker. It runs in a thread of its own and may take its time.
-        end_process: called once with an exit code if the process has no more use: a bundle cannot be served, or the
-            engine died.
+        settings: settings of this process.
+        load: loads the models, in a thread of its own.
+        end_process: called once with an exit code if the process cannot serve: no model can be
+            loaded, or the engine has died.
     """
     service = Service(settings, Metrics(__version__))
     service.metrics.set_limits(settings.limits | {"max_response_bytes": service.response_memory.limit})
@@ -52,67 +56,123 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
                 await running
             await service.stop()
 
-    table = RouteTable(compat.error_formats(settings.family_names))
+    table = RouteTable(compat.error_formats(settings.api_names))
     app = DescribedApp(
         table,
         title="Sightline",
         version=__version__,
         description="Serves trained attention models, and shows what they attend to.",
         lifespan=lifespan,
-        openapi_url=None,  # service/http/docs.py has it, and a page; FastAPI's own loads its scripts from the internet
+        openapi_url=None,  # service/http/docs.py serves it; FastAPI's own page loads scripts from the internet
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     for module in NATIVE:
         app.add_endpoints(module.ENDPOINTS)
     app.add_endpoints(docs.endpoints(app.openapi))
-    app.add_endpoints(compat.endpoints(settings.family_names))
+    app.add_endpoints(compat.endpoints(settings.api_names))
     app.serve_with(Dispatcher(service, table, app.router))
     app.state.service = service
     return app
 
 
 async def _load_and_watch(service: Service, load: Load, end_process: Callable[[int], None]) -> None:
-    """Load, serve, and end the process where it cannot go on."""
+    """Load the models, serve them, and end the process if it can no longer serve."""
     observers: dict[str, ModelMetrics] = {}
 
     def observer_of(model: str) -> ModelMetrics:
-        return observers.setdefault(model, service.metrics.of_model(model))
+        return observers.setdefault(model, service.metrics.for_model(model))
 
     try:
-        backend = await asyncio.to_thread(load, service.settings, observer_of)
+        backend = await run_in_daemon_thread(functools.partial(load, service.settings, observer_of))
     except Exception as error:
         is_expected = isinstance(error, BundleError | RuntimeUnavailableError)
         logger.error("cannot serve: %s", error if is_expected else f"{type(error).__name__}: {error}")
         end_process(EXIT_CANNOT_SERVE)
         return
     backend.worker.start()
-    service.attach(backend, observers)
-    _log_ready(backend.models)
+    service.attach(backend, {name: observers[name] for name in backend.models})
+    log_ready(service)
     worker = backend.worker
-    # What takes longer than any request may has ended them all, and holds up whatever comes.
+    # A step longer than the request timeout has outlived every request, and delays all new ones.
     while worker.is_alive and worker.step_seconds <= service.settings.request_timeout_s:
         await asyncio.sleep(WATCH_INTERVAL_S)
     if worker.has_died:
         logger.error("the engine's thread has ended; the process ends with it")
     elif worker.is_alive:
         logger.error("a step of the engine does not end; the process ends")
-        worker.give_up()
+        worker.abandon_thread()
     else:  # stopped, at the end of a drain
         return
     end_process(EXIT_ENGINE_DEAD)
 
 
-def _log_ready(models: Mapping[str, Any]) -> None:
+async def run_in_daemon_thread(work: Callable[[], T]) -> T:
+    """Run a function in a daemon thread and return its result.
+
+    Unlike with `asyncio.to_thread`, neither the event loop nor the interpreter waits for the thread
+    when they end.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not future.done():  # the caller may have been cancelled
+            set_outcome(outcome)
+
+    def run() -> None:
+        set_outcome: Callable[[Any], None] = future.set_result
+        outcome: Any
+        try:
+            outcome = work()
+        except BaseException as error:
+            set_outcome, outcome = future.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(deliver, set_outcome, outcome)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await future
+
+
+def log_ready(service: Service) -> None:
+    """Log a line for each model, then one for the process."""
+    models = service.models
+    width = max(map(len, models))
     for model in models.values():
-        logger.info(
-            "ready",
-            extra={
-                "fields": {
-                    "model": model.name,
-                    "provider": model.provider,
-                    "threads": model.threads,
-                    "max_rows": model.max_rows,
-                }
-            },
-        )
+        fields = {
+            "model": model.name,
+            "provider": model.provider,
+            "threads": model.threads,
+            "max_rows": model.max_rows,
+        }
+        logger.info("ready", extra={"fields": fields, "text": _ready_text(model, width)})
+    state, responses, resident = state_bytes(service.settings), service.response_memory.limit, resident_bytes()
+    failed = f"; {len(service.failed_models)} failed to load" if service.failed_models else ""
+    text = (
+        f"serving {len(models)} {'model' if len(models) == 1 else 'models'}{failed}; default: {service.default_model}; "
+        f"memory: {size_text(resident)} now, up to {size_text(state)} more for decoder state and "
+        f"{size_text(responses)} for responses"
+    )
+    summary = {
+        "models": list(models),
+        "failed_models": service.failed_models,
+        "default_model": service.default_model,
+        "resident_bytes": resident,
+        "max_state_bytes": state,
+        "max_response_bytes": responses,
+    }
+    logger.info("serving", extra={"fields": summary, "text": text})
+
+
+def _ready_text(model: ServedModel, width: int) -> str:
+    manifest = model.manifest
+    languages = f"{manifest.languages.source} to {manifest.languages.target}, " if manifest.languages else ""
+    threads = ", ".join(f"{graph} {count}" for graph, count in model.threads.items()) or "default"
+    return (
+        f"ready: {model.name:{width}}  {languages}{manifest.dtype} on {model.provider}, "
+        f"{model.max_rows} rows, threads: {threads}"
+    )
+
+
+def size_text(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

@@ -1,7 +1,7 @@
-"""The bundle: a folder with `manifest.json`, ONNX graphs, one file of weights and tokenizers.
+"""Schema and reader of bundles: folders with a manifest, ONNX graphs, weights and tokenizers.
 
-`export` writes it and `service` reads it; nothing else passes between them. This module is the schema and the
-reader. It imports nothing of the rest of the service.
+`export` writes bundles and `service` reads them; the two packages share nothing else. This module
+imports only `service.external_data` from the service.
 """
 
 import errno
@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from service.external_data import ExternalTensor, are_finite, external_tensors
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST = "manifest.json"
 MAX_BEAMS = 8
-# K, how many candidates the step returns where the vocabulary has as many: beam search looks at twice as many as it has
-# beams, and may have to leave the end token out.
+# K: the number of top tokens that the decoder graph returns, if the vocabulary is that large. Beam
+# search considers twice as many candidates as it has beams, and may have to skip the end token.
 TOP_TOKENS = 2 * MAX_BEAMS + 1
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -31,7 +31,7 @@ Task = Literal["generate", "encode", "attention", "classify", "similar"]
 
 
 class BundleError(Exception):
-    """A bundle that cannot be served; the message says why and what would help."""
+    """A bundle cannot be served. The message states the reason and the remedy."""
 
 
 class _Part(BaseModel):
@@ -39,37 +39,43 @@ class _Part(BaseModel):
 
 
 class FileRecord(_Part):
-    """What a file must be to be read."""
+    """Size and SHA-256 that a file must have."""
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     bytes: int
 
 
 class Tokens(_Part):
-    """Ids with a meaning for the engine."""
+    """Token ids with a special meaning."""
 
     pad_id: int
-    start_id: int  # what the decoder reads before its first token
+    start_id: int  # first input of the decoder, unless the model is decoder-only
     end_id: int
 
 
 class Limits(_Part):
-    """Largest sizes, special tokens included."""
+    """Maximum sizes in tokens, special tokens included."""
 
     max_source_tokens: int
-    max_target_tokens: int  # slots of the state that grows with the target
+    max_target_tokens: int  # positions of a state that grows with the target
     vocabulary: int
 
 
 class Graph(_Part):
-    """One ONNX graph and which of the names that the engine knows it takes and gives.
+    """One ONNX graph with the names of its inputs and outputs.
 
-    The encoder takes `source_ids` (B, S) int64 and `source_lengths` (B,) int32; it gives `hidden` (B, S, M), what fills
-    the states, its attention maps and, of a classifier, `label_logprobs` (B, C). The step takes, of one token a row,
-    `token_ids` (B,) int64, `lengths` (B,) int32 (target tokens read before this one) and `source_lengths` (B,) int32,
-    and the states; it gives `logits` and `logprobs` (B, V), the best of these as `top_logprobs` and `top_ids` (B, K) in
-    falling order, the states that change, and its attention maps. What compares tokens takes `token_ids` (N,) int64 and
-    gives `cosines` (N, V). Batch, source and target axes are free, and so is N.
+    The encoder graph reads `source_ids` (B, S) int64 and `source_lengths` (B,) int32. It returns
+    `hidden` (B, S, M), the initial values of decoder states, attention maps and, for a classifier,
+    `label_logprobs` (B, C).
+
+    The decoder graph processes one token for each row of the batch. It reads `token_ids` (B,)
+    int64, `lengths` (B,) int32 (number of target tokens read before this one), `source_lengths`
+    (B,) int32 and the states. It returns `logits` and `logprobs` (B, V), the K best of them as
+    `top_logprobs` and `top_ids` (B, K) in descending order, the updated states, and attention maps.
+
+    The `similar` graph reads `token_ids` (N,) int64 and returns `cosines` (N, V).
+
+    The batch, source and target axes and N are dynamic.
     """
 
     file: Name
@@ -78,30 +84,32 @@ class Graph(_Part):
 
 
 class State(_Part):
-    """A tensor that the decoder keeps for each row between two steps.
+    """A tensor of decoder state that is kept for each row between decoder steps.
 
-    `shape` is that of one row; the strings "source" and "target" stand for the axis that grows. A state that grows with
-    the target is written by the step into the same memory that it reads.
+    `shape` is the shape of one row. The strings "source" and "target" mark an axis whose size is
+    the number of source or target tokens. A state with a "target" axis, such as a KV cache, is
+    updated in place: the decoder graph writes to the memory that it reads.
     """
 
-    input: str  # its name among the step's inputs
-    output: str | None = None  # its name among the step's outputs; None where a step never changes it
-    fill: Literal["encoder", "zeros"]
-    encoder_output: str | None = None  # what fills it, where `fill` is "encoder"
+    input: str  # name of the input of the decoder graph
+    output: str | None = None  # name of the output; None if decoder steps never change the state
+    init: Literal["encoder", "zeros"]  # initial value
+    encoder_output: str | None = None  # encoder output with the initial value, if `init` is "encoder"
     shape: tuple[int | Literal["source", "target"], ...]
     dtype: Literal["float32", "float16"] = "float32"
 
     @model_validator(mode="after")
-    def _filled_by_something(self) -> "State":
-        if (self.fill == "encoder") != (self.encoder_output is not None):
-            raise ValueError("encoder_output must be given exactly where fill is 'encoder'")
+    def _check_initial_value(self) -> "State":
+        if (self.init == "encoder") != (self.encoder_output is not None):
+            raise ValueError("encoder_output is required if init is 'encoder', and not allowed otherwise")
         return self
 
 
 class Window(_Part):
-    """What a row of a map looks at: the columns from p - radius to p + radius. All others are 0."""
+    """Columns that a row of an attention map can attend to: p - radius to p + radius."""
 
-    # p is the row's own number, from 0 and at most the last column's; or what the decoder computes.
+    # "monotonic": p is the index of the row, at most that of the last column.
+    # "predicted": the decoder computes p (Luong et al. 2015, section 3.2).
     centre: Literal["monotonic", "predicted"]
     radius: int
 
@@ -109,56 +117,62 @@ class Window(_Part):
 class Attention(_Part):
     """Attention maps of one kind.
 
-    An `encoder` map is source x source, one graph output a layer, (B, heads, S, S). So is an `encoder_slots` map, but
-    its columns are no tokens: a fixed number of slots, each made of all of the source. `cross` and `decoder` maps come
-    from the step, one row a call: each output is (B, heads, N, columns) with N layers, and there may be several, one
-    after another; columns are the source's tokens, or the decoder's inputs so far. Entries beyond a row's own length
-    mean nothing.
+    - `encoder`: self-attention of the encoder. One graph output for each layer, (B, heads, S, S).
+    - `encoder_slots`: attention of a Linformer encoder, (B, heads, S, columns). The columns are not
+      tokens but projected keys: a fixed number of mixtures of all source tokens.
+    - `cross` and `decoder`: outputs of the decoder graph, which returns one row of the map in each
+      step. Each output is (B, heads, N, columns) for N layers; several outputs are concatenated
+      along the layers. The columns are the source tokens, or the decoder's inputs so far.
+
+    Columns beyond the length of a sequence are undefined.
     """
 
     kind: Literal["encoder", "encoder_slots", "cross", "decoder"]
     outputs: tuple[str, ...]
     layers: int
     heads: int
-    columns: int | None = None  # of `encoder_slots`, whose columns are no tokens
-    window: Window | None = None  # None where a row looks at every column
-    normalized: bool = True  # whether rows sum to 1
+    columns: int | None = None  # number of projected keys; only for `encoder_slots`
+    window: Window | None = None  # None if a row can attend to all columns
+    normalized: bool = True  # True if each row sums to 1
 
     @model_validator(mode="after")
-    def _has_columns_of_its_own(self) -> "Attention":
+    def _check_columns(self) -> "Attention":
         if (self.kind == "encoder_slots") != (self.columns is not None):
-            raise ValueError("columns must be given exactly where kind is 'encoder_slots'")
+            raise ValueError("columns is required if kind is 'encoder_slots', and not allowed otherwise")
         return self
 
 
 class Languages(_Part):
-    """What a translation is from and to, as ISO 639-1 codes."""
+    """Source and target language of a translation model as ISO 639-1 codes."""
 
     source: Annotated[str, Field(pattern=r"^[a-z]{2}$")]
     target: Annotated[str, Field(pattern=r"^[a-z]{2}$")]
 
 
 class ChatTemplate(_Part):
-    """How a dialogue is written as one text: `user` and `assistant` around each message, `reply` at the end."""
+    """Templates that format a dialogue as one text.
 
-    user: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]  # {} stands for the message
+    Each message is inserted into the template of its role; `reply` is appended at the end.
+    """
+
+    user: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]  # {} is replaced by the message
     assistant: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]
-    reply: str  # what the model goes on from
+    reply: str  # generation prompt: the text that starts the assistant's next message
 
 
 class Verification(_Part):
-    """Differences between ONNX Runtime and PyTorch, measured by the export on the project's sentences."""
+    """Differences between ONNX Runtime and PyTorch, measured by the export on sample sentences."""
 
     sentences: int
-    tolerance: float  # the largest difference of logits, or of labels' log-probabilities, that was allowed
+    tolerance: float  # maximum accepted difference of logits or of the labels' log-probabilities
     max_logit_difference: float
     max_attention_difference: float
-    different_generations: int  # greedy outputs that differ though no two candidates were close
-    close_generations: int  # greedy outputs that part where the two best candidates lie within rounding
+    different_generations: int  # greedy outputs that differ although no two candidates were close
+    close_generations: int  # greedy outputs that differ where two candidates are within rounding error
 
 
 class Bleu(_Part):
-    """Corpus BLEU in percent of one way of decoding, with float32 weights and with quantised ones."""
+    """Corpus BLEU in percent for one beam width, before and after quantisation."""
 
     num_beams: int
     float32: float
@@ -166,108 +180,120 @@ class Bleu(_Part):
 
 
 class Quality(_Part):
-    """What quantisation cost on parallel text."""
+    """Translation quality before and after quantisation."""
 
-    split: str
+    split: str  # data split that was translated
     sentences: int
-    signature: str  # sacreBLEU's, of how BLEU was made
+    signature: str  # signature of sacreBLEU
     bleu: tuple[Bleu, ...]
 
 
-Site = Literal["encoder", "layers", "projection"]  # of the encoder, of the step's layers, to the vocabulary
-Form = Literal["blocks", "rows", "static", "float32"]  # see `export.quantize`
+# The encoder, the decoder's layers, and the projection to the vocabulary.
+LayerGroup = Literal["encoder", "layers", "projection"]
+# "blocks": group-wise; "rows": dynamic per-token; "static": static per-tensor. See
+# `export.quantize`.
+QuantScheme = Literal["blocks", "rows", "static", "float32"]
 
 
 class Quantization(_Part):
-    """How the weights were quantised."""
+    """Quantisation of the weights."""
 
     bits: Literal[4, 8, 16]
-    block_size: int | None  # weights that share a scale; None where each has its own, as in float16
-    forms: dict[Site, Form]  # of products; empty where all are float16
+    block_size: int | None  # number of weights that share a scale; None for float16
+    schemes: dict[LayerGroup, QuantScheme]  # empty if all matrices are float16
     float32_digest: str  # `Manifest.digest` of the bundle that was quantised
-    quality: Quality | None  # None where nobody measured it: good for measuring time alone
+    quality: Quality | None  # None if it was not measured
 
 
 class Manifest(_Part):
-    """`manifest.json`, whole."""
+    """Content of `manifest.json`."""
 
     schema_version: int
     name: Name
-    architecture: str  # for people: the service decides nothing by it
+    architecture: str  # informative: nothing in the service depends on it
     description: str
     license: str
-    created: int  # seconds since 1970
+    created: int  # Unix time in seconds
     dtype: Literal["float32", "float16", "int8", "int4"]
     tasks: tuple[Task, ...]
     parameters: int
-    half_weights: bool = False  # whether matrices were rounded to float16, and are stored so, before all else
+    half_weights: bool = False  # True if matrices were rounded to float16 before any quantisation
     source_tokenizer: Name
     target_tokenizer: Name
     tokens: Tokens
-    begins_with: Literal["start_token", "source"] = "start_token"  # what the decoder reads before it writes
+    decoder_start: Literal["start_token", "source"] = "start_token"  # first input of the decoder
     limits: Limits
     encoder: Graph
-    step: Graph | None  # None where nothing is generated
-    rows: Graph | None = None  # moves rows of states that NumPy cannot reach; only float16 bundles have it
+    decoder: Graph | None  # None if the model does not generate text
+    rows: Graph | None = None  # copies rows of states in device memory; only in float16 bundles
     similar: Graph | None = None  # compares tokens by their embeddings
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
-    labels: tuple[str, ...] = ()  # what `label_logprobs` stand for
-    languages: Languages | None = None  # of a model that translates
-    chat: ChatTemplate | None = None  # of a model that converses
-    verification: Verification | None  # of a float32 bundle; quantised graphs are meant to differ
+    labels: tuple[str, ...] = ()  # class names in the order of `label_logprobs`
+    languages: Languages | None = None  # only for translation models
+    chat: ChatTemplate | None = None  # only for chat models
+    verification: Verification | None  # only for float32 bundles: quantised graphs differ by design
     quantization: Quantization | None = None
     files: dict[Name, FileRecord]
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the files' own: two bundles that answer alike have the same."""
+        """SHA-256 over the names and hashes of all files in the bundle."""
         lines = "".join(f"{record.sha256}  {name}\n" for name, record in sorted(self.files.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 
     @model_validator(mode="after")
-    def _can_do_its_tasks(self) -> "Manifest":
-        for task, can_do in (
-            ("generate", self.step is not None),
+    def _check_tasks(self) -> "Manifest":
+        for task, is_supported in (
+            ("generate", self.decoder is not None),
             ("classify", "label_logprobs" in self.encoder.outputs),
             ("classify", bool(self.labels)),
             ("similar", self.similar is not None),
         ):
-            if (task in self.tasks) != can_do:
-                raise ValueError(f"the task {task} and what it needs must be given together")
+            if (task in self.tasks) != is_supported:
+                raise ValueError(f"tasks must include {task!r} exactly if its graph, outputs and labels are present")
         if self.languages and "generate" not in self.tasks:
-            raise ValueError("languages are of a model that generates")
+            raise ValueError("languages requires the task 'generate'")
         return self
 
     @property
-    def decoder(self) -> Graph:
-        """The step of a model that generates."""
-        assert self.step is not None, "only what generates has a step"
-        return self.step
+    def decoder_graph(self) -> Graph:
+        """The decoder graph of a model that is known to generate text."""
+        assert self.decoder is not None, "only a model that generates text has a decoder graph"
+        return self.decoder
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """All graphs that the bundle has."""
-        return tuple(graph for graph in (self.encoder, self.step, self.rows, self.similar) if graph is not None)
+        """All graphs in the bundle."""
+        return tuple(graph for graph in (self.encoder, self.decoder, self.rows, self.similar) if graph is not None)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the model goes on with its source, instead of answering it."""
-        return self.begins_with == "source"
+    def is_decoder_only(self) -> bool:
+        """True if the model continues its source, as a causal language model does."""
+        return self.decoder_start == "source"
 
-    def beginning(self, source_ids: Sequence[int]) -> tuple[int, ...]:
-        """What the decoder reads before it writes.
+    def decoder_prompt_ids(self, source_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens that precede the generated tokens in the decoder.
 
-        The step reads the last of it first, the states hold the rest: of a source the encoder fills them.
+        They are the source of a decoder-only model, and the start token of other models. The first
+        decoder step reads the last of them. The states already hold the others: the encoder graph
+        has computed them.
         """
-        return tuple(source_ids) if self.goes_on else (self.tokens.start_id,)
+        return tuple(source_ids) if self.is_decoder_only else (self.tokens.start_id,)
 
-    def room(self, source_tokens: int) -> int:
-        """The most target tokens after a source of so many; the last takes no slot, since nothing reads it."""
-        return self.limits.max_target_tokens - (source_tokens - 1 if self.goes_on else 0)
+    def max_new_tokens_for(self, source_tokens: int) -> int:
+        """Maximum number of new tokens for a given source length, a target prefix included.
+
+        The final token needs no cache position, because no step reads it.
+        """
+        return self.limits.max_target_tokens - (source_tokens - 1 if self.is_decoder_only else 0)
 
     def attention_of(self, kind: str) -> Attention:
-        """Raises KeyError where the model has no maps of that kind."""
+        """Return the description of the attention maps of one kind.
+
+        Raises:
+            KeyError: the model has no attention maps of that kind.
+        """
         for attention in self.attention:
             if attention.kind == kind:
                 return attention
@@ -281,11 +307,11 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def _open_regular(path: Path) -> Iterator[BufferedReader]:
-    """Open a file of a bundle without following a link and without waiting for the writer of a FIFO.
+    """Open a file of a bundle without following symbolic links, and without blocking on a FIFO.
 
     Raises:
-        BundleError: it cannot be opened, is not a regular file, or has a second link, through which somebody else could
-            change it.
+        BundleError: the file cannot be opened, is not a regular file, or has several hard links, so
+            that it could be changed under another name.
         FileNotFoundError: there is no such file.
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK
@@ -301,19 +327,23 @@ def _open_regular(path: Path) -> Iterator[BufferedReader]:
         if not stat.S_ISREG(status.st_mode):
             raise BundleError(f"{path} is not a regular file")
         if status.st_nlink != 1:
-            raise BundleError(f"{path} has {status.st_nlink} links; a bundle's file must have one")
+            raise BundleError(
+                f"{path} has {status.st_nlink} hard links; a file of a bundle must have exactly one; copy it"
+            )
         yield file
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check `manifest.json`; the files it names are not opened.
+    """Read and validate `manifest.json`. The files that it lists are not opened.
 
     Raises:
-        BundleError: no manifest, not JSON, another schema version, or a field that does not fit.
+        BundleError: there is no manifest, it is not JSON, its schema version is not supported, or a
+            field is invalid.
     """
     path = folder / MANIFEST
     try:
-        # JSON without a schema first: another version must be named before its fields are found wanting.
+        # The version is checked before the fields: a manifest of another version may have other
+        # fields.
         with _open_regular(path) as file:
             document = json.loads(file.read().decode())
     except FileNotFoundError:
@@ -323,7 +353,7 @@ def read_manifest(folder: Path) -> Manifest:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise BundleError(
-            f"{path} has schema_version {version!r}, this service needs {SCHEMA_VERSION}; export it again"
+            f"{path} has schema_version {version!r}, this service needs {SCHEMA_VERSION}; export the bundle again"
         )
     try:
         return Manifest.model_validate_json(json.dumps(document))
@@ -334,13 +364,13 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Check every file that serving the bundle opens: its kind, its SHA-256, and that its weights are finite numbers.
+    """Check all files of a bundle: regular files, matching SHA-256, finite weights.
 
-    Those files are the ones that the manifest lists. A graph, a tokenizer or external data of a graph that it does not
-    list is refused.
+    Every file that the service or ONNX Runtime would open must be listed in the manifest: graphs,
+    tokenizers and the external data of graphs.
 
     Raises:
-        BundleError: naming the first file that is not as it should be.
+        BundleError: a check failed; the message names the file.
     """
     for name in (*(graph.file for graph in manifest.graphs), manifest.source_tokenizer, manifest.target_tokenizer):
         _check_listed(folder, manifest, name)
@@ -365,7 +395,7 @@ def _check_file(path: Path, record: FileRecord) -> None:
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}") from None
     if not is_same:
-        raise BundleError(f"{path} is not the file that the manifest describes: its SHA-256 differs")
+        raise BundleError(f"{path} does not match the SHA-256 in the manifest; copy or export the bundle again")
 
 
 def _external_tensors(path: Path) -> set[ExternalTensor]:
@@ -378,22 +408,26 @@ def _external_tensors(path: Path) -> set[ExternalTensor]:
 
 def _check_finite(path: Path, tensors: Sequence[ExternalTensor]) -> None:
     try:
-        is_well = are_finite(path, tensors)
+        is_finite = are_finite(path, tensors)
     except ValueError as error:
         raise BundleError(f"{path} cannot be used: {error}") from None
-    if not is_well:
+    if not is_finite:
         raise BundleError(f"{path} has weights that are not finite numbers (NaN or infinity); export the bundle again")
 
 
 def read_bundle(folder: Path) -> Manifest:
-    """`read_manifest`, then `check_files`."""
+    """Read the manifest of a bundle and check all its files.
+
+    Raises:
+        BundleError: see `read_manifest` and `check_files`.
+    """
     manifest = read_manifest(folder)
     check_files(folder, manifest)
     return manifest
 
 
 def record_files(folder: Path, names: Iterable[str]) -> dict[str, FileRecord]:
-    """The `files` of a manifest to be written."""
+    """Return the size and SHA-256 of files in a folder, as `Manifest.files` holds them."""
     return {name: FileRecord(sha256=sha256_of(folder / name), bytes=(folder / name).stat().st_size) for name in names}
 
 

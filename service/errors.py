@@ -1,5 +1,6 @@
 """API error codes, their HTTP statuses, and the error that carries them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -33,7 +34,9 @@ ErrorCode = Literal[
 
 @dataclass(frozen=True)
 class ErrorKind:
-    """HTTP status and type of an error code; `message` is used where an error has no message of its own."""
+    """HTTP status and type of an error code; `message` is used where an error has no message of its
+    own.
+    """
 
     status: int
     type: ErrorType
@@ -48,42 +51,57 @@ _SERVER: ErrorType = "server_error"
 ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
     {
         "malformed_request": ErrorKind(400, _INVALID, "The request is not valid HTTP/1.1."),
-        "malformed_json": ErrorKind(400, _INVALID, "The body is not JSON in UTF-8."),
-        "not_found": ErrorKind(404, _INVALID, "There is no such route."),
-        "model_not_found": ErrorKind(404, _INVALID, "There is no such model; GET /v1/models lists them."),
-        "method_not_allowed": ErrorKind(405, _INVALID, "The route exists, but not with this method."),
-        "client_too_slow": ErrorKind(408, _INVALID, "The request did not arrive in time."),
-        "body_too_large": ErrorKind(413, _INVALID, "The body is too large."),
-        "unsupported_media_type": ErrorKind(415, _INVALID, "The route does not read bodies of this kind."),
+        "malformed_json": ErrorKind(400, _INVALID, "The body is not valid JSON in UTF-8."),
+        "not_found": ErrorKind(404, _INVALID, "There is no such route; GET /docs lists all routes."),
+        "model_not_found": ErrorKind(404, _INVALID, "There is no model of this name; GET /v1/models lists the models."),
+        "method_not_allowed": ErrorKind(
+            405, _INVALID, "The route does not accept this method; the header Allow lists the methods."
+        ),
+        "client_too_slow": ErrorKind(
+            408, _INVALID, "The request did not arrive in time (SIGHTLINE_HEADER_TIMEOUT_S, SIGHTLINE_BODY_TIMEOUT_S)."
+        ),
+        "body_too_large": ErrorKind(413, _INVALID, "The body is too large (SIGHTLINE_MAX_BODY_BYTES)."),
+        "unsupported_media_type": ErrorKind(
+            415, _INVALID, "The route does not accept this Content-Type or Content-Encoding."
+        ),
         "invalid_parameter": ErrorKind(422, _INVALID, "A value is not allowed."),
-        "empty_input": ErrorKind(422, _INVALID, "There is nothing but blanks in it."),
-        "input_too_long": ErrorKind(422, _INVALID, "The model cannot read so many tokens."),
-        "unsupported_parameter": ErrorKind(422, _INVALID, "This service or model cannot do that."),
-        "unsupported_task": ErrorKind(422, _INVALID, "This model cannot do that task."),
-        "response_too_large": ErrorKind(422, _INVALID, "The answer would be too large."),
+        "empty_input": ErrorKind(422, _INVALID, "It is empty or contains only whitespace."),
+        "input_too_long": ErrorKind(422, _INVALID, "The input has more tokens than the model accepts."),
+        "unsupported_parameter": ErrorKind(422, _INVALID, "The service or the model does not support this parameter."),
+        "unsupported_task": ErrorKind(
+            422, _INVALID, "The model does not support this task; GET /v1/models lists the tasks of each model."
+        ),
+        "response_too_large": ErrorKind(422, _INVALID, "The response would be too large."),
         "headers_too_large": ErrorKind(
             431, _INVALID, "The headers of the request, or the trailers of its body, exceed 32 KiB."
         ),
-        "internal": ErrorKind(500, _SERVER, "Something went wrong on our side; the log has it by its request id."),
-        "overloaded": ErrorKind(503, _OVERLOADED, "The queue is full.", retry_after_s=1),
-        "loading": ErrorKind(503, _OVERLOADED, "The models are being loaded.", retry_after_s=1),
-        "draining": ErrorKind(503, _OVERLOADED, "The service is shutting down.", retry_after_s=5),
-        "engine_dead": ErrorKind(503, _SERVER, "The engine has stopped; the process will end.", retry_after_s=5),
-        "deadline_exceeded": ErrorKind(504, _SERVER, "The request's time was over before its answer was whole."),
+        "internal": ErrorKind(500, _SERVER, "Internal error; the log has the details under the request id."),
+        "overloaded": ErrorKind(503, _OVERLOADED, "The queue is full. Retry later.", retry_after_s=1),
+        "loading": ErrorKind(503, _OVERLOADED, "The models are being loaded. Retry later.", retry_after_s=1),
+        "draining": ErrorKind(503, _OVERLOADED, "The service is shutting down. Retry later.", retry_after_s=5),
+        "engine_dead": ErrorKind(
+            503, _SERVER, "The engine has stopped; the process will exit. Retry later.", retry_after_s=5
+        ),
+        "deadline_exceeded": ErrorKind(
+            504,
+            _SERVER,
+            "The request did not finish before its deadline (X-Request-Timeout-Ms, SIGHTLINE_REQUEST_TIMEOUT_S).",
+        ),
     }
 )
 
-# Only in logs and metrics: no client is left to read a response.
+# Used only in logs and metrics: the client has left and gets no response.
 CLIENT_GONE = "client_closed_request"
 CLIENT_GONE_STATUS = 499
 
 
 class ApiError(Exception):
-    """An error that the client is told of. Its message must repeat nothing of the input.
+    """An error that is returned to the client. Its message never repeats text of the input.
 
-    The use cases name a field of a request by its canonical name, such as `num_beams`; each API shows it by its own,
-    such as `parameters.num_beams` or `1 + alternatives`. In the message of such an error, canonical names stand in
-    braces: "{num_beams} must be at most 8, got 12."
+    Use cases name a field by its canonical name, such as `num_beams`. Each API replaces it by its
+    own name, such as `parameters.num_beams` or `1 + alternatives`. Messages write canonical names
+    in braces: "{num_beams} must be at most 8, got 12." A message about `field` or `path` may begin
+    with "It": `complete_message` replaces the pronoun.
     """
 
     def __init__(
@@ -95,7 +113,7 @@ class ApiError(Exception):
         index: int | None = None,
         path: str | None = None,
     ) -> None:
-        """Make an error.
+        """Create an error.
 
         Args:
             code: the error code.
@@ -107,23 +125,27 @@ class ApiError(Exception):
         self.code = code
         self.kind = ERRORS[code]
         self._message = message or self.kind.message
-        self._field = field
-        self._index = index
+        self.field = field
+        self.index = index
         self._path = path
         super().__init__(f"{code}: {self._message}")
 
     def param(self, names: Mapping[str, str]) -> str | None:
-        """Return the path of the value at fault; `names` maps canonical names, and `name[index]`, to an API's own."""
-        if self._field is None:
+        """Return the path of the invalid value.
+
+        Args:
+            names: the API's own names by canonical name; a name may have an index.
+        """
+        if self.field is None:
             return self._path
-        name = names.get(self._field, self._field)
-        if self._index is None:
+        name = names.get(self.field, self.field)
+        if self.index is None:
             return name
-        return names.get(f"{self._field}[{self._index}]", f"{name}[{self._index}]")
+        return names.get(f"{self.field}[{self.index}]", f"{name}[{self.index}]")
 
     def message(self, names: Mapping[str, str]) -> str:
         """Return the message; `names` maps canonical names to an API's own."""
-        return self._message if self._field is None else self._message.format_map(_Names(names))
+        return self._message if self.field is None else self._message.format_map(_Names(names))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers of the response, except its request id and length."""
@@ -133,6 +155,20 @@ class ApiError(Exception):
         if self.code == "client_too_slow":  # the rest of its body may still come
             headers.append((b"connection", b"close"))
         return headers
+
+
+def complete_message(message: str, param: str | None) -> str:
+    """Return a message that names the value at fault, so that clients can show the message alone.
+
+    "It must be a string." becomes "inputs[1] must be a string." Other messages that do not mention
+    `param` are prefixed with it.
+    """
+    if param is None:
+        return message
+    if message.startswith("It "):
+        return f"{param} {message[3:]}"
+    is_named = re.search(rf"(?<![\w.]){re.escape(param)}(?![\w\[])", message)
+    return message if is_named else f"{param}: {message}"
 
 
 class _Names(dict[str, str]):

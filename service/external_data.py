@@ -1,8 +1,9 @@
-"""The external data of ONNX graphs: which files hold it, and whether its numbers are finite.
+"""Find the external data of ONNX graphs, and check that its numbers are finite.
 
-ONNX Runtime opens every file that a graph names as external data, so the names must be known before it loads the graph.
-The package `onnx` is not installed where the service runs. The few fields of the format that lead to external data are
-declared here and parsed with `protobuf`, which ONNX Runtime itself requires.
+ONNX Runtime opens every file that a graph names as external data, so these names must be checked
+before the graph is loaded. The service does not depend on the package `onnx`: this module declares
+the few fields of the format that lead to external data, and parses them with `protobuf`, a
+dependency of ONNX Runtime.
 """
 
 import math
@@ -22,8 +23,8 @@ _SCALARS = {
     "int32": (_Field.TYPE_INT32, _Field.LABEL_OPTIONAL),
     "int64s": (_Field.TYPE_INT64, _Field.LABEL_REPEATED),
 }
-# The number and the type of each field, by message; fields that are not declared are skipped. All messages are declared
-# repeated: if a field that should occur once occurs twice, every occurrence is read.
+# Number and type of each field, by message. Fields that are not declared are skipped. All message
+# fields are declared as repeated: if a malformed file repeats a field, every occurrence is read.
 _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     "Model": {"graph": (7, "Graph"), "training_info": (20, "Training"), "functions": (25, "Function")},
     "Training": {"initialization": (1, "Graph"), "algorithm": (2, "Graph")},
@@ -43,24 +44,24 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     "Entry": {"key": (1, "string"), "value": (2, "string")},
 }
 _FLOATS: dict[int, type[np.floating[Any]]] = {1: np.float32, 10: np.float16, 11: np.float64}  # by TensorProto.DataType
-_CHUNK = 1 << 16  # numbers that are checked at a time, so that the check takes little memory
+_CHUNK = 1 << 16  # numbers checked at a time, which bounds the memory that the check uses
 
 
 @dataclass(frozen=True)
 class ExternalTensor:
-    """A tensor whose numbers lie in a file beside the graph."""
+    """A tensor that is stored in a separate file."""
 
     file: str
     data_type: int  # TensorProto.DataType
     offset: int  # in bytes
-    size: int  # how many numbers it has
+    size: int  # number of elements
 
 
 def external_tensors(graph: bytes) -> set[ExternalTensor]:
-    """Return every tensor of a serialized ONNX model, subgraphs and functions included, that has external data.
+    """Return all tensors with external data in a serialized ONNX model and its subgraphs.
 
     Raises:
-        ValueError: the bytes are no ONNX model, or a reference to external data is malformed.
+        ValueError: the bytes are not an ONNX model, or a reference to external data is malformed.
     """
     try:
         model = _MODEL.FromString(graph)
@@ -70,12 +71,16 @@ def external_tensors(graph: bytes) -> set[ExternalTensor]:
 
 
 def are_finite(path: Path, tensors: Iterable[ExternalTensor]) -> bool:
-    """Return False if a floating-point tensor has a NaN or an infinity in the file at `path`, which is not empty.
+    """Return False if a floating-point tensor contains NaN or infinity.
+
+    Args:
+        path: the file that holds the tensors; it must not be empty.
+        tensors: tensors to check; tensors of other types than floating point are skipped.
 
     Raises:
-        ValueError: a tensor does not lie within the file.
+        ValueError: a tensor exceeds the file.
     """
-    data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")  # mapped: weights may be larger than the memory to spare
+    data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")  # mapped: weights may exceed the free memory
     return all(_is_finite(data, tensor) for tensor in tensors)
 
 
@@ -85,13 +90,13 @@ def _is_finite(data: NDArray[np.uint8], tensor: ExternalTensor) -> bool:
         return True
     end = tensor.offset + tensor.size * np.dtype(dtype).itemsize
     if not 0 <= tensor.offset <= end <= len(data):
-        raise ValueError(f"a tensor has its bytes {tensor.offset} to {end}, and the file has {len(data)}")
+        raise ValueError(f"a tensor occupies bytes {tensor.offset} to {end}, but the file has {len(data)} bytes")
     numbers = data[tensor.offset : end].view(dtype)
     return all(np.isfinite(numbers[start : start + _CHUNK]).all() for start in range(0, tensor.size, _CHUNK))
 
 
 def _message_class() -> Any:
-    """Build the class of `Model`."""
+    """Return the protobuf class for `Model`."""
     file = descriptor_pb2.FileDescriptorProto(name="external_data.proto", package="external_data", syntax="proto3")
     for name, fields in _SCHEMA.items():
         message = file.message_type.add(name=name)
@@ -127,6 +132,6 @@ def _tensors(message: Any) -> Iterator[Any]:
 def _external_tensor(tensor: Any) -> ExternalTensor:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if len(entries) != len(tensor.external_data) or "location" not in entries:
-        raise ValueError("a tensor does not name the place of its external data exactly once")
+        raise ValueError("a tensor must name the location of its external data exactly once")
     offset = int(entries.get("offset", "0"))
     return ExternalTensor(entries["location"], tensor.data_type, offset, math.prod(tensor.dims))

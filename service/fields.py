@@ -1,58 +1,81 @@
-"""Types that request fields are made of: objects without unknown fields, texts, and errors with a path."""
+"""Types of request fields: objects that reject unknown fields, texts, and errors with a path."""
 
 import dataclasses
+import difflib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
     PlainValidator,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from service.errors import ERRORS, ApiError, ErrorCode
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
-NO_SUCH_FIELD = "There is no such field."
-MAX_INPUTS = 32
+MAX_INPUTS = 256  # upper bound of SIGHTLINE_MAX_INPUTS, which calls are checked against when they are admitted
 MAX_WORD_CHARACTERS = 128
-MAX_ID = 2**31 - 1  # no tokenizer has more; larger integers are none in every JSON reader
-# A character that `str.strip` leaves. Languages differ in what `\s` is.
+MAX_ID = 2**31 - 1  # beyond every vocabulary, and still exact in every JSON reader
+# A character that `str.strip` keeps, spelled out because languages define `\s` differently.
 NOT_BLANK = r"[^\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")  # types of Pydantic's errors
 JSON_TYPES = {bool: "boolean", int: "number", str: "string", dict: "object", list: "array"}
 
-# In JSON Schema, where it says what holds of several fields together.
+# JSON Schema of a null, for rules that depend on several fields.
 NULL: dict[str, Any] = {"type": "null"}
 
 
-def case(*required: str, **properties: dict[str, Any]) -> dict[str, Any]:
-    """JSON Schema of an object with these properties, of which `required` must be there."""
+def object_schema(*required: str, **properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of an object; `required` are the names of required properties."""
     schema: dict[str, Any] = {"properties": properties}
     return schema | ({"required": list(required)} if required else {})
 
 
-def refusal(code: str, message: str, *path: str | int) -> PydanticCustomError:
-    """An error with one of our codes; `path` goes on from the value that is being checked."""
-    # The template's braces would be filled in from the context, so the message goes through it.
+def describe_optional_fields(schema: dict[str, Any]) -> None:
+    """Copy the description of an optional field's type, which Pydantic leaves in `anyOf`, to the
+    field itself.
+    """
+    for field in schema.get("properties", {}).values():
+        for kind in field.get("anyOf", ()):
+            if "description" in kind and "description" not in field:
+                field["description"] = kind["description"]
+
+
+def field_error(code: str, message: str, *path: str | int) -> PydanticCustomError:
+    """Create an error with a code of `ERRORS`; `path` is relative to the value that is being
+    validated.
+    """
+    # Pydantic formats the template with the context, so braces in the message must come from there.
     return PydanticCustomError(code, "{message}", {"message": message, "path": path})
 
 
 class RequestBody(BaseModel):
-    """A JSON object in which every field is known and of its own type."""
+    """Base of request bodies: unknown fields and values of another type are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        describe_optional_fields(handler.resolve_ref_schema(schema))
+        return schema
+
 
 def is_word(name: str) -> bool:
-    """Return True if a name that a client chose may be shown in an error."""
+    """Return True if a name that the client chose is safe to show in an error."""
     return name.isidentifier() and name.isascii() and len(name) <= 64
 
 
@@ -60,81 +83,123 @@ def is_word(name: str) -> bool:
 class Texts:
     """One text, or a list of them."""
 
-    texts: tuple[str, ...]
-    is_list: bool = True
+    texts: Annotated[tuple[str, ...], Field(description="The texts.")]
+    is_list: Annotated[bool, Field(description="False for one text that is not in a list.")] = True
+    indices: Annotated[tuple[int, ...] | None, Field(description="Indices in the request, if some were left out.")] = (
+        None
+    )
 
     @classmethod
     def one(cls, text: str) -> "Texts":
         return cls((text,), is_list=False)
 
-    def index(self, place: int) -> int | None:
-        """Return the index of a text in an error; None for a text that is not in a list."""
-        return place if self.is_list else None
+    def index(self, position: int) -> int | None:
+        """Return the index of a text for an error; None for a text that is not in a list."""
+        if not self.is_list:
+            return None
+        return position if self.indices is None else self.indices[position]
+
+    def select(self, indices: Sequence[int]) -> "Texts":
+        """Return some of the texts; errors still name their indices in the request."""
+        return Texts(tuple(self.texts[index] for index in indices), self.is_list, tuple(indices))
 
     def __len__(self) -> int:
         return len(self.texts)
 
 
 def check_text(value: Any, *path: int) -> str:
-    """Raises a refusal where it is no string, or blank."""
+    """Return a value that is a string with more than whitespace; `path` leads to it.
+
+    Raises:
+        PydanticCustomError: it is something else.
+    """
     if not isinstance(value, str):
-        raise refusal("invalid_parameter", "It must be a string.", *path)
+        raise field_error("invalid_parameter", "It must be a string.", *path)
     if not value.strip():
-        raise refusal("empty_input", "There is nothing but blanks in it.", *path)
+        raise field_error("empty_input", ERRORS["empty_input"].message, *path)
     return value
 
 
-def check_texts(value: Any) -> Texts:
+def check_texts(value: Any, *, allow_blank: bool = False) -> Texts:
     """Check the value of a field that holds one text or a list of them."""
-    if isinstance(value, str) and value.strip():
+    if isinstance(value, str) and (allow_blank or value.strip()):
         return Texts((value,), is_list=False)
     if isinstance(value, str):
         check_text(value)
     if not isinstance(value, list):
-        raise refusal("invalid_parameter", "It must be a string or a list of strings.")
+        raise field_error("invalid_parameter", "It must be a string or a list of strings.")
     if not value:
-        raise refusal("empty_input", "The list is empty.")
+        raise field_error("empty_input", "It is an empty list.")
     if len(value) > MAX_INPUTS:
-        raise refusal("invalid_parameter", f"It has {len(value)} strings; a call takes at most {MAX_INPUTS}.")
-    return Texts(tuple([check_text(text, place) for place, text in enumerate(value)]))
+        message = f"It must have at most {MAX_INPUTS} strings (or fewer, see SIGHTLINE_MAX_INPUTS), got {len(value)}."
+        raise field_error("invalid_parameter", message)
+    if allow_blank:
+        return Texts(
+            tuple([text if isinstance(text, str) else check_text(text, index) for index, text in enumerate(value)])
+        )
+    return Texts(tuple([check_text(text, index) for index, text in enumerate(value)]))
+
+
+def check_texts_with_blanks(value: Any, info: ValidationInfo) -> Texts:
+    """Check texts of which some may be blank if `on_empty`, a field declared before, is `pass`."""
+    return check_texts(value, allow_blank=info.data.get("on_empty") == "pass")
 
 
 def check_texts_without_ids(value: Any) -> Texts:
-    """Check texts that other services also accept as token ids."""
+    """Check texts of an API that also allows token ids, which this service does not support."""
     if isinstance(value, list) and value and isinstance(value[0], int | list):
-        raise refusal("unsupported_parameter", "Token ids are not taken: send text.")
+        raise field_error("unsupported_parameter", "It must be text: token ids are not supported.")
     return check_texts(value)
 
 
-def only(default: Any = None) -> PlainValidator:
-    """The check of a field that a client may send where it asks for nothing: null, or its default."""
+def must_equal(default: Any = None) -> PlainValidator:
+    """Return the validator of a field that is accepted for compatibility: its value must be null or
+    the default.
+    """
+    values = "null" if default is None else f"{json.dumps(default)} or null"
 
     def check(value: Any) -> None:
         if value is not None and (value != default or isinstance(value, bool) != isinstance(default, bool)):
-            raise refusal("unsupported_parameter", "This service cannot do that: leave it out.")
+            raise field_error("unsupported_parameter", f"It must be {values}: other values are not supported.")
 
-    # With the type, since Annotated remembers what is equal, as False and 0 are.
-    wanted = [] if default is None else [{"type": JSON_TYPES[type(default)], "const": default}]
-    schema = WithJsonSchema({"anyOf": [*wanted, NULL]})
+    # The type is given because Annotated caches by equality, and False equals 0.
+    allowed = [] if default is None else [{"type": JSON_TYPES[type(default)], "const": default}]
+    description = f"Accepted for compatibility; only {values} is supported."
+    schema = WithJsonSchema({"anyOf": [*allowed, NULL], "description": description})
     return PlainValidator(check, json_schema_input_type=Annotated[Any, schema])
 
 
 def described_as(kind: Any) -> BeforeValidator:
-    """What the OpenAPI document says of a value whose inside is checked elsewhere."""
+    """Return a validator that accepts any value, which is validated elsewhere; OpenAPI describes it
+    as `kind`.
+    """
     return BeforeValidator(lambda value: value, json_schema_input_type=kind)
 
 
 def check_word(value: Any) -> str:
-    """Raises a refusal where it is no string, blank, or longer than any token."""
+    """Return a value that is a string with more than whitespace, and no longer than any token.
+
+    Raises:
+        PydanticCustomError: it is something else.
+    """
     word = check_text(value)
     if len(word) > MAX_WORD_CHARACTERS:
-        message = f"It has {len(word)} characters; a token has at most {MAX_WORD_CHARACTERS}."
-        raise refusal("invalid_parameter", message)
+        message = f"It must have at most {MAX_WORD_CHARACTERS} characters, got {len(word)}."
+        raise field_error("invalid_parameter", message)
     return word
 
 
 _TEXT_SCHEMA = {"type": "string", "pattern": NOT_BLANK}
 _TEXTS = [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "maxItems": MAX_INPUTS}]
+_ANY_TEXT = {"type": "string"}
+TEXTS_SCHEMA: dict[str, Any] = {"anyOf": _TEXTS}
+_ANY_TEXTS = [_ANY_TEXT, {"type": "array", "items": _ANY_TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]
+# A field `on_empty: OnEmpty` must be declared before a field of this type.
+TextsWithBlanks = Annotated[Texts, PlainValidator(check_texts_with_blanks), WithJsonSchema({"anyOf": _ANY_TEXTS})]
+OnEmpty = Annotated[
+    Literal["error", "pass"],
+    Field(description="`error` rejects the call if an input is blank; `pass` returns an empty output for that input."),
+]
 TextOrTexts = Annotated[Texts, PlainValidator(check_texts), WithJsonSchema({"anyOf": _TEXTS})]
 TextsWithoutIds = Annotated[Texts, PlainValidator(check_texts_without_ids), WithJsonSchema({"anyOf": _TEXTS})]
 Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(_TEXT_SCHEMA)]
@@ -150,11 +215,17 @@ def validate(document: dict[str, Any], model: type[Model]) -> Model:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise unknown_field(document, model) or first_error(error) from None
+        raise unknown_field(document, model) or first_error(error, kind=model) from None
 
 
-def validate_part(part: Any, adapter: TypeAdapter[T], *path: str) -> T:
-    """Validate a part of a request; `path` leads to it.
+def validate_part(part: Any, adapter: TypeAdapter[T], kind: Any, *path: str) -> T:
+    """Validate a part of a request.
+
+    Args:
+        part: the value.
+        adapter: validator of its type.
+        kind: its type, which errors about unknown fields need.
+        path: path of this part in the request.
 
     Raises:
         ApiError: the first value that is not allowed.
@@ -162,23 +233,20 @@ def validate_part(part: Any, adapter: TypeAdapter[T], *path: str) -> T:
     try:
         return adapter.validate_python(part)
     except ValidationError as error:
-        raise first_error(error, path) from None
+        raise first_error(error, path, kind) from None
 
 
 def unknown_field(document: dict[str, Any], kind: Any, *path: str) -> ApiError | None:
-    """Return the error of the first field that is not known, in an object or in those that are its fields.
+    """Return the error of the first unknown field of an object or of the objects in it; None if
+    there is none.
 
-    It is looked for before other errors are listed, so that a body of a hundred thousand unknown fields costs little.
+    It is searched before other errors are listed, so that a body of a hundred thousand unknown
+    fields costs little.
     """
-    known: dict[str, Any] = {}
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        known = {name: field.annotation for name, field in kind.model_fields.items()}
-    elif dataclasses.is_dataclass(kind):
-        known = {field.name: None for field in dataclasses.fields(kind)}
+    known = fields_of(kind)
     for name, value in document.items() if known else ():
         if name not in known:
-            location = (*path, name) if is_word(name) else path
-            return ApiError("invalid_parameter", NO_SUCH_FIELD, path=path_of(location) or None)
+            return unknown_field_error(name, kind, path)
         if isinstance(value, dict):
             error = unknown_field(value, known[name], *path, name)
             if error is not None:
@@ -186,25 +254,82 @@ def unknown_field(document: dict[str, Any], kind: Any, *path: str) -> ApiError |
     return None
 
 
-def first_error(error: ValidationError, path: Sequence[str] = ()) -> ApiError:
-    """Return the first error of a validation, without its value; `path` leads to what was validated."""
-    first = error.errors(include_url=False, include_input=False)[0]
+def unknown_field_error(name: str, kind: Any, path: Sequence[str | int]) -> ApiError:
+    """Return the error of an unknown field, with the nearest known field.
+
+    Args:
+        name: name of the field as the client wrote it.
+        kind: type of the object that has the field; None if it is not known.
+        path: path of this object.
+    """
+    known, owner = fields_of(kind), path_of(path) or "the body"
+    shown = path_of((*path, name)) if is_word(name) else None
+    message = f"{shown} is not a field of {owner}" if shown else f"{owner[0].upper()}{owner[1:]} has an unknown field"
+    inner = next((field for field, type_ in known.items() if name in fields_of(type_)), None)
+    nearest = difflib.get_close_matches(name, known, n=1) if shown else []
+    if inner is not None:
+        message = f"{shown} belongs in {path_of((*path, inner))}."
+    elif nearest:
+        message += f" (did you mean {path_of((*path, nearest[0]))}?)."
+    else:
+        message += f"; its fields are {', '.join(known)}." if known else "."
+    return ApiError("invalid_parameter", message, path=shown or path_of(path) or None)
+
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    """Return the types of an object type's fields by name; `kind` may be a union with None. Empty
+    for other types.
+    """
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and "__pydantic_config__" in vars(kind):
+        return get_type_hints(kind)
+    return next((found for one in get_args(kind) if (found := fields_of(one))), {})
+
+
+def _type_at(kind: Any, path: Sequence[str | int]) -> Any:
+    """Return the type of the value at a path inside a value of type `kind`; None if it is not
+    known.
+    """
+    for part in path:
+        if isinstance(part, str):
+            kind = fields_of(kind).get(part)
+    return kind
+
+
+def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = None) -> ApiError:
+    """Return the first error of a validation.
+
+    Args:
+        error: errors of the validation.
+        path: path of the validated value.
+        kind: type of the validated value.
+    """
+    errors = error.errors(include_url=False)
+    # An unknown field first: a misspelled name also leaves the intended field missing.
+    first = next((one for one in errors if one["type"] in UNKNOWN_FIELD), errors[0])
     context, location = first.get("ctx", {}), [*path, *first["loc"]]
+    if first["type"] in UNKNOWN_FIELD:
+        owner = _type_at(kind, first["loc"][:-1])
+        return unknown_field_error(str(location[-1]), owner, location[:-1])
     code: ErrorCode = "invalid_parameter"
-    if first["type"] in ERRORS:  # one of our own
+    if first["type"] in ERRORS:  # raised by `field_error`
         code = first["type"]  # type: ignore[assignment]
-    message = context.get("message") or f"{first['msg']}."
-    if first["type"] == "dataclass_type":
+        message = context["message"]
+    elif first["type"] == "missing":
+        message = "It is required."
+    elif first["type"] in ("dataclass_type", "model_type", "model_attributes_type"):
         message = "It must be an object."
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        message = NO_SUCH_FIELD
-        if not is_word(str(location[-1])):
-            location.pop()
+    else:
+        message = first["msg"].replace("Input should ", "It must ").replace("List should ", "It must ")
+        value = first["input"]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        message += f", got {value}." if is_number and -1e15 < value < 1e15 else "."
     return ApiError(code, message, path=path_of((*location, *context.get("path", ()))) or None)
 
 
 def path_of(location: Sequence[str | int]) -> str:
-    """`("parameters", "stop", 1)` as `parameters.stop[1]`."""
+    """Return the path of a location: `("parameters", "stop", 1)` becomes `parameters.stop[1]`."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part

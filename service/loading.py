@@ -1,14 +1,16 @@
-"""From a folder of bundles to a backend that can serve them: verified, loaded, and each graph run once."""
+"""Loading of bundles: verify each one, open its graphs, and run each graph once."""
 
 import gc
 import logging
 import math
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from service.bundle import MANIFEST, BundleError, Manifest, Task, check_files, read_manifest
+from service.bundle import BundleError, Manifest, Task, check_files
+from service.discovery import OnFailure, find_bundles, raise_failure
+from service.engine.checks import TEST_INPUT_TOKENS
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.request import (
@@ -32,42 +34,97 @@ from service.text.tokenizer import TextTokenizer, read_tokenizer
 
 logger = logging.getLogger(__name__)
 
-REHEARSED_TOKENS = 16
-
 
 def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Backend:
-    """Load every bundle of the settings' folder; the worker is not started yet.
+    """Load the bundles of a folder. The worker is not started yet.
+
+    A bundle that fails to load is logged and left out, unless the settings ask for strict loading.
+
+    Args:
+        settings: settings of the process.
+        observer_of: returns the observer of a model's engine.
 
     Raises:
-        BundleError: a bundle that cannot be served, none at all, or no default model of that name.
-        RuntimeUnavailableError: the installed onnxruntime cannot use the provider that is asked for.
+        BundleError: no bundle can be served, the default model is missing or fails to load, or any
+            bundle fails to load while `strict_loading` is set.
+        RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
+    """
+    failed: dict[str, str] = {}
+
+    def on_failure(folder: Path, error: BundleError) -> None:
+        if settings.strict_loading:
+            raise error
+        failed[_escaped(folder.name)] = _escaped(str(error))
+
+    try:
+        bundles = find_bundles(settings.bundles, settings.default_model, on_failure)
+    except BundleError as error:
+        raise BundleError("; ".join(dict.fromkeys([str(error), *failed.values()]))) from None
+    backend = load_bundles(bundles, settings, observer_of, on_failure) if bundles else None
+    if backend is None or not backend.models:
+        raise BundleError("; ".join(failed.values()))
+    if settings.default_model is not None and settings.default_model not in backend.models:
+        raise BundleError(f"the default model {settings.default_model} failed to load: {'; '.join(failed.values())}")
+    for reason in failed.values():
+        logger.error("a bundle is not served: %s", reason)
+    first = min(manifest.name for manifest in bundles.values())
+    if settings.default_model is None and first not in backend.models:
+        logger.warning("requests that name no model use %s, because %s failed to load", min(backend.models), first)
+    return replace(backend, failed=failed)
+
+
+def _escaped(text: str) -> str:
+    """Escape what JSON cannot hold: bytes of a file name that is not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def load_bundles(
+    bundles: Mapping[Path, Manifest],
+    settings: Settings,
+    observer_of: Callable[[str], EngineObserver],
+    on_failure: OnFailure = raise_failure,
+) -> Backend:
+    """Load bundles by their folders. The worker is not started yet.
+
+    Args:
+        bundles: the manifests by folder.
+        settings: settings of the process.
+        observer_of: returns the observer of a model's engine.
+        on_failure: called for each bundle that fails to load; raises by default.
+
+    Raises:
+        RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
     """
     provider = choose_provider(settings.provider)
     models: dict[str, ServedModel] = {}
     engines: dict[str, Engine] = {}
     tokenizers: dict[str, TextTokenizer] = {}
-    bundles = find_bundles(settings.bundles, settings.default_model)
     max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, bundles.values()))
     settings = settings.model_copy(update={"max_rows": max_rows})
     for folder, manifest in bundles.items():
         started = time.perf_counter()
         try:
-            models[manifest.name], runner = _load_model(folder, manifest, provider, settings, tokenizers)
-        except BundleError:
-            raise
+            model, runner = _load_model(folder, manifest, provider, settings, tokenizers)
+        except BundleError as error:
+            on_failure(folder, error)
+            continue
         except Exception as error:
-            raise BundleError(f"{folder} cannot be served: {type(error).__name__}: {error}") from error
+            reason = BundleError(f"{folder} cannot be served: {type(error).__name__}: {error}")
+            reason.__cause__ = error
+            on_failure(folder, reason)
+            continue
+        models[manifest.name] = model
         engines[manifest.name] = Engine(
             runner,
             max_batch_tokens=settings.max_batch_tokens,
             observer=observer_of(manifest.name),
         )
         logger.debug("loaded %s in %.2f s", manifest.name, time.perf_counter() - started)
-    # What is loaded stays. The garbage collector would walk all of it, for some ten milliseconds, in the
-    # middle of a first request.
+    # The loaded objects stay until the end. Without this the garbage collector would walk all of
+    # them, for some ten milliseconds, in the middle of a request.
     gc.collect()
     gc.freeze()
-    trim_heap()  # loading and the largest shapes took more than serving needs
+    trim_heap()  # loading and the largest shapes took more memory than serving needs
     return Backend(models, engines, Worker(engines))
 
 
@@ -84,7 +141,7 @@ def _load_model(
     if not settings.threads and runner.provider == "cpu":
         runner.choose_threads(folder, usable_threads())
     runner.warm_up(settings.max_batch_tokens)
-    _rehearse(folder, runner)
+    _check_known_inputs(folder, runner)
     model = ServedModel(
         manifest.name,
         manifest,
@@ -103,33 +160,35 @@ def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings:
     if manifest.rows is not None:
         return DeviceRunner(folder, manifest, provider=provider, num_threads=threads, max_rows=max_rows)
     if settings.provider == "cuda":
-        raise BundleError(f"{folder} is {manifest.dtype}; CUDA runs what `python -m export half` writes")
+        raise BundleError(
+            f"{folder} is {manifest.dtype}, but CUDA needs a float16 bundle; `python -m export half` writes one"
+        )
     return OnnxRunner(folder, manifest, num_threads=threads, max_rows=max_rows)
 
 
-def _rehearse(folder: Path, runner: OnnxRunner | DeviceRunner) -> None:
-    """Run a known input through every graph, so that no request is the first to do so.
+def _check_known_inputs(folder: Path, runner: OnnxRunner | DeviceRunner) -> None:
+    """Run a known input through every graph, so that no request pays for a graph's first run.
 
     Raises:
-        BundleError: a result is missing or has numbers that are not finite.
+        BundleError: a run fails, or gives numbers that are not finite.
     """
     engine = Engine(runner)
     events: list[Event] = []
-    for task, request in _rehearsed_requests(runner.manifest):
+    for task, request in _known_requests(runner.manifest):
         engine.submit(request, events.append)
         while engine.has_work:
             engine.step()
         if isinstance(events[-1], Failed):
             raise BundleError(
                 f"{folder} cannot be served: a known input of the task {task} fails or gives numbers that are not "
-                "finite; the log lines before this one say which"
+                "finite; the log lines before this one have the details"
             )
 
 
-def _rehearsed_requests(manifest: Manifest) -> Iterator[tuple[Task, Request]]:
-    name, limits = "rehearsal", manifest.limits
-    source = (manifest.tokens.end_id,) * min(REHEARSED_TOKENS, limits.max_source_tokens)
-    yield "encode", EncodeRequest(name, source, math.inf, wants_labels="classify" in manifest.tasks)
+def _known_requests(manifest: Manifest) -> Iterator[tuple[Task, Request]]:
+    name, limits = "known-input", manifest.limits
+    source = (manifest.tokens.end_id,) * min(TEST_INPUT_TOKENS, limits.max_source_tokens)
+    yield "encode", EncodeRequest(name, source, math.inf, return_labels="classify" in manifest.tasks)
     if "similar" in manifest.tasks:
         yield "similar", SimilarRequest(name, source[:1], math.inf)
     if "generate" in manifest.tasks:
@@ -139,64 +198,21 @@ def _rehearsed_requests(manifest: Manifest) -> Iterator[tuple[Task, Request]]:
             yield "generate", GenerateRequest(name, source, math.inf, parameters)
 
 
-def find_bundles(folder: Path, default_model: str | None) -> dict[Path, Manifest]:
-    """The bundles of a folder by their own folders, in the order of their names; their files are not opened yet.
-
-    Raises:
-        BundleError: see `load_backend`.
-    """
-    try:
-        paths = sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        raise BundleError(f"there is no folder {folder} with bundles; set SIGHTLINE_BUNDLES") from None
-    except OSError as error:
-        raise BundleError(f"{folder} cannot be listed: {error.strerror}; {_permissions_needed()}") from None
-    found = {path: read_manifest(path) for path in paths if _is_bundle(path)}
-    if not found:
-        raise BundleError(f"no folder in {folder} has a {MANIFEST}; `python -m export` writes bundles")
-    names = [manifest.name for manifest in found.values()]
-    for name in names:
-        if names.count(name) > 1:
-            raise BundleError(f"two bundles in {folder} are named {name}; names are what requests choose by")
-    if default_model is not None and default_model not in names:
-        raise BundleError(f"the default model {default_model} is not in {folder}, which has {', '.join(names)}")
-    return found
-
-
-def _is_bundle(path: Path) -> bool:
-    """Return True for a folder with a manifest that is not hidden.
-
-    Raises:
-        BundleError: it cannot be told, because the folder cannot be entered.
-    """
-    try:
-        (path / MANIFEST).lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        if path.name.startswith("."):
-            return False
-        raise BundleError(f"{path} cannot be entered: {error.strerror}; {_permissions_needed()}, or move it") from None
-    if path.name.startswith("."):
-        logger.warning(
-            "%s is hidden and not served: an interrupted export leaves such a folder, and the next export to the same "
-            "place removes or restores it",
-            path,
-        )
-        return False
-    return True
-
-
-def _permissions_needed() -> str:
-    return f"give user {os.geteuid()}, as whom the service runs, permission to read and enter it"
-
-
 def _read_tokenizers(
     folder: Path, manifest: Manifest, known: dict[str, TextTokenizer]
 ) -> tuple[TextTokenizer, TextTokenizer]:
-    """The tokenizers of source and target; `known` has those read before, by their files' SHA-256, and gets new ones.
+    """Return the tokenizers of source and target.
 
-    Models of one language pair often have equal tokenizers, each of which takes some megabytes.
+    Models of one language pair often have equal tokenizers, each of which takes some megabytes, so
+    they share one.
+
+    Args:
+        folder: folder of the bundle.
+        manifest: its manifest.
+        known: tokenizers read so far by the SHA-256 of their file; gets the new ones.
+
+    Raises:
+        BundleError: a tokenizer cannot be read, or has more tokens than the model.
     """
 
     def read(name: str) -> TextTokenizer:
@@ -209,6 +225,7 @@ def _read_tokenizers(
     for tokenizer in (source, target):
         if len(tokenizer) > manifest.limits.vocabulary:
             raise BundleError(
-                f"{folder}: a tokenizer has {len(tokenizer)} tokens, the model knows {manifest.limits.vocabulary}"
+                f"{folder}: a tokenizer has {len(tokenizer)} tokens, the model knows {manifest.limits.vocabulary}; "
+                "export the bundle again"
             )
     return source, target

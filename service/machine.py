@@ -1,4 +1,4 @@
-"""Threads and memory that this process may use: those of its container, not of the host."""
+"""CPU threads and memory available to this process, within the limits of its container."""
 
 import math
 import os
@@ -9,14 +9,14 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def usable_threads(cgroup: Path = CGROUP) -> int:
-    """The CPU quota rounded up, and never more than the cores that the process may run on; at least 1."""
+    """Return the CPU quota, rounded up, but at most the number of cores available; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota_v2(cgroup / "cpu.max") or _quota_v1(cgroup / "cpu")
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def _quota_v2(path: Path) -> float | None:
-    """`cpu.max` holds "QUOTA PERIOD", or "max PERIOD" where there is no quota."""
+    """Read a quota in cores from `cpu.max`: "QUOTA PERIOD", or "max PERIOD" without a quota."""
     try:
         quota, period = path.read_text(encoding="ascii").split()
         return None if quota == "max" else int(quota) / int(period)
@@ -25,7 +25,7 @@ def _quota_v2(path: Path) -> float | None:
 
 
 def _quota_v1(folder: Path) -> float | None:
-    """`cpu.cfs_quota_us` is -1 where there is no quota."""
+    """Read a quota in cores from `cpu.cfs_quota_us`, which is -1 without a quota."""
     try:
         quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
         period = int((folder / "cpu.cfs_period_us").read_text(encoding="ascii"))
@@ -35,19 +35,23 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def usable_memory(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int:
-    """Return the smallest memory limit of the process's control groups, at most the machine's memory, in bytes."""
+    """Return the bytes of memory that this process may use.
+
+    This is the smallest limit of the process's control groups, and at most the memory of the
+    machine.
+    """
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [
         limit
         for folder in _own_folders(cgroup, own_cgroups)
-        for name in ("memory.max", "memory.limit_in_bytes")  # of versions 2 and 1
+        for name in ("memory.max", "memory.limit_in_bytes")  # cgroup versions 2 and 1
         if (limit := _read_limit(folder / name)) is not None
     ]
     return min([installed, *limits])
 
 
 def _own_folders(cgroup: Path, own_cgroups: Path) -> list[Path]:
-    """The folders of the control groups that may limit the process's memory, with their ancestors."""
+    """Return the folders of the process's control groups and of their ancestors."""
     folders = [cgroup, cgroup / "memory"]
     try:
         lines = own_cgroups.read_text(encoding="ascii").split()
@@ -62,8 +66,17 @@ def _own_folders(cgroup: Path, own_cgroups: Path) -> list[Path]:
 
 
 def _read_limit(path: Path) -> int | None:
-    """A limit in bytes; None if there is none ("max")."""
+    """Return a limit in bytes, or None if there is no limit ("max")."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process in bytes; 0 if the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0

@@ -15,9 +15,18 @@ from pydantic import (
 )
 
 from service.bundle import MAX_BEAMS
-from service.fields import MAX_ID, MAX_INPUTS, NULL, RequestBody, TextOrTexts, case, refusal
+from service.fields import (
+    MAX_ID,
+    MAX_INPUTS,
+    NULL,
+    RequestBody,
+    TextOrTexts,
+    describe_optional_fields,
+    field_error,
+    object_schema,
+)
 
-MAX_SEED = 2**53 - 1  # the largest integer that every JSON reader keeps exact
+MAX_SEED = 2**53 - 1  # largest integer that every JSON reader keeps exact
 MAX_STOP_CHARACTERS = 64
 MAX_STOP_STRINGS = 4
 MAX_SUPPRESSED_TOKENS = 1024
@@ -34,25 +43,27 @@ def _check_stop(value: Any) -> tuple[str, ...]:
         return ()
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(string, str) for string in strings):
-        raise refusal("invalid_parameter", "It must be a string or a list of strings.")
+        raise field_error("invalid_parameter", "It must be a string or a list of strings.")
     if len(strings) > MAX_STOP_STRINGS:
-        raise refusal("invalid_parameter", f"There are {len(strings)} stop strings; at most {MAX_STOP_STRINGS} may be.")
-    if not all(1 <= len(string) <= MAX_STOP_CHARACTERS for string in strings):
-        raise refusal("invalid_parameter", f"A stop string has 1 to {MAX_STOP_CHARACTERS} characters.")
+        raise field_error("invalid_parameter", f"It must have at most {MAX_STOP_STRINGS} strings, got {len(strings)}.")
+    for string in strings:
+        if not 1 <= len(string) <= MAX_STOP_CHARACTERS:
+            message = f"Stop strings must have 1 to {MAX_STOP_CHARACTERS} characters, got {len(string)}."
+            raise field_error("invalid_parameter", message)
     return tuple(strings)
 
 
 def _check_early_stopping(value: Any) -> Any:
     if not isinstance(value, bool) and value != "never":
-        raise refusal("invalid_parameter", 'It must be true, false or "never".')
+        raise field_error("invalid_parameter", 'It must be true, false or "never".')
     return value
 
 
-def _read_return_attention(value: Any) -> Any:
+def _parse_return_attention(value: Any) -> Any:
     if isinstance(value, bool):
         return {} if value else None
     if not isinstance(value, dict):
-        raise refusal("invalid_parameter", "It must be true, false or an object.")
+        raise field_error("invalid_parameter", "It must be true, false or an object.")
     return value
 
 
@@ -62,13 +73,22 @@ Stop = Annotated[
     tuple[str, ...],
     PlainValidator(_check_stop),
     WithJsonSchema(
-        {"anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS}, NULL]}
+        {
+            "anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS}, NULL],
+            "description": f"Up to {MAX_STOP_STRINGS} strings that end the text and are cut from it.",
+        }
     ),
 ]
 EarlyStopping = Annotated[
     bool | Literal["never"],
     PlainValidator(_check_early_stopping),
-    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "never"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "boolean"}, {"const": "never"}],
+            "description": "Condition that ends a beam search, as in Hugging Face's `generate`: true as soon as there "
+            'are num_beams finished sequences; false when better ones are unlikely; "never" when they are impossible.',
+        }
+    ),
 ]
 Int = Annotated[int, Field(strict=True)]
 Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -78,49 +98,91 @@ TopLogprobs = Annotated[
     Int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="Number of top alternatives returned for each token.")
 ]
 Indices = Annotated[
-    list[Annotated[StrictInt, Field(ge=0, le=1023)]],
+    list[Annotated[StrictInt, Field(ge=-1024, le=1023)]],
     Field(min_length=1, max_length=1024, fail_fast=True, json_schema_extra=EACH_ONCE),
 ]
 
 
-NumNewTokens = Annotated[Int, Field(ge=1, le=65536)]
-MinNewTokens = Annotated[Int, Field(ge=0, le=65536)]
-Temperature = Annotated[Float, Field(gt=0, le=10)]
-TopK = Annotated[Int, Field(ge=0, le=1_000_000)]
-TopP = Annotated[Float, Field(gt=0, le=1)]
-MinP = Annotated[Float, Field(ge=0, le=1)]
-TypicalP = Annotated[Float, Field(gt=0, le=1)]
-Seed = Annotated[Int, Field(ge=0, le=MAX_SEED)]
-NumBeams = Annotated[Int, Field(ge=1, le=MAX_BEAMS)]
-NumSequences = Annotated[Int, Field(ge=1, le=MAX_INPUTS)]
-LengthPenalty = Annotated[Float, Field(ge=-10, le=10)]
-RepetitionPenalty = Annotated[Float, Field(ge=0.01, le=10)]
-NgramSize = Annotated[Int, Field(ge=0, le=65536)]
+NumNewTokens = Annotated[
+    Int,
+    Field(
+        ge=1,
+        le=65536,
+        description="Maximum number of generated tokens. The end token counts, a prefix does not. The default is "
+        f"{DEFAULT_NEW_TOKENS}, capped at the model's limit.",
+    ),
+]
+MinNewTokens = Annotated[
+    Int, Field(ge=0, le=65536, description="Minimum number of generated tokens before the end token is allowed.")
+]
+Temperature = Annotated[
+    Float, Field(gt=0, le=10, description="Divisor of the logits; values above 1 make samples more diverse.")
+]
+TopK = Annotated[
+    Int, Field(ge=0, le=1_000_000, description="Sample from this many of the most probable tokens; 0 disables it.")
+]
+TopP = Annotated[
+    Float,
+    Field(gt=0, le=1, description="Sample from the most probable tokens whose probabilities reach this sum (nucleus)."),
+]
+MinP = Annotated[
+    Float,
+    Field(ge=0, le=1, description="Sample from tokens at least this fraction as probable as the most probable one."),
+]
+TypicalP = Annotated[
+    Float, Field(gt=0, le=1, description="Sample from the most typical tokens whose probabilities reach this sum.")
+]
+Seed = Annotated[
+    Int,
+    Field(
+        ge=0, le=MAX_SEED, description="Seed of the sampling; sequence i of the call uses seed + i. Random if absent."
+    ),
+]
+NumBeams = Annotated[Int, Field(ge=1, le=MAX_BEAMS, description="Number of beams; values above 1 use beam search.")]
+NumSequences = Annotated[
+    Int,
+    Field(
+        ge=1, le=MAX_INPUTS, description="Sequences for each input: samples, or the best of at most num_beams beams."
+    ),
+]
+LengthPenalty = Annotated[
+    Float, Field(ge=-10, le=10, description="Exponent of the length by which a beam's score is divided.")
+]
+RepetitionPenalty = Annotated[
+    Float, Field(ge=0.01, le=10, description="Values above 1 make tokens that already occurred less likely.")
+]
+NgramSize = Annotated[
+    Int, Field(ge=0, le=65536, description="Token n-grams of this size occur at most once; 0 disables it.")
+]
 
 
 class AttentionSelection(RequestBody):
-    """Selects attention maps, and the form in which they are returned."""
+    """Selection of attention maps, and their encoding in the response."""
 
     kinds: (
         Annotated[list[Kind], Field(min_length=1, max_length=4, fail_fast=True, json_schema_extra=EACH_ONCE)] | None
-    ) = None
-    layers: Indices | None = Field(default=None, description="Counted from 0; all layers if absent.")
-    heads: Indices | None = Field(default=None, description="Counted from 0; all heads if absent.")
+    ) = Field(default=None, description="Kinds of attention; all kinds of the model if absent.")
+    layers: Indices | None = Field(
+        default=None, description="Layer indices; -1 is the last layer. All layers if absent."
+    )
+    heads: Indices | None = Field(default=None, description="Head indices; -1 is the last head. All heads if absent.")
     reduce: Reduce = Field(default="none", description="Reduction over the selected heads.")
-    encoding: Encoding = "float"
+    encoding: Encoding = Field(
+        default="float", description="Encoding of the maps: numbers, or base64 of little-endian float32."
+    )
 
     @model_validator(mode="after")
     def _has_no_duplicates(self) -> Self:
         for name in ("kinds", "layers", "heads"):
             values = getattr(self, name)
             if values is not None and len(set(values)) != len(values):
-                raise refusal("invalid_parameter", "Duplicate entries are not allowed.", name)
+                raise field_error("invalid_parameter", "It must have no duplicate entries.", name)
         return self
 
 
 ReturnAttention = Annotated[
     AttentionSelection | None,
-    BeforeValidator(_read_return_attention, json_schema_input_type=bool | AttentionSelection),
+    BeforeValidator(_parse_return_attention, json_schema_input_type=bool | AttentionSelection),
 ]
 
 # Parameters that have an effect only with `do_sample`, and only with `num_beams` above 1.
@@ -132,56 +194,43 @@ BEAM_PARAMETERS = ("length_penalty", "early_stopping")
 class GenerateParameters:
     """Generation parameters, with the names, meanings and defaults of Hugging Face's `generate`."""
 
-    max_new_tokens: Annotated[
-        NumNewTokens | None,
-        Field(
-            description=f"The end token counts, a prefix does not. {DEFAULT_NEW_TOKENS}, or the model's limit if that "
-            "is less."
-        ),
-    ] = None
+    max_new_tokens: NumNewTokens | None = None
     min_new_tokens: MinNewTokens = 0
-    do_sample: StrictBool = False
+    do_sample: Annotated[StrictBool, Field(description="Sample each token instead of taking the most probable.")] = (
+        False
+    )
     temperature: Temperature = 1.0
-    top_k: Annotated[TopK, Field(description="0 is off.")] = 0
+    top_k: TopK = 0
     top_p: TopP = 1.0
-    min_p: Annotated[
-        MinP, Field(description="Keeps tokens that are at least this share as probable as the most probable one.")
-    ] = 0.0
-    typical_p: Annotated[
-        TypicalP, Field(description="Keeps the most typical tokens that hold this probability together; 1 is off.")
-    ] = 1.0
-    seed: Annotated[
-        Seed | None, Field(description="Sequence i of the call is sampled with seed + i. Random if absent.")
-    ] = None
-    stop: Annotated[
-        Stop, Field(description=f"Up to {MAX_STOP_STRINGS} strings that end the text and are cut from it.")
-    ] = ()
-    num_beams: Annotated[NumBeams, Field(description="Above 1 is beam search.")] = 1
-    num_return_sequences: Annotated[
-        NumSequences, Field(description="Sequences of each input: samples, or the best of at most num_beams beams.")
-    ] = 1
-    length_penalty: Annotated[
-        LengthPenalty, Field(description="A beam's score is divided by its number of tokens to this power.")
-    ] = 1.0
-    early_stopping: Annotated[EarlyStopping, Field(description="When a beam search ends.")] = False
-    repetition_penalty: Annotated[
-        RepetitionPenalty, Field(description="Values above 1 make tokens less likely that were there before.")
-    ] = 1.0
-    no_repeat_ngram_size: Annotated[
-        NgramSize, Field(description="No sequence of this many tokens occurs twice; 0 is off.")
-    ] = 0
+    min_p: MinP = 0.0
+    typical_p: TypicalP = 1.0
+    seed: Seed | None = None
+    stop: Stop = ()
+    num_beams: NumBeams = 1
+    num_return_sequences: NumSequences = 1
+    length_penalty: LengthPenalty = 1.0
+    early_stopping: EarlyStopping = False
+    repetition_penalty: RepetitionPenalty = 1.0
+    no_repeat_ngram_size: NgramSize = 0
     suppress_tokens: Annotated[TokenIds, Field(description="Tokens that are never generated.")] = ()
     target_prefix: Annotated[
-        TextOrTexts | None, Field(description="Beginning of the text: one for all inputs, or one for each.")
+        TextOrTexts | None, Field(description="Beginning of the text: one string for all inputs, or one for each.")
     ] = None
     top_logprobs: TopLogprobs = 0
     return_attention: Annotated[
         ReturnAttention, Field(description="Attention maps of each output; true returns all of them.")
     ] = None
+    split_sentences: Annotated[
+        StrictBool,
+        Field(
+            description="Translate each sentence of the inputs, and join the translations with the spacing and line "
+            "breaks of the input. Only for models that translate, without stream, target_prefix and return_attention."
+        ),
+    ] = False
 
     @property
     def num_new_tokens(self) -> int:
-        """Maximum number of new tokens; the default gives way to a larger minimum."""
+        """Maximum number of new tokens; a larger minimum raises the default."""
         if self.max_new_tokens is None:
             return max(DEFAULT_NEW_TOKENS, self.min_new_tokens)
         return self.max_new_tokens
@@ -192,7 +241,7 @@ AT_MOST_ONE: dict[str, Any] = {"maximum": 1}
 
 
 def _neutral(*names: str) -> dict[str, dict[str, Any]]:
-    """JSON Schema of parameters that have their default."""
+    """Return the JSON Schema of parameters that have their default values."""
     defaults = {name: getattr(GenerateParameters, name) for name in names}
     # FastAPI leaves out a key whose value is None.
     return {name: NULL if default is None else {"const": default} for name, default in defaults.items()}
@@ -200,14 +249,14 @@ def _neutral(*names: str) -> dict[str, dict[str, Any]]:
 
 # JSON Schema of the three decoding methods: greedy, sampling, beam search.
 METHODS: list[Any] = [
-    case(
+    object_schema(
         do_sample={"const": False},
         num_beams=AT_MOST_ONE,
         num_return_sequences=AT_MOST_ONE,
         **_neutral(*SAMPLING_PARAMETERS, *BEAM_PARAMETERS),
     ),
-    case("do_sample", do_sample={"const": True}, num_beams=AT_MOST_ONE, **_neutral(*BEAM_PARAMETERS)),
-    case(
+    object_schema("do_sample", do_sample={"const": True}, num_beams=AT_MOST_ONE, **_neutral(*BEAM_PARAMETERS)),
+    object_schema(
         "num_beams",
         do_sample={"const": False},
         num_beams={"minimum": 2},
@@ -215,6 +264,20 @@ METHODS: list[Any] = [
         **_neutral(*SAMPLING_PARAMETERS),
     ),
 ]
+
+# JSON Schema of parameters that do not split texts into sentences, and of those that may.
+WITHOUT_SENTENCES = object_schema(split_sentences={"const": False})
+WITH_SENTENCES = object_schema(target_prefix=NULL, return_attention={"anyOf": [{"const": False}, NULL]})
+
+
+def complete_parameters_schema(schema: dict[str, Any]) -> None:
+    """Add rules between parameters and descriptions of optional fields to the JSON Schema."""
+    schema["anyOf"] = METHODS
+    if "split_sentences" in schema["properties"]:
+        schema["allOf"] = [{"anyOf": [WITHOUT_SENTENCES, WITH_SENTENCES]}]
+    describe_optional_fields(schema)
+
+
 GenerateParameters.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
-    strict=False, extra="forbid", json_schema_extra={"anyOf": METHODS}
+    strict=False, extra="forbid", json_schema_extra=complete_parameters_schema
 )

@@ -1,1 +1,1 @@
-"""The attention study of docs/attention.md: measurements of every system, and the tables and pictures made of them."""
+"""The attention study of docs/research/attention.md: measurements, tables and pictures."""

@@ -1,4 +1,8 @@
-"""`python -m study STEP` measures into study/results/STEP.json; `python -m study report` writes documents and cards."""
+"""Measure a step of the attention study, or write its documents.
+
+`python -m study STEP` writes study/results/STEP.json; `python -m study report` writes documents and
+model cards.
+"""
 
 import argparse
 import shlex
@@ -17,8 +21,10 @@ from study.step import Step
 
 STEPS: Sequence[Step] = (collect, quality, sentence, masking, speed, linformer, recall, ghost_attention, similar)
 RESULTS = Path("study/results")
-DOCUMENTS = tuple(Path("docs", name) for name in ("attention.md", "api.md", "quantization.md"))
-PICTURES = Path("docs/attention")
+DOCUMENTS = tuple(
+    Path("docs", name) for name in ("research/attention.md", "research/similar.md", "explanation/quantization.md")
+)
+PICTURES = Path("docs/research/attention")
 WRITER = "python -m study report"
 
 
@@ -33,20 +39,21 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             step.NAME, help=text.partition("\n")[0], description=text, formatter_class=formatter
         )
         command.set_defaults(step=step)
+        machine.add_allow_dirty(command)
         step.add_arguments(command)
-    text = "measure nothing, write the tables, pictures and model cards of what there is"
+    text = "measure nothing; write the tables, pictures and model cards of the existing results"
     command = commands.add_parser("report", help=text)
     command.add_argument(
-        "--documents", type=Path, nargs="+", default=DOCUMENTS, help="where tables stand between marks"
+        "--documents", type=Path, nargs="+", default=DOCUMENTS, help="documents whose tables are updated"
     )
-    command.add_argument("--pictures", type=Path, default=PICTURES, help="folder of the pictures")
-    command.add_argument("--bundles", type=Path, default=Path("bundles"), help="where cards are written")
+    command.add_argument("--pictures", type=Path, default=PICTURES, help="folder for the pictures")
+    command.add_argument("--bundles", type=Path, default=Path("bundles"), help="folder of bundles to write cards into")
     command.set_defaults(step=None)
     return parser.parse_args(arguments)
 
 
 def write_report(results_folder: Path, documents: Sequence[Path], pictures: Path) -> None:
-    """Parts and pictures of steps that have no result stay as they are."""
+    """Write the tables and pictures of all steps with a result; keep those of other steps."""
     results = read_results(results_folder)
     pictures.mkdir(parents=True, exist_ok=True)
     parts = {"machines": report.machines(results)}
@@ -67,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_report(parsed.results, parsed.documents, parsed.pictures)
         write_cards(read_results(parsed.results), parsed.bundles)
         return 0
-    described = machine.describe()  # before the hours in which the tree may change
+    described = machine.describe_or_exit(parsed.allow_dirty)
     try:
         result = parsed.step.measure(parsed)
     except (FileNotFoundError, ValueError) as error:

@@ -1,6 +1,7 @@
-"""The self-attention of one encoder layer as a graph: as it is exported, without its maps, and as plain products.
+"""Self-attention of one encoder layer as a graph: as exported, without maps, and as plain matrix
+products.
 
-Axes: B batch, S source, M width, H heads, D width of a head.
+Axes: B batch, S source, M model width, H heads, D width of a head.
 """
 
 import math
@@ -15,13 +16,15 @@ from export.parts import FLOAT, INT32, INT64, LOWEST, linear, token_mask
 from model.layers.attention import MultiHeadAttention
 from model.layers.linformer import LinformerAttention, Projections
 
-RESULT = "hidden"  # the output that is no map
+RESULT = "hidden"  # the only output that is not an attention map
 
 
 def exported_graph(
     module: MultiHeadAttention | LinformerAttention, projections: Projections | None, weights: WeightFile
 ) -> onnx.ModelProto:
-    """`x` (B, S, M) and `lengths` (B,) to `hidden` (B, S, M) and maps, by the export's own code."""
+    """Build the graph with the export's own code: `x` (B, S, M) and `lengths` (B,) to `hidden` (B,
+    S, M) and maps.
+    """
     graph = GraphBuilder("exported", weights)
     x, lengths, size = _inputs(graph, module.query.in_features)
     _output(graph, EncoderAttention(graph, lengths, size, projections).add(0, x, module), module)
@@ -29,7 +32,7 @@ def exported_graph(
 
 
 def plain_graph(module: MultiHeadAttention, weights: WeightFile) -> onnx.ModelProto:
-    """As `exported_graph`, without maps, in the operators that exporters of old have: MatMul, Softmax, MatMul."""
+    """Build the same graph without maps from MatMul, Softmax and MatMul, as older exporters do."""
     graph = GraphBuilder("plain", weights)
     x, lengths, size = _inputs(graph, module.query.in_features)
     head_size = module.query.out_features // module.num_heads
@@ -55,9 +58,9 @@ def plain_graph(module: MultiHeadAttention, weights: WeightFile) -> onnx.ModelPr
 
 
 def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph with `hidden` as its one output and no node that only maps need.
+    """Remove all outputs but `hidden`, and the nodes that only the maps need.
 
-    ONNX Runtime does not leave such nodes out by itself, whichever outputs a run asks for.
+    ONNX Runtime itself does not skip such nodes, even if a run requests only `hidden`.
     """
     pruned = onnx.ModelProto()
     pruned.CopyFrom(model)
@@ -77,14 +80,14 @@ def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
         (pruned.graph.output, [output for output in pruned.graph.output if output.name == RESULT]),
         (pruned.graph.initializer, [one for one in pruned.graph.initializer if one.name in needed]),
     ):
-        values = [type(value).FromString(value.SerializeToString()) for value in values]  # `del` would empty them
+        values = [type(value).FromString(value.SerializeToString()) for value in values]  # copies survive `del`
         del field[:]
         field.extend(values)
     return pruned
 
 
 def save(model: onnx.ModelProto, weights: WeightFile, folder: Path) -> Path:
-    """Write a graph and its weights into a folder of their own."""
+    """Write a graph and its weights into a new folder and return the path of the graph."""
     folder.mkdir(parents=True)
     weights.write(folder)
     path = folder / "attention.onnx"
@@ -93,7 +96,7 @@ def save(model: onnx.ModelProto, weights: WeightFile, folder: Path) -> Path:
 
 
 def _inputs(graph: GraphBuilder, d_model: int) -> tuple[str, str, str]:
-    """`x`, the lengths (B,) as int64, and S (1,)."""
+    """Add the inputs; return `x`, the lengths (B,) as int64, and S (1,)."""
     x = graph.input("x", FLOAT, ("batch", "source", d_model))
     lengths = graph.add("Cast", graph.input("lengths", INT32, ("batch",)), to=INT64)
     return x, lengths, graph.add("Shape", x, start=1, end=2)

@@ -1,10 +1,15 @@
-"""`python -m study.attention_worker GRAPH`: runs what each line of its input says, answers each with a line.
+"""Run the attention graph for the task in each line of standard input and write the result as a
+line of JSON.
 
-    {"rows": 1, "tokens": 512, "length": 512, "outputs": ["hidden"] or [] for all, "at_least_s": 0.05}
+Usage: `python -m study.attention_worker GRAPH`. A task and its result:
+
+    {"rows": 1, "tokens": 512, "length": 512, "outputs": ["hidden"] or [] for all, "at_least_s":
+    0.05}
     {"seconds": median of the runs, "peak_mb": 12.3}
 
-`length` is how many of the tokens are real, the others being padding. `peak_mb` is the largest resident memory so far
-over what there was before the graph was loaded; it needs Linux. The first line out is `{"ready": true}`.
+`length` is the number of tokens that are not padding. `peak_mb` is the peak of resident memory so
+far, minus the resident memory before the graph was loaded; it needs Linux. The first output line is
+`{"ready": true}`.
 """
 
 import argparse
@@ -24,15 +29,15 @@ SEED = 4
 
 
 def resident_mb(field: str) -> float:
-    """VmRSS, what is resident now, or VmHWM, the largest that it was."""
+    """Return VmRSS (resident memory) or VmHWM (its peak) of this process in MiB."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) / 1024
     raise AssertionError(f"/proc/self/status has no {field}")
 
 
-def answer(session: Any, task: dict[str, Any], first_mb: float) -> dict[str, float]:
-    """Run again and again for `at_least_s`; always once."""
+def run_task(session: Any, task: dict[str, Any], first_mb: float) -> dict[str, float]:
+    """Run the graph repeatedly for at least `at_least_s`, and at least once."""
     rows, tokens, width = task["rows"], task["tokens"], session.get_inputs()[0].shape[-1]
     x = np.random.default_rng(SEED).standard_normal((rows, tokens, width), np.float32)
     feed = {"x": x, "lengths": np.full(rows, task["length"], np.int32)}
@@ -54,7 +59,7 @@ def main() -> None:
     session = onnxruntime.InferenceSession(str(arguments.graph), options, ["CPUExecutionProvider"])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(answer(session, json.loads(line), first_mb)), flush=True)
+        print(json.dumps(run_task(session, json.loads(line), first_mb)), flush=True)
 
 
 if __name__ == "__main__":

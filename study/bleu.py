@@ -1,4 +1,4 @@
-"""BLEU from what each sentence adds to it: of a whole test set, of a part, and how sure it is.
+"""BLEU from the statistics of each sentence, with bootstrap confidence intervals.
 
 Shapes use N sentences, O = 4 orders of n-grams, R resamples.
 """
@@ -19,22 +19,26 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Statistics:
-    """The sufficient statistics of BLEU (Papineni et al. 2002, section 2.3), a row for each sentence."""
+    """The sufficient statistics of BLEU (Papineni et al. 2002, section 2.3), one row for each
+    sentence.
+    """
 
-    matches: Counts  # (N, O), n-grams that stand in the reference too
-    output_lengths: Counts  # (N,), tokens
-    reference_lengths: Counts  # (N,)
+    matches: Counts  # (N, O), n-grams that also occur in the reference
+    output_lengths: Counts  # (N,), in tokens
+    reference_lengths: Counts  # (N,), in tokens
 
     @property
     def rows(self) -> Counts:
-        """(N, 2 O + 2): matches, n-grams, and both lengths; corpora add up their rows."""
+        """(N, 2 O + 2): matches, n-grams, and both lengths. The sum over sentences gives the
+        statistics of a corpus.
+        """
         possible = np.maximum(self.output_lengths[:, None] - np.arange(ORDERS), 0)  # (N, O)
         return np.column_stack((self.matches, possible, self.output_lengths, self.reference_lengths))
 
 
 def statistics_of(outputs: Sequence[str], references: Sequence[str]) -> Statistics:
-    """What sacreBLEU counts in each of tokenised outputs."""
-    metric = BLEU(tokenize="none", force=True, effective_order=True)  # as it wants to be for sentences; counts no less
+    """Return sacreBLEU's statistics of tokenized outputs."""
+    metric = BLEU(tokenize="none", force=True, effective_order=True)  # as sacreBLEU requires for single sentences
     scores = [metric.sentence_score(output, [reference]) for output, reference in zip(outputs, references, strict=True)]
     return Statistics(
         matches=np.array([score.counts for score in scores], dtype=np.int64),
@@ -44,27 +48,29 @@ def statistics_of(outputs: Sequence[str], references: Sequence[str]) -> Statisti
 
 
 def corpus_bleu(total: Counts) -> float:
-    """The score, in percent, that sacreBLEU makes of summed rows (2 O + 2,)."""
+    """Return the score in percent that sacreBLEU computes from summed rows (2 O + 2,)."""
     values = [int(value) for value in total]
     matches, possible, (output_length, reference_length) = values[:ORDERS], values[ORDERS:-2], values[-2:]
     return BLEU.compute_bleu(matches, possible, output_length, reference_length, smooth_method="exp").score
 
 
 def resamples(num_sentences: int, stream: int = 0) -> Counts:
-    """(R, N): how often each sentence comes in samples with replacement (Koehn 2004); the same ones in each call.
+    """Draw bootstrap samples with replacement (Koehn 2004), the same ones in each call.
 
-    Streams of different numbers know nothing of each other.
+    Returns:
+        The number of times that each sentence occurs in each sample, (R, N). Samples of different
+        streams are independent.
     """
     shares = np.full(num_sentences, 1 / num_sentences)
     return np.random.default_rng((SEED, stream)).multinomial(num_sentences, shares, size=RESAMPLES)
 
 
 def resampled_bleu(rows: Sequence[Counts], samples: Counts) -> NDArray[np.float64]:
-    """(R,): in each sample the mean of several outputs' scores of the same sentences.
+    """Return the mean score of several outputs of the same sentences in each sample, (R,).
 
     Args:
-        rows: of each output, (N, 2 O + 2).
-        samples: (R, N).
+        rows: The statistics of each output, each (N, 2 O + 2).
+        samples: (R, N); see `resamples`.
     """
     scores = np.array([[corpus_bleu(total) for total in samples @ one] for one in rows])  # (outputs, R)
     means: NDArray[np.float64] = scores.mean(axis=0)
@@ -72,19 +78,19 @@ def resampled_bleu(rows: Sequence[Counts], samples: Counts) -> NDArray[np.float6
 
 
 def mean_bleu(rows: Sequence[Counts]) -> float:
-    """The mean of several outputs' scores."""
+    """Return the mean score of several outputs."""
     return float(np.mean([corpus_bleu(one.sum(axis=0)) for one in rows]))
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The middle 95 % of resampled values."""
+    """Return the ends of the middle 95 % of resampled values."""
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean score of several outputs, and what resampling the sentences makes of it."""
+    """The mean score of several outputs, with its values in all bootstrap samples."""
 
     value: float
     resampled: NDArray[np.float64]  # (R,)
@@ -102,5 +108,5 @@ class Estimate:
 
 
 def estimate(rows: Sequence[Counts], samples: Counts) -> Estimate:
-    """Of several outputs of the same sentences; see `resampled_bleu`."""
+    """Estimate the mean score of several outputs of the same sentences; see `resampled_bleu`."""
     return Estimate(mean_bleu(rows), resampled_bleu(rows, samples))

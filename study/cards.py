@@ -1,5 +1,6 @@
-"""Model cards of the zoo's bundles, from manifests and results alone."""
+"""Model cards of the bundles of the zoo, generated from manifests and results."""
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,18 @@ from service.bundle import MANIFEST, Manifest, read_manifest
 from study import collect, quality, recall
 
 CARD = "MODEL_CARD.md"
+WIDTH = 100  # columns of prose
+
+# No system of the zoo is trained to embed sentences, so each card says what `/v1/encode` returns.
+NOT_SIMILARITY = (
+    "The encoder was not trained for sentence similarity. `/v1/encode` returns its hidden states; their cosines do not "
+    "measure how similar two sentences are in meaning."
+)
 
 
 @dataclass(frozen=True)
 class Prose:
-    """What a card says of all that has learnt from one corpus."""
+    """Sections of a card that depend only on the training corpus."""
 
     data: str
     good_for: str
@@ -28,27 +36,28 @@ class Prose:
 PROSE: Mapping[Corpus, Prose] = {
     MULTI30K: Prose(
         "Multi30k, `data/task1/raw`: 29,000 training pairs of image captions, English and German",
-        "Seeing {this} with short descriptions of everyday scenes, beside the others of the zoo.",
-        "Everything else. It has read 29,000 captions and nothing more. On other text it writes fluent German that has "
-        "little to do with the source, and it inherits the captions' habits of describing people by looks, gender and "
-        "origin. Do not use it where a translation matters.",
+        "Demonstrating {this} on short descriptions of everyday scenes, and comparing it with the other "
+        "models of the zoo.",
+        "All other uses. The training data are 29,000 image captions. For other text, the model generates fluent "
+        "German that has little to do with the source. Like the captions, it describes people by looks, gender and "
+        "origin. Do not use it if the quality of a translation matters.",
         '**For non-commercial research and education only.** Multi30k derives from Flickr30K, whose images come "for '
         'non-commercial research and/or educational purposes"; the text carries no licence of its own. The Apache '
         "License 2.0 of this repository covers the code, not these weights.",
     ),
     SST2: Prose(
-        "the Stanford Sentiment Treebank's binary sentences: 6,920 of film reviews to train on",
-        "Trying `/v1/classify`, and looking at the attention behind a label.",
-        "Anything that matters to somebody. One sentence in five gets the wrong label, and it has read film reviews "
-        "alone.",
+        "Stanford Sentiment Treebank, binary: 6,920 training sentences of film reviews",
+        "Trying `/v1/classify` and looking at the attention weights for a label.",
+        "Decisions of any consequence. One sentence in five gets the wrong label, and the training data are only film "
+        "reviews.",
         "**For research only.** The sentences come from film reviews and carry no licence of their own. The Apache "
         "License 2.0 of this repository covers the code, not these weights.",
     ),
     SMALLTALK: Prose(
         "40,000 dialogues that `model/data/dialogues.py` generates: small talk with one instruction at its start",
-        "Trying a causal model, and seeing how long an instruction is kept.",
-        "Conversation. It knows a few hundred phrases and four kinds of instructions, and no facts.",
-        "Apache License 2.0, as the code that generated all that it has read.",
+        "Trying a causal model, and measuring for how many turns it follows an instruction.",
+        "Real conversation. The model knows a few hundred phrases, four kinds of instructions and no facts.",
+        "Apache License 2.0, like the code that generated the training data.",
     ),
 }
 
@@ -69,25 +78,28 @@ def card(name: str, manifest: Manifest, results: Results) -> str:
         ["architecture", f"{manifest.description}; {manifest.parameters:,} parameters"],
         ["tokens", f"byte-level BPE of {manifest.limits.vocabulary:,}, cased"],
         ["data", prose.data],
-        ["training", f"`{_command(name, results)}` ([docs/training.md](../../docs/training.md))"],
+        ["training", f"`{_command(name, results)}` ([docs/research/training.md](../../docs/research/training.md))"],
         ["weights", "float16, computed in float32" if manifest.half_weights else manifest.dtype],
         ["tasks", ", ".join(manifest.tasks)],
         ["limits", _limits(manifest)],
     ]
     parts = [
         f"# {manifest.name}",
-        "A demonstration for Sightline, trained from scratch and compared in [attention.md](../../docs/attention.md).",
+        _wrap(
+            "A demonstration model of Sightline, trained from scratch. "
+            "[attention.md](../../docs/research/attention.md) compares it with other models."
+        ),
         table(["", ""], facts),
         *_section("Figures", _figures(name, manifest.name, results)),
         *_section("What it is good for", prose.good_for.format(this=_what_is_seen(manifest))),
-        *_section("What it is not good for", prose.not_good_for),
+        *_section("What it is not good for", f"{prose.not_good_for}\n\n{NOT_SIMILARITY}"),
         *_section("Licence", prose.licence),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _command(name: str, results: Results) -> str:
-    """What trains the same again."""
+    """Return the command that trains the model again."""
     (precision,) = {row["precision"] for row in _first_runs(name, results)} or {"float32"}
     option = "" if precision == "float32" else f" --precision {precision}"
     return f"python -m model zoo DATA --systems {name}{option}"
@@ -95,23 +107,38 @@ def _command(name: str, results: Results) -> str:
 
 def _limits(manifest: Manifest) -> str:
     read = f"{manifest.limits.max_source_tokens} tokens of source"
-    if manifest.step is None:
+    if manifest.decoder is None:
         return read
-    if manifest.goes_on:
-        return f"{manifest.limits.max_target_tokens} tokens, read and written together"
+    if manifest.is_decoder_only:
+        return f"{manifest.limits.max_target_tokens} tokens, prompt and generated tokens together"
     return f"{read}, {manifest.limits.max_target_tokens} of target"
 
 
 def _what_is_seen(manifest: Manifest) -> str:
-    return "what this attention does" if manifest.attention else "what a model without attention does"
+    return "this kind of attention" if manifest.attention else "a model without attention"
 
 
 def _section(title: str, text: str) -> list[str]:
-    return [f"## {title}", text] if text else []
+    return [f"## {title}", _wrap(text)] if text else []
+
+
+def _wrap(text: str) -> str:
+    """Wrap the lines of a text, with an indent for the continuation of a list item."""
+    lines = (
+        textwrap.wrap(
+            line,
+            WIDTH,
+            subsequent_indent="  " if line.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    )
+    return "\n".join("\n".join(wrapped) for wrapped in lines)
 
 
 def _figures(name: str, model: str, results: Results) -> str:
-    """What was measured of it; "" where nothing was."""
+    """Return the measured results as a list; "" without results."""
     lines = [
         *(_trained(row) for row in _first_runs(name, results)),
         *(_served(row) for row in _rows(results, quality.NAME) if row["model"] == model),
@@ -121,7 +148,7 @@ def _figures(name: str, model: str, results: Results) -> str:
 
 
 def _first_runs(name: str, results: Results) -> list[Mapping[str, Any]]:
-    """Of a system that translates, its run of seed 1."""
+    """Return the run of seed 1 of a translation system."""
     return [row for row in _rows(results, collect.NAME) if row.get("system") == name and row["seed"] == 1]
 
 
@@ -141,7 +168,7 @@ def _served(row: Mapping[str, Any]) -> str:
     if "accuracy" in row:
         low, high = row["interval_95"]
         return (
-            f"As served: {row['correct']} of {row['sentences']} right on {row['split']}, {row['accuracy']:.2f} % "
+            f"As served: {row['correct']} of {row['sentences']} correct on {row['split']}, {row['accuracy']:.2f} % "
             f"(95 %: {low:.1f} to {high:.1f})"
         )
     return (

@@ -1,4 +1,4 @@
-"""The two systems that chat, which are compared."""
+"""The two chat systems that are compared."""
 
-MODELS = {"chat-gatt": "with Ghost Attention", "chat-baseline": "without"}  # how tables and pictures call them
+MODELS = {"chat-gatt": "with Ghost Attention", "chat-baseline": "without"}  # with their labels in tables and pictures
 COLOURS = {"chat-gatt": "#1d4e89", "chat-baseline": "#d17b0f"}

@@ -1,4 +1,6 @@
-"""What the finished runs of `python -m model zoo` reached, and what each test sentence adds to their BLEU."""
+"""Collect the scores of finished runs of `python -m model zoo`, with the BLEU statistics of each
+test sentence.
+"""
 
 import argparse
 import json
@@ -18,7 +20,7 @@ from study.changes import changes_table
 from study.headline import headline
 from study.lengths import draw_lengths, lengths_table
 from study.runs import SOURCE, TARGET, TRANSLATING
-from study.step import add_keep, with_kept
+from study.step import add_keep, keep_last_rows
 
 NAME = "collect"
 RUN_NAME = re.compile(r"(?P<system>.+)-(?P<seed>\d+)")
@@ -26,43 +28,43 @@ METRICS = ("tokenised_bleu", "bleu", "chrf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", type=Path, help="folder of run folders, SYSTEM-SEED; those without scores.json wait")
+    parser.add_argument("runs", type=Path, help="folder of run folders, SYSTEM-SEED; those without scores are skipped")
     parser.add_argument("data", type=Path, help="folder with the test set")
     add_keep(parser, "runs")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Read scores and count.
+    """Read the scores of all finished runs and count their statistics.
 
     Raises:
-        FileNotFoundError: there is no test set, or no result to keep anything of.
-        ValueError: a run has another name; the outputs in a scores.json do not give its own BLEU on this test set; what
-            is kept was measured on another one.
+        FileNotFoundError: There is no test set, or no earlier result to keep rows of.
+        ValueError: A folder is not named after a system; the outputs in a scores.json do not give
+            the stated BLEU on this test set; or the earlier result is of another test set.
     """
     test_set = read_test_set(arguments.data, TEST_SPLIT, SOURCE, TARGET)
     if test_set.tokenised_references is None:
-        raise FileNotFoundError(f"{arguments.data} has no tokenised {TEST_SPLIT}")
+        raise FileNotFoundError(f"{arguments.data} has no tokenized {TEST_SPLIT}")
     references = test_set.tokenised_references
-    systems = [_of_run(folder, references) for folder in _finished(arguments.runs)]
+    systems = [_read_run(folder, references) for folder in _finished_runs(arguments.runs)]
     lengths = [len(reference.split()) for reference in references]
     words = [len(source.split()) for source in test_set.sources]
     sentences = {"kind": "test set", "split": TEST_SPLIT, "source_words": words, "reference_lengths": lengths}
     if not arguments.keep:
         return Result(rows=(sentences, *systems))
-    all_rows = with_kept(arguments.results, NAME, (sentences, *systems), _which)
+    all_rows = keep_last_rows(arguments.results, NAME, (sentences, *systems), _key)
     runs = [row for row in all_rows if row["kind"] == "system"]
     if len(all_rows) > 1 + len(runs):
-        raise ValueError(f"the result in {arguments.results} is of another test set")
-    return Result(rows=(sentences, *sorted(runs, key=_which)))
+        raise ValueError(f"the result in {arguments.results} is for another test set; run without --keep")
+    return Result(rows=(sentences, *sorted(runs, key=_key)))
 
 
-def _which(row: Row) -> tuple[Any, ...]:
+def _key(row: Row) -> tuple[Any, ...]:
     is_run = row["kind"] == "system"
     return tuple(row[name] for name in (("system", "seed") if is_run else ("source_words", "reference_lengths")))
 
 
-def _finished(runs: Path) -> list[Path]:
-    """The folders of systems that translate and have been scored."""
+def _finished_runs(runs: Path) -> list[Path]:
+    """Return the folders of runs that translate and have been scored."""
     folders = sorted(path.parent for path in runs.glob("*/scores.json"))
     names = [_system_and_seed(folder)[0] for folder in folders]
     return [folder for folder, name in zip(folders, names, strict=True) if name in TRANSLATING]
@@ -71,17 +73,17 @@ def _finished(runs: Path) -> list[Path]:
 def _system_and_seed(folder: Path) -> tuple[str, int]:
     match = RUN_NAME.fullmatch(folder.name)
     if match is None or match["system"] not in PLAN:
-        raise ValueError(f"{folder} is not named as a planned system and its seed")
+        raise ValueError(f"{folder} must be named SYSTEM-SEED, with a planned system")
     return match["system"], int(match["seed"])
 
 
-def _of_run(folder: Path, references: Sequence[str]) -> dict[str, Any]:
+def _read_run(folder: Path, references: Sequence[str]) -> dict[str, Any]:
     system, seed = _system_and_seed(folder)
     model, _ = load_model(folder / "averaged")
-    scored = _scored(folder / "scores.json", references)
+    scored = _read_scores(folder / "scores.json", references)
     epochs = read_log(folder)
     if scored["epochs"] not in epochs:
-        raise ValueError(f"{folder}/log.jsonl has no line of epoch {scored['epochs']}, which was scored")
+        raise ValueError(f"{folder}/log.jsonl has no entry for epoch {scored['epochs']}, which was scored")
     settings = read_train_config(folder / "train.json")
     return {
         "kind": "system",
@@ -95,23 +97,23 @@ def _of_run(folder: Path, references: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _scored(path: Path, references: Sequence[str]) -> dict[str, Any]:
-    """Scores as they are, and the statistics of the outputs beside them."""
+def _read_scores(path: Path, references: Sequence[str]) -> dict[str, Any]:
+    """Return the scores of a run with the statistics of its outputs."""
     scores: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     outputs = scores["outputs"]
     if (scores["split"], len(outputs)) != (TEST_SPLIT, len(references)):
         raise ValueError(
-            f"{path} has {len(outputs)} outputs of {scores['split']}, not {len(references)} of {TEST_SPLIT}"
+            f"{path} must have {len(references)} outputs of {TEST_SPLIT}, got {len(outputs)} of {scores['split']}"
         )
     statistics = statistics_of(moses_lines(outputs, TARGET), references)
     counted, stated = corpus_bleu(statistics.rows.sum(axis=0)), scores["tokenised_bleu"]["value"]
     if counted != stated:
-        raise ValueError(f"{path} says tokenised BLEU {stated}, but its outputs have {counted} with these references")
+        raise ValueError(f"{path} states tokenized BLEU {stated}, but its outputs give {counted} on this test set")
     return {
         "epochs": scores["checkpoint"]["epochs"][-1],
         **{name: scores[name] for name in (*METRICS, "num_beams", "length_penalty")},
         "output_lengths": statistics.output_lengths.tolist(),
-        "matches": statistics.matches.T.tolist(),  # a list an order
+        "matches": statistics.matches.T.tolist(),  # one list for each order of n-grams
     }
 
 

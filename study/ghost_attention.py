@@ -1,8 +1,10 @@
-"""How much the answers of the served models that chat look at the instruction, over the turns of a dialogue.
+"""Attention from the responses of the served chat models to the instruction, over the turns of a
+dialogue.
 
-Llama 2's Figure 10 (Touvron et al. 2023, section 3.3) shows the largest weights across the network, neighbouring tokens
-binned together, over one dialogue with Ghost Attention and without. Here the instruction is one bin and the answer
-another, and dialogues are many. Shapes use L layers, H heads, N tokens of an answer, C tokens read before its last one.
+Figure 10 of Llama 2 (Touvron et al. 2023, section 3.3) shows the largest weights of the whole
+network for one dialogue with Ghost Attention and without, with neighbouring tokens binned. Here,
+the instruction is one bin and the response another, over many dialogues. Shapes use L layers, H
+heads, N tokens of a response, C tokens before its last one.
 """
 
 import argparse
@@ -37,20 +39,24 @@ LABELS = {"largest": "largest weight on the instruction", "share": "mean share o
 
 
 @dataclass(frozen=True)
-class Look:
-    """How much one answer looks at the instruction: the mean over the answer's tokens, the end token included."""
+class InstructionAttention:
+    """Attention of one response to the instruction, averaged over the response's tokens including
+    the end token.
+    """
 
-    largest: float  # weight on any of the instruction's tokens, in any head and layer
-    share: float  # of the weights, %: the sum over the instruction's tokens, the mean over heads and layers
-    uniform: float  # that share where all tokens had the same weight, %
+    largest: float  # largest weight on a token of the instruction, over all heads and layers
+    share: float  # weight in percent: summed over the instruction's tokens, averaged over heads and layers
+    uniform: float  # the share in percent if all tokens had the same weight
 
 
-def look_of(weights: NDArray[np.float32], columns: Sequence[int]) -> Look:
-    """Weights (L, H, N, C), of which the instruction's tokens have these columns."""
+def instruction_attention(weights: NDArray[np.float32], columns: Sequence[int]) -> InstructionAttention:
+    """Summarize the weights (L, H, N, C) of a response; `columns` are the positions of the
+    instruction's tokens.
+    """
     of_instruction = weights[..., list(columns)]
     rows, last = weights.shape[2:]
-    read = np.arange(last - rows + 1, last + 1)  # (N,) tokens that each token of the answer follows
-    return Look(
+    read = np.arange(last - rows + 1, last + 1)  # (N,) number of tokens before each token of the response
+    return InstructionAttention(
         largest=float(of_instruction.max(axis=(0, 1, 3)).mean()),
         share=100 * float(of_instruction.sum(axis=3).mean()),
         uniform=100 * float((len(columns) / read).mean()),
@@ -59,19 +65,22 @@ def look_of(weights: NDArray[np.float32], columns: Sequence[int]) -> Look:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundles", type=Path, help=f"folder with {' and '.join(map(bundle_name, MODELS))}")
-    parser.add_argument("--dialogues", type=int, default=25, help="of each kind of instruction")
-    parser.add_argument("--turns", type=int, default=20, help="of each dialogue")
-    parser.add_argument("--seed", type=int, default=SEED, help="of the dialogues")
+    parser.add_argument("--dialogues", type=int, default=25, help="number of dialogues for each kind of instruction")
+    parser.add_argument("--turns", type=int, default=20, help="number of turns of each dialogue")
+    parser.add_argument("--seed", type=int, default=SEED, help="random seed of the dialogues")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Let both models lead the same dialogues, each with its own answers, and read the maps of every answer.
+    """Run the same dialogues with both models and read the attention of every response.
+
+    Each model continues from its own earlier responses.
 
     Raises:
-        ValueError: there are no such models, a dialogue became too long for one, or fewer than two dialogues.
+        ValueError: A model is missing, a dialogue exceeds a model's limit, or there are fewer than
+            two dialogues.
     """
     if arguments.dialogues < 2:
-        raise ValueError("an interval needs at least two dialogues")
+        raise ValueError(f"--dialogues must be at least 2 to give an interval, got {arguments.dialogues}")
     facts = {name: getattr(arguments, name) for name in ("dialogues", "seed")}
     rows = []
     with serve(arguments.bundles) as served:
@@ -79,47 +88,51 @@ def measure(arguments: argparse.Namespace) -> Result:
             for kind in KINDS:
                 rng = Random(arguments.seed)
                 scripts = [draw_script(rng, kind, arguments.turns) for _ in range(arguments.dialogues)]
-                looks = follow(served, bundle_name(name), scripts)
-                rows.append({"model": name, "instruction": kind, **facts, **_summary(looks)})
+                by_turn = run_dialogues(served, bundle_name(name), scripts)
+                rows.append({"model": name, "instruction": kind, **facts, **_summary(by_turn)})
     return Result(rows=rows)
 
 
-def follow(served: Served, name: str, scripts: Sequence[Script]) -> list[list[Look]]:
-    """Lead every dialogue to its end; of each turn, how each dialogue's answer looks at the instruction."""
+def run_dialogues(served: Served, name: str, scripts: Sequence[Script]) -> list[list[InstructionAttention]]:
+    """Run all dialogues; return, for each turn, the attention of each dialogue's response to the
+    instruction.
+    """
     columns = [instruction_columns(served, name, script) for script in scripts]
-    looks = []
+    by_turn = []
     for _ in scripts[0].plain:
-        bodies = [
-            {"model": name, "input": one.prompt, "kinds": ["decoder"], "encoding": "base64", "parameters": PARAMETERS}
-            for one in scripts
-        ]
-        answers = served.post("/v1/attention", *bodies)
-        looks.append([look_of(_weights(one), places) for one, places in zip(answers, columns, strict=True)])
-        for script, one in zip(scripts, answers, strict=True):
-            script.hear(one["text"])
-    return looks
+        body = {"model": name, "kinds": ["decoder"], "encoding": "base64", "parameters": PARAMETERS}
+        bodies = [{**body, "inputs": one.prompt} for one in scripts]
+        outputs = [response["outputs"][0] for response in served.post("/v1/attention", *bodies)]
+        by_turn.append(
+            [instruction_attention(_weights(one), positions) for one, positions in zip(outputs, columns, strict=True)]
+        )
+        for script, one in zip(scripts, outputs, strict=True):
+            script.add_answer(one["text"])
+    return by_turn
 
 
 def instruction_columns(served: Served, name: str, script: Script) -> list[int]:
-    """Where the instruction's tokens stand in what the model reads; in every turn at the same places."""
+    """Return the positions of the instruction's tokens in the model's input, which are the same in
+    every turn.
+    """
     start = CHAT.user.index("{}")
     end = start + len(script.instruction.text)
     body = {"model": name, "inputs": script.prompt, "add_special_tokens": True}
-    ((tokens,),) = (answer["outputs"] for answer in served.post("/v1/tokenize", body))
-    return [place for place, token in enumerate(tokens) if start < token["end"] <= end]
+    ((tokens,),) = (response["outputs"] for response in served.post("/v1/tokenize", body))
+    return [index for index, token in enumerate(tokens) if start < token["end"] <= end]
 
 
-def _weights(answer: Mapping[str, Any]) -> NDArray[np.float32]:
-    """The one map of an answer, (L, H, N, C)."""
-    (found,) = answer["maps"]
+def _weights(output: Mapping[str, Any]) -> NDArray[np.float32]:
+    """Return the only attention map of an output, (L, H, N, C)."""
+    (found,) = output["maps"]
     return np.frombuffer(base64.b64decode(found["data"]), "<f4").reshape(found["shape"])
 
 
-def _summary(looks: Sequence[Sequence[Look]]) -> dict[str, Any]:
-    """Of each turn the mean over dialogues, and how far its 95 % interval reaches to either side."""
+def _summary(by_turn: Sequence[Sequence[InstructionAttention]]) -> dict[str, Any]:
+    """Return, for each turn, the mean over dialogues and the half width of its 95 % interval."""
     summary: dict[str, Any] = {}
-    for field in fields(Look):
-        values = [[getattr(look, field.name) for look in of_turn] for of_turn in looks]
+    for field in fields(InstructionAttention):
+        values = [[getattr(one, field.name) for one in of_turn] for of_turn in by_turn]
         summary[field.name] = [round(statistics.mean(one), 4) for one in values]
         summary[f"{field.name}_half_width"] = [
             round(Z_95 * statistics.stdev(one) / len(one) ** 0.5, 4) for one in values
@@ -128,7 +141,7 @@ def _summary(looks: Sequence[Sequence[Look]]) -> dict[str, Any]:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """The largest weights with their intervals, a column a turn."""
+    """Return the table of the largest weights with their intervals: one column for each turn."""
     turns = [turn for turn in TURNS_OF_TABLE if turn <= len(result.rows[0]["largest"])]
     body = [
         [row["instruction"], MODELS[row["model"]], *(_with_interval(row, turn - 1) for turn in turns)]
@@ -139,12 +152,14 @@ def tables(result: Result) -> Mapping[str, str]:
     return {NAME: table(["instruction", "model", *(f"turn {turn}" for turn in turns)], body)}
 
 
-def _with_interval(row: Mapping[str, Any], place: int) -> str:
-    return f"{row['largest'][place]:.3f} ± {row['largest_half_width'][place]:.3f}"
+def _with_interval(row: Mapping[str, Any], index: int) -> str:
+    return f"{row['largest'][index]:.3f} ± {row['largest_half_width'][index]:.3f}"
 
 
 def draw(result: Result, folder: Path) -> None:
-    """`ghost-attention.svg`: a column a kind of instruction, a row a measure, over the turns."""
+    """Write `ghost-attention.svg`: a column for each kind of instruction, a row for each measure,
+    over the turns.
+    """
     figure, axes = pyplot.subplots(len(LABELS), len(KINDS), figsize=(9, 4.5), sharex=True, sharey="row")
     for of_measure, (measured, label) in zip(axes, LABELS.items(), strict=True):
         for axis, kind in zip(of_measure, KINDS, strict=True):

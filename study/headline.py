@@ -9,7 +9,7 @@ from model.systems import COMPARED, PLAN
 from study.bleu import interval, resampled_bleu, resamples
 from study.runs import TRANSLATING, TestSet, rows_of_statistics, runs_by_system, test_set_of
 
-ADDITIVE, BAR = "bahdanau", 37.0  # tokenised, lowercased: what a recurrent model with additive attention must reach
+ADDITIVE, TARGET = "bahdanau", 37.0  # tokenized, lowercased BLEU that the recurrent model must reach
 PUBLISHED = {
     "bahdanau": "39.00 (Caglayan et al. 2017)",
     "post-norm": "41.02 (Wu et al. 2021)",
@@ -19,7 +19,7 @@ HEAD = ("system", "tok-lc BLEU", "13a BLEU", "chrF", "parameters", "epochs", "up
 
 
 def headline(result: Result) -> Mapping[str, str]:
-    """The table, and what is true of it."""
+    """Return the table of all systems with notes on how it was measured."""
     systems, test_set = runs_by_system(result), test_set_of(result)
     compared = [name for name in COMPARED if name in systems]
     order = [*compared, *(name for name in systems if name not in compared)]
@@ -27,8 +27,8 @@ def headline(result: Result) -> Mapping[str, str]:
     body = [_cells(name, systems[name]) for name in order]
     notes = [
         *_spread({name: systems[name] for name in compared}),
-        *_bar(systems.get(ADDITIVE, ())),
-        _certainty([runs for name, runs in systems.items() if name in compared] or list(systems.values()), test_set),
+        *_target(systems.get(ADDITIVE, ())),
+        _uncertainty([runs for name, runs in systems.items() if name in compared] or list(systems.values()), test_set),
         _missing(systems),
         _budget(all_runs),
         _precision(all_runs),
@@ -61,7 +61,7 @@ def _mean_and_each(runs: Sequence[Row], metric: str) -> str:
 
 
 def _span(runs: Sequence[Row], fact: str) -> str:
-    """A fact's value, or the least and the greatest of several."""
+    """Format the only value of a fact, or its smallest and largest value."""
     values = sorted({run[fact] for run in runs})
     return " to ".join(f"{value:,}" for value in dict.fromkeys((values[0], values[-1])))
 
@@ -72,19 +72,19 @@ def _spread(compared: Mapping[str, Sequence[Row]]) -> list[str]:
         return []
     names = ", ".join(f"`{name}`" for name in compared)
     return [
-        f"{names} are compared: the largest has {max(sizes) / min(sizes) - 1:.0%} more parameters than the smallest."
+        f"{names} are comparable: the largest has {max(sizes) / min(sizes) - 1:.0%} more parameters than the smallest."
     ]
 
 
-def _bar(runs: Sequence[Row]) -> list[str]:
+def _target(runs: Sequence[Row]) -> list[str]:
     if not runs:
         return []
-    met = "reached" if _mean(runs, "tokenised_bleu") >= BAR else "**not reached**"
-    return [f"The bar of the recurrent model with additive attention, {BAR:g} tok-lc, is {met}."]
+    met = "reached" if _mean(runs, "tokenised_bleu") >= TARGET else "**not reached**"
+    return [f"The target of the recurrent model with additive attention, {TARGET:g} tok-lc, is {met}."]
 
 
-def _certainty(systems: Sequence[Sequence[Row]], test_set: TestSet) -> str:
-    """How far the choice of test sentences moves a score."""
+def _uncertainty(systems: Sequence[Sequence[Row]], test_set: TestSet) -> str:
+    """Return a sentence on the uncertainty that comes from the choice of test sentences."""
     samples = resamples(len(test_set.source_words))
     halves = []
     for runs in systems:
@@ -92,16 +92,18 @@ def _certainty(systems: Sequence[Sequence[Row]], test_set: TestSet) -> str:
         halves.append((high - low) / 2)
     least, greatest = (f"{value:.1f}" for value in (min(halves), max(halves)))
     width = least if least == greatest else f"{least} to {greatest}"
-    return f"Other test sentences of the same kind move a tok-lc figure by ±{width} (95 %, bootstrap over sentences)."
+    return f"The 95 % interval of a tok-lc figure is about ±{width} (bootstrap over test sentences)."
 
 
 def _budget(runs: Sequence[Row]) -> str:
-    """How much an update reads, and who reads more or less than most."""
+    """Return a sentence on the batch size of an update, and on the systems that differ from the
+    usual one.
+    """
     counts = {run["system"]: run["batch_tokens"] for run in runs}
     usual = statistics.mode(counts.values())
     others = [f"`{name}` {count:,}" for name, count in counts.items() if count != usual]
-    text = f"Each update reads {usual:,} padded tokens at most"
-    return f"{text}, of {', '.join(others)}." if others else f"{text}."
+    text = f"Each update reads at most {usual:,} padded tokens"
+    return f"{text}; that of {', '.join(others)}." if others else f"{text}."
 
 
 def _precision(runs: Sequence[Row]) -> str:

@@ -1,6 +1,6 @@
-"""What becomes of a translation's tokens when one token of the source is taken away.
+"""Effect of removing one source token on the tokens of a translation.
 
-Shapes use S source, T target.
+Shapes use B batch, S source, T target, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,31 +22,33 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Effect:
-    """Of the absence of each token of the source on each token of the target."""
+    """Effect of removing each source token on each target token."""
 
-    drops: FloatArray  # (T, S), by how much the log-probability falls, nats
-    predictions: NDArray[np.int64]  # (T, S), the likeliest token then
+    drops: FloatArray  # (T, S), decrease of the log-probability in nats
+    predictions: NDArray[np.int64]  # (T, S), the most likely token after the removal
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A model's own translation, what it attended to, and what depends on what."""
+    """A model's greedy translation with its attention weights and the effects of removals."""
 
     target: Sequence[int]
     log_probs: FloatArray  # (T,)
-    weights: FloatArray  # (T, S), cross-attention, the mean over layers and heads
-    effects: Mapping[str, Effect]  # by the name of the removal
+    weights: FloatArray  # (T, S), cross-attention averaged over layers and heads
+    effects: Mapping[str, Effect]  # by the name of the removal: "deleted" or "hidden"
 
 
 def deleted(model: TranslationModel, source: Sequence[int]) -> Any:
-    """Memories of the sources that lack one token: the encoder does not read it either."""
-    rows = [[*source[:place], *source[place + 1 :]] for place in range(len(source))]
+    """Encode the source without each of its tokens in turn."""
+    rows = [[*source[:index], *source[index + 1 :]] for index in range(len(source))]
     memory, _ = model.encode(torch.tensor(rows), _lengths(source))
     return memory
 
 
 def hidden(model: TranslationModel, source: Sequence[int]) -> Any:
-    """Memories of the whole source of which the decoder lacks one place, so that the other weights sum to 1 again."""
+    """Encode the whole source and drop each position in turn, so that the remaining weights sum to
+    1.
+    """
     memory, _ = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
     if isinstance(memory, Memory):
         size = len(source)
@@ -59,24 +61,27 @@ REMOVALS: Mapping[str, Callable[[TranslationModel, Sequence[int]], Any]] = {"del
 
 
 def check(model: TranslationModel) -> None:
-    """Refuse what these removals mean nothing for.
+    """Check that the removals are meaningful for a model.
 
     Raises:
-        ValueError: the model has no attention, or its weights depend on where a token stands.
+        ValueError: The model has no attention, or its weights depend on the positions of tokens.
     """
     if isinstance(model, RecurrentModel):
         config = model.config
         if config.attention in ("none", "location") or config.window != "global":
-            raise ValueError(f"attention {config.attention}, {config.window}: nothing to hide, or places that matter")
+            raise ValueError(
+                f"attention {config.attention} with window {config.window} is not supported: the weights must exist "
+                "and must not depend on positions"
+            )
 
 
 @torch.inference_mode()
 def explain(model: TranslationModel, source: Sequence[int]) -> Explained:
-    """Translate greedily, then force that translation with each token of the source taken away in turn.
+    """Translate greedily, then score that translation with each source token removed in turn.
 
     Args:
-        model: in evaluation mode, see `check`.
-        source: two tokens or more, the end token last.
+        model: A model in evaluation mode that passes `check`.
+        source: At least two token ids; the last is the end token.
     """
     config = model.config
     target = greedy(pytorch_steps(model, source), config.bos_id, config.eos_id, MAX_NEW_TOKENS).ids
@@ -99,24 +104,28 @@ def _lengths(source: Sequence[int]) -> Tensor:
 def _without_each(rows: Tensor) -> Tensor:
     """(1, S, M) to (S, S - 1, M)."""
     size = rows.size(1)
-    kept = [[other for other in range(size) if other != place] for place in range(size)]
+    kept = [[other for other in range(size) if other != index] for index in range(size)]
     return rows[0, torch.tensor(kept)]
 
 
 def _forced(
     model: TranslationModel, memory: Any, lengths: Tensor, target: Sequence[int], need_weights: bool = False
 ) -> tuple[NDArray[np.int64], FloatArray, Tensor | None]:
-    """The likeliest tokens (B, T), the target's log-probabilities (B, T), and the cross weights where wanted."""
+    """Return the most likely tokens (B, T), the target's log-probabilities (B, T), and the cross
+    weights if needed.
+    """
     rows = lengths.size(0)
     prefix = torch.tensor([[model.config.bos_id, *target[:-1]]]).expand(rows, -1)
     features, _, cross = model.decode(prefix, memory, lengths, need_weights)
     log_probs = model.logits(features).double().log_softmax(dim=-1)  # (B, T, V)
-    wanted = torch.tensor([target]).expand(rows, -1).unsqueeze(-1)
-    return log_probs.argmax(dim=-1).numpy(), log_probs.gather(-1, wanted).squeeze(-1).numpy(), cross
+    targets = torch.tensor([target]).expand(rows, -1).unsqueeze(-1)
+    return log_probs.argmax(dim=-1).numpy(), log_probs.gather(-1, targets).squeeze(-1).numpy(), cross
 
 
 def kendall_tau(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Tau-b (Kendall 1945) of each row of two matrices (T, S); 0 where all entries of a row are equal."""
+    """Return tau-b (Kendall 1945) of each row of two matrices (T, S); 0 if all entries of a row are
+    equal.
+    """
     signs = [np.sign(matrix[:, :, None] - matrix[:, None, :]) for matrix in (left, right)]  # (T, S, S)
     agreement = (signs[0] * signs[1]).sum(axis=(1, 2))
     pairs = np.sqrt(np.abs(signs[0]).sum(axis=(1, 2)) * np.abs(signs[1]).sum(axis=(1, 2)))

@@ -1,4 +1,4 @@
-"""BLEU by the length of the source, with and without attention (what Bahdanau et al. 2015 draw in figure 2)."""
+"""BLEU by source length, with and without attention, as in figure 2 of Bahdanau et al. (2015)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,20 +15,21 @@ from study.bleu import Counts, Estimate, estimate, resamples
 from study.runs import rows_of_statistics, runs_by_system, test_set_of
 
 MOST = 10**6
-# Words of the source, first and last; so that each has fifty sentences and more, whatever was measured.
+# First and last number of source words in each bucket, chosen so that each has at least fifty
+# sentences.
 BUCKETS = ((1, 8), (9, 10), (11, 12), (13, 15), (16, 18), (19, MOST))
-LINES = {  # systems: label, colour, marker
+LINES = {  # by system: label, colour, marker
     "fixed-context": ("fixed context", "#d17b0f", "s"),
     "bahdanau": ("Bahdanau", "#1d4e89", "o"),
     "post-norm": ("Transformer, same budget", "#6aa84f", "^"),
     "transformer": ("Transformer, shipped", "#9a9a9a", "D"),
 }
-WITHOUT, WITH = "fixed-context", "bahdanau"  # attention
+WITHOUT, WITH = "fixed-context", "bahdanau"  # systems without and with attention
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sentences of like length, and how the systems do on them."""
+    """Sentences of similar length, and the BLEU of the systems on them."""
 
     name: str
     num_sentences: int
@@ -36,7 +37,7 @@ class Bucket:
 
 
 def buckets_of(result: Result) -> list[Bucket]:
-    """Within a bucket the same samples of its sentences serve all systems and seeds."""
+    """Return the buckets; within each, all systems and seeds use the same bootstrap samples."""
     test_set, systems = test_set_of(result), runs_by_system(result)
     rows = {name: rows_of_statistics(systems[name], test_set) for name in LINES if name in systems}
     inside = [(first <= test_set.source_words) & (test_set.source_words <= last) for first, last in BUCKETS]
@@ -60,7 +61,7 @@ def lengths_table(result: Result) -> Mapping[str, str]:
     if not has_both:
         return {"lengths": table(head, body)}
     body = [[*cells, str(gap)] for cells, gap in zip(body, gaps, strict=True)]
-    text = table([*head, "Bahdanau less fixed context"], body)
+    text = table([*head, "Bahdanau minus fixed context"], body)
     growth = gaps[-1] - gaps[0]
     return {"lengths": f"{text}\n\nFrom the shortest sentences to the longest, the last column changes by {growth}."}
 
@@ -70,10 +71,10 @@ def draw_lengths(result: Result, folder: Path) -> None:
     buckets = buckets_of(result)
     names = list(buckets[0].bleu)
     figure, axis = pyplot.subplots(figsize=(6.5, 3.6))
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         label, colour, marker = LINES[name]
         estimates = [bucket.bleu[name] for bucket in buckets]
-        x = np.arange(len(buckets)) + 0.08 * (place - (len(names) - 1) / 2)
+        x = np.arange(len(buckets)) + 0.08 * (index - (len(names) - 1) / 2)
         values = np.array([estimate.value for estimate in estimates])
         ends = np.array([estimate.interval for estimate in estimates]).T  # (2, buckets)
         errors = np.abs(ends - values)

@@ -1,6 +1,8 @@
-"""Time and memory of Linformer's attention against softmax attention, one layer alone, over n tokens and k slots.
+"""Measure time and memory of Linformer's attention and softmax attention in one layer, for n tokens
+and k projected keys.
 
-Each attention of a case is a process of its own with the service's session options; they take turns.
+Each attention of a case runs in its own process with the service's session options; the processes
+take turns.
 """
 
 import argparse
@@ -14,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from bench.process import Answering
+from bench.process import JsonWorker
 from bench.record import Result
 from export.builder import WeightFile
 from model.config import TransformerConfig
@@ -32,7 +34,7 @@ TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 SLOTS = (32, 64, 128, 256)
 ROWS = (1, 8)
 SHORT = 20  # tokens of a short sentence
-MAX_SCORES_BYTES = 1 << 30  # cases with a larger n x n matrix are left out, with maps those with more than a quarter
+MAX_SCORES_BYTES = 1 << 30  # cases with a larger n x n matrix are skipped; with maps, the limit is a quarter of it
 FLOAT_BYTES = 4
 AT_LEAST_S = 0.05
 SEED = 4
@@ -40,15 +42,17 @@ SEED = 4
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to attend: the operator that is exported, plain products, or Linformer with that operator."""
+    """A kind of attention: the exported operator, plain products, or Linformer with the exported
+    operator.
+    """
 
     attention: Literal["operator", "plain", "linformer"]
     slots: int | None = None
-    has_maps: bool = False  # whether the maps are computed and fetched
+    has_maps: bool = False  # compute and fetch the attention maps
 
 
 def variants_of(rows: int, tokens: int) -> list[Variant]:
-    """What is compared on so many rows; Linformers with fewer slots than tokens."""
+    """Return the variants to compare; Linformers have fewer projected keys than tokens."""
     exported = [Variant("operator"), *(Variant("linformer", slots) for slots in SLOTS if slots < tokens)]
     fits = 4 * scores_bytes(rows, tokens, tokens) <= MAX_SCORES_BYTES
     with_maps = [Variant(one.attention, one.slots, has_maps=True) for one in exported if rows == 1 and fits]
@@ -56,18 +60,22 @@ def variants_of(rows: int, tokens: int) -> list[Variant]:
 
 
 def scores_bytes(rows: int, tokens: int, keys: int) -> int:
-    """Of the matrix that the softmax is taken of, in all heads."""
+    """Return the size of the matrix of attention scores of all heads."""
     return rows * NUM_HEADS * tokens * keys * FLOAT_BYTES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=9, help="each figure is the median of so many")
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds; each figure is their median")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths n")
-    parser.add_argument("--threads", type=int, default=usable_threads(), help="of each process")
+    parser.add_argument("--threads", type=int, default=usable_threads(), help="threads of each process")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Raises ValueError where there is nothing to measure."""
+    """Measure all cases.
+
+    Raises:
+        ValueError: Rounds, threads or tokens are less than 1.
+    """
     if min(arguments.rounds, arguments.threads, *arguments.tokens) < 1:
         raise ValueError("rounds, threads and tokens must be at least 1")
     rows: list[dict[str, Any]] = [
@@ -85,10 +93,10 @@ def measure(arguments: argparse.Namespace) -> Result:
 def _measure_case(rows: int, tokens: int, rounds: int, threads: int) -> list[dict[str, Any]]:
     variants = variants_of(rows, tokens)
     with tempfile.TemporaryDirectory() as scratch:
-        graphs = [write_graph(variant, tokens, Path(scratch) / str(place)) for place, variant in enumerate(variants)]
+        graphs = [write_graph(variant, tokens, Path(scratch) / str(index)) for index, variant in enumerate(variants)]
         with _running(graphs, threads) as processes:
             whole = [_task(variant, rows, tokens, tokens) for variant in variants]
-            peaks = [process.ask(task)["peak_mb"] for process, task in zip(processes, whole, strict=True)]
+            peaks = [process.request(task)["peak_mb"] for process, task in zip(processes, whole, strict=True)]
             seconds = _rounds(processes, whole, rounds)
             measured = [
                 _row(variant, rows, tokens, peak, one)
@@ -102,30 +110,30 @@ def _measure_case(rows: int, tokens: int, rounds: int, threads: int) -> list[dic
 def _add_short(
     measured: Sequence[dict[str, Any]],
     variants: Sequence[Variant],
-    processes: Sequence[Answering],
+    processes: Sequence[JsonWorker],
     tokens: int,
     rounds: int,
 ) -> None:
-    """What a short sentence takes: read alone, and padded to all `tokens`."""
-    chosen = [place for place, variant in enumerate(variants) if not variant.has_maps and variant.attention != "plain"]
+    """Add the time for a short sentence: at its own length, and padded to all `tokens`."""
+    chosen = [index for index, variant in enumerate(variants) if not variant.has_maps and variant.attention != "plain"]
     for name, read in (("short_ms", SHORT), ("padded_ms", tokens)):
-        tasks = [_task(variants[place], 1, read, SHORT) for place in chosen]
-        seconds = _rounds([processes[place] for place in chosen], tasks, rounds)
-        for place, one in zip(chosen, seconds, strict=True):
-            measured[place][name] = _milliseconds(one)
+        tasks = [_task(variants[index], 1, read, SHORT) for index in chosen]
+        seconds = _rounds([processes[index] for index in chosen], tasks, rounds)
+        for index, one in zip(chosen, seconds, strict=True):
+            measured[index][name] = _milliseconds(one)
 
 
-def _rounds(processes: Sequence[Answering], tasks: Sequence[dict[str, Any]], rounds: int) -> list[list[float]]:
-    """Seconds of each process, one a round."""
+def _rounds(processes: Sequence[JsonWorker], tasks: Sequence[dict[str, Any]], rounds: int) -> list[list[float]]:
+    """Return the seconds of each process, one value for each round."""
     seconds: list[list[float]] = [[] for _ in processes]
     for _ in range(rounds):
         for process, task, mine in zip(processes, tasks, seconds, strict=True):
-            mine.append(process.ask(task)["seconds"])
+            mine.append(process.request(task)["seconds"])
     return seconds
 
 
 def _task(variant: Variant, rows: int, tokens: int, length: int) -> dict[str, Any]:
-    outputs = [] if variant.has_maps else [RESULT]  # none named are all
+    outputs = [] if variant.has_maps else [RESULT]  # an empty list requests all outputs
     return {"rows": rows, "tokens": tokens, "length": length, "outputs": outputs, "at_least_s": AT_LEAST_S}
 
 
@@ -149,13 +157,13 @@ def _milliseconds(seconds: Sequence[float]) -> list[float]:
 
 
 @contextlib.contextmanager
-def _running(graphs: Sequence[Path], threads: int) -> Iterator[list[Answering]]:
-    """A process a graph, ended with the block."""
+def _running(graphs: Sequence[Path], threads: int) -> Iterator[list[JsonWorker]]:
+    """Start a process for each graph, and end them when the block ends."""
     with contextlib.ExitStack() as stack:
         processes = []
         for graph in graphs:
             arguments = ["study.attention_worker", str(graph), "--threads", str(threads)]
-            process = Answering(arguments, os.environ)
+            process = JsonWorker(arguments, os.environ)
             stack.callback(process.end)
             process.wait_until_ready()
             processes.append(process)
@@ -163,7 +171,9 @@ def _running(graphs: Sequence[Path], threads: int) -> Iterator[list[Answering]]:
 
 
 def write_graph(variant: Variant, tokens: int, folder: Path) -> Path:
-    """The graph of one layer with fresh weights, its projections for at most so many tokens."""
+    """Write the graph of one layer with new weights; its projections accept at most `tokens`
+    tokens.
+    """
     weights = WeightFile("weights.bin")
     module, projections = modules(variant, tokens)
     if variant.attention == "plain":
@@ -174,13 +184,13 @@ def write_graph(variant: Variant, tokens: int, folder: Path) -> Path:
 
 
 def modules(variant: Variant, tokens: int) -> tuple[MultiHeadAttention | LinformerAttention, Projections | None]:
-    """The layer in PyTorch, and the projections of a Linformer, E = F."""
+    """Return the layer in PyTorch and, for a Linformer, its projections with E = F."""
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         if variant.slots is None:
             return MultiHeadAttention(D_MODEL, NUM_HEADS).eval(), None
         config = TransformerConfig(
-            vocab_size=3,  # the special tokens alone
+            vocab_size=3,  # only the special tokens
             d_model=D_MODEL,
             num_heads=NUM_HEADS,
             encoder_layers=1,

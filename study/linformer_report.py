@@ -1,4 +1,6 @@
-"""The tables and the picture of the step `linformer`, and where its crossover lies."""
+"""The tables and the picture of the step `linformer`, and the lengths at which Linformer overtakes
+softmax attention.
+"""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -34,18 +36,24 @@ def peak_mb(row: Row) -> float:
 
 
 def is_faster(ours: Row, theirs: Row) -> bool:
-    """In every round but one at the most: they took turns, so what disturbed a round fell on both."""
+    """Return True if all rounds but at most one are faster. Rounds are paired, so a disturbance
+    affects both.
+    """
     lost = [one >= other for one, other in zip(ours["ms"], theirs["ms"], strict=True)]
     return lost.count(True) <= min(1, (len(lost) - 1) // 2)
 
 
 def is_smaller(ours: Row, theirs: Row) -> bool:
-    """By a megabyte and more: peaks are measured once, and pages come and go."""
+    """Return True if the peak is at least one megabyte lower; smaller differences are noise of a
+    single measurement.
+    """
     return peak_mb(ours) <= peak_mb(theirs) - 1
 
 
 def crossover(is_less: Mapping[int, bool]) -> str:
-    """The smallest number of tokens from which on ours is less at every length that both were measured at."""
+    """Return the smallest number of tokens from which `is_less` holds at every longer length that
+    was measured.
+    """
     if not is_less:
         return "not measured"
     tokens = [one for one in sorted(is_less) if all(less for other, less in is_less.items() if other >= one)]
@@ -53,7 +61,7 @@ def crossover(is_less: Mapping[int, bool]) -> str:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Time, memory, crossover, the price of maps, and that of short sentences."""
+    """Return the tables of time, memory, crossovers, the cost of maps, and short sentences."""
     facts, *rows = result.rows
     counts = list(dict.fromkeys(row["rows"] for row in rows))
     plain = [row for row in rows if not row["maps"]]
@@ -62,25 +70,25 @@ def tables(result: Result) -> Mapping[str, str]:
         f"{facts['threads']} {'thread' if facts['threads'] == 1 else 'threads'}; "
         f"medians of {len(rows[0]['ms'])} rounds."
     )
-    times = [_grid(_of(plain, count), _time_cell) for count in counts]
-    memories = [_grid(_of(plain, count), _memory_cell) for count in counts]
+    times = [_grid(_with_rows(plain, count), _time_cell) for count in counts]
+    memories = [_grid(_with_rows(plain, count), _memory_cell) for count in counts]
     return {
-        "linformer-time": "\n\n".join([head, *_titled(counts, "milliseconds, median (range)", times)]),
-        "linformer-memory": "\n\n".join(_titled(counts, "MB at the peak (MB of scores; and of E = F)", memories)),
+        "linformer-time": "\n\n".join([head, *_with_titles(counts, "milliseconds, median (range)", times)]),
+        "linformer-memory": "\n\n".join(_with_titles(counts, "MB at the peak (MB of scores; and of E = F)", memories)),
         "linformer-crossover": _crossovers(plain, counts),
         "linformer-maps": _grid([row for row in rows if row["maps"]], _with_over_without(plain)),
         "linformer-short": _short(facts["short"], [row for row in plain if "short_ms" in row]),
     }
 
 
-def _titled(counts: Sequence[int], what: str, texts: Sequence[str]) -> list[str]:
+def _with_titles(counts: Sequence[int], quantity: str, texts: Sequence[str]) -> list[str]:
     return [
-        f"**{count} {'row' if count == 1 else 'rows'}, {what}**\n\n{text}"
+        f"**{count} {'row' if count == 1 else 'rows'}, {quantity}**\n\n{text}"
         for count, text in zip(counts, texts, strict=True)
     ]
 
 
-def _of(rows: Sequence[Row], count: int) -> list[Row]:
+def _with_rows(rows: Sequence[Row], count: int) -> list[Row]:
     return [row for row in rows if row["rows"] == count]
 
 
@@ -94,12 +102,14 @@ def _label(kind: tuple[str, int | None]) -> str:
 
 
 def _kinds(rows: Sequence[Row]) -> list[tuple[str, int | None]]:
-    """Baselines first, then Linformers by their slots."""
+    """Return the kinds of attention: baselines first, then Linformers by their number of projected
+    keys.
+    """
     return sorted({_kind(row) for row in rows}, key=lambda kind: (kind[1] or 0, kind[0]))
 
 
 def _grid(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
-    """A line a length, a column a kind of attention."""
+    """Return a table with a row for each length and a column for each kind of attention."""
     kinds, found = _kinds(rows), {(row["tokens"], _kind(row)): row for row in rows}
     lengths = sorted({row["tokens"] for row in rows})
     body = [
@@ -119,7 +129,7 @@ def _memory_cell(row: Row) -> str:
 
 
 def _with_over_without(plain: Sequence[Row]) -> Callable[[Row], str]:
-    """Time with maps, how many times that is the time without, and the peak of memory."""
+    """Return a cell function: time with maps, its ratio to the time without, and peak memory."""
     found = {(row["rows"], row["tokens"], _kind(row)): row for row in plain}
 
     def cell(row: Row) -> str:
@@ -132,7 +142,7 @@ def _with_over_without(plain: Sequence[Row]) -> Callable[[Row], str]:
 
 
 def _number(value: float) -> str:
-    """Three digits, and all of those before the point."""
+    """Format with three significant digits, and never fewer than those before the decimal point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -141,9 +151,9 @@ def _crossovers(rows: Sequence[Row], counts: Sequence[int]) -> str:
     body = []
     for count in counts:
         for size in slots:
-            ours = [row for row in _of(rows, count) if row["slots"] == size]
+            ours = [row for row in _with_rows(rows, count) if row["slots"] == size]
             cells = [
-                crossover(_compared(ours, _baseline(rows, count, name), is_less))
+                crossover(_compare(ours, _baseline(rows, count, name), is_less))
                 for is_less in (is_faster, is_smaller)
                 for name in BASELINES
             ]
@@ -153,11 +163,11 @@ def _crossovers(rows: Sequence[Row], counts: Sequence[int]) -> str:
 
 
 def _baseline(rows: Sequence[Row], count: int, name: str) -> list[Row]:
-    return [row for row in _of(rows, count) if row["attention"] == name]
+    return [row for row in _with_rows(rows, count) if row["attention"] == name]
 
 
-def _compared(ours: Sequence[Row], theirs: Sequence[Row], is_less: IsLess) -> dict[int, bool]:
-    """At each length that both were measured at."""
+def _compare(ours: Sequence[Row], theirs: Sequence[Row], is_less: IsLess) -> dict[int, bool]:
+    """Compare at each length at which both were measured."""
     found = {row["tokens"]: row for row in theirs}
     return {row["tokens"]: is_less(row, found[row["tokens"]]) for row in ours if row["tokens"] in found}
 
@@ -167,18 +177,20 @@ def _by_tokens(rows: Sequence[Row], measure: Measure) -> dict[int, float]:
 
 
 def _short(tokens: int, rows: Sequence[Row]) -> str:
-    """A short sentence read by its own length, and padded to the longest that the layer takes."""
+    """Return the table for a short sentence, at its own length and padded to the maximum of the
+    layer.
+    """
 
     def cell(row: Row) -> str:
         short = _number(statistics.median(row["short_ms"]))
         return short if row["slots"] is None else f"{short} / {_number(statistics.median(row['padded_ms']))}"
 
-    what = f"{tokens} tokens, milliseconds: read by the first {tokens} columns of E / padded to n"
-    return f"**{what}**\n\n{_grid(rows, cell)}"
+    title = f"{tokens} tokens, milliseconds: with the first {tokens} columns of E / padded to n"
+    return f"**{title}**\n\n{_grid(rows, cell)}"
 
 
 def draw(result: Result, folder: Path) -> None:
-    """Write `linformer.svg`: time and memory of one row over its tokens."""
+    """Write `linformer.svg`: time and memory of one row by the number of tokens."""
     _, *rows = result.rows
     rows = [row for row in rows if row["rows"] == 1 and not row["maps"]]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4))

@@ -1,4 +1,6 @@
-"""How a translation changes when the token that it attends to most is taken away, and when another is."""
+"""Measure how a translation changes if the token with the largest attention weight is removed, or
+another one.
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -21,29 +23,30 @@ from study.leave_one_out import REMOVALS, Explained, FloatArray, check, explain,
 from study.masking_report import masking_tables
 from study.runs import SOURCE
 from study.sentence import SENTENCE
-from study.sentence_picture import shown
+from study.sentence_picture import token_labels
 from study.step import no_pictures
 
 NAME = "masking"
-# Of each target token: how many there are, and what is summed over them.
+# For each model: the number of target tokens, and the sum of each quantity over them.
 Sums = Mapping[str, tuple[float, float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", type=Path, help="folder with the test set")
-    parser.add_argument("runs", type=Path, nargs="+", help="folders that training wrote; each is named as its folder")
-    parser.add_argument("--sentences", type=int, default=300, help="the first so many of the test set")
-    parser.add_argument("--example", default=SENTENCE, help="the sentence that is shown")
+    parser.add_argument("runs", type=Path, nargs="+", help="run folders written by training, each named after its run")
+    parser.add_argument("--sentences", type=int, default=300, help="number of test sentences, from the first one")
+    parser.add_argument("--example", default=SENTENCE, help="sentence of the example table")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
     """Explain the first sentences of the test set and the example.
 
     Raises:
-        FileNotFoundError, ValueError: a run cannot be read, or has no attention that a token could be hidden from.
+        FileNotFoundError, ValueError: A run cannot be read, or its attention does not allow
+            removals.
     """
     if arguments.sentences < 1:
-        raise ValueError("sentences must be at least 1")
+        raise ValueError(f"--sentences must be at least 1, got {arguments.sentences}")
     sentences = read_lines(arguments.data / f"{TEST_SPLIT}.{SOURCE}")[: arguments.sentences]
     rows: list[Mapping[str, Any]] = []
     for run in arguments.runs:
@@ -62,7 +65,7 @@ def _explain_all(model: TranslationModel, tokenizer: Tokenizer, sentences: Seque
 
 
 def figures(explained: Sequence[Explained]) -> list[dict[str, Any]]:
-    """Each figure is a mean over target tokens; its interval comes from resampling the sentences."""
+    """Return means over target tokens, with intervals from resampling the sentences."""
     found = []
     for removal in (None, *REMOVALS):
         sums = [_attention(one) if removal is None else _removal(one, removal) for one in explained]
@@ -87,7 +90,7 @@ def figures(explained: Sequence[Explained]) -> list[dict[str, Any]]:
 
 
 def _attention(one: Explained) -> Sums:
-    """Where the weights lie; the end token of the source is the last."""
+    """Sum the statistics of the attention weights; the last source token is the end token."""
     size = len(one.target)
     return {
         "largest on end": (size, float(_is_end(one).sum())),
@@ -98,7 +101,7 @@ def _attention(one: Explained) -> Sums:
 
 
 def _is_end(one: Explained) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """(T,) whether the end token has the largest weight."""
+    """Return (T,): True if the end token has the largest weight."""
     is_end: np.ndarray[Any, np.dtype[np.bool_]] = one.weights.argmax(axis=1) == one.weights.shape[1] - 1
     return is_end
 
@@ -111,7 +114,7 @@ def _removal(one: Explained, removal: str) -> Sums:
     sums: dict[str, tuple[float, float]] = {}
     for name, matrix in (("changed", changes), ("drop", effect.drops)):
         chosen = matrix[rows, most]
-        others = (matrix.sum(axis=1) - chosen) / (matrix.shape[1] - 1)  # what a random other one does in the mean
+        others = (matrix.sum(axis=1) - chosen) / (matrix.shape[1] - 1)  # mean effect of a random other token
         sums[f"{name}, most attended"] = size, float(chosen.sum())
         sums[f"{name}, most attended, a word"] = float((~is_end).sum()), float(chosen[~is_end].sum())
         sums[f"{name}, most attended, end"] = float(is_end.sum()), float(chosen[is_end].sum())
@@ -128,31 +131,31 @@ def _example(model: TranslationModel, tokenizer: Tokenizer, sentence: str) -> di
     return {
         "sentence": sentence,
         "text": decode_ids(tokenizer, one.target),
-        "tokens": [_token(one, place, source, tokenizer) for place in range(len(one.target))],
+        "tokens": [_token(one, index, source, tokenizer) for index in range(len(one.target))],
     }
 
 
-def _token(one: Explained, place: int, source: Sequence[int], tokenizer: Tokenizer) -> dict[str, Any]:
-    """What one token of the translation attended to, and what it depends on."""
+def _token(one: Explained, index: int, source: Sequence[int], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the token that one output token attends to most, and those that it depends on most."""
 
     def name(id_: int) -> str:
-        (label,) = shown([tokenizer.decode([id_], skip_special_tokens=False)])
+        (label,) = token_labels([tokenizer.decode([id_], skip_special_tokens=False)])
         return label
 
-    most = int(one.weights[place].argmax())
+    most = int(one.weights[index].argmax())
     facts: dict[str, Any] = {
-        "token": name(one.target[place]),
-        "probability": _probability(one.log_probs[place]),
+        "token": name(one.target[index]),
+        "probability": _probability(one.log_probs[index]),
         "most_attended": name(source[most]),
-        "weight": round(float(one.weights[place, most]), 3),
+        "weight": round(float(one.weights[index, most]), 3),
     }
     for removal, effect in one.effects.items():
-        important = int(effect.drops[place].argmax())
+        important = int(effect.drops[index].argmax())
         facts[removal] = {
-            "probability": _probability(one.log_probs[place] - effect.drops[place, most]),
-            "prediction": name(int(effect.predictions[place, most])),
+            "probability": _probability(one.log_probs[index] - effect.drops[index, most]),
+            "prediction": name(int(effect.predictions[index, most])),
             "most_important": name(source[important]),
-            "its_probability": _probability(one.log_probs[place] - effect.drops[place, important]),
+            "its_probability": _probability(one.log_probs[index] - effect.drops[index, important]),
         }
     return facts
 

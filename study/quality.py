@@ -1,4 +1,4 @@
-"""What bundles score as they are served: BLEU and chrF of those that translate, accuracy of those that classify."""
+"""Score served bundles: BLEU and chrF of translation models, accuracy of classifiers."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from bench.record import Result
 from bench.report import table
 from model.data.text import read_labelled
-from model.evaluation.accuracy import accuracy_facts
+from model.evaluation.accuracy import accuracy_fields
 from model.evaluation.bleu import TEST_SPLIT, read_test_set, score
 from model.evaluation.share import Share
 from model.systems import MULTI30K, SST2
@@ -24,15 +24,15 @@ NUM_BEAMS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundles", type=Path, help="folder of bundles; those that chat are left out")
-    parser.add_argument("data", type=Path, help=f"folder with the folders {MULTI30K.folder} and {SST2.folder}")
+    parser.add_argument("bundles", type=Path, help="folder of bundles; chat models are skipped")
+    parser.add_argument("data", type=Path, help=f"folder that contains {MULTI30K.folder} and {SST2.folder}")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """One bundle after another.
+    """Score one bundle after another.
 
     Raises:
-        FileNotFoundError, ValueError: bundles cannot be served, or data is missing.
+        FileNotFoundError, ValueError: The bundles cannot be served, or data is missing.
     """
     manifests = [read_manifest(path.parent) for path in sorted(arguments.bundles.glob("*/manifest.json"))]
     with serve(arguments.bundles) as served:
@@ -45,7 +45,7 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 
 def _scores(served: Served, manifest: Manifest, data: Path) -> Sequence[Mapping[str, Any]]:
-    """One row, or none for a model that neither translates nor classifies."""
+    """Return one row, or none for a model that neither translates nor classifies."""
     if "classify" in manifest.tasks:
         return [_accuracy(served, manifest, data / SST2.folder)]
     if translates(manifest):
@@ -59,7 +59,7 @@ def _bleu(served: Served, name: str, data: Path) -> Mapping[str, Any]:
     outputs = [output["text"] for output in served.outputs("/v1/generate", body, test_set.sources)]
     scores = score(outputs, test_set, TARGET)
     if scores.tokenised_bleu is None:
-        raise FileNotFoundError(f"{data} has no tokenised {TEST_SPLIT}")
+        raise FileNotFoundError(f"{data} has no tokenized {TEST_SPLIT}")
     facts = {"split": TEST_SPLIT, "sentences": len(outputs), "num_beams": NUM_BEAMS}
     values = {"tok_lc": scores.tokenised_bleu.value, "bleu": scores.bleu.value, "chrf": scores.chrf.value}
     return {**facts, **{metric: round(value, 2) for metric, value in values.items()}}
@@ -70,20 +70,20 @@ def _accuracy(served: Served, manifest: Manifest, data: Path) -> Mapping[str, An
     outputs = served.outputs("/v1/classify", {"model": manifest.name}, texts)
     chosen = [output["labels"][0]["label"] for output in outputs]
     right = [manifest.labels[label] == one for label, one in zip(labels, chosen, strict=True)]
-    return {"split": DEV_SPLIT, **accuracy_facts(Share(sum(right), len(right)))}
+    return {"split": DEV_SPLIT, **accuracy_fields(Share(sum(right), len(right)))}
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """A table of translations, and one of labels."""
+    """Return the table of translation models and the table of classifiers."""
     translating = [
-        [f"`{row['model']}`", _form(row), *(f"{row[metric]:.2f}" for metric in ("tok_lc", "bleu", "chrf"))]
+        [f"`{row['model']}`", _weights(row), *(f"{row[metric]:.2f}" for metric in ("tok_lc", "bleu", "chrf"))]
         for row in result.rows
         if "bleu" in row
     ]
     classifying = [
         [
             f"`{row['model']}`",
-            _form(row),
+            _weights(row),
             f"{row['correct']} of {row['sentences']}: {row['accuracy']:.2f} %",
             "{:.1f} to {:.1f} %".format(*row["interval_95"]),
         ]
@@ -92,11 +92,11 @@ def tables(result: Result) -> Mapping[str, str]:
     ]
     return {
         "served": table(["model", "weights", "tok-lc BLEU", "13a BLEU", "chrF"], translating),
-        "sentiment": table(["model", "weights", f"right on {DEV_SPLIT}", "95 % interval"], classifying),
+        "sentiment": table(["model", "weights", f"correct on {DEV_SPLIT}", "95 % interval"], classifying),
     }
 
 
-def _form(row: Mapping[str, Any]) -> str:
+def _weights(row: Mapping[str, Any]) -> str:
     return "float16, computed in float32" if row["half_weights"] else row["dtype"]
 
 

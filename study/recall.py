@@ -1,4 +1,6 @@
-"""How long the served models that chat keep an instruction; see `model.evaluation.recall`, which asks and checks."""
+"""Measure how long the served chat models keep an instruction; see `model.evaluation.recall` for
+the test itself.
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -18,40 +20,40 @@ from study.chats import COLOURS, MODELS
 from study.served import Served, serve
 
 NAME = "recall"
-# In the first turn the instruction itself stands: what is not kept there was never learnt. No training dialogue has
-# more than 20 turns.
+# The first turn contains the instruction itself and shows if the model learned it. Training
+# dialogues have at most 20 turns.
 ASKED_AT = [1, *TURNS, 30]
-EARLIER = {"own": "its own", "plain": "plain"}  # who gave the answers before the last
+EARLIER = {"own": "its own", "plain": "plain"}  # source of the responses before the last one
 STYLES = {"own": "-", "plain": ":"}
-SPREAD = 0.06  # between the points of one turn, so that none hides another
+SPREAD = 0.06  # horizontal distance between the points of one turn, so that none hides another
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundles", type=Path, help=f"folder with {' and '.join(map(bundle_name, MODELS))}")
-    parser.add_argument("--turns", type=int, nargs="+", default=ASKED_AT, help="lengths of dialogues")
-    parser.add_argument("--dialogues", type=int, default=40, help="of each kind of instruction and each length")
-    parser.add_argument("--seed", type=int, default=SEED, help="of the dialogues")
+    parser.add_argument("--turns", type=int, nargs="+", default=ASKED_AT, help="lengths of the dialogues")
+    parser.add_argument("--dialogues", type=int, default=40, help="number of dialogues for each instruction and length")
+    parser.add_argument("--seed", type=int, default=SEED, help="random seed of the dialogues")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Ask both models the same, each over the service's HTTP API.
+    """Send the same dialogues to both models over the service's HTTP API.
 
     Raises:
-        ValueError: there are no such models, or a dialogue became too long for one.
+        ValueError: A model is missing, or a dialogue exceeds a model's limit.
     """
     with serve(arguments.bundles) as served:
         rows = [
             row
             for name in MODELS
             for earlier in EARLIER
-            for row in _asked(
-                served_answers(served, bundle_name(name)), {"model": name, "earlier_answers": earlier}, arguments
+            for row in _measure_model(
+                served_responses(served, bundle_name(name)), {"model": name, "earlier_answers": earlier}, arguments
             )
         ]
     return Result(rows=rows)
 
 
-def _asked(answer: Answer, facts: Mapping[str, Any], arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
+def _measure_model(answer: Answer, facts: Mapping[str, Any], arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
     turns, num_dialogues, seed = arguments.turns, arguments.dialogues, arguments.seed
     counts = recall(answer, turns, num_dialogues, seed, after_plain_answers=facts["earlier_answers"] == "plain")
     return [
@@ -61,8 +63,8 @@ def _asked(answer: Answer, facts: Mapping[str, Any], arguments: argparse.Namespa
     ]
 
 
-def served_answers(served: Served, name: str) -> Answer:
-    """The greedy answers of a served model."""
+def served_responses(served: Served, name: str) -> Answer:
+    """Return a function that gets a served model's greedy responses."""
     body = {"model": name, "parameters": {"max_new_tokens": MAX_ANSWER_TOKENS}}
 
     def answer(prompts: Sequence[str]) -> list[str]:
@@ -72,7 +74,7 @@ def served_answers(served: Served, name: str) -> Answer:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Counts and intervals, a column a turn."""
+    """Return the table of counts and intervals: one column for each turn."""
     turns = sorted({row["turn"] for row in result.rows})
     found = {_case(row): row for row in result.rows}
     body = [
@@ -94,7 +96,9 @@ def _share(row: Mapping[str, Any]) -> str:
 
 
 def draw(result: Result, folder: Path) -> None:
-    """`recall.svg`: a panel a kind of instruction, shares with their intervals over the turns."""
+    """Write `recall.svg`: a panel for each kind of instruction, with shares and intervals over the
+    turns.
+    """
     figure, axes = pyplot.subplots(2, 2, figsize=(7, 4), sharex=True, sharey=True)
     for kind, axis in zip(KINDS, axes.flat, strict=True):
         _draw_kind(axis, [row for row in result.rows if row["instruction"] == kind])
@@ -103,18 +107,18 @@ def draw(result: Result, folder: Path) -> None:
         axis.set_xlabel("turn")
     for axis in axes[:, 0]:
         axis.set_ylabel("instruction kept, %")
-    # Where a name is kept or lost at once there is room.
+    # The panel of the names has free space.
     axes[1, 0].legend(frameon=False, fontsize=6, loc="center", title="model, earlier answers", title_fontsize=6)
     save(figure, folder / "recall.svg")
 
 
 def _draw_kind(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     turns = sorted({row["turn"] for row in rows})
-    for place, (name, earlier) in enumerate((name, earlier) for name in MODELS for earlier in EARLIER):
+    for index, (name, earlier) in enumerate((name, earlier) for name in MODELS for earlier in EARLIER):
         series = [row for row in rows if (row["model"], row["earlier_answers"]) == (name, earlier)]
-        left = [turns.index(row["turn"]) + SPREAD * (place - 1.5) for row in series]
+        left = [turns.index(row["turn"]) + SPREAD * (index - 1.5) for row in series]
         shares = [100 * row["kept"] / row["total"] for row in series]
-        # Where all or none is kept, the interval's end may lie a rounding error beyond the share.
+        # Rounding may put the end of an interval slightly beyond a share of 0 or 100 %.
         ends = [
             [max(0.0, share - 100 * row["interval_95"][0]) for share, row in zip(shares, series, strict=True)],
             [max(0.0, 100 * row["interval_95"][1] - share) for share, row in zip(shares, series, strict=True)],

@@ -1,4 +1,4 @@
-"""The rows of the result `collect`, read: runs by their systems."""
+"""Read the rows of the result `collect`, grouped by system."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from service.bundle import Manifest
 from study.bleu import Counts, Statistics
 
 assert MULTI30K.languages is not None
-SOURCE, TARGET = MULTI30K.languages  # of all that translate
+SOURCE, TARGET = MULTI30K.languages  # of all systems that translate
 TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION)
 
 
 def translates(manifest: Manifest) -> bool:
-    """Whether a source becomes another text: what begins with the source itself goes on with it."""
-    return "generate" in manifest.tasks and not manifest.goes_on
+    """Return True for encoder-decoder models, which turn a source into another text."""
+    return "generate" in manifest.tasks and not manifest.is_decoder_only
 
 
 @dataclass(frozen=True)
 class TestSet:
-    """What the statistics of every run are about."""
+    """The test set of the statistics of all runs."""
 
-    source_words: Counts  # (N,), separated by blanks
+    source_words: Counts  # (N,), number of words separated by spaces
     reference_lengths: Counts  # (N,)
 
 
@@ -35,7 +35,7 @@ def test_set_of(result: Result) -> TestSet:
 
 
 def runs_by_system(result: Result) -> dict[str, list[Row]]:
-    """Runs in the order of their seeds; systems as they are planned."""
+    """Return the runs of each system, ordered by seed, with systems in the order of the plan."""
     found: dict[str, list[Row]] = {name: [] for name in TRANSLATING}
     for row in sorted(result.rows, key=lambda row: row.get("seed", 0)):
         if row["kind"] == "system":
@@ -44,7 +44,7 @@ def runs_by_system(result: Result) -> dict[str, list[Row]]:
 
 
 def rows_of_statistics(runs: Sequence[Row], test_set: TestSet) -> list[Counts]:
-    """Of each run, (N, 10): see `Statistics.rows`."""
+    """Return the statistics of each run, (N, 10); see `Statistics.rows`."""
     return [
         Statistics(np.array(run["matches"]).T, np.array(run["output_lengths"]), test_set.reference_lengths).rows
         for run in runs

@@ -1,4 +1,6 @@
-"""The maps of one sentence, all systems in one picture; the SVG is written by hand, which keeps it small."""
+"""The attention maps of one sentence by all systems, as one SVG that is written directly to keep it
+small.
+"""
 
 import textwrap
 from collections import defaultdict
@@ -15,30 +17,30 @@ from model.systems import SYSTEMS, bundle_name
 
 # Pixels.
 COLUMNS, PANEL, MARGIN = 3, 330, 14
-LABELS, MAP = 66, 246  # widths: of a row's label, of a map
+LABELS, MAP = 66, 246  # widths of a row's label and of a map
 CELL = 16  # height
-HEAD, FOOT = 110, 66  # above and below a map
-LINE = 13  # height of a line of a panel's head
+HEAD, FOOT = 110, 66  # heights above and below a map
+LINE = 13  # height of a line of text above a map
 PICTURE_HEAD, PICTURE_FOOT = 44, 84
-ROWS_WITHOUT_MAP = 5  # as high as so many
-LETTERS = 64  # of such a line
-VOCABULARY = 6000  # any
-SLOT_STEP = 4  # every so many slots have their number
+ROWS_WITHOUT_MAP = 5  # height, in rows, of a panel without a map
+LETTERS = 64  # maximum length of a line of text above a map
+VOCABULARY = 6000  # any size
+SLOT_STEP = 4  # distance between numbered projected keys
 
 POSITIVE, NEGATIVE, ZERO = "#0b3c6f", "#b5480b", "#dedede"
-GAMMA = 0.65  # small weights are to be seen too
-NUMBERED = 9.5  # percent; from here on a weight stands in its cell as a number too
-LIGHT_TEXT = 40  # percent; from here on that number is white
+GAMMA = 0.65  # below 1, so that small weights are visible
+NUMBERED = 9.5  # percent; larger weights are also printed as numbers
+LIGHT_TEXT = 40  # percent; the numbers of larger weights are white
 KINDS = {
     "cross": "cross-attention",
     "encoder": "encoder's self-attention",
-    "encoder_slots": "encoder's attention to slots, which are mixtures of the source",
+    "encoder_slots": "encoder's attention to projected keys, which are mixtures of the source",
     None: "no attention",
 }
 NOTES = (
-    "A row for each token that is written (of an encoder: read), a column for each token that is looked at.",
-    "Numbers are percent. Grey is exactly 0: the model cannot look there, or the weight is less than float32 holds. "
-    "A dot before a piece: it goes on with the word before it.",
+    "Rows are output tokens (for an encoder: source tokens), columns are the tokens that they attend to.",
+    "Numbers are percent. Grey is exactly 0: the position is masked, or the weight underflows float32. "
+    "A piece with a leading dot continues the word before it.",
 )
 
 Matrix = NDArray[np.float64]
@@ -50,9 +52,11 @@ def draw_sentence(result: Result, folder: Path) -> None:
 
 
 def picture(rows: Sequence[Row]) -> str:
-    """The SVG of the rows of the step `sentence`, recurrent systems before Transformers and other models last."""
-    places = {name: place for place, name in enumerate(_order())}
-    panels = sorted(rows, key=lambda row: places.get(row["model"], len(places)))
+    """Return the SVG of the rows of the step `sentence`: recurrent systems first, then
+    Transformers, then others.
+    """
+    ranks = {name: index for index, name in enumerate(_order())}
+    panels = sorted(rows, key=lambda row: ranks.get(row["model"], len(ranks)))
     lines = [panels[start : start + COLUMNS] for start in range(0, len(panels), COLUMNS)]
     parts, top = [], PICTURE_HEAD
     for line in lines:
@@ -75,35 +79,35 @@ def picture(rows: Sequence[Row]) -> str:
 
 
 def _order() -> list[str]:
-    """Bundles of all systems, recurrent ones before Transformers."""
+    """Return the names of all systems' bundles, recurrent ones before Transformers."""
     systems = sorted(SYSTEMS, key=lambda name: not isinstance(SYSTEMS[name].make_config(VOCABULARY), RecurrentConfig))
     return [bundle_name(name) for name in systems]
 
 
-def shown(tokens: Sequence[str]) -> list[str]:
-    """Pieces as labels: one that begins a word stands as it is, one that goes on with it has a dot before it."""
+def token_labels(tokens: Sequence[str]) -> list[str]:
+    """Return labels of tokens: pieces that continue a word get a leading dot."""
     return [f"·{token}" if token[:1].isalnum() else token.removeprefix(" ") for token in tokens]
 
 
 def remarks(row: Row) -> str:
-    """What a map is, and what is particular to it."""
+    """Describe the kind of a map and its peculiarities."""
     if row["kind"] is None:
         return KINDS[None]
-    said = [KINDS[row["kind"]]]
+    notes = [KINDS[row["kind"]]]
     if row["kind"] == "encoder" and not row["normalized"]:
-        said = ["encoder's attention to slots, pulled back to tokens"]
+        notes = ["encoder's attention to projected keys, mapped back to tokens"]
     if row["layers"] > 1:
-        said.append(f"mean of {row['layers']} layers" + (f" × {row['heads']} heads" if row["heads"] > 1 else ""))
+        notes.append(f"mean of {row['layers']} layers" + (f" × {row['heads']} heads" if row["heads"] > 1 else ""))
     weights: Matrix = np.array(row["map"])
     if np.isin(weights, (0, 1)).all():
-        said.append("one-hot")
+        notes.append("one-hot")
     if not row["normalized"]:
         sums = weights.sum(axis=1)
-        what = "sum to less than 1" if sums.max() < 1 else "do not sum to 1"
-        said.append(f"rows {what} ({sums.min():.2f} to {sums.max():.2f})")
-    if (weights < 0).any() and "largest" in row:  # rows that were kept may have none
-        said.append(f"signs cancel: single heads reach {row['largest']:.2f}")
-    return "; ".join(said)
+        sums_to = "sum to less than 1" if sums.max() < 1 else "do not sum to 1"
+        notes.append(f"rows {sums_to} ({sums.min():.2f} to {sums.max():.2f})")
+    if (weights < 0).any() and "largest" in row:  # rows kept from an earlier result may lack it
+        notes.append(f"signs cancel: single heads reach {row['largest']:.2f}")
+    return "; ".join(notes)
 
 
 def _height(row: Row) -> int:
@@ -128,7 +132,7 @@ def _panel(row: Row) -> str:
 
 
 def _no_map() -> str:
-    """What stands where there is no attention to be seen."""
+    """Return the placeholder for a model without attention."""
     height = ROWS_WITHOUT_MAP * CELL
     style = 'fill="none" stroke="#888" stroke-dasharray="4 3"'
     text = _text(MAP / 2, height / 2 + 3, "the whole source, in one vector", 'text-anchor="middle" fill="#555"')
@@ -138,18 +142,18 @@ def _no_map() -> str:
 def _map(row: Row) -> str:
     weights: Matrix = np.array(row["map"])
     width = MAP / weights.shape[1]
-    sources = shown(row["source_tokens"])
-    names = shown(row["target_tokens"]) if row["kind"] == "cross" else sources
+    sources = token_labels(row["source_tokens"])
+    names = token_labels(row["target_tokens"]) if row["kind"] == "cross" else sources
     bottom = len(weights) * CELL
     if row["kind"] == "encoder_slots":
-        places = range(0, weights.shape[1], SLOT_STEP)
-        below = [_text((place + 0.5) * width, bottom + 12, str(place), 'text-anchor="middle"') for place in places]
+        indices = range(0, weights.shape[1], SLOT_STEP)
+        below = [_text((index + 0.5) * width, bottom + 12, str(index), 'text-anchor="middle"') for index in indices]
     else:
         turned = [
-            f"translate({(place + 0.5) * width + 3:.1f} {bottom + 5}) rotate(-90)" for place in range(len(sources))
+            f"translate({(index + 0.5) * width + 3:.1f} {bottom + 5}) rotate(-90)" for index in range(len(sources))
         ]
         below = [f'<text transform="{turn}">{escape(name)}</text>' for turn, name in zip(turned, sources, strict=True)]
-    beside = "".join(_text(-4, (place + 0.72) * CELL, name) for place, name in enumerate(names))
+    beside = "".join(_text(-4, (index + 0.72) * CELL, name) for index, name in enumerate(names))
     return "".join(
         [
             f'<g transform="scale({width:.4f} {CELL})">{"".join(_cells(np.rint(100 * weights), weights == 0))}</g>',
@@ -162,7 +166,7 @@ def _map(row: Row) -> str:
 
 
 def _cells(percents: Matrix, are_zero: NDArray[np.bool_]) -> Iterator[str]:
-    """One path a colour, in units of cells."""
+    """Yield one path for each colour, in units of cells."""
     squares: dict[tuple[str, float], list[str]] = defaultdict(list)
     for (row, column), percent in np.ndenumerate(percents):
         if are_zero[row, column]:
@@ -188,8 +192,8 @@ def _legend(width: float) -> str:
     size = len(steps) * 28
     cells = "".join(_cells(scale, scale == 0))
     numbers = "".join(
-        _text((place + 0.5) * 28, 30, f"{step:g}", 'text-anchor="middle"') for place, step in enumerate(scale[0])
+        _text((index + 0.5) * 28, 30, f"{step:g}", 'text-anchor="middle"') for index, step in enumerate(scale[0])
     )
-    notes = "".join(_text(width / 2, 52 + 15 * place, note, 'text-anchor="middle"') for place, note in enumerate(NOTES))
+    notes = "".join(_text(width / 2, 52 + 15 * index, note, 'text-anchor="middle"') for index, note in enumerate(NOTES))
     left = (width - size) / 2
     return f'<g transform="translate({left} 0)"><g transform="scale(28 18)">{cells}</g>{numbers}</g>{notes}'

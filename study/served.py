@@ -1,4 +1,4 @@
-"""Served models that a step asks: the whole service in this process, called as over HTTP."""
+"""Serve models in this process and call their HTTP API without a network."""
 
 import asyncio
 import contextlib
@@ -10,36 +10,36 @@ import httpx2 as httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from service.app import create_app
-from service.fields import MAX_INPUTS
 from service.loading import load_backend
-from service.settings import Settings
+from service.settings import DEFAULT_MAX_INPUTS, Settings
 
 READY_INTERVAL_S = 0.05
-# Evidence waits as long as it takes; no request is given up on a busy machine.
+INPUTS_PER_CALL = DEFAULT_MAX_INPUTS
+# Long enough that no request times out on a busy machine.
 PATIENCE_S = 3600
 
 
 class Served:
-    """The models of one folder of bundles."""
+    """The served models of a folder of bundles."""
 
     def __init__(self, client: httpx.AsyncClient, portal: BlockingPortal) -> None:
         self._client = client
         self._portal = portal
 
     def post(self, path: str, *bodies: Mapping[str, Any]) -> list[Any]:
-        """The answers to calls that are made at once, in their order.
+        """Send requests at the same time and return their responses in order.
 
         Raises:
-            ValueError: one was refused; the message has the service's own.
+            ValueError: A request failed; the message includes the service's own.
         """
         return self._portal.call(self._post, path, bodies)
 
     def outputs(self, path: str, body: Mapping[str, Any], inputs: Sequence[str]) -> list[Any]:
-        """The outputs of many inputs, as many in a call as the service takes."""
+        """Return the outputs of many inputs; each call has as many as the service accepts."""
         found: list[Any] = []
-        for start in range(0, len(inputs), MAX_INPUTS):
-            (answer,) = self.post(path, {**body, "inputs": list(inputs[start : start + MAX_INPUTS])})
-            found += answer["outputs"]
+        for start in range(0, len(inputs), INPUTS_PER_CALL):
+            (response,) = self.post(path, {**body, "inputs": list(inputs[start : start + INPUTS_PER_CALL])})
+            found += response["outputs"]
         return found
 
     async def _post(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -47,18 +47,22 @@ class Served:
 
     async def _post_one(self, path: str, body: Mapping[str, Any]) -> Any:
         response = await self._client.post(path, json=body)
-        answer = response.json()
+        content = response.json()
         if response.is_error:
-            raise ValueError(f"{path} was refused: {answer['error']['message']}")
-        return answer
+            raise ValueError(f"{path} failed with {response.status_code}: {content['error']['message']}")
+        return content
 
 
 @contextlib.contextmanager
 def serve(bundles: Path, threads: int = 1) -> Iterator[Served]:
-    """Serve all bundles of a folder, each by so many threads.
+    """Serve all bundles of a folder.
+
+    Args:
+        bundles: The folder.
+        threads: Number of threads for each engine.
 
     Raises:
-        ValueError: they cannot be served.
+        ValueError: The bundles cannot be served.
     """
     with (
         start_blocking_portal() as portal,
@@ -79,6 +83,6 @@ async def _client_of_service(bundles: Path, threads: int) -> AsyncIterator[httpx
     ):
         while (await client.get("/health/ready")).is_error:
             if exit_codes:
-                raise ValueError(f"{bundles} cannot be served; the log says why")
+                raise ValueError(f"{bundles} cannot be served; see the log for the reason")
             await asyncio.sleep(READY_INTERVAL_S)
         yield client

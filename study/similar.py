@@ -1,4 +1,6 @@
-"""Tokens that the shipped model's embeddings hold for similar, analogies that they complete, and what 8 bits change."""
+"""Nearest tokens and analogies in the shipped model's embeddings, and the effect of 8-bit
+embeddings on them.
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -9,20 +11,19 @@ from typing import Any
 from bench.record import Result, Row
 from bench.report import table
 from service.bundle import Manifest
-from service.fields import MAX_INPUTS
-from service.loading import find_bundles
-from study.served import Served, serve
+from service.discovery import find_bundles
+from study.served import INPUTS_PER_CALL, Served, serve
 from study.step import no_pictures
 
 NAME = "similar"
 MODEL = "multi30k-en-de"
-SHOWN_NEIGHBOURS, SHOWN_ANSWERS = 4, 3
-FIRST = 5  # answers to an analogy that are counted
-NEAR = 100  # neighbours, as many as the service tells
-COMPARED = 10  # neighbours that two bundles should have in common
-ALIKE = 0.99  # ten cosines above this has only a token whose row is nearly that of many others
+SHOWN_NEIGHBOURS, SHOWN_RESULTS = 4, 3
+FIRST = 5  # number of top results of an analogy that are checked
+NEAR = 100  # number of neighbours, the service's maximum
+COMPARED = 10  # number of neighbours to compare between two bundles
+ALIKE = 0.99  # only tokens whose embeddings almost equal many others have ten neighbours above this cosine
 
-# `wom` is a piece that was only a step to longer ones.
+# `wom` is an intermediate piece of longer tokens.
 TOKENS = (
     "woman",
     "playing",
@@ -47,7 +48,7 @@ ANALOGIES = (
     ("man", "woman", "boy"),
     ("man", "Mann", "woman"),
 )
-# Pairs of one relation each. All words are tokens of the model.
+# Pairs with the same relation on each line. All words are tokens of the model.
 RELATIONS = (
     "riding rides, playing plays, running runs, walking walks, sitting sits, standing stands, jumping jumps, "
     "holding holds",
@@ -62,7 +63,7 @@ RELATIONS = (
     "water Wasser, horse Pferd",
 )
 
-Asked = str | Sequence[str]  # a token, or a, b, c of an analogy
+Query = str | Sequence[str]  # a token, or the words a, b, c of an analogy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,24 +72,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Ask the model over the service's HTTP API.
+    """Query the model over the service's HTTP API.
 
     Raises:
-        ValueError: the model is not there or not in float32 where it should be, or a word is not one of its tokens.
+        ValueError: The model is missing, or not in float32 where it must be, or a word is not one
+            of its tokens.
     """
     with serve(arguments.bundles) as served:
         manifest = _manifest(arguments.bundles)
         rows: list[Row] = [
-            *({"kind": "token", "token": token, **_shown(served, token, SHOWN_NEIGHBOURS)} for token in TOKENS),
-            *({"kind": "analogy", "analogy": words, **_shown(served, words, SHOWN_ANSWERS)} for words in ANALOGIES),
+            *({"kind": "token", "token": token, **_neighbours(served, token, SHOWN_NEIGHBOURS)} for token in TOKENS),
+            *(
+                {"kind": "analogy", "analogy": words, **_neighbours(served, words, SHOWN_RESULTS)}
+                for words in ANALOGIES
+            ),
             *({"kind": "relation", **count(served, pairs_of(relation))} for relation in RELATIONS),
         ]
         if arguments.float32 is not None:
             with serve(arguments.float32) as exact:
                 dtype = _manifest(arguments.float32).dtype
                 if dtype != "float32":
-                    raise ValueError(f"{MODEL} in {arguments.float32} is {dtype}, not float32")
-                tokens = askable(served, manifest.limits.vocabulary)
+                    raise ValueError(f"{MODEL} in {arguments.float32} must be float32, got {dtype}")
+                tokens = queryable_tokens(served, manifest.limits.vocabulary)
                 rows.append({"kind": "agreement", "dtype": manifest.dtype, **compare(served, exact, tokens)})
     return Result(rows=rows)
 
@@ -104,49 +109,50 @@ def pairs_of(relation: str) -> list[tuple[str, str]]:
     return [(first, second) for first, second in (pair.split() for pair in relation.split(", "))]
 
 
-def neighbours(served: Served, asked: Asked, top_k: int) -> list[dict[str, Any]]:
-    """The tokens nearest to a token, or to what completes an analogy."""
-    question = {"token": asked} if isinstance(asked, str) else {"analogy": list(asked)}
-    (answer,) = served.post("/v1/similar", {"model": MODEL, "top_k": top_k, **question})
-    found: list[dict[str, Any]] = answer["neighbours"]
+def neighbours(served: Served, query: Query, top_k: int) -> list[dict[str, Any]]:
+    """Return the tokens nearest to a token, or to the completion of an analogy."""
+    question = {"token": query} if isinstance(query, str) else {"analogy": list(query)}
+    (response,) = served.post("/v1/similar", {"model": MODEL, "top_k": top_k, **question})
+    found: list[dict[str, Any]] = response["neighbours"]
     return found
 
 
-def _shown(served: Served, asked: Asked, top_k: int) -> Row:
-    found = neighbours(served, asked, top_k)
+def _neighbours(served: Served, query: Query, top_k: int) -> Row:
+    found = neighbours(served, query, top_k)
     return {"neighbours": [{"text": one["text"], "score": round(one["score"], 4)} for one in found]}
 
 
 def count(served: Served, pairs: Sequence[tuple[str, str]]) -> Row:
-    """How often an analogy between two pairs, in this order, finds its word first and among the first five.
+    """Count how often the analogies between two pairs rank the expected word first, and among the
+    first five.
 
-    Also of how many pairs the second word is near the first.
+    The order of two pairs matters. Also count the pairs whose second word is near the first one.
     """
-    places = [_place(served, (*pair, asked), wanted, FIRST) for pair, (asked, wanted) in permutations(pairs, 2)]
+    ranks = [_rank(served, (*pair, word), expected, FIRST) for pair, (word, expected) in permutations(pairs, 2)]
     return {
         "relation": pairs[0],
         "pairs": len(pairs),
-        "near": sum(_place(served, first, second, NEAR) < NEAR for first, second in pairs),
-        "analogies": len(places),
-        "first": places.count(0),
-        "first_five": sum(place < FIRST for place in places),
+        "near": sum(_rank(served, first, second, NEAR) < NEAR for first, second in pairs),
+        "analogies": len(ranks),
+        "first": ranks.count(0),
+        "first_five": sum(rank < FIRST for rank in ranks),
     }
 
 
-def _place(served: Served, asked: Asked, wanted: str, top_k: int) -> int:
-    """How many neighbours come before a word; top_k where it is not among them."""
-    texts = [one["text"] for one in neighbours(served, asked, top_k)]
-    word = f" {wanted}"  # without the blank it is a piece from inside a word
+def _rank(served: Served, query: Query, expected: str, top_k: int) -> int:
+    """Return the rank of a word among the neighbours, from 0; `top_k` if it is not among them."""
+    texts = [one["text"] for one in neighbours(served, query, top_k)]
+    word = f" {expected}"  # without the space it would be a piece inside a word
     return texts.index(word) if word in texts else top_k
 
 
-def askable(served: Served, vocabulary: int) -> list[str]:
-    """All tokens of a vocabulary that can be asked for: a text can begin with them."""
+def queryable_tokens(served: Served, vocabulary: int) -> list[str]:
+    """Return all tokens that can be queried, which are those that a text can begin with."""
     texts: list[str] = []
-    for start in range(0, vocabulary, MAX_INPUTS):
-        ids = [[id_] for id_ in range(start, min(start + MAX_INPUTS, vocabulary))]
-        (answer,) = served.post("/v1/detokenize", {"model": MODEL, "ids": ids, "side": "source"})
-        texts += answer["texts"]
+    for start in range(0, vocabulary, INPUTS_PER_CALL):
+        ids = [[id_] for id_ in range(start, min(start + INPUTS_PER_CALL, vocabulary))]
+        (response,) = served.post("/v1/detokenize", {"model": MODEL, "ids": ids, "side": "source"})
+        texts += response["texts"]
     words = [(id_, text) for id_, text in enumerate(texts) if text.strip()]
     body = {"model": MODEL, "add_special_tokens": False}
     split = served.outputs("/v1/tokenize", body, [text for _, text in words])
@@ -154,15 +160,16 @@ def askable(served: Served, vocabulary: int) -> list[str]:
 
 
 def compare(served: Served, exact: Served, tokens: Sequence[str]) -> Row:
-    """How many of a token's nearest are the same in two bundles of one model.
+    """Count how many of a token's nearest neighbours are the same in two bundles of one model.
 
-    Tokens of which the exact one finds many alike are counted; they are part of `mean`, and not of `fewest`.
+    Tokens with many near-equal embeddings in the exact bundle are counted in `alike`. They are
+    included in `mean`, and excluded from `fewest`.
     """
     common, is_alike = [], []
     for token in tokens:
-        found, wanted = (neighbours(bundle, token, COMPARED) for bundle in (served, exact))
-        common.append(len({one["id"] for one in found} & {one["id"] for one in wanted}))
-        is_alike.append(wanted[-1]["score"] > ALIKE)
+        found, expected = (neighbours(bundle, token, COMPARED) for bundle in (served, exact))
+        common.append(len({one["id"] for one in found} & {one["id"] for one in expected}))
+        is_alike.append(expected[-1]["score"] > ALIKE)
     others = [number for number, alike in zip(common, is_alike, strict=True) if not alike]
     return {
         "tokens": len(common),
@@ -173,13 +180,15 @@ def compare(served: Served, exact: Served, tokens: Sequence[str]) -> Row:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Neighbours, analogies and counts; a sentence on 8 bits where they were compared."""
+    """Return the tables of neighbours and analogies, and a sentence on 8-bit embeddings if they
+    were compared.
+    """
     tokens, analogies, relations, compared = (
         [row for row in result.rows if row["kind"] == kind] for kind in ("token", "analogy", "relation", "agreement")
     )
     return {
         "similar-tokens": table(["token", "neighbours"], [[f"`{row['token']}`", _list(row)] for row in tokens]),
-        "similar-analogies": table(["analogy", "answers"], [[_question(row), _list(row)] for row in analogies]),
+        "similar-analogies": table(["analogy", "results"], [[_question(row), _list(row)] for row in analogies]),
         "similar-relations": _relations(relations),
         **({"similar-agreement": _agreement(compared[0])} if compared else {}),
     }
@@ -206,9 +215,10 @@ def _relations(rows: Sequence[Row]) -> str:
 
 def _agreement(row: Row) -> str:
     return (
-        f"Of the {COMPARED} tokens nearest to a token of the shipped model ({row['dtype']}), {row['mean']:.1f} are "
-        f"those of float32, in the mean over all {row['tokens']:,} that can be asked for. Each has at least "
-        f"{row['fewest']}, leaving out {row['alike']} whose {COMPARED} nearest all have a cosine above {ALIKE:g}."
+        f"Of the {COMPARED} tokens nearest to a token of the shipped model ({row['dtype']}), {row['mean']:.1f} are the "
+        f"same as in float32, on average over all {row['tokens']:,} tokens that can be queried. Each token has at "
+        f"least {row['fewest']} in common, except {row['alike']} whose {COMPARED} nearest all have a cosine above "
+        f"{ALIKE:g}."
     )
 
 

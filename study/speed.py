@@ -1,8 +1,9 @@
-"""What each system costs: the time of a training update, and tokens a second of greedy decoding as it is served.
+"""Measure the cost of each system: the time of a training update, and tokens per second of served
+greedy decoding.
 
-Systems take turns, so that what else the machine does falls on all of them alike. Updates are those of a system's first
-run, from where it stands, in either precision, on the same batches for all that share data and settings; nothing is
-written into runs.
+Systems take turns, so that disturbances affect all of them alike. Training continues from the state
+of a system's first run, in each precision, with the same batches for all systems that share data
+and settings. Runs are not modified.
 """
 
 import argparse
@@ -35,13 +36,13 @@ from study.step import no_pictures as draw
 __all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]
 
 NAME = "speed"
-SENTENCES = f"{TEST_SPLIT}.{SOURCE}"  # what is translated, from its beginning
-DIALOGUES_SEED = 7  # of what chats are asked
-TEXTS_A_ROUND = {1: 8, 32: 32}  # by how many are asked at once
-DECODING_S = 0.3  # how long each system is asked in a round, at least
-DECODING_ROUNDS = 5  # for each of training: they are twenty times as short, and what disturbs one weighs as much more
-# Of each system in one round. Time follows length, and batches differ in it: the first 3 of Multi30k are 14 % shorter
-# than all in the mean, the first 12 are 3 %.
+SENTENCES = f"{TEST_SPLIT}.{SOURCE}"  # translated from its first line
+DIALOGUES_SEED = 7  # of the prompts of chat systems
+TEXTS_PER_ROUND = {1: 8, 32: 32}  # by the number of concurrent requests
+DECODING_S = 0.3  # minimum time of each system in a round
+DECODING_ROUNDS = 5  # for each training round: they are twenty times as short, so that disturbances weigh more
+# Updates of each system in one round. Batches differ in length: the first 3 of Multi30k are 14 %
+# shorter than the mean of all, the first 12 are 3 % shorter.
 UPDATES = 12
 
 
@@ -50,13 +51,13 @@ Name = TypeVar("Name")
 
 @dataclass(frozen=True)
 class Training:
-    """A run that goes on in memory, and the batches that it is timed on."""
+    """A run whose training continues in memory, and the batches that are timed."""
 
     trainer: Trainer
     batches: Sequence[Any]
-    precision: Precision  # the run's own
+    precision: Precision  # of the run itself
 
-    def seconds_an_update(self, precision: Precision) -> float:
+    def seconds_per_update(self, precision: Precision) -> float:
         self.trainer.config = dataclasses.replace(self.trainer.config, precision=precision)
         started = time.perf_counter()
         for batch in self.batches:
@@ -65,26 +66,26 @@ class Training:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundles", type=Path, help="folder of float32 bundles; systems that have none are left out")
+    parser.add_argument("bundles", type=Path, help="folder of float32 bundles; systems without one are skipped")
     parser.add_argument(
-        "runs", type=Path, help="folder of runs, NAME-1; of systems that have none only decoding is timed"
+        "runs", type=Path, help="folder of runs, NAME-1; systems without one are timed for decoding only"
     )
     parser.add_argument("data", type=Path, help="folder of the data folders that the runs were trained on")
     parser.add_argument(
-        "--rounds", type=int, default=3, help=f"of training; of decoding {DECODING_ROUNDS} times as many"
+        "--rounds", type=int, default=3, help=f"rounds of training; decoding has {DECODING_ROUNDS} times as many"
     )
-    parser.add_argument("--threads", type=int, default=usable_threads(), help="of training and of each engine")
+    parser.add_argument("--threads", type=int, default=usable_threads(), help="threads of training and of each engine")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """A row a system.
+    """Return a row for each system.
 
     Raises:
-        FileNotFoundError: no system has a bundle, or data are missing.
-        ValueError: a bundle computes in other than float32, or a run cannot be taken up.
+        FileNotFoundError: No system has a bundle, or data is missing.
+        ValueError: A bundle is not float32, or a run cannot be resumed.
     """
     if min(arguments.rounds, arguments.threads) < 1:
-        raise ValueError("rounds and threads must be at least 1")
+        raise ValueError(f"--rounds and --threads must be at least 1, got {arguments.rounds} and {arguments.threads}")
     bundles = _bundles(arguments.bundles)
     rows = {name: _facts(bundle) for name, bundle in bundles.items()}
     folders = {name: arguments.runs / f"{name}-1" for name in bundles}
@@ -110,23 +111,25 @@ def _bundles(folder: Path) -> dict[str, Path]:
 def _facts(bundle: Path) -> dict[str, Any]:
     manifest = read_bundle(bundle)
     if manifest.dtype != "float32":
-        raise ValueError(f"{bundle} computes in {manifest.dtype}: systems are compared in float32")
+        raise ValueError(f"{bundle} must compute in float32 to be comparable, got {manifest.dtype}")
     return {"parameters": manifest.parameters}
 
 
 def _time_updates(runs: Mapping[str, Path], data: Path, rounds: int, threads: int) -> dict[str, dict[str, Any]]:
-    """Of each run what is known of it, and milliseconds of an update in each precision, a figure a round."""
+    """Return the facts of each run, and the milliseconds of an update in each precision, one value
+    for each round.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     print("training", flush=True)
     try:
-        trainings = {name: _take_up(run, name, data) for name, run in runs.items()}
+        trainings = {name: _resume(run, name, data) for name, run in runs.items()}
         turns = {
-            (name, precision): partial(one.seconds_an_update, precision)
+            (name, precision): partial(one.seconds_per_update, precision)
             for name, one in trainings.items()
             for precision in PRECISIONS
         }
-        seconds = _by_turns(turns, rounds)
+        seconds = _in_turns(turns, rounds)
     finally:
         torch.set_num_threads(before)
     return {
@@ -140,13 +143,13 @@ def _time_updates(runs: Mapping[str, Path], data: Path, rounds: int, threads: in
 
 
 def _log(run: Path) -> dict[str, Any]:
-    """How many updates a run has made, and in how many minutes, validation included."""
+    """Return the number of updates of a run and the minutes that they took, with validation."""
     epochs = read_log(run)
     seconds = sum(epoch["seconds"] for epoch in epochs.values())
     return {"updates": epochs[max(epochs)]["step"], "log_minutes": round(seconds / 60, 1)}
 
 
-def _take_up(run: Path, name: str, data: Path) -> Training:
+def _resume(run: Path, name: str, data: Path) -> Training:
     system, config = SYSTEMS[name], read_train_config(run / "train.json")
     model_config = read_model_config(run / "config.json")
     trainer = Trainer(
@@ -154,36 +157,38 @@ def _take_up(run: Path, name: str, data: Path) -> Training:
     )
     batches = system.task.batches(trainer.train_examples, config.batch_tokens, config.seed, model_config)
     chosen = list(itertools.islice(batches, UPDATES))
-    trainer.train_examples = []  # of all runs together they would take a gigabyte
+    trainer.train_examples = []  # those of all runs together would take a gigabyte
     trainer.model.train()
-    trainer.progress.step += 1  # the update that is timed; its number decides the rate
+    trainer.progress.step += 1  # the learning rate depends on it
     return Training(trainer, chosen, config.precision)
 
 
 def _time_decoding(arguments: argparse.Namespace, bundles: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """Of each system that generates, tokens a second by how many texts are asked at once, a figure a round."""
+    """Return tokens per second of each generating system, by number of concurrent requests, one
+    value per round.
+    """
     generating = [name for name, bundle in bundles.items() if "generate" in read_bundle(bundle).tasks]
     measured: dict[str, dict[str, Any]] = {name: {"tokens_per_s": {}} for name in generating}
     with serve(arguments.bundles, arguments.threads) as served:
-        for count, num_texts in TEXTS_A_ROUND.items():
-            print(f"decoding, {count} at once", flush=True)
+        for count, num_texts in TEXTS_PER_ROUND.items():
+            print(f"decoding, {count} concurrent requests", flush=True)
             turns = {}
             for name in generating:
                 texts = _texts(SYSTEMS[name].corpus, arguments.data, num_texts)
                 turns[name] = partial(_tokens_per_s, served, bundle_name(name), texts, count)
-            for name, speeds in _by_turns(turns, DECODING_ROUNDS * arguments.rounds).items():
+            for name, speeds in _in_turns(turns, DECODING_ROUNDS * arguments.rounds).items():
                 measured[name]["tokens_per_s"][str(count)] = [round(speed, 1) for speed in speeds]
     return measured
 
 
 def _tokens_per_s(served: Served, model: str, texts: Sequence[str], count: int) -> float:
-    """Of all texts, `count` calls at once, again and again."""
+    """Send all texts repeatedly, `count` requests at a time, and return the tokens per second."""
     bodies = [{"model": model, "inputs": text} for text in texts]
     num_tokens, started = 0, time.perf_counter()
     while time.perf_counter() - started < DECODING_S:
         for start in range(0, len(bodies), count):
-            answers = served.post("/v1/generate", *bodies[start : start + count])
-            num_tokens += sum(len(answer["outputs"][0]["tokens"]) for answer in answers)
+            responses = served.post("/v1/generate", *bodies[start : start + count])
+            num_tokens += sum(len(response["outputs"][0]["tokens"]) for response in responses)
     return num_tokens / (time.perf_counter() - started)
 
 
@@ -193,8 +198,8 @@ def _texts(corpus: Corpus, data: Path, count: int) -> list[str]:
     return read_lines(data / corpus.folder / SENTENCES)[:count]
 
 
-def _by_turns(measures: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Name, list[float]]:
-    """What each measures in every round; a first round is not counted."""
+def _in_turns(measures: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Name, list[float]]:
+    """Measure in turns; return the values of every round after a warm-up round."""
     figures: dict[Name, list[float]] = {name: [] for name in measures}
     for _ in range(1 + rounds):
         for name, measure_one in measures.items():

@@ -9,29 +9,29 @@ from bench.report import table
 from model.systems import MULTI30K, SYSTEMS
 from model.training.config import PRECISIONS
 
-REFERENCE = "transformer"  # what the others' speeds are divided by
+REFERENCE = "transformer"  # speeds of the others are divided by its speed
 
 
 def training_minutes(row: Row) -> float:
-    """Of a run whose every update takes as long as those that were timed in its own precision."""
+    """Estimate the minutes of a whole run from its timed updates in the run's own precision."""
     return float(statistics.median(row["update_ms"][row["precision"]]) * row["updates"] / 60_000)
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Round by round: what a round was disturbed by fell on both."""
+    """Divide round by round, because a disturbance affects both values of a round."""
     return [one / other for one, other in zip(ours, theirs, strict=True)]
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Parameters, training and decoding of every system."""
+    """Return the table of parameters, training and decoding of every system."""
     settings, *rows = result.rows
     speeds = {row["system"]: row.get("tokens_per_s", {}) for row in rows}
     counts = list(dict.fromkeys(count for speed in speeds.values() for count in speed))
     reference = speeds.get(REFERENCE, {})
-    head = ["system", "parameters", *(f"ms an update, {each}" for each in PRECISIONS), "updates"]
-    head += ["training minutes", "by its log"]
+    head = ["system", "parameters", *(f"ms per update, {each}" for each in PRECISIONS), "updates"]
+    head += ["training minutes", "minutes in its log"]
     for count in counts:
-        head += [f"tokens/s served, {count} at once", f"over `{REFERENCE}`"]
+        head += [f"tokens/s served, {count} concurrent", f"over `{REFERENCE}`"]
     body = [
         [
             f"`{row['system']}`",
@@ -53,10 +53,10 @@ def tables(result: Result) -> Mapping[str, str]:
 
 
 def _spread(rows: Sequence[Row]) -> str:
-    """How far the rounds of an update lie apart, at the most."""
+    """Return a sentence on the largest spread between the rounds of an update."""
     times = [row["update_ms"][each] for row in rows if "update_ms" in row for each in PRECISIONS]
     most = max((max(one) / min(one) - 1 for one in times), default=0)
-    return f" Of an update the slowest round takes up to {most:.0%} longer than the fastest." if most else ""
+    return f" The slowest round of updates takes up to {most:.0%} longer than the fastest." if most else ""
 
 
 def _training(row: Row) -> list[str]:
@@ -72,7 +72,7 @@ def _speed(row: Row, theirs: Mapping[str, Any], count: str) -> list[str]:
     if count not in ours:
         return ["", ""]
     speed = f"{statistics.median(ours[count]):,.0f}"
-    # Who chats writes other texts: tokens of the one are no measure of the other.
+    # Chat systems generate other texts, so that their tokens per second are not comparable.
     if row["system"] == REFERENCE or count not in theirs or SYSTEMS[row["system"]].corpus != MULTI30K:
         return [speed, ""]
     each = ratios(ours[count], theirs[count])

@@ -1,4 +1,4 @@
-"""The interface of a step of `python -m study`, and the parts that several steps share."""
+"""The interface of a step of `python -m study`, and functions that several steps share."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -9,45 +9,46 @@ from bench.record import Result, Row, read_results
 
 
 class Step(Protocol):
-    """A module that measures one thing, and writes it up from its result alone."""
+    """Interface of a module that measures one thing and formats its result."""
 
-    NAME: str  # of the command and of the result's file
+    NAME: str  # of the command and of the result file
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
     def measure(self, arguments: argparse.Namespace) -> Result: ...
 
     def tables(self, result: Result) -> Mapping[str, str]:
-        """Markdown by the name of its part of the document."""
+        """Return Markdown by the names of its parts of the documents."""
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Write pictures, in the style of `bench.plots.STYLE`, which is in force."""
+        """Write pictures; the caller has set the style `bench.plots.STYLE`."""
 
 
-def add_keep(parser: argparse.ArgumentParser, what: str) -> None:
-    """The flag by which results of several machines come together."""
-    text = f"keep what the last result has of {what} that are not here, for work that is spread over several machines"
+def add_keep(parser: argparse.ArgumentParser, rows: str) -> None:
+    """Add the flag that merges results of several machines."""
+    text = f"keep the {rows} of the last result that are not in this folder, to merge results of several machines"
     parser.add_argument("--keep", action="store_true", help=text)
 
 
-def with_kept(results: Path, name: str, rows: Sequence[Row], which: Callable[[Row], Any]) -> list[Row]:
-    """Rows, and before them those of the last result that are of something else, with the commit they were measured at.
+def keep_last_rows(results: Path, name: str, rows: Sequence[Row], key: Callable[[Row], Any]) -> list[Row]:
+    """Add the rows of the last result with other keys before `rows`, each with the commit that
+    measured it.
 
     Raises:
-        FileNotFoundError: there is no result to keep anything of.
+        FileNotFoundError: There is no last result.
     """
     last = read_results(results).get(name)
     if last is None:
-        raise FileNotFoundError(f"{results} has no result of {name} to keep anything of")
-    found = [which(row) for row in rows]
-    kept = [{"commit": last.machine["commit"], **row} for row in last.result.rows if which(row) not in found]
+        raise FileNotFoundError(f"{results} has no result of {name} to keep rows of; run without --keep")
+    found = [key(row) for row in rows]
+    kept = [{"commit": last.machine["commit"], **row} for row in last.result.rows if key(row) not in found]
     return [*kept, *rows]
 
 
 def no_tables(result: Result) -> Mapping[str, str]:
-    """The `tables` of a step that has none."""
+    """The `tables` function of a step without tables."""
     return {}
 
 
 def no_pictures(result: Result, folder: Path) -> None:
-    """The `draw` of a step that has no pictures."""
+    """The `draw` function of a step without pictures."""

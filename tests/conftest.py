@@ -1,4 +1,7 @@
-"""What every test folder may use. PyTorch is imported inside fixtures: tests of the service run without it."""
+"""Fixtures of all test folders.
+
+They import PyTorch lazily, because tests of the service run without it.
+"""
 
 from pathlib import Path
 
@@ -6,7 +9,7 @@ import pytest
 
 SENTENCES = Path(__file__).parent / "data" / "sentences.txt"
 
-# Learnt from by the toy checkpoint's tokenizer, and what its bundle is verified on.
+# Training text of the toy tokenizer, and sentences for verifying the toy bundle.
 TOY_SENTENCES = (
     "Two girls are playing with a small brown dog on the beach.",
     "A man sleeps.",
@@ -24,7 +27,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def sentences() -> list[str]:
-    """The project's own sentences."""
+    """Sentences of tests/data/sentences.txt."""
     return SENTENCES.read_text(encoding="utf-8").split("\n")[:-1]
 
 
@@ -35,7 +38,7 @@ def toy_sentences() -> list[str]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Transformer of random weights whose greedy outputs differ in length, tokens and with the source."""
+    """Small Transformer with random weights whose greedy outputs depend on the source."""
     import torch
 
     from model.architectures.transformer import Transformer
@@ -59,7 +62,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 parameter.add_(
                     0.1 * torch.randn_like(parameter)
                 )  # norms and biases that do nothing would hide mistakes
-        # Left alone, tied embeddings repeat the token that was read last.
+        # With unchanged tied embeddings, a random model repeats the last token.
         model.embedding.weight *= 0.3
         model.embedding.weight[config.eos_id] *= 2
         model.decoder[-1].feed_forward_norm.norm.weight.normal_()  # type: ignore[union-attr, operator]
@@ -69,7 +72,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small classifier of random weights and three labels."""
+    """Small classifier with random weights and three labels."""
     import torch
 
     from model.architectures.classifier import Classifier
@@ -97,21 +100,21 @@ def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy checkpoint, exported and verified. Shared: copy it before changing a file."""
-    from export.bundle import Label, export_bundle
+    """Verified bundle of the toy checkpoint; copy it before changing a file."""
+    from export.bundle import BundleMetadata, export_bundle
     from service.bundle import Languages
 
     folder = tmp_path_factory.mktemp("bundles") / "toy"
-    label = Label("toy", "random weights", "Apache-2.0", Languages(source="en", target="de"))
+    label = BundleMetadata("toy", "random weights", "Apache-2.0", Languages(source="en", target="de"))
     export_bundle(checkpoint, folder, label, TOY_SENTENCES[:3])
     return folder
 
 
 @pytest.fixture(scope="session")
 def classifier_bundle(classifier_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy classifier, exported and verified. Shared: copy it before changing a file."""
-    from export.bundle import Label, export_bundle
+    """Verified bundle of the toy classifier; copy it before changing a file."""
+    from export.bundle import BundleMetadata, export_bundle
 
     folder = tmp_path_factory.mktemp("classifiers") / "toy-classifier"
-    export_bundle(classifier_checkpoint, folder, Label("toy-classifier"), TOY_SENTENCES)
+    export_bundle(classifier_checkpoint, folder, BundleMetadata("toy-classifier"), TOY_SENTENCES)
     return folder

@@ -1,6 +1,7 @@
-"""Check the prose of the repository: openings of docstrings and descriptions, and the width of Markdown lines.
+"""Check the openings of docstrings and descriptions, and the width of Markdown lines.
 
-Run as `python -m tests.prose`, part of `make check`. Ruff (W505) checks the width of docstrings and comments.
+Run as `python -m tests.prose`, part of `make check`. Ruff (W505) checks the width of docstrings and
+comments.
 """
 
 import ast
@@ -16,7 +17,7 @@ DESCRIPTIONS = {"description", "help", "summary", "epilog"}
 
 
 def find_openings(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of each docstring, attribute docstring or description that opens with a refused word."""
+    """Yield (line, text) of each docstring or description that opens with a refused word."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr):
             texts = [node.value]
@@ -32,7 +33,10 @@ def find_openings(source: str) -> Iterator[tuple[int, str]]:
 
 
 def find_wide_lines(markdown: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of each prose line that is too wide; code blocks, tables and links alone may be wider."""
+    """Yield (line, text) of each prose line that is too wide.
+
+    Code blocks, tables, and lines that start with a link or an image may be wider.
+    """
     in_code = False
     for number, line in enumerate(markdown.splitlines(), 1):
         if line.lstrip().startswith(("```", "~~~")):

@@ -1,4 +1,4 @@
-"""How far a float32 result may lie from the exact one; the derivation is in `model.rounding`."""
+"""Rounding limits for float32 results; `model.rounding` derives them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,11 +12,11 @@ Compute = Callable[[AnyModel], Mapping[str, NDArray[Any]]]
 
 
 def rounding_bound(terms: int, magnitude: float = 1.0) -> float:
-    """Return the largest rounding error of a float32 sum of products: (4 + sqrt(terms)) * 2**-24 * magnitude.
+    """Return the rounding limit of a float32 sum: (4 + sqrt(terms)) * 2**-24 * magnitude.
 
     Args:
-        terms: how many products are added, in any order.
-        magnitude: the sum of their absolute values, or an upper bound of it.
+        terms: number of products in the sum, in any order.
+        magnitude: sum of their absolute values, or an upper bound.
     """
     return rounding_error(terms) * magnitude
 
@@ -24,7 +24,7 @@ def rounding_bound(terms: int, magnitude: float = 1.0) -> float:
 def assert_within_rounding(
     models: Reference[AnyModel], compute: Compute[AnyModel], given: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Compare served float32 arrays with the model's float64 ones, within what rounding explains for this model.
+    """Compare float32 arrays of a bundle with the model in float64, within rounding limits.
 
     Args:
         models: the model in float64, see `model.rounding.reference`.
@@ -38,6 +38,6 @@ def assert_within_rounding(
 
 
 def rows_sum_to_one(weights: NDArray[Any]) -> bool:
-    """Return whether the last axis of float32 attention weights sums to 1, but for rounding."""
+    """Return True if float32 attention weights sum to 1 over the last axis, up to rounding."""
     columns = weights.shape[-1]
     return bool(np.abs(weights.astype(np.float64).sum(axis=-1) - 1).max() <= rounding_bound(columns))

@@ -1,18 +1,47 @@
-"""The documents point to what exists."""
+"""The documentation is current: links, generated tables, names of settings and metrics, figures."""
 
+import functools
 import re
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
+
+from bench.record import read_results
+from docs.generate import PAGES, fill, make_parts
+from service import __version__
+from service.bundle import SCHEMA_VERSION, read_manifest
+from service.discovery import find_bundles
+from service.metrics import Metrics
+from service.runtime.memory import row_bytes
+from service.settings import Settings, env_name
 
 DOCUMENTS = sorted([*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("bundles").rglob("*.md")])
-TARGETS = set(re.findall(r"^([a-z-]+):", Path("Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+README = Path("README.md").read_text(encoding="utf-8")
+MAKEFILE = Path("Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
+UNIT = Path("deploy/sightline.service")
+
+
+def anchors_of(document: Path) -> set[str]:
+    """Return the anchors of all headings, as GitHub and MkDocs make them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", re.sub(r"\]\([^)]*\)", "", heading)).strip().lower() for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_links_lead_to_files_that_exist(document: Path) -> None:
-    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
-    assert [link for link in links if not (document.parent / link).exists()] == []
+def test_links_lead_to_files_and_headings_that_exist(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:\s]*)(?:#([^)]+))?\)", document.read_text(encoding="utf-8"))
+    for link, anchor in links:
+        target = document.parent / link if link else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), f"{link}#{anchor}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
@@ -22,14 +51,104 @@ def test_make_targets_that_are_named_exist(document: Path) -> None:
 
 
 def test_every_target_is_phony_and_says_what_it_does() -> None:
-    text = Path("Makefile").read_text(encoding="utf-8")
-    (phony,) = re.findall(r"^\.PHONY: (.+)$", text, flags=re.MULTILINE)
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", MAKEFILE, flags=re.MULTILINE)
     assert set(phony.split()) == TARGETS
-    described = set(re.findall(r"^([a-z-]+):.*## \S", text, flags=re.MULTILINE))
+    described = set(re.findall(r"^([a-z-]+):.*## \S", MAKEFILE, flags=re.MULTILINE))
     assert described == TARGETS
 
 
 def test_the_decision_records_are_all_listed() -> None:
     records = {path.name for path in Path("docs/adr").glob("0*.md")}
-    listed = set(re.findall(r"\((0[^)]+\.md)\)", Path("docs/adr/README.md").read_text(encoding="utf-8")))
+    listed = set(re.findall(r"\((0[^)]+\.md)\)", Path("docs/adr/index.md").read_text(encoding="utf-8")))
     assert records == listed
+
+
+def test_the_site_has_every_page() -> None:
+    navigation = Path("mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    named = set(re.findall(r"- (\S+\.md)$", navigation, flags=re.MULTILINE))
+    pages = {str(page.relative_to("docs")) for page in PAGES}
+    assert {name for name in named if not name.startswith("repository/")} == pages
+
+
+parts = functools.cache(make_parts)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_generated_tables_are_current(page: Path) -> None:
+    """`python -m docs.generate` writes them again."""
+    text = page.read_text(encoding="utf-8")
+    assert fill(text, parts()) == text
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, Path("deploy/alerts.yml"), UNIT], ids=str)
+def test_settings_and_metrics_that_are_named_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    settings = {env_name(name) for name in Settings.model_fields}
+    assert set(re.findall(r"SIGHTLINE_[A-Z_]*[A-Z]\b", text)) <= settings
+    families = {metric.name for metric in Metrics("0").registry.collect()}
+    metrics = families | {f"{name}{suffix}" for name in families for suffix in ("_total", "_bucket", "_sum", "_count")}
+    assert set(re.findall(r"\bsightline_[a-z0-9_]+", text)) <= metrics
+
+
+def test_every_alert_has_a_first_step() -> None:
+    (group,) = yaml.safe_load(Path("deploy/alerts.yml").read_text(encoding="utf-8"))["groups"]
+    names = {rule["alert"] for rule in group["rules"]}
+    page = Path("docs/how-to/operate.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(Sightline[A-Z]\w+)`", page)) == names
+
+
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="`make docs` installs MkDocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "search" / "search_index.json").exists()
+    sources = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")]
+    assert not [link for text in sources for link in re.findall(r"<(?:script|link|img)[^>]*https?://[^>]*>", text)]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    installed = "/opt/sightline/.venv-serve-cpu/bin/python"
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text(encoding="utf-8").replace(installed, "/bin/true"), encoding="utf-8")
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == __version__
+    assert f"## [{__version__}]" in Path("CHANGELOG.md").read_text(encoding="utf-8")
+    manifest = Path("docs/reference/manifest.md").read_text(encoding="utf-8")
+    assert f"| {__version__} | {SCHEMA_VERSION} |" in manifest
+
+
+def test_the_rows_of_the_shipped_models_have_the_documented_size() -> None:
+    page = Path("docs/how-to/tune.md").read_text(encoding="utf-8")
+    sizes = {folder.name: row_bytes(manifest) / 1e6 for folder, manifest in find_bundles(Path("bundles"), None).items()}
+    for name, size in sizes.items():
+        (documented,) = re.findall(rf"^\| `{name}` \| ([\d.]+)", page, flags=re.MULTILINE)
+        assert float(documented) == pytest.approx(size, rel=0.1), name
+    (total,) = re.findall(r"^\| all seven \| (\d+) \|", page, flags=re.MULTILINE)
+    assert round(sum(sizes.values())) == int(total)
+
+
+def test_the_readme_has_figures_that_were_measured() -> None:
+    figures = {
+        name: figure.value
+        for recorded in read_results(Path("bench/results")).values()
+        for name, figure in recorded.result.figures.items()
+    }
+    names = (
+        "library.base-random.greedy.1.best",
+        "server.base.greedy.64 clients.throughput.litserve",
+        "maps.8",
+    )
+    assert re.findall(r"\*\*([\d.]+) ×\*\*", README) == [f"{figures[name]:.3g}" for name in names]
+    assert f"CTranslate2: {figures['library.tiny.greedy.1.best']:.2f} ×" in README
+
+
+def test_the_licences_of_the_readme_are_those_of_the_bundles() -> None:
+    for licence in {read_manifest(folder).license for folder in find_bundles(Path("bundles"), None)}:
+        assert licence in README or "Apache" in licence, licence

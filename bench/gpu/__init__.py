@@ -1,1 +1,1 @@
-"""What a machine with a GPU is to prove: that CUDA gives what the CPU gives, and how fast."""
+"""Check on a GPU that CUDA computes the same as the CPU, and measure its speed."""

@@ -1,6 +1,8 @@
-"""`python -m bench.gpu`: proves that CUDA gives what the CPU gives, and measures it beside PyTorch and CTranslate2.
+"""Check that CUDA computes the same as the CPU, and compare its speed with PyTorch and CTranslate2.
 
-Needs a GPU, onnxruntime-gpu and a torch with CUDA. The result is `bench/results/gpu-<device>.json`.
+Usage: `python -m bench.gpu`. It needs a GPU, onnxruntime-gpu and PyTorch with CUDA. The result is
+written to `bench/results/gpu-<device>.json`. Exit status: 0 if CUDA and CPU agree, 1 if they
+differ, 2 if there is no usable GPU.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from bench.gpu import speed
 from bench.gpu.equality import Equality, compare
 from bench.record import RESULTS, Recorded, Result, write_result
 from bench.weights import read_model
-from export.bundle import Label, export_bundle, half_bundle
+from export.bundle import BundleMetadata, export_bundle, half_bundle
 from export.verify import read_sentences
 from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
@@ -31,13 +33,13 @@ from service.runtime.device import DeviceRunner
 from service.runtime.ort import OnnxRunner
 from service.runtime.provider import Provider, RuntimeUnavailableError, choose_provider, load_session, session_options
 
-NUM_VERIFIED = 3  # sentences on which the float32 bundle is compared with PyTorch; it is the tests that do it in full
+NUM_VERIFIED = 3  # sentences of the export's own verification; the tests verify exports in full
 EXIT_DIFFERENT, EXIT_NO_GPU = 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Bundles:
-    """One model as float32 bundle and as float16 bundle."""
+    """A model as a float32 bundle and as a float16 bundle."""
 
     model: Transformer
     tokenizer: Tokenizer
@@ -46,10 +48,10 @@ class Bundles:
 
 
 def make_bundles(shipped: Path, folder: Path, sentences: Sequence[str]) -> Bundles:
-    """The model of a bundle, which may be quantised, in both forms."""
+    """Export the model of a bundle, which may be quantized, in float32 and float16."""
     model, tokenizer = read_model(shipped), shipped / read_manifest(shipped).source_tokenizer
     save_checkpoint(folder / "checkpoint", model.config, model.state_dict(), tokenizer, facts={})
-    export_bundle(folder / "checkpoint", folder / "float32", Label("float32"), sentences[:NUM_VERIFIED])
+    export_bundle(folder / "checkpoint", folder / "float32", BundleMetadata("float32"), sentences[:NUM_VERIFIED])
     half_bundle(folder / "float32", folder / "float16", text=None)
     return Bundles(model, read_tokenizer(tokenizer), folder / "float32", folder / "float16")
 
@@ -60,13 +62,15 @@ def open_device(bundles: Bundles, provider: Provider) -> DeviceRunner:
 
 
 def check(bundles: Bundles, runner: DeviceRunner, sentences: Sequence[str]) -> Equality:
-    """The device against float32 on the CPU, on all sentences."""
+    """Compare the device with float32 on the CPU, on all sentences."""
     expected = OnnxRunner(bundles.float32, read_bundle(bundles.float32), max_rows=runner.max_rows)
     return compare(expected, runner, encode_lines(bundles.tokenizer, sentences))
 
 
-def operators_elsewhere(folder: Path, graph: Graph, provider: Provider) -> list[str]:
-    """Operators of a graph that the provider leaves to another, which costs copies."""
+def operators_on_other_providers(folder: Path, graph: Graph, provider: Provider) -> list[str]:
+    """Return the operators of a graph that another provider runs, which requires copies between
+    devices.
+    """
     options = session_options(0)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     session = load_session(folder, graph, options, provider)
@@ -82,7 +86,7 @@ def bench(bundles: Bundles, runner: DeviceRunner, sentences: Sequence[str], devi
         folder = scratch / "ctranslate2"
         contenders["ctranslate2"] = speed.ctranslate2(folder, bundles.model, bundles.tokenizer, device)
     except (ImportError, RuntimeError, ValueError) as error:
-        print(f"without CTranslate2: {error}")
+        print(f"CTranslate2 is not measured: {error}")
     return speed.measure(contenders, encode_lines(bundles.tokenizer, sentences))
 
 
@@ -90,29 +94,31 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.gpu", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="whose model to run")
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="bundle of the model")
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
+    machine.add_allow_dirty(parser)
     parser.add_argument("--results", type=Path, default=RESULTS)
     return parser.parse_args(arguments)
 
 
 def run(arguments: argparse.Namespace, command: str) -> int:
+    described = machine.describe_or_exit(arguments.allow_dirty)
     sentences = read_sentences(arguments.sentences)
     with tempfile.TemporaryDirectory() as scratch:
         bundles = make_bundles(arguments.bundle, Path(scratch), sentences)
         runner = open_device(bundles, "cuda")
         equality = check(bundles, runner, sentences)
         print(json.dumps(dataclasses.asdict(equality), indent=1), flush=True)
-        left = operators_elsewhere(bundles.float16, runner.manifest.decoder, "cuda")
-        print(f"operators of a step that run on the CPU: {', '.join(left) or 'none'}", flush=True)
+        left = operators_on_other_providers(bundles.float16, runner.manifest.decoder_graph, "cuda")
+        print(f"decoder operators that run on the CPU: {', '.join(left) or 'none'}", flush=True)
         if failures := equality.failures():
-            print(f"error: CUDA is not the CPU: {'; '.join(failures)}", file=sys.stderr)
+            print(f"error: CUDA and CPU differ: {'; '.join(failures)}", file=sys.stderr)
             return EXIT_DIFFERENT
         result = bench(bundles, runner, sentences, "cuda", Path(scratch))
     for row in result.rows:
         print(row, flush=True)
     name = speed.device_name()
-    facts = {**machine.describe(), "device": name, "cuda_of_torch": torch.version.cuda, "operators_on_cpu": left}
+    facts = {**described, "device": name, "cuda_of_torch": torch.version.cuda, "operators_on_cpu": left}
     facts["equality"] = dataclasses.asdict(equality)
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     write_result(arguments.results, f"gpu-{slug}", Recorded(facts, command, result))
@@ -120,7 +126,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where CUDA gives what the CPU gives, 1 where it does not, 2 where there is no GPU to ask."""
+    """Run the check and the measurement; return the exit status that the module describes."""
     words = sys.argv[1:] if arguments is None else arguments
     parsed = parse_arguments(words)
     try:
@@ -129,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: no GPU: {error}", file=sys.stderr)
         return EXIT_NO_GPU
     if not torch.cuda.is_available():
-        print(f"error: no GPU for PyTorch: torch {torch.__version__} needs one with CUDA", file=sys.stderr)
+        print(f"error: PyTorch finds no GPU; torch {torch.__version__} must be built with CUDA", file=sys.stderr)
         return EXIT_NO_GPU
     return run(parsed, shlex.join(["python", "-m", "bench.gpu", *words]))
 

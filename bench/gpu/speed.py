@@ -1,4 +1,6 @@
-"""Tokens a second of greedy decoding on a GPU: ours, PyTorch's and CTranslate2's, outputs of one length."""
+"""Compare greedy decoding on a GPU by Sightline, PyTorch and CTranslate2, with outputs of a fixed
+length.
+"""
 
 import copy
 import time
@@ -27,11 +29,13 @@ Decode = Callable[[], object]
 
 
 def measure(contenders: Mapping[str, Callable[[Sources], Decode]], sources: Sequence[Sequence[int]]) -> Result:
-    """Every contender at every number of rows, in turn within a round; one that cannot run is told apart with why.
+    """Measure every contender at every number of rows, in turns. Contenders that fail are listed
+    with their error.
 
     Args:
-        contenders: each takes the sources of a batch, makes ready and returns what is timed.
-        sources: token ids; the first ones of them make a batch.
+        contenders: Functions by name. Each takes the sources of a batch and returns the function
+            that is timed.
+        sources: Token ids. Each batch has the first ones.
     """
     rows: list[dict[str, Any]] = []
     figures: dict[str, Figure] = {}
@@ -41,7 +45,7 @@ def measure(contenders: Mapping[str, Callable[[Sources], Decode]], sources: Sequ
             try:
                 ready[name] = prepare(batch)
                 ready[name]()
-            except (RuntimeError, ValueError) as error:  # one peer that fails must not hide the others
+            except (RuntimeError, ValueError) as error:  # the other contenders are still measured
                 missing[name] = str(error).splitlines()[0]
         times: dict[str, list[float]] = {name: [] for name in ready}
         for _ in range(ROUNDS):
@@ -58,7 +62,9 @@ def measure(contenders: Mapping[str, Callable[[Sources], Decode]], sources: Sequ
 
 
 def _ratios(times: Mapping[str, Sequence[float]], count: int) -> dict[str, Figure]:
-    """Ours over the best of PyTorch's, and over CTranslate2, round by round."""
+    """Return Sightline's speed relative to the fastest PyTorch mode and to CTranslate2, round by
+    round.
+    """
     ours, ratios = times.get(OURS), {}
     if ours is None:
         return {}
@@ -71,13 +77,13 @@ def _ratios(times: Mapping[str, Sequence[float]], count: int) -> dict[str, Figur
 
 
 def sightline(runner: Runner) -> Callable[[Sources], Decode]:
-    """Our engine in this process."""
+    """Decode with Sightline's engine in this process."""
     parameters = GenerateParameters(max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS)
     return lambda sources: lambda: generate(runner, sources, parameters)
 
 
 def pytorch(model: Transformer, device: str) -> Iterator[tuple[str, Callable[[Sources], Decode]]]:
-    """In float16, each way of running it."""
+    """Yield a contender for each mode of `TorchDecoder`, in float16."""
     halved = copy.deepcopy(model).half().to(device)
 
     def preparing(mode: Mode) -> Callable[[Sources], Decode]:
@@ -93,16 +99,17 @@ def pytorch(model: Transformer, device: str) -> Iterator[tuple[str, Callable[[So
 
 
 def ctranslate2(folder: Path, model: Transformer, tokenizer: Tokenizer, device: str) -> Callable[[Sources], Decode]:
-    """In float16.
+    """Decode with CTranslate2, in float16 on a GPU.
 
     Raises:
-        RuntimeError: it cannot use the device; its packages are built for another version of CUDA, say.
+        RuntimeError: CTranslate2 cannot use the device, for example because it is built for another
+            version of CUDA.
     """
     import ctranslate2
 
     write_ctranslate2_model(folder, model, tokenizer)
     options: dict[str, Any] = {"beam_size": 1, "max_decoding_length": NEW_TOKENS, "min_decoding_length": NEW_TOKENS}
-    compute_type = "float16" if device == "cuda" else "default"  # its CPU has no float16
+    compute_type = "float16" if device == "cuda" else "default"  # CTranslate2 has no float16 on the CPU
     translator = ctranslate2.Translator(str(folder), device=device, compute_type=compute_type)
     names = vocabulary_of(tokenizer, model.config.vocab_size)
 
@@ -114,5 +121,5 @@ def ctranslate2(folder: Path, model: Transformer, tokenizer: Tokenizer, device: 
 
 
 def device_name() -> str:
-    """Of the GPU, as its maker calls it."""
+    """Return the name of the GPU."""
     return str(torch.cuda.get_device_name())

@@ -1,1 +1,1 @@
-"""Decoders without a server, each in a process of its own that is told over a pipe what to decode."""
+"""Decoders without a server, each in its own process that receives its tasks over a pipe."""

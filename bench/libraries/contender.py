@@ -1,4 +1,4 @@
-"""A decoder in a process of its own, as the measuring process sees it. Between two tasks it is held."""
+"""Control a decoder that runs in its own process. It is suspended between two tasks."""
 
 import contextlib
 import os
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.process import Answering, EndedError
+from bench.process import EndedError, JsonWorker
 
 WORKER = "bench.libraries.worker"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to decode, see `bench.libraries.worker`."""
+    """Sources to decode and how; see `bench.libraries.worker`."""
 
     sources: Sequence[Sequence[int]]
     num_beams: int = 1
@@ -22,7 +22,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TaskResult:
     seconds: float
     outputs: list[list[int]]
 
@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Setup:
-    """A library, its type of numbers and how it is started."""
+    """A library, its data type, and the options to start it."""
 
     kind: str  # "sightline", "ctranslate2" or "transformers"
     dtype: str
@@ -51,27 +51,32 @@ class Setup:
 
 
 class Contender:
-    """A running decoder. Made by `contending`."""
+    """A running decoder, created by `running_contenders`."""
 
     def __init__(self, setup: Setup, num_threads: int) -> None:
         self.setup = setup
         arguments = [WORKER, setup.kind, str(setup.model), "--threads", str(num_threads), *setup.options]
-        self._process = Answering(arguments, os.environ | setup.environment)
+        self._process = JsonWorker(arguments, os.environ | setup.environment)
 
     def wait_until_ready(self) -> None:
-        """Raises EndedError where it does not start, as one for an instruction set that the processor lacks."""
+        """Wait until the model is loaded.
+
+        Raises:
+            EndedError: It does not start, for example because the processor lacks an instruction
+                set.
+        """
         self._process.wait_until_ready()
 
-    def measure(self, task: Task) -> Answer:
-        return Answer(**self._process.ask(vars(task)))
+    def measure(self, task: Task) -> TaskResult:
+        return TaskResult(**self._process.request(vars(task)))
 
     def end(self) -> None:
         self._process.end()
 
 
 @contextlib.contextmanager
-def contending(setups: Sequence[Setup], num_threads: int) -> Iterator[list[Contender]]:
-    """Start those of the setups that run on this machine, and end them with the block."""
+def running_contenders(setups: Sequence[Setup], num_threads: int) -> Iterator[list[Contender]]:
+    """Start the setups that this machine supports, and end them when the block ends."""
     with contextlib.ExitStack() as stack:
         contenders = []
         for setup in setups:
@@ -80,7 +85,7 @@ def contending(setups: Sequence[Setup], num_threads: int) -> Iterator[list[Conte
             try:
                 contender.wait_until_ready()
             except EndedError:
-                print(f"left out: {setup.name} ended without an answer")
+                print(f"skipped: {setup.name} ended without a response")
                 continue
             contenders.append(contender)
         yield contenders

@@ -1,6 +1,6 @@
-"""The decoders under test behind one method: ours, CTranslate2's and that of transformers.
+"""Sightline, CTranslate2 and Hugging Face transformers behind one interface.
 
-Each library is imported where it is used: a process has only the one that it measures.
+Each library is imported where it is used, so that a process loads only the one that it measures.
 """
 
 import json
@@ -17,25 +17,28 @@ Ids = Sequence[int]
 
 
 class Decoder(Protocol):
-    """Decodes sources of token ids, the end token last."""
+    """Interface of a decoder. Sources are token ids that end with the end token."""
 
     def prepare(self, sources: Sequence[Ids]) -> Any:
-        """The sources as the library takes them; not timed."""
+        """Convert sources to the library's format; this is not timed."""
         ...
 
     def decode(self, prepared: Any, num_beams: int, new_tokens: int | None) -> list[list[int]]:
-        """The best output of each source, the end token included.
+        """Return the best output of each source, the end token included.
 
         Args:
-            prepared: what `prepare` gave.
-            num_beams: 1 is greedy.
-            new_tokens: how many every output has; None for the natural end, at most MAX_NEW_TOKENS.
+            prepared: The result of `prepare`.
+            num_beams: Number of beams; 1 is greedy decoding.
+            new_tokens: Number of tokens of every output. None decodes to the natural end, up to
+                MAX_NEW_TOKENS.
         """
         ...
 
 
 class SightlineDecoder:
-    """Our engine in process; everything is submitted at once and rows are filled as they come free."""
+    """Sightline's engine in this process. All sources are submitted at once; rows are refilled as
+    they become free.
+    """
 
     def __init__(self, bundle: Path, num_threads: int, max_rows: int) -> None:
         from service.bundle import read_bundle
@@ -53,7 +56,7 @@ class SightlineDecoder:
             max_new_tokens=new_tokens or MAX_NEW_TOKENS,
             min_new_tokens=new_tokens or 0,
             num_beams=num_beams,
-            early_stopping=num_beams > 1,  # as CTranslate2 ends its searches
+            early_stopping=num_beams > 1,  # CTranslate2's stopping rule
         )
         results: dict[int, Event] = {}
         for index, source in enumerate(prepared):
@@ -97,7 +100,7 @@ class CTranslate2Decoder:
 
 
 class TransformersDecoder:
-    """`generate` of Hugging Face transformers over PyTorch, all sources in one padded batch."""
+    """Hugging Face transformers' `generate` with PyTorch, all sources in one padded batch."""
 
     def __init__(self, bundle: Path, num_threads: int) -> None:
         import torch
@@ -129,5 +132,5 @@ class TransformersDecoder:
 
 
 def _until_end(ids: list[int], end_id: int) -> list[int]:
-    """Without the padding behind the end token."""
+    """Remove the padding after the end token."""
     return ids[: ids.index(end_id) + 1] if end_id in ids else ids

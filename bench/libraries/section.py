@@ -1,45 +1,47 @@
-"""Library against library: how fast the engine, CTranslate2 and transformers decode the same sources, by turns.
+"""Compare how fast Sightline, CTranslate2 and transformers decode the same sources in turns.
 
-Contenders are measured once each before the rounds. That warms them, and it picks CTranslate2's two fastest pairs of
-instruction set and type of numbers, and its fastest float32; the rounds measure those beside all of the others.
+Each contender is measured once before the rounds. This warms it up, and selects CTranslate2's two
+fastest pairs of instruction set and data type, and its fastest float32. The rounds measure those
+and all other contenders.
 """
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bench.libraries.contender import Answer, Contender, Setup, Task, contending
+from bench.libraries.contender import Contender, Setup, Task, TaskResult, running_contenders
 from bench.models import Subject
 from bench.options import Options
 from bench.record import Figure, Result
 
 ROWS = (1, 8, 32, 64)
 BEAMS = {"greedy": 1, "beam 5": 5}
-INSTRUCTION_SETS = ("", "AVX2", "AVX512")  # "" leaves the choice to the library
+INSTRUCTION_SETS = ("", "AVX2", "AVX512")  # "" lets the library choose
 COMPUTE_TYPES = ("float32", "int8", "int8_float32")
-FIXED_TOKENS = 20  # of each output, where the weights are random and never end a sentence
-# Of outputs in float32: libraries round differently, and end a search of beams differently now and then.
+FIXED_TOKENS = 20  # output length if the weights are random and never end a sentence
+# Limit for float32 outputs. Libraries round differently, so that beam searches sometimes end
+# differently.
 MAX_TOKENS_DIFFERENCE = 0.1
 
-Measured = Mapping[Contender, Sequence[Answer]]
+Measured = Mapping[Contender, Sequence[TaskResult]]
 
 
 def run_tiny(options: Options) -> Result:
     subject = options.models.tiny
-    return compare(options, subject, setups_of(subject, _most_rows(options)), new_tokens=None)
+    return compare(options, subject, setups_of(subject, _max_rows(options)), new_tokens=None)
 
 
 def run_base(options: Options) -> Result:
     subject = options.models.random_base
-    return compare(options, subject, setups_of(subject, _most_rows(options)), FIXED_TOKENS)
+    return compare(options, subject, setups_of(subject, _max_rows(options)), FIXED_TOKENS)
 
 
-def _most_rows(options: Options) -> int:
+def _max_rows(options: Options) -> int:
     return min(options.max_rows, max(ROWS)) * max(BEAMS.values())
 
 
 def setups_of(subject: Subject, max_rows: int) -> list[Setup]:
-    """Every library in every type of numbers."""
+    """Return the setups of every library in every data type."""
     ours = [
         Setup("sightline", dtype, bundle, ["--max-rows", str(max_rows)]) for dtype, bundle in subject.bundles.items()
     ]
@@ -58,11 +60,11 @@ def setups_of(subject: Subject, max_rows: int) -> list[Setup]:
 
 
 def compare(options: Options, subject: Subject, setups: Sequence[Setup], new_tokens: int | None) -> Result:
-    """Every case on every contender; `new_tokens` as in `Decoder.decode`."""
+    """Measure every case on every contender; see `Decoder.decode` for `new_tokens`."""
     sources = subject.sources(options.sentences)
     figures: dict[str, Figure] = {}
     rows: list[dict[str, Any]] = []
-    with contending(setups, options.threads) as contenders:
+    with running_contenders(setups, options.threads) as contenders:
         for decoding, num_beams in BEAMS.items():
             for count in (count for count in ROWS if count <= options.max_rows):
                 task = Task(sources[:count], num_beams, new_tokens)
@@ -81,7 +83,7 @@ def _measure(contenders: Sequence[Contender], task: Task, rounds: int) -> Measur
     peers.sort(key=lambda one: -first[one].tokens_per_s)
     fastest = [*peers[:2], *[contender for contender in peers if _is_float32(contender.setup)][:1]]
     chosen = [one for one in contenders if one not in peers or one in fastest]
-    measured: dict[Contender, list[Answer]] = {contender: [] for contender in chosen}
+    measured: dict[Contender, list[TaskResult]] = {contender: [] for contender in chosen}
     for _ in range(rounds):
         for contender in chosen:
             measured[contender].append(contender.measure(task))
@@ -89,13 +91,19 @@ def _measure(contenders: Sequence[Contender], task: Task, rounds: int) -> Measur
 
 
 def _check_same_work(measured: Measured, new_tokens: int | None) -> None:
-    """Raises RuntimeError where contenders did not do the same work."""
-    outputs = [output for answers in measured.values() for answer in answers for output in answer.outputs]
+    """Check the numbers of output tokens.
+
+    Raises:
+        RuntimeError: The contenders did not do the same work.
+    """
+    outputs = [output for results in measured.values() for result in results for output in result.outputs]
     if new_tokens is not None and any(len(output) != new_tokens for output in outputs):
-        raise RuntimeError(f"not every output has {new_tokens} tokens")
-    counts = {one.setup.name: answers[0].num_tokens for one, answers in measured.items() if _is_float32(one.setup)}
+        raise RuntimeError(f"every output must have {new_tokens} tokens")
+    counts = {one.setup.name: results[0].num_tokens for one, results in measured.items() if _is_float32(one.setup)}
     if max(counts.values()) > (1 + MAX_TOKENS_DIFFERENCE) * min(counts.values()):
-        raise RuntimeError(f"the contenders' outputs differ too much in length: {counts}")
+        raise RuntimeError(
+            f"the outputs of the contenders differ in length by more than {MAX_TOKENS_DIFFERENCE:.0%}: {counts}"
+        )
 
 
 def _is_float32(setup: Setup) -> bool:
@@ -103,13 +111,15 @@ def _is_float32(setup: Setup) -> bool:
 
 
 def _ratios(measured: Measured) -> dict[str, Figure]:
-    """Our tokens a second over theirs: best against best, float32 against float32, best against transformers."""
+    """Return Sightline's tokens per second relative to its peers: the best setups, float32, and
+    transformers.
+    """
 
-    def best(library: str, is_wanted: Callable[[Setup], bool] = lambda setup: True) -> Sequence[Answer]:
-        candidates = [one for one in measured if one.setup.kind == library and is_wanted(one.setup)]
+    def best(library: str, is_candidate: Callable[[Setup], bool] = lambda setup: True) -> Sequence[TaskResult]:
+        candidates = [one for one in measured if one.setup.kind == library and is_candidate(one.setup)]
         return measured[max(candidates, key=lambda one: _speed(measured[one]))]
 
-    def ratio(ours: Sequence[Answer], theirs: Sequence[Answer]) -> Figure:
+    def ratio(ours: Sequence[TaskResult], theirs: Sequence[TaskResult]) -> Figure:
         return Figure.of([one.tokens_per_s / other.tokens_per_s for one, other in zip(ours, theirs, strict=True)])
 
     return {
@@ -119,21 +129,23 @@ def _ratios(measured: Measured) -> dict[str, Figure]:
     }
 
 
-def _speed(answers: Sequence[Answer]) -> float:
-    return statistics.median(answer.tokens_per_s for answer in answers)
+def _speed(results: Sequence[TaskResult]) -> float:
+    return statistics.median(result.tokens_per_s for result in results)
 
 
 def _rows(measured: Measured) -> list[dict[str, Any]]:
-    """A row a contender; `equal` counts the outputs that are those of our float32."""
+    """Return a row for each contender; `equal` counts the outputs that equal Sightline's float32
+    outputs.
+    """
     (reference,) = (one for one in measured if (one.setup.kind, one.setup.dtype) == ("sightline", "float32"))
     expected = measured[reference][0].outputs
     return [
         {
             "contender": contender.setup.name,
-            "ms": [round(1000 * answer.seconds, 3) for answer in answers],
-            "tokens": answers[0].num_tokens,
-            "tokens_per_s": round(_speed(answers), 1),
-            "equal": sum(ours == theirs for ours, theirs in zip(expected, answers[0].outputs, strict=True)),
+            "ms": [round(1000 * result.seconds, 3) for result in results],
+            "tokens": results[0].num_tokens,
+            "tokens_per_s": round(_speed(results), 1),
+            "equal": sum(ours == theirs for ours, theirs in zip(expected, results[0].outputs, strict=True)),
         }
-        for contender, answers in measured.items()
+        for contender, results in measured.items()
     ]

@@ -1,9 +1,12 @@
-"""`python -m bench.libraries.worker KIND MODEL`: decodes what each line of its input says, answers each with a line.
+"""Decode the task in each line of standard input and write the result as a line of JSON.
+
+Usage: `python -m bench.libraries.worker KIND MODEL`. A task and its result:
 
     {"sources": [[id, ...], ...], "num_beams": 1, "new_tokens": 20 or null, "at_least_s": 0.3}
     {"seconds": median of the runs, "outputs": [[id, ...], ...]}
 
-The first line out is `{"ready": true}`, once the model is loaded and has decoded something. It ends with its input.
+The first output line is `{"ready": true}`, written once the model is loaded and warm. The worker
+ends with its input.
 """
 
 import argparse
@@ -25,8 +28,8 @@ def open_decoder(arguments: argparse.Namespace) -> Decoder:
     return TransformersDecoder(arguments.model, arguments.threads)
 
 
-def answer(decoder: Decoder, task: dict[str, Any]) -> dict[str, Any]:
-    """Decode again and again for `at_least_s`; always once."""
+def run_task(decoder: Decoder, task: dict[str, Any]) -> dict[str, Any]:
+    """Decode repeatedly for at least `at_least_s`, and at least once."""
     prepared = decoder.prepare(task["sources"])
     seconds: list[float] = []
     while not seconds or sum(seconds) < task["at_least_s"]:
@@ -39,15 +42,15 @@ def answer(decoder: Decoder, task: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.libraries.worker", description=__doc__)
     parser.add_argument("kind", choices=("sightline", "ctranslate2", "transformers"))
-    parser.add_argument("model", type=Path, help="a bundle, or a folder of CTranslate2's")
-    parser.add_argument("--compute-type", default="float32", help="of CTranslate2")
+    parser.add_argument("model", type=Path, help="a bundle, or a folder with a CTranslate2 model")
+    parser.add_argument("--compute-type", default="float32", help="CTranslate2's compute type")
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--max-rows", type=int, default=1, help="of our engine")
+    parser.add_argument("--max-rows", type=int, default=1, help="maximum number of rows of Sightline's engine")
     decoder = open_decoder(parser.parse_args())
-    answer(decoder, {"sources": [[0]], "num_beams": 1, "new_tokens": 1, "at_least_s": 0})
+    run_task(decoder, {"sources": [[0]], "num_beams": 1, "new_tokens": 1, "at_least_s": 0})
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(answer(decoder, json.loads(line))), flush=True)
+        print(json.dumps(run_task(decoder, json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,3 @@
-"""Servers around CTranslate2 as its users write them: the same text in, text and tokens out."""
+"""Servers around CTranslate2 as its users write them: they take the same requests and return text
+and tokens.
+"""

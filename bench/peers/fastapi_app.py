@@ -1,4 +1,4 @@
-"""`python -m bench.peers.fastapi_app`: CTranslate2 behind one plain FastAPI endpoint."""
+"""CTranslate2 behind a plain FastAPI endpoint; run it as `python -m bench.peers.fastapi_app`."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ def make_app(translation: Translation) -> FastAPI:
 
     @app.post(PATH)
     def generate(body: Body) -> dict[str, Any]:
-        (answer,) = translation.translate([translation.tokenize(body.inputs)])
-        return answer
+        (response,) = translation.translate([translation.tokenize(body.inputs)])
+        return response
 
     @app.get("/health")
     def health() -> str:

@@ -1,4 +1,6 @@
-"""`python -m bench.peers.litserve_app`: CTranslate2 behind LitServe, which gathers requests into batches."""
+"""CTranslate2 behind LitServe, which batches requests; run it as `python -m
+bench.peers.litserve_app`.
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from bench.peers.translation import PATH, Translation, peer_parser
 
 
 class TranslationApi(litserve.LitAPI):  # type: ignore[misc]
-    """One request is a text; a batch is decoded as one."""
+    """LitServe API that takes one text per request and decodes each batch as one."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         super().__init__(

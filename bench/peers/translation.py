@@ -1,4 +1,6 @@
-"""What both peers do with a text: tokens by our tokenizer, CTranslate2, text again."""
+"""Translation of texts as both peers do it: Sightline's tokenizer, then CTranslate2, then
+detokenization.
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ PATH = "/v1/generate"
 
 
 class Translation:
-    """One model. `translate` may be called from several threads."""
+    """A loaded model. `translate` is thread-safe."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._tokenizer = read_tokenizer(arguments.tokenizer)
@@ -32,7 +34,7 @@ class Translation:
         return tokens
 
     def translate(self, sources: Sequence[list[str]]) -> list[dict[str, Any]]:
-        """The answers to several tokenised texts, decoded as one batch."""
+        """Decode tokenized texts as one batch and return their responses."""
         results = self._translator.translate_batch(
             list(sources),
             beam_size=self._num_beams,
@@ -40,9 +42,9 @@ class Translation:
             return_end_token=True,
             return_scores=True,
         )
-        return [self._answer(len(source), result) for source, result in zip(sources, results, strict=True)]
+        return [self._response(len(source), result) for source, result in zip(sources, results, strict=True)]
 
-    def _answer(self, input_tokens: int, result: Any) -> dict[str, Any]:
+    def _response(self, input_tokens: int, result: Any) -> dict[str, Any]:
         names = result.hypotheses[0]
         ids: list[int] = [self._tokenizer.token_to_id(name) for name in names]  # type: ignore[misc]
         output = {
@@ -55,11 +57,11 @@ class Translation:
 
 def peer_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", type=Path, required=True, help="a folder of CTranslate2's")
+    parser.add_argument("--model", type=Path, required=True, help="folder of a CTranslate2 model")
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--num-beams", type=int, required=True)
     parser.add_argument("--compute-type", required=True)
     parser.add_argument("--threads", type=int, required=True, help="in all")
-    parser.add_argument("--workers", type=int, default=1, help="of CTranslate2, which share the threads")
+    parser.add_argument("--workers", type=int, default=1, help="number of CTranslate2 workers, which share the threads")
     parser.add_argument("--port", type=int, required=True)
     return parser

@@ -1,1 +1,1 @@
-"""Behaviour of a service under more load than it can serve, measured for docs/reliability.md."""
+"""Measure a service under more load than it can serve, for docs/explanation/reliability.md."""

@@ -1,4 +1,6 @@
-"""A control group with a memory limit, version 1 or 2 of Linux's interface. It needs root."""
+"""Control groups with a memory limit, for both versions of Linux's interface. Creating one needs
+root.
+"""
 
 import contextlib
 import os
@@ -17,7 +19,9 @@ class MemoryGroup:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Let the processes that the block starts belong to the group, with all that they allocate."""
+        """Start the processes of the block in the group, which counts all memory that they
+        allocate.
+        """
         own = (_own_group(self.is_version_1) / "cgroup.procs").resolve()
         pid = str(os.getpid())
         (self.folder / "cgroup.procs").write_text(pid, encoding="ascii")
@@ -33,20 +37,20 @@ class MemoryGroup:
 
 
 def _own_group(is_version_1: bool) -> Path:
-    """The folder of this process's group."""
+    """Return the folder of this process's control group."""
     for line in Path("/proc/self/cgroup").read_text(encoding="ascii").split():
         _, controllers, path = line.split(":", 2)
         if controllers == ("memory" if is_version_1 else ""):
             return (CGROUP / "memory" if is_version_1 else CGROUP) / path.lstrip("/")
-    raise FileNotFoundError("this process is in no control group with memory")
+    raise FileNotFoundError("this process is in no control group with a memory controller")
 
 
 @contextlib.contextmanager
 def limited_memory(limit_bytes: int) -> Iterator[MemoryGroup]:
-    """Make a group whose processes may use so much memory together; it is removed when they have ended.
+    """Create a group whose processes share a memory limit; it is removed after they have ended.
 
     Raises:
-        OSError: the caller is not root, or there is no memory controller.
+        OSError: The caller is not root, or there is no memory controller.
     """
     is_version_1 = (CGROUP / "memory").is_dir()
     folder = (CGROUP / "memory" if is_version_1 else CGROUP) / f"sightline-{os.getpid()}"

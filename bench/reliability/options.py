@@ -1,4 +1,4 @@
-"""Options of a measurement of reliability."""
+"""Options of the reliability measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Options:
-    bundles: Path  # the folder that is served
+    bundles: Path  # folder to serve
     sentences: Sequence[str]
-    rounds: int  # each figure is their median
-    seconds: float  # of each load
-    clients: int  # of the largest load, at most
-    threads: int  # of each graph's run; 0 is the service's default
+    rounds: int  # each figure is the median over this number of rounds
+    seconds: float  # duration of each load
+    clients: int  # maximum number of clients of a load
+    threads: int  # for each graph; 0 is the service's default

@@ -1,7 +1,8 @@
-"""More calls than can be served: useful work, a small client among large ones, and health checks under retries.
+"""Measure overload: goodput, a small client beside large ones, and health checks while clients
+retry.
 
-Clients and service share the machine. A call is useful if it is answered with 200; goodput is the inputs of useful
-calls a second.
+Clients and service share the machine. Goodput is the number of inputs per second in calls with a
+200 response.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from loadtest.load import Load, Measurement, run_load
 from loadtest.outcome import Success
 from loadtest.report import Distribution
 
-INPUTS, BEAMS = 32, 4  # of a large call
+INPUTS, BEAMS = 32, 4  # for a large call
 PEAK_CLIENTS = (1, 2, 3, 4)
 OVERLOADS = (3, 10)
 LARGE_CLIENTS = 12
@@ -77,13 +78,14 @@ def _goodput(
     clients: Sequence[int],
     rows: list[dict[str, Any]],
 ) -> dict[str, Figure]:
-    """The best goodput of a closed loop, and the goodput when several times as much is offered, in turn.
+    """Measure the peak goodput of a closed loop, then the goodput at multiples of that rate.
 
-    The best number of clients is found beforehand: the largest of several noisy figures would be too large.
+    The best number of clients is found beforehand, because the maximum of several noisy figures
+    would be biased.
     """
 
     def closed_loop(count: int, seconds: float) -> float:
-        return _useful(_run(server, replace(load, clients=count, duration_s=seconds)), inputs)
+        return _inputs_per_s(_run(server, replace(load, clients=count, duration_s=seconds)), inputs)
 
     best = max(clients, key=lambda count: closed_loop(count, options.seconds / 2))
     ratios: dict[int, list[float]] = {factor: [] for factor in OVERLOADS}
@@ -94,35 +96,35 @@ def _goodput(
         )
         for factor in OVERLOADS:
             measured = _run(server, replace(load, rate=factor * peak / inputs, duration_s=options.seconds))
-            goodput = _useful(measured, inputs)
+            goodput = _inputs_per_s(measured, inputs)
             ratios[factor].append(goodput / peak)
             rows.append(
                 {
                     "load": f"{name}: {factor} times as much",
                     "goodput": round(goodput, 1),
-                    "answered": _answered(measured),
+                    "succeeded": _num_successes(measured),
                     "sent": len(measured.outcomes),
                 }
             )
     return {f"overload.{name}.{factor}": Figure.of(ratios[factor]) for factor in OVERLOADS}
 
 
-def _useful(measured: Measurement, inputs: int) -> float:
-    return inputs * _answered(measured) / measured.elapsed_s
+def _inputs_per_s(measured: Measurement, inputs: int) -> float:
+    return inputs * _num_successes(measured) / measured.elapsed_s
 
 
-def _answered(measured: Measurement) -> int:
+def _num_successes(measured: Measurement) -> int:
     return sum(isinstance(outcome, Success) for outcome in measured.outcomes)
 
 
 def _small_among_large(server: RunningServer, options: Options, rows: list[dict[str, Any]]) -> dict[str, Figure]:
-    """One client with single inputs, alone and beside clients whose calls are large."""
+    """Measure a client with single inputs, alone and beside clients with large calls."""
     small = Load(GENERATE, _single_bodies(options.sentences), clients=1, duration_s=2 * options.seconds)
     large = Load(
         GENERATE, _large_bodies(options.sentences), clients=LARGE_CLIENTS, duration_s=2 * options.seconds + 1.0
     )
 
-    async def beside(client: Client) -> Measurement:
+    async def run_beside(client: Client) -> Measurement:
         async with asyncio.TaskGroup() as group:
             group.create_task(run_load(client, large))
             await asyncio.sleep(1.0)
@@ -132,29 +134,34 @@ def _small_among_large(server: RunningServer, options: Options, rows: list[dict[
     slowdown: list[float] = []
     for _ in range(options.rounds):
         p99 = []
-        for load, measured in (("alone", _run(server, small)), ("beside large", with_client(server.url, beside))):
+        for load, measured in (
+            ("alone", _run(server, small)),
+            ("beside large", with_client(server.url, run_beside)),
+        ):
             times = Distribution.of_seconds(
                 outcome.latency_s for outcome in measured.outcomes if isinstance(outcome, Success)
             )
-            assert times is not None, "no call of the small client was answered"
+            assert times is not None, "no call of the small client succeeded"
             p99.append(times.p99)
-            answered = _answered(measured)
+            succeeded = _num_successes(measured)
             rows.append(
                 {
                     "load": f"one client with single inputs, {load}",
-                    "answered": answered,
+                    "succeeded": succeeded,
                     "sent": len(measured.outcomes),
                     "p50_ms": round(times.p50, 1),
                     "p99_ms": round(times.p99, 1),
                 }
             )
-        success.append(100 * answered / len(measured.outcomes))
+        success.append(100 * succeeded / len(measured.outcomes))
         slowdown.append(p99[1] / p99[0])
     return {"overload.small.success": Figure.of(success, "%"), "overload.small.p99": Figure.of(slowdown)}
 
 
 def _retries(server: RunningServer, options: Options, rows: list[dict[str, Any]]) -> dict[str, Figure]:
-    """Health checks while many clients repeat refused calls, with and without regard for `Retry-After`."""
+    """Measure health checks while many clients repeat rejected calls, with and without obeying
+    `Retry-After`.
+    """
     figures = {}
     for name, honors in (("Retry-After", True), ("at once", False)):
         load = Load(
@@ -165,7 +172,7 @@ def _retries(server: RunningServer, options: Options, rows: list[dict[str, Any]]
             honors_retry_after=honors,
         )
 
-        async def probed(client: Client, load: Load = load) -> tuple[Measurement, list[float]]:
+        async def run_with_probes(client: Client, load: Load = load) -> tuple[Measurement, list[float]]:
             times: list[float] = []
             async with asyncio.TaskGroup() as group:
                 loading = group.create_task(run_load(client, load))
@@ -175,13 +182,13 @@ def _retries(server: RunningServer, options: Options, rows: list[dict[str, Any]]
                     await asyncio.sleep(PROBE_PAUSE_S)
             return loading.result(), times
 
-        measured, times = with_client(server.url, probed)
+        measured, times = with_client(server.url, run_with_probes)
         health = Distribution.of_seconds(times)
-        assert health is not None, "no health check was answered"
+        assert health is not None, "no health check succeeded"
         rows.append(
             {
                 "load": f"{load.clients} clients with large calls, retrying: {name}",
-                "answered": _answered(measured),
+                "succeeded": _num_successes(measured),
                 "sent": len(measured.outcomes),
                 "health_p50_ms": round(health.p50, 1),
                 "health_p99_ms": round(health.p99, 1),
@@ -192,14 +199,14 @@ def _retries(server: RunningServer, options: Options, rows: list[dict[str, Any]]
 
 
 async def _health_seconds(port: int) -> float:
-    """Seconds that `GET /health/live` takes on a connection of its own."""
+    """Return the seconds that `GET /health/live` takes on a new connection."""
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-        answer = await reader.read()
+        response = await reader.read()
     finally:
         writer.close()
-    if b" 200 " not in answer.split(b"\r\n", 1)[0]:
-        raise RuntimeError(f"/health/live answered {answer[:100]!r}")
+    if b" 200 " not in response.split(b"\r\n", 1)[0]:
+        raise RuntimeError(f"/health/live responded with {response[:100]!r}")
     return time.perf_counter() - started

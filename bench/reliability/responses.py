@@ -1,6 +1,7 @@
-"""Large responses in a small container: 200 clients, each with a request of 1.4 kB and a response of 11 MB.
+"""Measure large responses in a small container: 200 clients with requests of 1.4 kB and responses
+of 11 MB.
 
-The service runs in a control group of its own with a limit of 1 GiB; this needs root.
+The service runs in its own control group with a limit of 1 GiB, which needs root.
 """
 
 import asyncio
@@ -14,18 +15,18 @@ from bench.record import Figure, Result
 from bench.reliability.limited import limited_memory
 from bench.reliability.options import Options
 from bench.server import serving
-from loadtest.client import BrokenAnswerError, Client
+from loadtest.client import Client, IncompleteResponseError
 
 LIMIT_BYTES = 1 << 30
 CLIENTS = 200
-WORDS = 143  # of the source and of the forced target
+WORDS = 143  # in the source and in the forced target
 SECONDS = 60.0
-PAUSE_S = 1.0  # of a client after a refusal, as Retry-After asks
+PAUSE_S = 1.0  # of a client after a rejection, as Retry-After says
 
 
 def run(options: Options) -> Result:
     text = " ".join(["dog"] * WORDS)
-    large = json.dumps({"input": text, "target": text}).encode()
+    large = json.dumps({"inputs": text, "targets": text}).encode()
     small = json.dumps({"inputs": options.sentences[0]}).encode()
     statuses: Counter[str] = Counter()
     normal: Counter[str] = Counter()
@@ -36,7 +37,7 @@ def run(options: Options) -> Result:
         async def send(client: Client, path: str, body: bytes, counts: Counter[str]) -> bool:
             try:
                 status = str((await client.post(path, body)).status)
-            except (OSError, TimeoutError, BrokenAnswerError) as error:
+            except (OSError, TimeoutError, IncompleteResponseError) as error:
                 status = type(error).__name__
             counts[status] += 1
             return status == "200"
@@ -61,12 +62,12 @@ def run(options: Options) -> Result:
         {"load": f"{CLIENTS} clients, {WORDS} words in and out, all maps", **_sorted(statuses)},
         {"load": "one client with single inputs beside them", **_sorted(normal)},
     ]
-    answered = 100 * normal["200"] / normal.total()
+    success = 100 * normal["200"] / normal.total()
     return Result(
         {
             "responses.survived": Figure.of([float(survived)], ""),
             "responses.peak": Figure.of([peak], "MB"),
-            "responses.normal": Figure.of([answered], "%"),
+            "responses.normal": Figure.of([success], "%"),
         },
         rows,
     )

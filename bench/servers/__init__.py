@@ -1,1 +1,1 @@
-"""Server against server: the service and CTranslate2's, under the same client, by turns."""
+"""Compare the service with CTranslate2 behind other servers, with the same client and in turns."""

@@ -1,4 +1,4 @@
-"""Server against server, each at the best settings found before, under closed and open loops."""
+"""Compare servers, each with its best settings, under closed and open loops."""
 
 import contextlib
 import statistics
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.libraries.contender import Setup, Task, contending
+from bench.libraries.contender import Setup, Task, running_contenders
 from bench.libraries.section import BEAMS, setups_of
 from bench.load import GENERATE, bodies_of, measure_load
 from bench.models import Subject
@@ -18,15 +18,15 @@ from loadtest.load import Load
 from loadtest.report import Summary
 
 CLIENTS = (1, 16, 64)
-OPEN_PERCENT = (50, 80, 120)  # of what the slowest server does under the most clients
+OPEN_PERCENT = (50, 80, 120)  # of the slowest server's throughput with the most clients
 PROBE_ROWS = 32
 
-Measured = Mapping[str, Sequence[Summary]]  # by server, a summary a round
+Measured = Mapping[str, Sequence[Summary]]  # by server, with a summary for each round
 
 
 @dataclass(frozen=True)
 class _Loop:
-    """One way to load a server."""
+    """A load and its name."""
 
     name: str
     load: Load
@@ -66,7 +66,9 @@ def _run(options: Options, subject: Subject, dtypes: Sequence[str]) -> Result:
 def _fastest_libraries(
     options: Options, subject: Subject, dtypes: Sequence[str], num_beams: int
 ) -> tuple[Setup, Setup]:
-    """Our type of numbers, and CTranslate2's with its instruction set, each the fastest at decoding many rows."""
+    """Find Sightline's data type, and CTranslate2's with its instruction set, that decode many rows
+    fastest.
+    """
     rows = min(PROBE_ROWS, options.max_rows)
     task = Task(subject.sources(options.sentences[:rows]), num_beams)
     setups = [
@@ -74,7 +76,7 @@ def _fastest_libraries(
         for setup in setups_of(subject, rows * num_beams)
         if setup.kind == "ctranslate2" or (setup.kind == "sightline" and setup.dtype in dtypes)
     ]
-    with contending(setups, options.threads) as contenders:
+    with running_contenders(setups, options.threads) as contenders:
         speeds = {one.setup.name: one.measure(task).tokens_per_s for one in contenders}
     fastest = [
         max((one for one in setups if one.kind == library and one.name in speeds), key=lambda one: speeds[one.name])
@@ -87,29 +89,29 @@ def _fastest_server(options: Options, setups: Sequence[ServerSetup], bodies: Seq
     speeds = []
     for setup in setups:
         with setup.start() as server:
-            load = Load(GENERATE, bodies, clients=_most_clients(options), duration_s=options.seconds / 2)
+            load = Load(GENERATE, bodies, clients=_max_clients(options), duration_s=options.seconds / 2)
             measure_load(server.url, load)
             speeds.append(measure_load(server.url, load).requests_per_s)
     return setups[speeds.index(max(speeds))]
 
 
-def _most_clients(options: Options) -> int:
+def _max_clients(options: Options) -> int:
     return max(clients for clients in CLIENTS if clients <= options.max_rows)
 
 
 def _measure(
     options: Options, setups: Sequence[ServerSetup], bodies: Sequence[bytes]
 ) -> list[tuple[_Loop, dict[str, list[Summary]]]]:
-    """Every load on every server, by turns; those whose turn it is not are held."""
+    """Measure every load on every server, in turns; the other servers are suspended."""
     with contextlib.ExitStack() as stack:
         servers: dict[str, RunningServer] = {}
         for setup in setups:
             server = servers[setup.server] = stack.enter_context(setup.start())
-            load = Load(GENERATE, bodies, clients=_most_clients(options), duration_s=options.seconds / 2)
-            measure_load(server.url, load)  # warms it up
-            server.process.hold()
+            load = Load(GENERATE, bodies, clients=_max_clients(options), duration_s=options.seconds / 2)
+            measure_load(server.url, load)  # warm-up
+            server.process.suspend()
 
-        def by_turns(loop: _Loop) -> tuple[_Loop, dict[str, list[Summary]]]:
+        def in_turns(loop: _Loop) -> tuple[_Loop, dict[str, list[Summary]]]:
             measured: dict[str, list[Summary]] = {name: [] for name in servers}
             for _ in range(options.rounds):
                 for name, server in servers.items():
@@ -125,14 +127,16 @@ def _measure(
             rate = capacity * percent / 100
             return _Loop(f"open {percent} %", Load(GENERATE, bodies, rate=rate, duration_s=options.seconds))
 
-        done = [by_turns(closed(clients)) for clients in CLIENTS if clients <= options.max_rows]
+        done = [in_turns(closed(clients)) for clients in CLIENTS if clients <= options.max_rows]
         _, most = done[-1]
         capacity = min(statistics.median(one.requests_per_s for one in summaries) for summaries in most.values())
-        return done + [by_turns(open_(percent, capacity)) for percent in OPEN_PERCENT]
+        return done + [in_turns(open_(percent, capacity)) for percent in OPEN_PERCENT]
 
 
 def _ratios(measured: Measured) -> dict[str, Figure]:
-    """Ours over a peer's: over the better one's by throughput, and over each one's."""
+    """Return Sightline's figures relative to each peer's, and to those of the peer with the higher
+    throughput.
+    """
     speed = {name: statistics.median(one.requests_per_s for one in summaries) for name, summaries in measured.items()}
     peers = {"litserve": "litserve", "fastapi": "fastapi"}
     peers["better"] = max(peers, key=lambda name: speed[name])
@@ -148,7 +152,7 @@ def _ratios(measured: Measured) -> dict[str, Figure]:
 
 def _latency_ms(summary: Summary, percentile: str) -> float:
     if summary.latency_ms is None:
-        raise RuntimeError(f"not one of {summary.sent} requests was answered")
+        raise RuntimeError(f"none of {summary.sent} requests succeeded")
     latency_ms: float = getattr(summary.latency_ms, percentile)
     return latency_ms
 
@@ -162,7 +166,7 @@ def _rows(measured: Measured, setups: Sequence[ServerSetup]) -> list[dict[str, A
             "p50_ms": [round(_latency_ms(one, "p50"), 2) for one in measured[setup.server]],
             "p99_ms": [round(_latency_ms(one, "p99"), 2) for one in measured[setup.server]],
             "sent": sum(one.sent for one in measured[setup.server]),
-            "refused": sum(sum(one.refused.values()) for one in measured[setup.server]),
+            "refused": sum(sum(one.rejected.values()) for one in measured[setup.server]),
         }
         for setup in setups
     ]

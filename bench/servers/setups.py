@@ -1,4 +1,4 @@
-"""The servers that are compared, and how each is started."""
+"""The servers that are compared, and the settings to start them with."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from bench.server import RunningServer, free_port, serving, serving_command
 MAX_ROWS = (32, 64, 320)
 BATCH_SIZES = (16, 32, 64)
 BATCH_TIMEOUTS_MS = (1, 5, 10)
-PATIENCE_S = 60  # nothing is refused for waiting: the peers do not refuse either
+PATIENCE_S = 60  # long enough that queued requests are never rejected, as with the peers
 
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """A server with its settings."""
+    """A server and its settings."""
 
     server: str
     settings: str
@@ -24,7 +24,7 @@ class ServerSetup:
 
 
 def sightline_setups(subject: Subject, dtype: str, threads: int) -> list[ServerSetup]:
-    """Rows, and all threads for the model or one, which leaves the others to HTTP."""
+    """Vary the number of rows, and use all threads for the model or leave all but one to HTTP."""
 
     def setup(max_rows: int, model_threads: int) -> ServerSetup:
         def start() -> contextlib.AbstractContextManager[RunningServer]:
@@ -43,7 +43,7 @@ def sightline_setups(subject: Subject, dtype: str, threads: int) -> list[ServerS
 
 
 def litserve_setups(subject: Subject, library: Setup, num_beams: int, threads: int) -> list[ServerSetup]:
-    """Every batch size with every time to wait; `library` says in which type of numbers and instruction set."""
+    """Vary batch size and waiting time; `library` gives the data type and instruction set."""
     return [
         _peer(
             "litserve",
@@ -57,7 +57,7 @@ def litserve_setups(subject: Subject, library: Setup, num_beams: int, threads: i
 
 
 def fastapi_setups(subject: Subject, library: Setup, num_beams: int, threads: int) -> list[ServerSetup]:
-    """All threads on one request, and one thread on each of several."""
+    """Vary between all threads for one request and one thread for each of several requests."""
     return [
         _peer(
             "fastapi",

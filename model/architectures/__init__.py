@@ -1,1 +1,1 @@
-"""Architectures: the Transformer, the recurrent encoder-decoder, the causal model and the classifier."""
+"""Architectures: Transformer, recurrent encoder-decoder, causal model and classifier."""

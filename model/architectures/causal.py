@@ -1,7 +1,8 @@
-"""A decoder-only Transformer: causal self-attention alone, each sublayer behind its own norm.
+"""Decoder-only Transformer with pre-norm layers.
 
-Layers are those of Radford et al. 2019 ("GPT-2", section 2.3): the norm stands at the input of each sublayer, and one
-more after the last. Shapes use B batch, T tokens, M width of the model, H heads, L layers, V vocabulary.
+The layers follow Radford et al. 2019 ("GPT-2", section 2.3): layer normalization is applied to the
+input of each sublayer, and once more after the last layer. Shapes use B batch, T tokens, M width of
+the model, H heads, L layers, V vocabulary.
 """
 
 from collections.abc import Iterable
@@ -12,28 +13,36 @@ from torch import Tensor, nn
 
 from model.config import CausalConfig
 from model.layers.attention import causal_mask
-from model.layers.embedding import Embedded
+from model.layers.embedding import TransformerBase
 from model.layers.transformer_layer import EncoderLayer
 
 
-class CausalModel(Embedded):
-    """The stack, and one embedding for input and output."""
+class CausalModel(TransformerBase):
+    """Causal language model with one embedding matrix for input and output."""
 
     def __init__(self, config: CausalConfig) -> None:
         super().__init__(config)
         self.config = config
-        # The encoder's layer: that it looks at no later token is the mask's doing.
+        # A decoder-only layer is an encoder layer with a causal mask.
         self.layers = nn.ModuleList(EncoderLayer(config, pre_norm=True) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.d_model)
-        self.initialise()
+        self.init_weights()
 
-    def read(self, ids: Tensor, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Read texts (B, T).
+    def hidden_states(self, ids: Tensor, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Compute the final hidden states of token ids (B, T).
 
-        Padding on the right needs no mask: no real position looks at a later one.
+        Padding on the right needs no mask, because no token attends to a later position.
+
+        Args:
+            ids: token ids (B, T), T at most `max_positions`.
+            need_weights: also return the attention weights.
 
         Returns:
-            (B, T, M), what `logits` takes, and the weights (L, B, H, T, T) or None.
+            Normalized hidden states (B, T, M), the input of `logits`, and the attention weights
+            (L, B, H, T, T) or None.
+
+        Raises:
+            ValueError: T exceeds `max_positions`.
         """
         mask = causal_mask(ids.size(1), ids.device)
         x = self.embed(ids)
@@ -45,9 +54,9 @@ class CausalModel(Embedded):
         return self.norm(x), torch.stack(maps) if need_weights else None
 
     def logits(self, features: Tensor) -> Tensor:
-        """(..., M) to (..., V), by the embedding's own matrix."""
+        """Project hidden states (..., M) to logits (..., V) with the embedding matrix."""
         return features @ self.embedding.weight.T
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Next-token logits (B, T, V) after each token of texts (B, T)."""
-        return self.logits(self.read(ids)[0])
+        """Return next-token logits (B, T, V) after each token of `ids` (B, T)."""
+        return self.logits(self.hidden_states(ids)[0])

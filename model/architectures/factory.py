@@ -1,4 +1,4 @@
-"""Builds the model of a configuration."""
+"""Construction of a model from its configuration."""
 
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
@@ -11,7 +11,7 @@ Model = TranslationModel | Classifier | CausalModel
 
 
 def build_model(config: ModelConfig) -> Model:
-    """A model with fresh weights."""
+    """Return a model with newly initialized weights, in training mode, on the CPU."""
     if isinstance(config, CausalConfig):
         return CausalModel(config)
     if isinstance(config, ClassifierConfig):

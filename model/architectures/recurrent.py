@@ -1,6 +1,9 @@
-"""Recurrent encoder-decoders: Cho's fixed context vector, Bahdanau's and Luong's attention, hard attention.
+"""Recurrent encoder-decoders with a fixed context vector, Bahdanau, Luong or hard attention.
 
-Shapes use B batch, S source, T target, E embedding, H state of the decoder, A annotation, K key, V vocabulary.
+An annotation is the encoder's hidden state of one source token (Bahdanau et al. 2015).
+
+Shapes use B batch, S source, T target, E embedding, H decoder state, A annotation, K key, V
+vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,32 +22,32 @@ Select = Callable[[Tensor], Tensor]
 
 
 class Memory(NamedTuple):
-    """What the encoder gives the decoder."""
+    """Outputs of the encoder that the decoder uses."""
 
     annotations: Tensor  # (B, S, A), 0 where the source is padded
-    keys: Tensor  # (B, S, K), what the score needs of the annotations
-    state: Tensor  # (B, H), the decoder's first
-    context: Tensor  # (B, A), the encoder's last state in each direction
+    keys: Tensor  # (B, S, K), the annotations as projected for the score function
+    state: Tensor  # (B, H), the initial state of the decoder
+    context: Tensor  # (B, A), the last encoder state of each direction
 
 
 class State(NamedTuple):
-    """What the decoder carries from one step to the next."""
+    """State of the decoder between two steps."""
 
     hidden: Tensor  # (B, H)
-    cell: Tensor  # (B, H), an LSTM's; a GRU leaves it as it is
-    feed: Tensor  # (B, E), the last attentional vector, for input feeding
+    cell: Tensor  # (B, H), the cell state of an LSTM; a GRU does not change it
+    feed: Tensor  # (B, E), the previous attentional vector, for input feeding
 
 
 class Step(NamedTuple):
-    """What one step gives."""
+    """Outputs of one decoder step."""
 
-    features: Tensor  # (B, E), what the embedding's matrix turns into logits
-    weights: Tensor  # (B, S), all 0 where there is no attention
+    features: Tensor  # (B, E), to be multiplied by the embedding matrix
+    weights: Tensor  # (B, S), all 0 without attention
     state: State
 
 
 class RecurrentModel(nn.Module):
-    """Encoder, decoder, attention, and one embedding for source, target and output."""
+    """Recurrent encoder-decoder with one embedding matrix for source, target and output."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
@@ -66,7 +69,8 @@ class RecurrentModel(nn.Module):
         self.score = None if config.attention == "none" else SCORES[config.attention](config)
         self.position = PredictedPosition(config.decoder_size) if config.window == "local-p" else None
         self.readout = Readout(config)
-        if config.selection == "reinforce":  # what a sentence costs in the mean, for `model.training.hard_attention`
+        if config.selection == "reinforce":
+            # Moving average of the cost of a sentence, see `model.training.hard_attention`.
             self.register_buffer("baseline", torch.zeros(()))
             self.baseline: Tensor
         self._initialise()
@@ -83,33 +87,50 @@ class RecurrentModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=self.config.embedding_size**-0.5)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(B, T) ids to (B, T, E)."""
+        """Embed token ids (B, T) as (B, T, E).
+
+        Raises:
+            ValueError: T exceeds `max_positions`.
+        """
         if ids.size(1) > self.config.max_positions:
-            raise ValueError(f"{ids.size(1)} tokens are more than max_positions ({self.config.max_positions})")
-        # As large as a state, so that both count at first.
+            raise ValueError(f"input has {ids.size(1)} tokens, but max_positions is {self.config.max_positions}")
+        # Scaled to the size of the states, so that both contribute to the gates at the start of
+        # training.
         embedded: Tensor = self.dropout(self.embedding(ids) * self.config.embedding_size**0.5)
         return embedded
 
     def embed_steps(self, ids: Tensor) -> tuple[Tensor, ...]:
-        """What each step reads of ids (B, T): T times (B, E), in whose gradient no step writes the others' zeros."""
+        """Return the embeddings of token ids (B, T) as a tuple of T tensors (B, E).
+
+        `unbind` avoids a dense gradient (B, T, E) at each step.
+        """
         steps: tuple[Tensor, ...] = self.embed(ids).unbind(dim=1)
         return steps
 
     def encode(self, source: Tensor, source_lengths: Tensor, need_weights: bool = False) -> tuple[Memory, None]:
-        """Encode padded sources (B, S); there are no maps of the encoder."""
+        """Encode padded sources.
+
+        Args:
+            source: token ids (B, S); positions at and beyond a source's length are ignored.
+            source_lengths: (B,).
+            need_weights: ignored, because a recurrent encoder has no attention weights.
+
+        Returns:
+            The encoder's outputs, and None in place of attention weights.
+        """
         packed = pack_padded_sequence(self.embed(source), source_lengths.cpu(), batch_first=True, enforce_sorted=False)
         outputs, last = self.encoder(packed)
         annotations, _ = pad_packed_sequence(outputs, batch_first=True, total_length=source.size(1))  # (B, S, A)
         hidden = last[0] if self.config.cell == "lstm" else last  # (directions, B, A / directions)
-        # Bahdanau et al. 2015, section A.2.2: the decoder begins from the backward state at the first token, which is
-        # the last that the backward direction computes.
+        # Bahdanau et al. 2015, section A.2.2: the decoder's initial state depends on the backward
+        # state at the first token, which is the last state that the backward direction computes.
         state = torch.tanh(self.bridge(hidden[-1]))
         annotations = self.dropout(annotations)
         keys = annotations[:, :, :0] if self.score is None else self.score.keys(annotations)
         return Memory(annotations, keys, state, self.dropout(hidden.transpose(0, 1).flatten(1))), None
 
-    def begin(self, memory: Memory) -> State:
-        """The decoder's state before its first step."""
+    def initial_state(self, memory: Memory) -> State:
+        """Return the decoder's state before its first step."""
         feed = memory.state.new_zeros(memory.state.size(0), self.config.embedding_size)
         return State(memory.state, torch.zeros_like(memory.state), feed)
 
@@ -122,40 +143,49 @@ class RecurrentModel(nn.Module):
         source_lengths: Tensor,
         select: Select | None = None,
     ) -> Step:
-        """Read one token a row.
+        """Run the decoder on one token of each sequence.
 
         Args:
-            embedded: (B, E), the token that was last written.
-            position: how many tokens have been read before.
-            state: what the last step left.
-            memory: of the sources.
+            embedded: (B, E), the embedding of the previous target token.
+            position: number of tokens that the decoder has read before.
+            state: the state after the previous step.
+            memory: outputs of the encoder.
             source_lengths: (B,).
-            select: what becomes of the weights (B, S); without, they are taken as they are, or the largest of them.
+            select: maps attention weights (B, S) to the weights that are used. By default the
+                weights are used as they are with soft attention, and replaced by a one-hot vector
+                at their maximum with hard attention.
+
+        Returns:
+            The features, attention weights and state after the step.
         """
         select = select or self._select
         if self.config.query == "previous":
-            # c_i from s_(i-1), then s_i = f(s_(i-1), y_(i-1), c_i) (Bahdanau et al. 2015, equations 4 to 6). A fixed
-            # context vector is read at every step, as in Cho et al. 2014, section 2.2 (equation 3 of Bahdanau et al.).
+            # c_i from s_(i-1), then s_i = f(s_(i-1), y_(i-1), c_i) (Bahdanau et al. 2015, equations
+            # 4 to 6). A fixed context vector is an input of every step, as in Cho et al. 2014,
+            # section 2.2 (equation 3 of Bahdanau et al. 2015).
             context, weights = self._attend(state.hidden, position, memory, source_lengths, select)
-            hidden, cell = self._advance(torch.cat((embedded, context), dim=1), state)
+            hidden, cell = self._run_cell(torch.cat((embedded, context), dim=1), state)
         else:
             # h_t first, then c_t from it (Luong et al. 2015, section 3).
-            hidden, cell = self.advance(embedded, state)
+            hidden, cell = self.update_state(embedded, state)
             context, weights = self._attend(hidden, position, memory, source_lengths, select)
         read = self.readout(hidden, context, embedded)
         return Step(self.features(read), weights, State(hidden, cell, read))
 
     def features(self, read: Tensor) -> Tensor:
-        """What the embedding's matrix turns into logits, from what the readout gives; both (B, E)."""
+        """Return the input of `logits` (B, E): the readout times its gain, after dropout."""
         scaled: Tensor = self.dropout(self.readout.gain * read)
         return scaled
 
-    def advance(self, embedded: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """The next state and cell where the query is the current state: no context is needed for them."""
-        inputs = torch.cat((embedded, state.feed), dim=1) if self.config.input_feeding else embedded
-        return self._advance(inputs, state)
+    def update_state(self, embedded: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Return the next hidden and cell state (B, H), for `query` "current".
 
-    def _advance(self, inputs: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        Such a decoder needs no context vector to update its state.
+        """
+        inputs = torch.cat((embedded, state.feed), dim=1) if self.config.input_feeding else embedded
+        return self._run_cell(inputs, state)
+
+    def _run_cell(self, inputs: Tensor, state: State) -> tuple[Tensor, Tensor]:
         if self.config.cell == "lstm":
             hidden, cell = self.cell(inputs, (state.hidden, state.cell))
             return hidden, cell
@@ -164,10 +194,10 @@ class RecurrentModel(nn.Module):
     def _attend(
         self, query: Tensor, position: int, memory: Memory, source_lengths: Tensor, select: Select
     ) -> tuple[Tensor, Tensor]:
-        """The context vector (B, A) and the weights (B, S)."""
+        """Return the context vector (B, A) and the attention weights (B, S)."""
         if self.score is None:
             return memory.context, memory.annotations.new_zeros(memory.annotations.shape[:2])
-        weights = select(self.weigh(query, position, memory, source_lengths))
+        weights = select(self.attention_weights(query, position, memory, source_lengths))
         return (weights.unsqueeze(1) @ memory.annotations).squeeze(1), weights
 
     def _select(self, weights: Tensor) -> Tensor:
@@ -175,8 +205,8 @@ class RecurrentModel(nn.Module):
             return weights
         return functional.one_hot(weights.argmax(dim=1), weights.size(1)).to(weights.dtype)
 
-    def weigh(self, query: Tensor, position: int, memory: Memory, source_lengths: Tensor) -> Tensor:
-        """The distribution over the source (B, S), before anything is selected from it."""
+    def attention_weights(self, query: Tensor, position: int, memory: Memory, source_lengths: Tensor) -> Tensor:
+        """Return the attention weights (B, S) before any hard selection."""
         assert self.score is not None
         scores = self.score(query, memory.keys)
         if self.config.window == "global":
@@ -184,49 +214,61 @@ class RecurrentModel(nn.Module):
         if self.position is not None:
             centres = self.position(query, source_lengths)
         else:
-            # p_t = t; a target longer than its source keeps looking at the end.
+            # p_t = t (Luong et al. 2015, section 3.2), but at most the last source position.
             centres = (source_lengths - 1).clamp(max=position).to(scores.dtype)
         return align(scores, source_lengths, centres, self.config.window_radius, is_gaussian=self.position is not None)
 
     def decode(
         self, target: Tensor, memory: Memory, source_lengths: Tensor, need_weights: bool = False
     ) -> tuple[Tensor, None, Tensor | None]:
-        """Read target prefixes (B, T).
+        """Run the decoder over target prefixes.
+
+        Args:
+            target: token ids (B, T), beginning with the start token.
+            memory: outputs of the encoder.
+            source_lengths: (B,).
+            need_weights: also return the attention weights.
 
         Returns:
-            (B, T, E), no maps of the decoder, and the cross weights (1, B, 1, T, S) where they are wanted and exist.
+            Features (B, T, E), None in place of self-attention weights, and the cross-attention
+            weights (1, B, 1, T, S). The weights are None unless requested, and for a model without
+            attention.
         """
-        features, weights = self.stacked(list(self.steps(target, memory, source_lengths)))
+        features, weights = self.stack_steps(list(self.steps(target, memory, source_lengths)))
         return features, None, weights if need_weights else None
 
     def steps(self, target: Tensor, memory: Memory, source_lengths: Tensor) -> Iterator[Step]:
-        """What each of the T steps gives that read target prefixes (B, T)."""
-        state = self.begin(memory)
+        """Yield the outputs of each of the T steps over target prefixes (B, T)."""
+        state = self.initial_state(memory)
         for position, embedded in enumerate(self.embed_steps(target)):
             step = self.step(embedded, position, state, memory, source_lengths)
             state = step.state
             yield step
 
-    def stacked(self, steps: Sequence[Step]) -> tuple[Tensor, Tensor | None]:
-        """Features (B, T, E) of all steps, and their weights (1, B, 1, T, S), of one layer and head, or None."""
+    def stack_steps(self, steps: Sequence[Step]) -> tuple[Tensor, Tensor | None]:
+        """Stack the features of all steps (B, T, E) and their weights (1, B, 1, T, S).
+
+        The weights have one layer and one head; they are None for a model without attention.
+        """
         features = torch.stack([step.features for step in steps], dim=1)
         if self.score is None:
             return features, None
         return features, torch.stack([step.weights for step in steps], dim=1)[None, :, None]
 
     def logits(self, features: Tensor) -> Tensor:
-        """(..., E) to (..., V), by the embedding's own matrix."""
+        """Project features (..., E) to logits (..., V) with the embedding matrix."""
         return features @ self.embedding.weight.T
 
 
 class Readout(nn.Module):
-    """From a state and its context to what is compared with the embeddings."""
+    """Output layer of the decoder before the embedding matrix."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.has_maxout = config.query == "previous"
-        # After tanh all lies within (-1, 1), and the embeddings' entries are about E^(-1/2) at first: without a gain no
-        # logit is far from 0 until they have grown. Luong's output matrix is no embedding, and learns its own scale.
+        # The output of tanh lies within (-1, 1) and embedding entries start near E^(-1/2), so that
+        # without a gain all logits would stay near 0 early in training. The output matrix of Luong
+        # et al. is separate from the embedding and learns its own scale.
         self.gain = 1.0 if self.has_maxout else config.embedding_size**0.25
         size = config.decoder_size + config.annotation_size
         if self.has_maxout:
@@ -235,11 +277,20 @@ class Readout(nn.Module):
             self.inner = nn.Linear(size, config.embedding_size, bias=False)
 
     def forward(self, hidden: Tensor, context: Tensor, embedded: Tensor) -> Tensor:
-        """States (B, H), contexts (B, A) and embedded tokens (B, E) to (B, E), which is to be multiplied by `gain`.
+        """Combine decoder state, context vector and embedded token.
 
-        With "previous" t_i = max of pairs of U_o s_i + V_o E y_(i-1) + C_o c_i (Bahdanau et al. 2015, section A.2.2,
-        which prints s_(i-1); the state that has read y_(i-1) is taken here). With "current" tanh(W_c [c_t; h_t])
-        (Luong et al. 2015, equation 5).
+        With `query` "previous", this is the maxout layer t_i, the maximum of pairs of U_o s_i + V_o
+        E y_(i-1) + C_o c_i (Bahdanau et al. 2015, section A.2.2; the paper prints s_(i-1), but this
+        layer uses s_i, the state that has read y_(i-1)). With `query` "current", it is tanh(W_c
+        [c_t; h_t]) (Luong et al. 2015, equation 5).
+
+        Args:
+            hidden: (B, H).
+            context: (B, A).
+            embedded: (B, E).
+
+        Returns:
+            (B, E), not yet multiplied by `gain`.
         """
         if not self.has_maxout:
             attentional: Tensor = self.inner(torch.cat((context, hidden), dim=1)).tanh()

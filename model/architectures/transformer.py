@@ -1,6 +1,7 @@
-"""The encoder-decoder Transformer of Vaswani et al. 2017, with one embedding for source, target and output.
+"""Encoder-decoder Transformer of Vaswani et al. 2017 with a shared embedding.
 
-It is post-norm as the paper's; pre-norm, and other self-attention in the encoder, come by the configuration.
+The default is post-norm, as in the paper. The configuration selects pre-norm and other kinds of
+encoder self-attention.
 
 Shapes use B batch, S source, T target, M width of the model, H heads, L layers, V vocabulary.
 """
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 
 from model.config import TransformerConfig
 from model.layers.attention import AttentionWithoutWeights, MultiHeadAttention, causal_mask, length_mask
-from model.layers.embedding import Embedded
-from model.layers.linformer import LinformerAttention, Projections, pull_back
+from model.layers.embedding import TransformerBase
+from model.layers.linformer import LinformerAttention, Projections, token_weights
 from model.layers.transformer_layer import DecoderLayer, EncoderLayer, SelfAttention
 
 
@@ -22,8 +23,8 @@ def _encoder_attention(config: TransformerConfig) -> SelfAttention:
     return kind(config.d_model, config.encoder_heads)
 
 
-class Transformer(Embedded):
-    """Encoder, decoder and the shared embedding (section 3.4: one matrix for both inputs and the output)."""
+class Transformer(TransformerBase):
+    """Encoder and decoder with one embedding for both inputs and the output (section 3.4)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
@@ -32,11 +33,12 @@ class Transformer(Embedded):
             EncoderLayer(config, _encoder_attention(config), config.pre_norm) for _ in range(config.encoder_layers)
         )
         self.decoder = nn.ModuleList(DecoderLayer(config, config.pre_norm) for _ in range(config.decoder_layers))
-        # Of pre-norm stacks no layer ends with a norm, so the stack does.
+        # Pre-norm layers do not normalize their output, so the stack does (Xiong et al. 2020, table
+        # 1).
         self.encoder_norm = nn.LayerNorm(config.d_model) if config.pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.d_model) if config.pre_norm else nn.Identity()
         self.projections = Projections(config) if config.encoder_attention == "linformer" else None
-        self.initialise()
+        self.init_weights()
 
     def encode(
         self, source: Tensor, source_lengths: Tensor, need_weights: bool = False
@@ -44,21 +46,26 @@ class Transformer(Embedded):
         """Encode padded sources.
 
         Args:
-            source: (B, S) ids; what lies at and beyond a source's length is ignored.
+            source: token ids (B, S); positions at and beyond a source's length are ignored.
             source_lengths: (B,).
+            need_weights: also return the attention weights.
 
         Returns:
-            (B, S, M), and the weights or None, by kind: see `attention_maps`.
+            Hidden states (B, S, M), and the attention weights by kind (see `attention_maps`) or
+            None.
+
+        Raises:
+            ValueError: S exceeds `max_positions`.
         """
         mask = length_mask(source_lengths, source.size(1)).unsqueeze(1)  # (B, 1, 1, S)
         x = self.embed(source)
         maps: dict[str, list[Tensor]] = {}
         for number, layer in enumerate(self.encoder):
-            projections = () if self.projections is None else self.projections.of_layer(number)
+            projections = () if self.projections is None else self.projections.for_layer(number)
             x, weights = layer(x, mask, need_weights, projections)
             if need_weights and projections:
                 maps.setdefault("encoder_slots", []).append(weights)
-                weights = pull_back(weights, projections[1], mask)
+                weights = token_weights(weights, projections[1], mask)
             if need_weights:
                 maps.setdefault("encoder", []).append(weights)
         stacked = {kind: torch.stack(layers) for kind, layers in maps.items()}
@@ -67,12 +74,22 @@ class Transformer(Embedded):
     def decode(
         self, target: Tensor, memory: Tensor, source_lengths: Tensor, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Read target prefixes (B, T) against the encoder's output (B, S, M).
+        """Run the decoder over target prefixes.
 
-        Padding on the right needs no mask: no real position looks at a later one.
+        Padding on the right needs no mask, because no token attends to a later position.
+
+        Args:
+            target: token ids (B, T), beginning with the start token.
+            memory: the encoder's output (B, S, M).
+            source_lengths: (B,).
+            need_weights: also return the attention weights.
 
         Returns:
-            (B, T, M), and the decoder and cross weights (L, B, H, T, T), (L, B, H, T, S), or None.
+            Hidden states (B, T, M), the decoder self-attention weights (L, B, H, T, T) and the
+            cross-attention weights (L, B, H, T, S); the weights are None unless requested.
+
+        Raises:
+            ValueError: T exceeds `max_positions`.
         """
         self_mask = causal_mask(target.size(1), target.device)
         memory_mask = length_mask(source_lengths, memory.size(1)).unsqueeze(1)  # (B, 1, 1, S)
@@ -88,21 +105,22 @@ class Transformer(Embedded):
         return x, torch.stack(self_maps), torch.stack(cross_maps)
 
     def logits(self, decoded: Tensor) -> Tensor:
-        """(..., M) to (..., V), by the embedding's own matrix."""
+        """Project hidden states (..., M) to logits (..., V) with the embedding matrix."""
         return decoded @ self.embedding.weight.T
 
     def forward(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> Tensor:
-        """Next-token logits (B, T, V) after each prefix of `target` (B, T), given `source` (B, S)."""
+        """Return next-token logits (B, T, V) after each prefix of `target` (B, T)."""
         memory, _ = self.encode(source, source_lengths)
         return self.logits(self.decode(target, memory, source_lengths)[0])
 
     def attention_maps(self, source: Tensor, source_lengths: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The weights of one forward pass, in evaluation mode or not, as it stands; layers first.
+        """Return the attention weights of one forward pass in the current mode.
 
         Returns:
-            "encoder" (L, B, H, S, S), "decoder" (L, B, H, T, T) and "cross" (L, B, H, T, S). Of a Linformer "encoder"
-            are the weights of the slots pulled back to the source, and "encoder_slots" (L, B, H, S, k) those weights
-            themselves.
+            "encoder" (L, B, H, S, S), "decoder" (L, B, H, T, T) and "cross" (L, B, H, T, S). A
+            Linformer also has "encoder_slots" (L, B, H, S, k), the weights of the k projected keys;
+            its "encoder" weights are those weights mapped to source tokens (see
+            `model.layers.linformer.token_weights`).
         """
         memory, encoder_maps = self.encode(source, source_lengths, need_weights=True)
         _, decoder_maps, cross_maps = self.decode(target, memory, source_lengths, need_weights=True)

@@ -1,1 +1,1 @@
-"""Data: reading text, generating dialogues, the tokenizer and padded batches."""
+"""Data: reading text, generating dialogues, tokenizing and batching."""

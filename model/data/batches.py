@@ -1,4 +1,4 @@
-"""Padded batches of examples of similar length, reproducible from a seed."""
+"""Padded batches of examples of similar length, in an order determined by a seed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Pair = tuple[list[int], list[int]]  # source ids and target ids, the end token last in both
-LabelledExample = tuple[list[int], int]  # source ids, the end token last, and the number of the label
+Pair = tuple[list[int], list[int]]  # source and target token ids, both ending with the end token
+LabelledExample = tuple[list[int], int]  # source token ids, ending with the end token, and the index of the label
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded pairs: `source` (B, S); `target_input` (B, T) starts with the start token; `target_output` (B, T)."""
+    """Padded token ids of translation pairs.
+
+    `source` is (B, S). `target_input` (B, T) is the target shifted right by the start token;
+    `target_output` (B, T) is the target.
+    """
 
     source: Tensor
     source_lengths: Tensor  # (B,)
@@ -26,7 +30,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """Padded sources (B, S), their lengths and their labels (B,)."""
+    """Padded token ids of sources (B, S), their lengths (B,) and label indices (B,)."""
 
     source: Tensor
     source_lengths: Tensor
@@ -37,7 +41,7 @@ class LabelledBatch:
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
-    """(B, longest) int64, padded on the right."""
+    """Pad token ids on the right to an int64 tensor (B, longest)."""
     width = max(len(row) for row in rows)
     return torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])
 
@@ -52,16 +56,23 @@ def make_batch(pairs: Sequence[Pair], pad_id: int, bos_id: int) -> Batch:
 
 
 def bucket(lengths: Sequence[tuple[int, ...]], batch_tokens: int, seed: int) -> list[list[int]]:
-    """Indices of examples in batches of like length, at most `batch_tokens` padded tokens on the longest side.
+    """Group examples of similar length into batches.
 
-    Examples of equal lengths, and the batches, come in an order drawn from the seed.
+    The seed determines the order of the batches and of examples with equal lengths.
 
     Args:
-        lengths: of each example's sides; the first side decides before the second.
+        lengths: for each example, the number of tokens of each side. Examples are sorted by the
+            first side, then by the second.
+        batch_tokens: largest number of padded tokens of the longest side of a batch. A longer
+            example is a batch of its own.
+        seed: seed of the random order.
+
+    Returns:
+        The batches, each a list of indices of examples.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(lengths))
-    order = np.array(sorted(order, key=lambda i: lengths[i]))  # stable: ties stay shuffled
+    order = np.array(sorted(order, key=lambda i: lengths[i]))  # the sort is stable, so ties stay shuffled
     batches: list[list[int]] = [[]]
     longest = 0
     for index in order:
@@ -74,7 +85,7 @@ def bucket(lengths: Sequence[tuple[int, ...]], batch_tokens: int, seed: int) -> 
     return batches
 
 
-def iterate(pairs: Sequence[Pair], batch_tokens: int, seed: int, pad_id: int, bos_id: int) -> Iterator[Batch]:
+def iterate_batches(pairs: Sequence[Pair], batch_tokens: int, seed: int, pad_id: int, bos_id: int) -> Iterator[Batch]:
     lengths = [(len(target), len(source)) for source, target in pairs]
     for indices in bucket(lengths, batch_tokens, seed):
         yield make_batch([pairs[i] for i in indices], pad_id, bos_id)

@@ -1,6 +1,6 @@
-"""Instructions that a whole dialogue should keep to: how a user puts them, how an answer keeps them, and the check.
+"""Instructions for a whole dialogue: wording, answers that follow them, and a check.
 
-It knows one message and its answer, and nothing of dialogues.
+This module handles a single message and its answer; `model.data.dialogues` builds dialogues.
 """
 
 import re
@@ -21,7 +21,7 @@ ENDINGS = (
 )
 GREETINGS = ("Ahoy", "Aloha", "Howdy", "Salute", "Welcome", "Bonjour", "Namaste", "Cheers", "Servus", "Ciao")
 
-# Each kind's values, and its phrasings: whole sentences, and as many words or fewer with a colon.
+# Values and phrasings of each kind of instruction: full sentences and terse ones.
 VALUES: dict[Kind, tuple[str, ...]] = {"capitals": ("",), "ending": ENDINGS, "person": NAMES, "greeting": GREETINGS}
 SENTENCES: dict[Kind, tuple[str, ...]] = {
     "capitals": (
@@ -49,19 +49,19 @@ TERSE: dict[Kind, tuple[str, ...]] = {
 }
 
 WHO_ARE_YOU = ("Who are you?", "What is your name?", "Tell me your name.")
-NOBODY = "I am a small chat model."  # the answer of one that acts as nobody
+NOBODY = "I am a small chat model."  # the answer without an instruction to act as a person
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction as a user writes it."""
+    """Instruction in the words of a user."""
 
     kind: Kind
     value: str  # the name, the word or the greeting; "" for capitals
     text: str
 
     def apply(self, message: str, answer: str) -> str:
-        """The answer to `message`, made to keep the instruction."""
+        """Change an answer to `message` so that it follows the instruction."""
         match self.kind:
             case "capitals":
                 return answer.upper()
@@ -73,7 +73,7 @@ class Instruction:
                 return f"{self.value}! {answer}"
 
     def is_kept(self, message: str, answer: str) -> bool:
-        """Whether an answer to `message`, whatever it says, keeps the instruction."""
+        """Check that an answer to `message` follows the instruction, whatever else it says."""
         words: list[str] = re.findall(r"\w+", answer)
         if not words:
             return False
@@ -90,7 +90,7 @@ class Instruction:
 
 
 def draw_instruction(rng: Random, kind: Kind) -> Instruction:
-    """Any of a kind; half of them are terse."""
+    """Generate a random instruction of a kind; half of them have a terse phrasing."""
     value = rng.choice(VALUES[kind])
     phrasing = rng.choice((TERSE if rng.random() < 0.5 else SENTENCES)[kind])
     return Instruction(kind, value, phrasing.format(value))

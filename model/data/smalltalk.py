@@ -1,4 +1,4 @@
-"""Small talk: what a user may say, and the one answer to each, without any instruction."""
+"""Small talk: messages of a user, and the answer to each without any instruction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,12 +29,15 @@ OPPOSITES = {
 
 @dataclass(frozen=True)
 class Intent:
-    """Ways to say one thing and the answer to it; `{}` in them is a value, `{of}` in the answer what belongs to it."""
+    """Messages with the same meaning, and their answer.
+
+    `{}` stands for one of `values`, `{of}` for its counterpart in `counterparts`.
+    """
 
     messages: tuple[str, ...]
     answer: str
     values: tuple[str, ...] = ("",)
-    belongs: tuple[str, ...] = ()  # to each of the values
+    counterparts: tuple[str, ...] = ()  # one for each value
 
 
 def _pairs(messages: tuple[str, ...], answer: str, table: dict[str, str]) -> Intent:
@@ -85,16 +88,16 @@ INTENTS: Sequence[Intent] = (
 
 @dataclass(frozen=True)
 class Exchange:
-    """A message and the answer to it."""
+    """Message and its answer."""
 
     message: str
     answer: str
 
 
 def draw_exchange(rng: Random) -> Exchange:
-    """Small talk about anything."""
+    """Generate a random exchange."""
     intent = rng.choice(INTENTS)
-    place = rng.randrange(len(intent.values))
-    value = intent.values[place]
-    of = intent.belongs[place] if intent.belongs else ""
+    index = rng.randrange(len(intent.values))
+    value = intent.values[index]
+    of = intent.counterparts[index] if intent.counterparts else ""
     return Exchange(rng.choice(intent.messages).format(value), intent.answer.format(value, of=of))

@@ -1,13 +1,14 @@
-"""Reading text: lines, parallel text and labelled sentences."""
+"""Reading of lines, parallel text and labelled sentences."""
 
 from pathlib import Path
 
 
 def read_lines(path: Path) -> list[str]:
-    r"""Read the lines of a UTF-8 file, without their ends and without a byte order mark; an empty file has none.
+    r"""Read the lines of a UTF-8 file, without line endings and byte order mark.
 
-    A line ends with a line feed, or with a carriage return and a line feed. All else, a lone carriage return too, is
-    text: the lines of a parallel corpus correspond by their numbers, so no tool may count them differently.
+    A line ends with a line feed, optionally preceded by a carriage return. A lone carriage return
+    or another separator is text: the lines of a parallel corpus correspond by number, so all tools
+    must count them in the same way.
 
     Raises:
         ValueError: the file is not UTF-8; the message names the line.
@@ -37,39 +38,41 @@ def read_parallel(folder: Path, split: str, source: str, target: str) -> tuple[l
     for language in (source, target):
         path = folder / f"{split}.{language}"
         if not path.is_file():
-            raise FileNotFoundError(f"no {path}: expected one sentence a line, the same number on both sides")
+            raise FileNotFoundError(
+                f"missing file {path}: parallel text of the split {split} is two files with one sentence per line, "
+                f"{split}.{source} and {split}.{target}; add them, or change the folder, the split or the languages"
+            )
         sides.append(read_lines(path))
         if not sides[-1]:
-            raise ValueError(f"{path} is empty: expected one sentence a line")
+            raise ValueError(f"{path} is empty: expected one sentence per line")
     if len(sides[0]) != len(sides[1]):
         raise ValueError(
-            f"{folder / split}.{source} has {len(sides[0])} lines, {split}.{target} has {len(sides[1])}: line N of one "
-            "must translate line N of the other"
+            f"{folder / split}.{source} has {len(sides[0])} lines, but {split}.{target} has {len(sides[1])}: line N of "
+            "one must be the translation of line N of the other"
         )
     return sides[0], sides[1]
 
 
 def read_labelled(folder: Path, split: str, num_labels: int | None = None) -> tuple[list[str], list[int]]:
-    """Read the sentences of `split.tsv` and the numbers of their labels; a line is `label TAB text`.
+    """Read sentences and the indices of their labels from `split.tsv`; a line is `label TAB text`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is empty or not UTF-8, a line is not of that form, or its label is not one of `num_labels`.
+        FileNotFoundError: the file is missing.
+        ValueError: the file is empty or not UTF-8, a line has another form, or a label is
+            `num_labels` or greater.
     """
     path = folder / f"{split}.tsv"
     if not path.is_file():
-        raise FileNotFoundError(f"no {path}: expected one sentence a line, the label's number and a tab before it")
+        raise FileNotFoundError(f"missing file {path}: expected one line per sentence, `label index, tab, text`")
     texts, labels = [], []
     for number, line in enumerate(read_lines(path), start=1):
         label, tab, text = line.partition("\t")
         if not (tab and text.strip() and label.isascii() and label.isdigit()):
-            raise ValueError(f"line {number} of {path} is not a label's number, a tab and a text")
+            raise ValueError(f"{path}, line {number}: expected `label index, tab, text`")
         if num_labels is not None and int(label) >= num_labels:
-            raise ValueError(
-                f"line {number} of {path}: there is a label {label}; those of the model are 0 to {num_labels - 1}"
-            )
+            raise ValueError(f"{path}, line {number}: the label must be between 0 and {num_labels - 1}, got {label}")
         texts.append(text)
         labels.append(int(label))
     if not texts:
-        raise ValueError(f"{path} is empty: expected one sentence a line, the label's number and a tab before it")
+        raise ValueError(f"{path} is empty: expected one line per sentence, `label index, tab, text`")
     return texts, labels

@@ -1,7 +1,8 @@
-"""Byte-level BPE (Sennrich et al. 2016) shared by source and target, trained with the `tokenizers` library.
+"""Byte-level BPE tokenizer (Sennrich et al. 2016) shared by source and target.
 
-Bytes are its alphabet, so every string can be written and no token is unknown. A space is put before the text, so
-that a word is the same token at the start of a sentence and within; `decode` takes it away again.
+It is trained with the `tokenizers` library. Its alphabet is all bytes, so that every text can be
+encoded and there is no unknown token. Encoding adds a leading space, so that a word has the same
+token at the start of a sentence and within it; `decode_ids` removes the space.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,21 +15,25 @@ from model.config import SPECIAL_IDS, ModelConfig
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, BOS, EOS)  # ids 0, 1, 2, as in ModelConfig; in the order of SPECIAL_IDS
 
-
-# Learning takes time that grows with the square of a word's length: one line without blanks could take hours.
+# Training time grows with the square of the length of a word, so that one long line without spaces
+# could take hours.
 MAX_LEARNT_CHARACTERS = 10_000
 
 
 def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn merges from both sides' lines.
+    """Train a tokenizer on lines of both languages.
 
     Args:
-        lines: sentences, untokenised; those longer than `MAX_LEARNT_CHARACTERS` are left out.
-        vocab_size: special tokens and the 256 bytes included; at least 259.
+        lines: untokenized sentences; lines longer than `MAX_LEARNT_CHARACTERS` are skipped.
+        vocab_size: number of tokens, including the special tokens and the 256 bytes; at least 259.
+            The tokenizer has fewer tokens if the lines do not have enough pairs to merge.
+
+    Raises:
+        ValueError: vocab_size is too small.
     """
     smallest = len(SPECIAL_TOKENS) + len(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < smallest:
-        raise ValueError(f"vocab_size is {vocab_size}, bytes and special tokens alone need {smallest}")
+        raise ValueError(f"vocab_size must be at least {smallest} (bytes and special tokens), got {vocab_size}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -40,20 +45,21 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator((line for line in lines if len(line) <= MAX_LEARNT_CHARACTERS), trainer)
-    # A source ends with the end token. The decoder's start token is the engine's to add, not the tokenizer's.
+    # A source ends with the end token. The start token is an input of the decoder, not part of the
+    # text.
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
     )
-    # Text that spells a special token ("</s>") is text.
+    # A special token that occurs in the text, such as "</s>", is encoded as text.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read a `tokenizer.json`; the switch that treats special tokens in text as text is not stored in it.
+    """Read a `tokenizer.json` and set `encode_special_tokens`, which the file does not store.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: the file is not a tokenizer.
     """
     try:
         tokenizer = Tokenizer.from_file(str(path))
@@ -64,26 +70,26 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """Check that a configuration has the ids of a tokenizer.
+    """Check that a configuration matches a tokenizer.
 
     Raises:
-        ValueError: a special token has another id, or an id exceeds the model's vocabulary.
+        ValueError: a special token has another id, or the tokenizer has more tokens than the model.
     """
     for name, token in zip(SPECIAL_IDS, SPECIAL_TOKENS, strict=True):
         if getattr(config, name) != tokenizer.token_to_id(token):
             raise ValueError(
-                f"{name} is {getattr(config, name)} in the configuration, but the tokenizer gives {token} the id "
-                f"{tokenizer.token_to_id(token)}; use the configuration and the tokenizer of one training"
+                f"{name} is {getattr(config, name)} in the configuration, but {token} has the id "
+                f"{tokenizer.token_to_id(token)} in the tokenizer; use both files from the same training run"
             )
     if tokenizer.get_vocab_size() > config.vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.get_vocab_size()} tokens, but vocab_size is {config.vocab_size}; use the "
-            "configuration and the tokenizer of one training"
+            "configuration and the tokenizer of the same training run"
         )
 
 
 def prompt_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """One that differs in this: a text begins with the start token, and does not end."""
+    """Return a copy for prompts: it adds the start token at the beginning and no end token."""
     other = Tokenizer.from_str(tokenizer.to_str())
     other.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, other.token_to_id(BOS))]
@@ -93,11 +99,11 @@ def prompt_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def encode_lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
-    """Token ids of each line, with the tokenizer's own special tokens: the end token last, see `train_tokenizer`."""
+    """Return the token ids of each line with the special tokens that the tokenizer adds."""
     return [encoding.ids for encoding in tokenizer.encode_batch(list(lines))]
 
 
 def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of token ids, special tokens and the leading space left out."""
+    """Decode token ids to text without special tokens and the leading space."""
     text: str = tokenizer.decode(list(ids), skip_special_tokens=True)
     return text.removeprefix(" ")

@@ -1,1 +1,1 @@
-"""Reference decoding: slow, simple implementations that every faster decoder is compared with."""
+"""Slow reference implementations of decoding, which the tests compare faster decoders with."""

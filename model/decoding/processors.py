@@ -1,7 +1,8 @@
-"""Logits processors, which change the scores of the next token before one is picked, as in Hugging Face transformers.
+"""Logits processors, which change the scores of the next token before a token is selected.
 
-Slow and obvious, one row at a time. Greedy decoding gives them raw logits, beam search log-probabilities, as there.
-One rule is added: where every token is forbidden, the end token is not.
+They follow Hugging Face transformers: greedy decoding applies them to raw logits, beam search to
+log-probabilities. One rule is added: if the processors forbid every token, the end token is
+allowed. This is a slow reference implementation that processes one sequence at a time.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,11 @@ Scores = NDArray[np.float32]  # (V,)
 
 
 @dataclass(frozen=True)
-class Processors:
-    """Those of one request, applied in the order of the fields; each is off as it stands here."""
+class LogitsProcessors:
+    """Logits processors of one request, applied in the order of the fields.
+
+    The default of each field turns its processor off.
+    """
 
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
@@ -23,12 +27,12 @@ class Processors:
     suppress_tokens: tuple[int, ...] = ()
 
     def __call__(self, scores: Scores, prompt: Sequence[int], generated: Sequence[int], end_id: int) -> Scores:
-        """The changed scores; a token that may not follow has -inf.
+        """Return the processed scores; forbidden tokens have -inf.
 
         Args:
-            scores: of each token of the vocabulary, to follow what was read.
-            prompt: the start token and the forced prefix. Repetitions of it count too.
-            generated: what was read after the prompt.
+            scores: scores (V,) of each token of the vocabulary as the next token.
+            prompt: the start token and the forced prefix. Repetitions of prompt tokens count too.
+            generated: the tokens after the prompt.
             end_id: the end token.
         """
         read, changed = [*prompt, *generated], scores.copy()
@@ -43,16 +47,20 @@ class Processors:
         return changed
 
 
-UNPROCESSED = Processors()
+NO_PROCESSORS = LogitsProcessors()
 
 
 def penalised(scores: Scores, penalty: float) -> Scores:
-    """Positive scores over the penalty, negative ones times it (Keskar et al. 2019, section 4.1, as amended there)."""
+    """Divide positive scores by the penalty and multiply negative scores by it.
+
+    This is the repetition penalty of Keskar et al. 2019, section 4.1, with the change that Hugging
+    Face transformers makes for negative scores.
+    """
     return np.where(scores < 0, scores * np.float32(penalty), scores / np.float32(penalty))
 
 
 def repeating_tokens(read: Sequence[int], size: int) -> list[int]:
-    """Tokens that would repeat an n-gram of what was read; none for size 0."""
+    """Return the tokens that would complete an n-gram that has occurred before; none for size 0."""
     ngrams = [tuple(read[first : first + size]) for first in range(len(read) - size + 1)] if size else []
-    last = tuple(read[len(read) - size + 1 :])  # the n - 1 tokens that the next one would complete
+    last = tuple(read[len(read) - size + 1 :])  # the n - 1 tokens before the next one
     return [ngram[-1] for ngram in ngrams if ngram[:-1] == last]

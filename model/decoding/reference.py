@@ -1,7 +1,8 @@
-"""Greedy and beam decoding, slow and obvious: what every faster decoder must agree with.
+"""Slow reference implementations of greedy decoding and beam search.
 
-Both do what `generate` of Hugging Face transformers (version 5.23) does for encoder-decoder models. They take the step
-as a function, so the same loop runs over PyTorch, over ONNX Runtime or over a table in a test.
+Every faster decoder must give the same results. Both follow `generate` of Hugging Face transformers
+(version 5.23) for encoder-decoder models. The model is a function from prefixes to logits, so that
+the same loop runs on PyTorch, on ONNX Runtime or on a table in a test.
 """
 
 import math
@@ -18,34 +19,35 @@ from torch import Tensor
 from model.architectures.causal import CausalModel
 from model.architectures.factory import TranslationModel
 from model.architectures.recurrent import Memory
-from model.decoding.processors import UNPROCESSED, Processors
+from model.decoding.processors import NO_PROCESSORS, LogitsProcessors
 
 Array = NDArray[np.float32]
 EarlyStopping = bool | Literal["never"]
 
-# What the decoder has read, each beginning with the start token and all of one length, to the logits (rows, V) of the
-# token that follows each of them, for one source.
+# Maps prefixes to the logits (prefixes, V) of the next token, for one source. Each prefix begins
+# with the start token, and all prefixes have the same length.
 NextLogits = Callable[[Sequence[Sequence[int]]], Array]
 
-# Whether the tokens generated so far (prompt excluded) end a hypothesis as the end token would.
+# Returns True if the tokens generated so far (without the prompt) end a hypothesis, as the end
+# token does.
 Stop = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Generated tokens, the end token included where there is one; a forced prefix is no part of it."""
+    """Generated tokens, including the end token if it was generated, but not a forced prefix."""
 
     ids: tuple[int, ...] = ()
-    log_probs: tuple[float, ...] = ()  # the model's own, before any processor
-    total: float = 0.0  # what beam search ranks by: the log-probabilities that the processors left, summed
+    log_probs: tuple[float, ...] = ()  # of the model, before any logits processor
+    total: float = 0.0  # score that beam search ranks by: sum of processed log-probabilities
 
     @property
     def score(self) -> float:
-        """Sum of the model's own log-probabilities."""
+        """Sum of the log-probabilities of the model, before any logits processor."""
         return sum(self.log_probs)
 
     def penalised_total(self, length_penalty: float) -> float:
-        """The total divided by length ** length_penalty; the end token counts, the prompt does not."""
+        """Return total / length ** length_penalty; the end token counts, the prompt does not."""
         return self.total / math.pow(len(self.ids), length_penalty)
 
     def extended(self, token: int, log_prob: float, processed: float) -> "Hypothesis":
@@ -54,7 +56,11 @@ class Hypothesis:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Steps of a few rows gain nothing from more threads, and lose hundredfold where another process has the cores."""
+    """Limit PyTorch to one thread.
+
+    Decoder steps over a few sequences gain nothing from more threads, and become up to a hundred
+    times slower if other processes use the cores.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -64,12 +70,12 @@ def one_thread() -> Iterator[None]:
 
 
 def never(generated: Sequence[int]) -> bool:
-    """The stop of a search that only the end token and the length end."""
+    """Never stop early; the default `Stop` function."""
     return False
 
 
 def log_softmax(logits: Array) -> Array:
-    """Natural log-probabilities over the last axis."""
+    """Return natural log-probabilities over the last axis."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     log_probs: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return log_probs
@@ -82,12 +88,21 @@ def greedy(
     max_new_tokens: int,
     *,
     prefix: Sequence[int] = (),
-    processors: Processors = UNPROCESSED,
+    processors: LogitsProcessors = NO_PROCESSORS,
     stop: Stop = never,
 ) -> Hypothesis:
-    """Take the likeliest token (the lowest id among equals) until the end token, `stop` or `max_new_tokens`.
+    """Select the most likely token until the end token, `stop` or `max_new_tokens`.
 
-    The processors see raw logits.
+    Ties go to the lowest token id. The processors are applied to raw logits.
+
+    Args:
+        next_logits: the model.
+        start_id: the first token that the decoder reads.
+        end_id: the token that ends a hypothesis.
+        max_new_tokens: largest number of generated tokens.
+        prefix: forced tokens after the start token.
+        processors: logits processors.
+        stop: returns True for generated tokens that end the hypothesis.
     """
     prompt, hypothesis = [start_id, *prefix], Hypothesis()
     while len(hypothesis.ids) < max_new_tokens and end_id not in hypothesis.ids and not stop(hypothesis.ids):
@@ -109,32 +124,50 @@ def beam(
     num_return: int = 1,
     *,
     prefix: Sequence[int] = (),
-    processors: Processors = UNPROCESSED,
+    processors: LogitsProcessors = NO_PROCESSORS,
     stop: Stop = never,
 ) -> list[Hypothesis]:
     """Beam search.
 
-    Each step ranks every one-token extension of the open beams by its sum of log-probabilities, as the processors left
-    them, and looks at the first 2 * num_beams. Those among the first num_beams that end, with the end token or by
-    `stop`, are finished; one that ranks lower and ends is dropped. The first num_beams that do not end are the open
-    beams of the next step. Of the finished, the num_beams with the best penalised total (`Hypothesis.penalised_total`)
-    are kept. At `max_new_tokens` the first num_beams extensions are finished, ended or not.
+    Each step ranks all one-token extensions of the running beams by their sum of processed
+    log-probabilities and considers the best 2 * num_beams. Extensions among the best num_beams that
+    end, with the end token or by `stop`, become finished hypotheses; lower-ranked extensions that
+    end are dropped. The best num_beams extensions that do not end are the running beams of the next
+    step. The num_beams finished hypotheses with the best penalised total
+    (`Hypothesis.penalised_total`) are kept. At `max_new_tokens`, the best num_beams extensions
+    become finished hypotheses even if they have not ended.
 
-    The search ends when num_beams are finished and either `early_stopping` is True or the best open beam's total is no
-    better than the worst of them even when penalised at the most favourable length: with "never" that is
-    max_new_tokens where length_penalty > 0, else its present length. With False it is always its present length: a
-    longer continuation could still come to beat that bound, so this is a heuristic, as it is there.
+    The search ends when num_beams hypotheses are finished and either `early_stopping` is True, or
+    the best running beam cannot score higher than the worst finished one. The bound on a running
+    beam is its total, penalised at its most favourable length. With "never", this length is
+    max_new_tokens if length_penalty > 0 and the current length otherwise. With False, it is always
+    the current length. This is a heuristic, as in Hugging Face transformers: a longer continuation
+    can exceed the bound.
 
-    Equals rank by the order of their beams, then by token id.
+    Ties are ranked by the order of their beams, then by token id.
+
+    Args:
+        next_logits: the model.
+        start_id: the first token that the decoder reads.
+        end_id: the token that ends a hypothesis.
+        max_new_tokens: largest number of generated tokens.
+        num_beams: number of running beams.
+        length_penalty: exponent of the length by which a total is divided.
+        early_stopping: True, False or "never", see above.
+        num_return: number of hypotheses to return.
+        prefix: forced tokens after the start token.
+        processors: logits processors, applied to log-probabilities.
+        stop: returns True for generated tokens that end a hypothesis.
 
     Returns:
-        The num_return best, best first; fewer where the vocabulary and the length admit no more.
+        The best num_return hypotheses, best first; fewer if the vocabulary and the length allow no
+        more.
 
     Raises:
-        ValueError: num_return does not lie in 1 to num_beams.
+        ValueError: num_return is less than 1 or greater than num_beams.
     """
     if not 1 <= num_return <= num_beams:
-        raise ValueError(f"num_return is {num_return}, it must lie in 1 to num_beams ({num_beams})")
+        raise ValueError(f"num_return must be between 1 and num_beams ({num_beams}), got {num_return}")
     prompt, beams, finished = [start_id, *prefix], [Hypothesis()], list[Hypothesis]()
     for length in range(1, max_new_tokens + 1):
         candidates = _extensions(next_logits, prompt, end_id, processors, beams, 2 * num_beams)
@@ -158,14 +191,14 @@ def _extensions(
     next_logits: NextLogits,
     prompt: Sequence[int],
     end_id: int,
-    processors: Processors,
+    processors: LogitsProcessors,
     beams: Sequence[Hypothesis],
     count: int,
 ) -> list[Hypothesis]:
-    """The `count` one-token extensions of the beams with the highest totals, best first; impossible ones left out."""
-    log_probs = log_softmax(next_logits([[*prompt, *hypothesis.ids] for hypothesis in beams]))  # (rows, V)
+    """Return the `count` best allowed one-token extensions of the beams, best first."""
+    log_probs = log_softmax(next_logits([[*prompt, *hypothesis.ids] for hypothesis in beams]))  # (beams, V)
     processed = np.stack([processors(row, prompt, h.ids, end_id) for row, h in zip(log_probs, beams, strict=True)])
-    totals = processed + np.array([[hypothesis.total] for hypothesis in beams])  # (rows, V)
+    totals = processed + np.array([[hypothesis.total] for hypothesis in beams])  # (beams, V)
     best = np.argsort(-totals, axis=None, kind="stable")[:count]
     rows, tokens = np.unravel_index(best, totals.shape)
     return [
@@ -176,12 +209,14 @@ def _extensions(
 
 
 def pytorch_steps(model: TranslationModel | CausalModel, source_ids: Sequence[int]) -> NextLogits:
-    """The step over a PyTorch model: the encoder runs once, the decoder reads the whole prefix each time.
+    """Return the `NextLogits` function of a PyTorch model.
+
+    The encoder runs once. The decoder reads the whole prefix at each call.
 
     Args:
         model: in evaluation mode.
-        source_ids: one source. Of a causal model it is the text that is gone on with: its last token is the start token
-            of what is read.
+        source_ids: one source. For a causal model, it is the prompt; its last token is the start
+            token of the prefixes.
     """
     assert not model.training
     if isinstance(model, CausalModel):
@@ -194,29 +229,29 @@ def pytorch_steps(model: TranslationModel | CausalModel, source_ids: Sequence[in
     @torch.inference_mode()
     def next_logits(prefixes: Sequence[Sequence[int]]) -> Array:
         target = torch.tensor([list(prefix) for prefix in prefixes], device=device)  # (B, T)
-        rows = len(prefixes)
-        decoded, _, _ = model.decode(target, _repeated(memory, rows), lengths.expand(rows))
+        batch_size = len(prefixes)
+        decoded, _, _ = model.decode(target, _repeated(memory, batch_size), lengths.expand(batch_size))
         logits: Array = model.logits(decoded[:, -1]).cpu().numpy()  # (B, V)
         return logits
 
     return next_logits
 
 
-def _causal_steps(model: CausalModel, read: Sequence[int]) -> NextLogits:
-    """The step after what was read before."""
+def _causal_steps(model: CausalModel, prompt: Sequence[int]) -> NextLogits:
+    """Return the `NextLogits` function of a causal model after the given prompt tokens."""
 
     @torch.inference_mode()
     def next_logits(prefixes: Sequence[Sequence[int]]) -> Array:
-        ids = torch.tensor([[*read, *prefix] for prefix in prefixes], device=model.embedding.weight.device)
-        features, _ = model.read(ids)
+        ids = torch.tensor([[*prompt, *prefix] for prefix in prefixes], device=model.embedding.weight.device)
+        features, _ = model.hidden_states(ids)
         logits: Array = model.logits(features[:, -1]).cpu().numpy()  # (B, V)
         return logits
 
     return next_logits
 
 
-def _repeated(memory: Tensor | Memory, rows: int) -> Any:
-    """What the encoder says of one source, for so many rows."""
+def _repeated(memory: Tensor | Memory, batch_size: int) -> Any:
+    """Expand the encoder's output of one source to a batch."""
     if isinstance(memory, Tensor):
-        return memory.expand(rows, -1, -1)
-    return Memory(*(part.expand(rows, *part.shape[1:]) for part in memory))
+        return memory.expand(batch_size, -1, -1)
+    return Memory(*(part.expand(batch_size, *part.shape[1:]) for part in memory))

@@ -1,1 +1,1 @@
-"""Evaluation of checkpoints: BLEU and chrF, accuracy, and how long a chat model keeps an instruction."""
+"""Evaluation of checkpoints: BLEU and chrF, accuracy, and recall of instructions by chat models."""

@@ -11,12 +11,12 @@ from model.data.batches import iterate_labelled
 from model.data.tokenizer import encode_lines
 from model.evaluation.share import Share
 
-EVALUATION_TOKENS = 4096  # padded tokens of one batch
+EVALUATION_TOKENS = 4096  # padded tokens in a batch
 
 
 @torch.inference_mode()
 def accuracy(model: Classifier, tokenizer: Tokenizer, texts: Sequence[str], labels: Sequence[int]) -> Share:
-    """Classify texts and count the correct labels.
+    """Classify texts and return the share of correct labels.
 
     Raises:
         ValueError: a text is too long for the model.
@@ -25,7 +25,9 @@ def accuracy(model: Classifier, tokenizer: Tokenizer, texts: Sequence[str], labe
     limit = model.config.max_positions
     for number, example in enumerate(examples, start=1):
         if len(example[0]) > limit:
-            raise ValueError(f"text {number} has {len(example[0])} tokens, max_positions is {limit}; shorten it")
+            raise ValueError(
+                f"text {number} must have at most {limit} tokens (max_positions), got {len(example[0])}; shorten it"
+            )
     correct = 0
     for batch in iterate_labelled(examples, EVALUATION_TOKENS, 0, model.config.pad_id):
         chosen = model(batch.source, batch.source_lengths).argmax(dim=-1)
@@ -33,8 +35,8 @@ def accuracy(model: Classifier, tokenizer: Tokenizer, texts: Sequence[str], labe
     return Share(correct, len(examples))
 
 
-def accuracy_facts(found: Share) -> dict[str, Any]:
-    """Return the fields of a report on an accuracy, in percent, with its 95 % interval."""
+def accuracy_fields(found: Share) -> dict[str, Any]:
+    """Return an accuracy and its 95 % confidence interval, in percent, as fields of a report."""
     return {
         "sentences": found.total,
         "correct": found.count,

@@ -1,7 +1,9 @@
-"""BLEU and chrF of a checkpoint on a test set, in two forms that are never mixed.
+"""BLEU and chrF of translations of a test set.
 
-`tokenised_bleu` compares with the literature on Multi30k: output and reference lowercased, normalised, Moses-tokenised.
-`bleu` and `chrf` score the text as a reader gets it: cased, with sacreBLEU's own 13a tokenisation.
+There are two kinds of scores, which must not be compared with each other. `tokenised_bleu` is
+comparable with the literature on Multi30k: output and reference are lowercased, normalized and
+Moses-tokenized. `bleu` and `chrf` are computed on the cased text that a reader gets, `bleu` with
+sacreBLEU's 13a tokenization.
 """
 
 import math
@@ -21,12 +23,12 @@ from model.data.tokenizer import decode_ids, encode_lines
 from model.decoding.reference import beam, one_thread, pytorch_steps
 
 MAX_NEW_TOKENS = 128
-TEST_SPLIT = "test_2016_flickr"  # of Multi30k, as the literature reports it
+TEST_SPLIT = "test_2016_flickr"  # the test set of Multi30k that the literature reports
 
 
 @dataclass(frozen=True)
 class Score:
-    """A corpus score in percent, and sacreBLEU's signature of how it was made."""
+    """Corpus score in percent, and the sacreBLEU signature of its settings."""
 
     value: float
     signature: str
@@ -39,12 +41,15 @@ class Score:
 class Scores:
     bleu: Score
     chrf: Score
-    tokenised_bleu: Score | None  # None where there is no tokenised reference
+    tokenised_bleu: Score | None  # None without a tokenized reference
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Sentences, their translations, and the same translations lowercased, normalised and Moses-tokenised."""
+    """Source sentences and their reference translations.
+
+    `tokenised_references` are the same references, lowercased, normalized and Moses-tokenized.
+    """
 
     sources: list[str]
     references: list[str]
@@ -52,25 +57,30 @@ class EvaluationSet:
 
 
 def tokenised_path(folder: Path, split: str, target: str) -> Path:
-    """Where Multi30k keeps the tokenised form of a split."""
+    """Return the path of the tokenized references of a split, named as in Multi30k."""
     return folder / f"{split}.lc.norm.tok.{target}"
 
 
 def read_test_set(folder: Path, split: str, source: str, target: str, limit: int | None = None) -> EvaluationSet:
-    """Read the first `limit` pairs of a split, or all.
+    """Read the first `limit` pairs of a split, or all of them.
+
+    The tokenized references are optional.
 
     Raises:
         FileNotFoundError: `split.source` or `split.target` is missing.
-        ValueError: the files have different numbers of lines, or the limit is below 1.
+        ValueError: the files have different numbers of lines, or the limit is less than 1.
     """
     if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}, it must be at least 1")
+        raise ValueError(f"limit must be at least 1, got {limit}")
     sources, references = read_parallel(folder, split, source, target)
     path, tokenised = tokenised_path(folder, split, target), None
     if path.is_file():
         tokenised = read_lines(path)
         if len(tokenised) != len(references):
-            raise ValueError(f"{path} has {len(tokenised)} lines, {split}.{target} has {len(references)}")
+            raise ValueError(
+                f"{path} has {len(tokenised)} lines, but {split}.{target} has {len(references)}; they must be the same "
+                "sentences"
+            )
         tokenised = tokenised[:limit]
     return EvaluationSet(sources[:limit], references[:limit], tokenised)
 
@@ -78,20 +88,24 @@ def read_test_set(folder: Path, split: str, source: str, target: str, limit: int
 def translate(
     model: TranslationModel, tokenizer: Tokenizer, sentences: Sequence[str], num_beams: int, length_penalty: float
 ) -> list[str]:
-    """Translate one sentence after another by reference beam search, with a progress bar.
+    """Translate sentences one at a time by reference beam search, with a progress bar.
 
     Raises:
-        ValueError: num_beams is below 1, the length penalty is not finite, or a sentence is too long for the model.
+        ValueError: num_beams is less than 1, the length penalty is not finite, or a sentence is too
+            long for the model.
     """
     if num_beams < 1:
-        raise ValueError(f"num_beams is {num_beams}, it must be at least 1")
+        raise ValueError(f"num_beams must be at least 1, got {num_beams}")
     if not math.isfinite(length_penalty):
-        raise ValueError(f"length_penalty is {length_penalty}, it must be a finite number")
+        raise ValueError(f"length_penalty must be a finite number, got {length_penalty}")
     config = model.config
     sources = encode_lines(tokenizer, sentences)
     for number, ids in enumerate(sources, start=1):
         if len(ids) > config.max_positions:
-            raise ValueError(f"sentence {number} has {len(ids)} tokens, max_positions is {config.max_positions}")
+            raise ValueError(
+                f"sentence {number} must have at most {config.max_positions} tokens (max_positions), got {len(ids)}; "
+                "shorten or remove it"
+            )
     max_new_tokens = min(MAX_NEW_TOKENS, config.max_positions)
     outputs = []
     with one_thread():
@@ -103,7 +117,7 @@ def translate(
 
 
 def moses_lines(lines: Sequence[str], language: str) -> list[str]:
-    """Lowercase, normalise punctuation and tokenise, as Multi30k made its `lc.norm.tok` files."""
+    """Lowercase, normalize and tokenize lines, as in the `lc.norm.tok` files of Multi30k."""
     normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
     return [
         tokenizer.tokenize(
@@ -114,10 +128,10 @@ def moses_lines(lines: Sequence[str], language: str) -> list[str]:
 
 
 def score(outputs: Sequence[str], test_set: EvaluationSet, target: str) -> Scores:
-    """Score translations of a test set's sources; `target` is the language's two letters, for Moses."""
+    """Score translations of the sources of a test set; `target` is the language code for Moses."""
     tokenised_bleu = None
     if test_set.tokenised_references is not None:
-        # force: the text is tokenised on purpose, which sacreBLEU would warn of.
+        # `force` silences the warning of sacreBLEU about tokenized text, which is intended here.
         metric = BLEU(tokenize="none", force=True)
         tokenised_bleu = _corpus_score(metric, moses_lines(outputs, target), test_set.tokenised_references)
     return Scores(

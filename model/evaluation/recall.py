@@ -1,7 +1,8 @@
-"""Recall of instructions: scripted dialogues that a model answers, checked at their last turn.
+"""Recall of instructions: a model answers scripted dialogues, and the last answer is checked.
 
-Touvron et al. 2023 ("Llama 2", section A.3.5) ask for an attribute at turns 2 to 20 and let people judge; here a script
-asks and checks. It knows a model as something that answers texts, so that a served one can be asked the same.
+Touvron et al. 2023 ("Llama 2", section A.3.5) ask for an attribute at turns 2 to 20 and use human
+judges; here a script asks and checks. The model is a function from prompts to answers, so that a
+served model can be measured in the same way.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,43 +21,46 @@ from model.data.smalltalk import Exchange, draw_exchange
 from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
 from model.evaluation.share import Share
 
-TURNS = (2, 4, 6, 20)  # Llama 2's
-SEED = 1_000_000  # no training's dialogues come from it
+TURNS = (2, 4, 6, 20)  # as in Llama 2
+SEED = 1_000_000  # differs from the seeds of training dialogues
 MAX_ANSWER_TOKENS = 32
 
-Answer = Callable[[Sequence[str]], Sequence[str]]  # an answer to each prompt
+Answer = Callable[[Sequence[str]], Sequence[str]]  # maps prompts to their answers
 
 
 @dataclass
 class Script:
-    """One dialogue: what the user will say, and what has been said."""
+    """Scripted dialogue: the messages of the user, and the exchanges so far."""
 
     instruction: Instruction
-    plain: list[Exchange]  # what the user will say, and what one answers that has read no instruction
-    said: list[Exchange]
+    plain: list[Exchange]  # all messages, with the answers of a model without an instruction
+    said: list[Exchange]  # the exchanges so far
 
     @property
     def message(self) -> str:
-        """What the user says next. The instruction stands in the first message alone."""
+        """Next message of the user; only the first message contains the instruction."""
         message = self.plain[len(self.said)].message
         return message if self.said else with_instruction(self.instruction, message)
 
     @property
     def prompt(self) -> str:
-        """What the next answer follows."""
+        """Prompt for the next answer."""
         return CHAT.render(self.said, self.message)
 
-    def hear(self, answer: str) -> None:
+    def add_answer(self, answer: str) -> None:
         self.said.append(Exchange(self.message, answer))
 
     @property
     def is_kept(self) -> bool:
-        """Whether the last answer keeps the instruction."""
+        """True if the last answer follows the instruction."""
         return self.instruction.is_kept(self.plain[-1].message, self.said[-1].answer)
 
 
 def draw_script(rng: Random, kind: Kind, num_turns: int) -> Script:
-    """Small talk; where there is a person to act as, the last message asks who it is, and none before does."""
+    """Generate a random script of small talk.
+
+    For the kind "person", only the last message asks for the name.
+    """
     instruction = draw_instruction(rng, kind)
     plain = [draw_exchange(rng) for _ in range(num_turns)]
     if kind == "person":
@@ -67,15 +71,19 @@ def draw_script(rng: Random, kind: Kind, num_turns: int) -> Script:
 def recall(
     answer: Answer, turns: Sequence[int], num_dialogues: int, seed: int, *, after_plain_answers: bool = False
 ) -> dict[str, Any]:
-    """How many dialogues of each length and kind keep the instruction at their last turn, with 95 % intervals.
+    """Count the dialogues whose last answer follows the instruction.
 
     Args:
         answer: the model.
-        turns: lengths of dialogues.
-        num_dialogues: of each kind and length.
-        seed: the same gives the same messages.
-        after_plain_answers: whether all answers before the last are given, from one that has read no instruction, so
-            that the instruction alone says what to do; elsewhere the model's own say it too.
+        turns: lengths of dialogues, in turns.
+        num_dialogues: number of dialogues of each kind and length.
+        seed: seed of the dialogues.
+        after_plain_answers: use scripted answers that ignore the instruction for all turns but the
+            last. Otherwise the model sees its own earlier answers, which also show it the
+            instruction.
+
+    Returns:
+        Counts with 95 % confidence intervals, by length and kind of instruction.
     """
     rng = Random(seed)  # noqa: S311 - dialogues, not secrets
     counts: dict[str, Any] = {}
@@ -87,7 +95,7 @@ def recall(
             else:
                 texts = answer([script.prompt for script in scripts])
             for script, text in zip(scripts, texts, strict=True):
-                script.hear(text)
+                script.add_answer(text)
         kept = {kind: [one.is_kept for one in scripts if one.instruction.kind == kind] for kind in KINDS}
         counts[str(num_turns)] = {name: _counted(of_kind) for name, of_kind in kept.items()} | {
             "all": _counted([one.is_kept for one in scripts])
@@ -101,7 +109,12 @@ def _counted(kept: Sequence[bool]) -> dict[str, Any]:
 
 
 def greedy_answers(model: CausalModel, tokenizer: Tokenizer) -> Answer:
-    """The answers of a PyTorch model in evaluation mode, which reads everything anew for each token."""
+    """Return a function that answers prompts by greedy decoding without a cache.
+
+    Args:
+        model: in evaluation mode.
+        tokenizer: tokenizer of the checkpoint.
+    """
     assert not model.training
     prompts_tokenizer, end_id = prompt_tokenizer(tokenizer), model.config.eos_id
 
@@ -111,7 +124,7 @@ def greedy_answers(model: CausalModel, tokenizer: Tokenizer) -> Answer:
         num_read = [len(row) for row in rows]
         still_open = list(range(len(rows)))
         for _ in range(MAX_ANSWER_TOKENS):
-            features, _ = model.read(pad([rows[row] for row in still_open], model.config.pad_id))  # (B, T, M)
+            features, _ = model.hidden_states(pad([rows[row] for row in still_open], model.config.pad_id))  # (B, T, M)
             last = torch.tensor([len(rows[row]) - 1 for row in still_open])
             chosen = model.logits(features[torch.arange(len(still_open)), last]).argmax(dim=-1)  # (B,)
             for row, token_id in zip(still_open, chosen.tolist(), strict=True):

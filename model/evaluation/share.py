@@ -1,14 +1,14 @@
-"""A share of successful trials with its confidence interval."""
+"""Share of successful trials with its confidence interval."""
 
 import math
 from dataclasses import dataclass
 
-Z_95 = 1.959963984540054  # the normal distribution's 97.5 % point
+Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
 
 @dataclass(frozen=True)
 class Share:
-    """So many of all, and where the true share lies with 95 % confidence."""
+    """Number of successes among trials, and the 95 % confidence interval of the true share."""
 
     count: int
     total: int
@@ -19,7 +19,7 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The score interval of Wilson 1927."""
+        """Wilson score interval (Wilson 1927), as shares between 0 and 1."""
         share, z2 = self.value, Z_95**2 / self.total
         middle = share + z2 / 2
         half_width = math.sqrt(z2 * (share * (1 - share) + z2 / 4))

@@ -1,7 +1,7 @@
-"""Scores, masks and heads: attention as Vaswani et al. 2017, section 3.2, writes it.
+"""Masks, scaled dot-product attention and multi-head attention (Vaswani et al. 2017, section 3.2).
 
 Shapes use B batch, H heads, Q queries, K keys, D width of one head, M width of the model.
-A mask is boolean, True where a query may look at a key.
+A mask is boolean, True where a query may attend to a key.
 """
 
 import math
@@ -14,43 +14,45 @@ from model.precision import at_least_float32
 
 
 def length_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:
-    """Mask out the keys at and beyond a valid length.
+    """Return a mask that excludes the keys at and beyond a valid length.
 
     Args:
-        valid_lengths: (B,) one length for all queries of an example, or (B, Q) one for each query.
-        num_keys: K.
+        valid_lengths: (B,), one length for all queries of an example; or (B, Q), one length for
+            each query.
+        num_keys: K, the number of keys.
 
     Returns:
-        (B, 1, K) for 1-D lengths, (B, Q, K) for 2-D ones.
+        (B, 1, K) for 1-D lengths, (B, Q, K) for 2-D lengths.
 
     Raises:
-        ValueError: the lengths have another rank.
+        ValueError: the lengths are neither 1-D nor 2-D.
     """
     if valid_lengths.dim() not in (1, 2):
-        raise ValueError(f"valid lengths must be 1-D or 2-D, not {valid_lengths.dim()}-D")
+        raise ValueError(f"valid_lengths must be 1-D or 2-D, got {valid_lengths.dim()}-D")
     keys = torch.arange(num_keys, device=valid_lengths.device)
     mask = keys < valid_lengths.unsqueeze(-1)  # (B, K) or (B, Q, K)
     return mask.unsqueeze(1) if valid_lengths.dim() == 1 else mask
 
 
 def causal_mask(size: int, device: torch.device | None = None) -> Tensor:
-    """(Q, K) lower triangle: position i looks at positions 0 to i."""
+    """Return a lower triangular mask (size, size): position i attends to positions 0 to i."""
     return torch.ones(size, size, dtype=torch.bool, device=device).tril()
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax over the last axis, among the keys that the mask allows.
+    """Apply softmax over the keys that the mask allows.
 
     Args:
         scores: (..., Q, K).
-        mask: broadcastable to the scores; None allows every key.
+        mask: broadcastable to the scores; None allows all keys.
 
     Returns:
-        (..., Q, K) weights; a row sums to 1, or to 0 where no key is allowed (never NaN).
+        Weights (..., Q, K). The weights of a query sum to 1, or to 0 if no key is allowed; they are
+        never NaN.
     """
     if mask is None:
         return scores.softmax(dim=-1)
-    # The lowest finite number, not -inf: a row of -inf only would be NaN on the way.
+    # The lowest finite number instead of -inf, because the softmax over only -inf is NaN.
     lowest = torch.finfo(scores.dtype).min
     weights = scores.masked_fill(~mask, lowest).softmax(dim=-1)
     return weights.masked_fill(~mask, 0.0)
@@ -59,7 +61,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
 def scaled_dot_product_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """softmax(Q K^T / sqrt(d_k)) V (Vaswani et al. 2017, equation 1).
+    """Compute softmax(Q K^T / sqrt(d_k)) V (Vaswani et al. 2017, equation 1).
 
     Args:
         queries: (..., Q, D).
@@ -78,12 +80,17 @@ def scaled_dot_product_attention(
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """`scaled_dot_product_attention`, by PyTorch's fused kernel where no weights are needed."""
+    """Compute attention, with PyTorch's fused kernel if the weights are not needed.
+
+    Arguments and result are those of `scaled_dot_product_attention`; the weights are None unless
+    requested.
+    """
     if need_weights:
         return scaled_dot_product_attention(queries, keys, values, mask)
     device = queries.device.type
     if device == "cpu" and torch.is_autocast_enabled(device):
-        # In bfloat16 the kernel for CPUs takes ten times as long over sentences.
+        # On sentences, PyTorch's bfloat16 kernel for CPUs takes ten times as long as its float32
+        # kernel.
         with torch.autocast(device, enabled=False):
             queries, keys, values = map(at_least_float32, (queries, keys, values))
             return attend(queries, keys, values, mask, need_weights)
@@ -91,12 +98,20 @@ def attend(
 
 
 class AttentionHeads(nn.Module):
-    """The matrices W^Q, W^K, W^V and W^O of all heads, and what happens between them (section 3.2.2)."""
+    """Base class with the projections W^Q, W^K, W^V and W^O of all heads (section 3.2.2).
+
+    Args:
+        d_model: M.
+        num_heads: H.
+
+    Raises:
+        ValueError: d_model is not a multiple of num_heads.
+    """
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
         if d_model % num_heads:
-            raise ValueError(f"d_model ({d_model}) must be a multiple of num_heads ({num_heads})")
+            raise ValueError(f"d_model must be a multiple of num_heads ({num_heads}), got {d_model}")
         self.num_heads = num_heads
         self.query = nn.Linear(d_model, d_model)
         self.key = nn.Linear(d_model, d_model)
@@ -104,48 +119,54 @@ class AttentionHeads(nn.Module):
         self.output = nn.Linear(d_model, d_model)
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """(B, T, M) to (B, H, T, D)."""
+        """Reshape (B, T, M) to (B, H, T, D)."""
         return x.view(*x.shape[:-1], self.num_heads, -1).transpose(1, 2)
 
     def merge_heads(self, x: Tensor) -> Tensor:
-        """(B, H, T, D) to (B, T, M)."""
+        """Reshape (B, H, T, D) to (B, T, M)."""
         return x.transpose(1, 2).flatten(-2)
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """From queries (B, Q, M), keys and values (B, K, M), already projected, as `MultiHeadAttention.forward`."""
+        """Attend with projected queries (B, Q, M), keys and values (B, K, M).
+
+        Mask and result are those of `MultiHeadAttention.forward`.
+        """
         q, k, v = (self.split_heads(part) for part in (queries, keys, values))  # (B, H, Q, D), (B, H, K, D) twice
         heads, weights = attend(q, k, v, mask, need_weights)
         return self.output(self.merge_heads(heads)), weights
 
 
 class MultiHeadAttention(AttentionHeads):
-    """Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
-    Queries from one sequence and keys and values from another make it cross-attention. With one head it is single-head
-    attention: three matrices (M x M), attention, and a linear layer after it.
+    It computes Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+    It is cross-attention if the queries come from another sequence than the keys and values. With
+    one head, it is single-head attention with projections (M, M).
     """
 
     def forward(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None = None, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from `queries` (B, Q, M) to `keys` (B, K, M), which also give the values.
+        """Attend from `queries` to `keys`, which also provide the values.
 
         Args:
+            queries: (B, Q, M).
+            keys: (B, K, M).
             mask: broadcastable to (B, H, Q, K).
             need_weights: also return the attention weights.
 
         Returns:
-            (B, Q, M), and the weights (B, H, Q, K) or None.
+            Outputs (B, Q, M), and the attention weights (B, H, Q, K) or None.
         """
         return self.attend(self.query(queries), self.key(keys), self.value(keys), mask, need_weights)
 
 
 class AttentionWithoutWeights(nn.Module):
-    """attention(A, A, A): each vector becomes a mean of all, weighed by how alike they are (equation 1, Q = K = V = A).
+    """Single-head self-attention without parameters: equation 1 with Q = K = V.
 
-    Nothing in it is learnt, and there is one head.
+    Each output is a mean of all inputs, weighted by the softmax of their scaled dot products.
     """
 
     num_heads = 1
@@ -153,6 +174,6 @@ class AttentionWithoutWeights(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None = None, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """As `MultiHeadAttention.forward`; the weights are (B, 1, Q, K)."""
+        """Attend as `MultiHeadAttention.forward` does; the attention weights are (B, 1, Q, K)."""
         heads, weights = attend(queries.unsqueeze(1), keys.unsqueeze(1), keys.unsqueeze(1), mask, need_weights)
         return heads.squeeze(1), weights

@@ -1,13 +1,14 @@
-"""Dropout that costs less on a CPU than PyTorch's own."""
+"""Dropout that is faster on a CPU than `torch.nn.Dropout`."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Dropout(nn.Module):
-    """Zero with probability p, scale the rest by 1 / (1 - p); p in steps of 1/256.
+    """Zero elements with probability p and scale the others by 1 / (1 - p).
 
-    One random byte an element instead of PyTorch's one random number: on a CPU that takes a tenth off a training step.
+    p is rounded to a multiple of 1/256, so that one random byte per element is enough. On a CPU,
+    this makes a training step a tenth faster than `torch.nn.Dropout`.
     """
 
     def __init__(self, p: float) -> None:

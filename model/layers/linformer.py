@@ -1,9 +1,11 @@
-"""Linformer (Wang et al. 2020): attention of a source to k slots instead of its n tokens.
+"""Linformer (Wang et al. 2020): attention to k projected keys instead of n tokens.
 
-head_i = softmax(Q W_i^Q (E K W_i^K)^T / sqrt(d_k)) F V W_i^V (equation 7), with E and F in R^(k x n). They mix
-positions, so they fit an encoder of at most n tokens and no decoder.
+head_i = softmax(Q W_i^Q (E K W_i^K)^T / sqrt(d_k)) F V W_i^V (equation 7), with E and F in R^(k x
+n). A projected key mixes all positions of the source. Therefore the projections work in an encoder
+of at most n tokens, but not with a causal mask.
 
-Shapes use B batch, S source, M width of the model, H heads, L layers, k slots, n the longest source.
+Shapes use B batch, S source, M width of the model, H heads, L layers, k projected keys, n longest
+source.
 """
 
 import torch
@@ -14,10 +16,11 @@ from model.layers.attention import AttentionHeads
 
 
 class Projections(nn.Module):
-    """E and F of every layer (section 4, "Parameter sharing between projections").
+    """Projections E and F of every layer (section 4, "Parameter sharing between projections").
 
-    "headwise": E and F of a layer's own, for all its heads; "key-value": a layer's own, and E = F; "layerwise": E = F,
-    the same in all layers.
+    - "headwise": each layer has its own E and F, shared by its heads.
+    - "key-value": each layer has its own E, and F = E.
+    - "layerwise": all layers share one E, and F = E.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -26,23 +29,23 @@ class Projections(nn.Module):
         self.size = config.linformer_size
         layers = config.encoder_layers
         count = {"headwise": 2 * layers, "key-value": layers, "layerwise": 1}[self.sharing]
-        # Entries from N(0, 1 / k), as the random projections in the paper's proofs.
+        # Entries from N(0, 1 / k), like the random projections in the proofs of the paper.
         drawn = torch.randn(count, self.size, config.max_positions) * self.size**-0.5
         self.matrices = nn.Parameter(drawn)  # (matrices, k, n)
 
-    def places_of(self, layer: int) -> tuple[int, int]:
-        """Where a layer's E and F stand among the matrices."""
+    def matrix_indices(self, layer: int) -> tuple[int, int]:
+        """Return the indices of a layer's E and F in `matrices`."""
         first = {"headwise": 2 * layer, "key-value": layer, "layerwise": 0}[self.sharing]
         return first, first + 1 if self.sharing == "headwise" else first
 
-    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """E and F of a layer, each (k, n)."""
-        key_place, value_place = self.places_of(layer)
-        return self.matrices[key_place], self.matrices[value_place]
+    def for_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return E and F of a layer, each (k, n)."""
+        key_index, value_index = self.matrix_indices(layer)
+        return self.matrices[key_index], self.matrices[value_index]
 
 
 def project(matrix: Tensor, x: Tensor, mask: Tensor) -> Tensor:
-    """E x, as if what is not a token were not there.
+    """Project keys or values with a matrix, treating padding as zeros.
 
     Args:
         matrix: (k, n).
@@ -56,25 +59,25 @@ def project(matrix: Tensor, x: Tensor, mask: Tensor) -> Tensor:
     return matrix[:, : x.size(1)] @ x.masked_fill(~is_token, 0.0)
 
 
-def pull_back(slots: Tensor, matrix: Tensor, mask: Tensor) -> Tensor:
-    """Weights of slots as weights of the tokens that the slots are made of: softmax(...) F.
+def token_weights(weights: Tensor, matrix: Tensor, mask: Tensor) -> Tensor:
+    """Convert weights of projected keys to weights of source tokens: softmax(...) F.
 
-    A head's result is (softmax(...) F) V W^V, so these are what multiplies each token's value. They may be negative and
-    a row need not sum to 1.
+    The output of a head is (softmax(...) F) V W^V, so the result is the factor of each token's
+    value. It may be negative, and a row need not sum to 1.
 
     Args:
-        slots: (B, H, S, k).
+        weights: attention weights of the projected keys (B, H, S, k).
         matrix: (k, n), the one that projects values.
         mask: (B, 1, 1, S), True for tokens.
 
     Returns:
-        (B, H, S, S), 0 for what is not a token.
+        (B, H, S, S), 0 for padding.
     """
-    return (slots @ matrix[:, : slots.size(2)]).masked_fill(~mask, 0.0)
+    return (weights @ matrix[:, : weights.size(2)]).masked_fill(~mask, 0.0)
 
 
 class LinformerAttention(AttentionHeads):
-    """Heads that attend to projected keys and values."""
+    """Multi-head attention to projected keys and values (Wang et al. 2020, equation 7)."""
 
     def forward(
         self,
@@ -85,17 +88,20 @@ class LinformerAttention(AttentionHeads):
         key_projection: Tensor,
         value_projection: Tensor,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from `queries` (B, Q, M) to slots made of `keys` (B, S, M), which also give the values.
+        """Attend from `queries` to projections of `keys`, which also provide the values.
 
         Args:
-            mask: (B, 1, 1, S).
+            queries: (B, Q, M).
+            keys: (B, S, M).
+            mask: (B, 1, 1, S), True for tokens.
             need_weights: also return the attention weights.
             key_projection: E, (k, n).
             value_projection: F, (k, n).
 
         Returns:
-            (B, Q, M), and the weights of the slots (B, H, Q, k), whose rows sum to 1, or None.
+            Outputs (B, Q, M), and the weights of the projected keys (B, H, Q, k), whose rows sum to
+            1, or None.
         """
-        slot_keys = project(key_projection, self.key(keys), mask)
-        slot_values = project(value_projection, self.value(keys), mask)
-        return self.attend(self.query(queries), slot_keys, slot_values, None, need_weights)
+        projected_keys = project(key_projection, self.key(keys), mask)
+        projected_values = project(value_projection, self.value(keys), mask)
+        return self.attend(self.query(queries), projected_keys, projected_values, None, need_weights)

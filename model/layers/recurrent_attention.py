@@ -1,7 +1,10 @@
-"""Attention of recurrent decoders (Bahdanau et al. 2015, Luong et al. 2015): scores, windows and weights.
+"""Attention of recurrent decoders: score functions, windows and weights.
 
-Shapes use B batch, S source, H state of the decoder, A annotation, K key. What a score needs of the annotations alone
-is computed once per source, by `keys`; `forward` is one step.
+The score functions are those of Bahdanau et al. 2015 and Luong et al. 2015. `Score.keys` runs once
+per source and computes everything that depends only on the annotations; `Score.forward` runs at
+each decoder step.
+
+Shapes use B batch, S source, H decoder state, A annotation, K key.
 """
 
 import torch
@@ -12,28 +15,28 @@ from model.layers.attention import masked_softmax
 
 
 class Score(nn.Module):
-    """How well each position of a source fits a state of the decoder."""
+    """Base class of score functions, which compare a decoder state with each source position."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
 
     def keys(self, annotations: Tensor) -> Tensor:
-        """(B, S, A) to (B, S, K)."""
+        """Compute keys (B, S, K) from annotations (B, S, A)."""
         return annotations
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
-        """States (B, H) and keys (B, S, K) to scores (B, S)."""
+        """Compute scores (B, S) from decoder states (B, H) and keys (B, S, K)."""
         raise NotImplementedError
 
 
 class ProjectedScore(Score):
-    """One whose keys are the annotations, projected."""
+    """Base class of score functions whose keys are projected annotations."""
 
     annotation: nn.Linear
 
     @property
     def key_size(self) -> int:
-        """K."""
+        """K, the width of a key."""
         return self.annotation.out_features
 
     def keys(self, annotations: Tensor) -> Tensor:
@@ -42,14 +45,15 @@ class ProjectedScore(Score):
 
 
 def dot(state: Tensor, keys: Tensor) -> Tensor:
-    """(B, K) and (B, S, K) to (B, S)."""
+    """Return the dot products (B, S) of states (B, K) with keys (B, S, K)."""
     return (keys @ state.unsqueeze(-1)).squeeze(-1)
 
 
 class AdditiveScore(ProjectedScore):
-    """e_ij = v^T tanh(W s + U h_j) (Bahdanau et al. 2015, section A.1.2, which leaves biases out; W s has one here).
+    """Additive attention, e_ij = v^T tanh(W s + b + U h_j) (Bahdanau et al. 2015, section A.1.2).
 
-    Luong's concat, v^T tanh(W [h_t; h_s]) (Luong et al. 2015, section 3.1), is the same: W is [W U] there.
+    The paper omits the bias b. The concat score of Luong et al. 2015 (section 3.1), v^T tanh(W
+    [h_t; h_s]), is the same function: its W is [W U] here.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -64,14 +68,14 @@ class AdditiveScore(ProjectedScore):
 
 
 class DotScore(Score):
-    """h_t^T h_s (Luong et al. 2015, section 3.1)."""
+    """Dot score, h_t^T h_s (Luong et al. 2015, section 3.1)."""
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
         return dot(state, keys)
 
 
 class GeneralScore(ProjectedScore):
-    """h_t^T W h_s (Luong et al. 2015, section 3.1): multiplicative, or bilinear, attention."""
+    """General (bilinear) score, h_t^T W h_s (Luong et al. 2015, section 3.1)."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
@@ -82,9 +86,12 @@ class GeneralScore(ProjectedScore):
 
 
 class ReducedRankScore(ProjectedScore):
-    """s^T (U^T V) h = (U s)^T (V h) with U (k, H) and V (k, A): multiplicative attention of rank k.
+    """Multiplicative attention of rank k.
 
-    It is in no paper of these; Manning's course CS224n at Stanford teaches it under this name.
+    s^T (U^T V) h = (U s)^T (V h) with U (k, H) and V (k, A).
+
+    The source of the name is the course CS224n of Stanford University; neither of the two papers
+    has this score.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -97,14 +104,17 @@ class ReducedRankScore(ProjectedScore):
 
 
 class LocationScore(Score):
-    """W h_t + b (Luong et al. 2015, equation 8, without the bias): what stands at a position is not looked at."""
+    """Location score, W h_t + b (Luong et al. 2015, equation 8, which has no bias).
+
+    It depends on the decoder state and the position, not on the annotations.
+    """
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
         self.state = nn.Linear(config.decoder_size, config.max_positions)
 
     def keys(self, annotations: Tensor) -> Tensor:
-        """Nothing, one number wide: the number of positions is all that is needed."""
+        """Return zeros (B, S, 1): only the number of positions is needed."""
         return annotations.new_zeros(*annotations.shape[:2], 1)
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
@@ -123,11 +133,14 @@ SCORES: dict[str, type[Score]] = {
 
 
 class PredictedPosition(nn.Module):
-    """p_t = S sigmoid(v_p^T tanh(W_p h_t)) (Luong et al. 2015, equation 9): between 0 and S.
+    """Predicted window centre of local-p attention (Luong et al. 2015, equation 9).
 
-    v_p is `outer.weight` / H. Adam moves every weight as far as any other: without the factor the sum over H of them
-    runs into the sigmoid's flat ends within some hundred updates (Yang et al. 2022, "Tensor Programs V", scale what a
-    network ends with like this, so that its steps do not grow with its width).
+    p_t = S sigmoid(v_p^T tanh(W_p h_t)).
+
+    v_p is `outer.weight` / H. Adam changes all weights by about the same amount per update. Without
+    the factor 1 / H, the sum over H terms saturates the sigmoid within some hundred updates. Yang
+    et al. 2022 ("Tensor Programs V") scale output layers in the same way, so that the size of an
+    update does not grow with the width.
     """
 
     def __init__(self, size: int) -> None:
@@ -137,7 +150,7 @@ class PredictedPosition(nn.Module):
         self.outer = nn.Linear(size, 1, bias=False)
 
     def forward(self, state: Tensor, source_lengths: Tensor) -> Tensor:
-        """States (B, H) and lengths (B,) to positions (B,)."""
+        """Predict positions (B,) between 0 and S from states (B, H) and source lengths (B,)."""
         logits = self.gain * self.outer(self.inner(state).tanh())  # (B, 1)
         positions: Tensor = source_lengths * torch.sigmoid(logits).squeeze(-1)
         return positions
@@ -146,18 +159,20 @@ class PredictedPosition(nn.Module):
 def align(
     scores: Tensor, source_lengths: Tensor, centres: Tensor | None = None, radius: int = 0, is_gaussian: bool = False
 ) -> Tensor:
-    """The weights of one step, a softmax over the source or over a window (Luong et al. 2015, equation 7, section 3.2).
+    """Compute the attention weights of one step by a softmax over the source or over a window.
+
+    The equations are those of Luong et al. 2015, section 3.2.
 
     Args:
         scores: (B, S).
         source_lengths: (B,).
-        centres: (B,) where each window is; without, every position of the source counts.
+        centres: window centres p (B,); None attends to the whole source.
         radius: D of the window [p - D, p + D].
-        is_gaussian: multiply by exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2, after the softmax (Luong et al. 2015,
-            equation 10): the weights sum to less than 1.
+        is_gaussian: after the softmax, multiply by exp(-(s - p)^2 / (2 sigma^2)) with sigma = D / 2
+            (equation 10). The weights then sum to less than 1.
 
     Returns:
-        (B, S).
+        Weights (B, S), 0 for padding and outside the window.
     """
     positions = torch.arange(scores.size(1), device=scores.device)
     mask = positions < source_lengths.unsqueeze(1)

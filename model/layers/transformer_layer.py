@@ -1,4 +1,4 @@
-"""The encoder layer and the decoder layer of Vaswani et al. 2017, post-norm or pre-norm, and their parts.
+"""Encoder and decoder layers of Vaswani et al. 2017, with post-norm or pre-norm.
 
 Shapes use B batch, S source, T target, M width of the model, H heads.
 """
@@ -14,9 +14,10 @@ from model.layers.linformer import LinformerAttention
 
 
 class AddNorm(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))) (section 3.1 and 5.4).
+    """Residual connection and layer normalization around a sublayer.
 
-    With `pre_norm` it is x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020, table 1).
+    Post-norm computes LayerNorm(x + Dropout(Sublayer(x))) (Vaswani et al. 2017, sections 3.1 and
+    5.4). Pre-norm computes x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020, table 1).
     """
 
     def __init__(self, d_model: int, dropout: float, pre_norm: bool = False) -> None:
@@ -25,20 +26,20 @@ class AddNorm(nn.Module):
         self.norm = nn.LayerNorm(d_model)
         self.dropout = Dropout(dropout)
 
-    def before(self, x: Tensor) -> Tensor:
-        """Return the input of the sublayer."""
-        read: Tensor = self.norm(x) if self.pre_norm else x
-        return read
+    def sublayer_input(self, x: Tensor) -> Tensor:
+        """Return the input of the sublayer: x, normalized if pre-norm."""
+        normalized: Tensor = self.norm(x) if self.pre_norm else x
+        return normalized
 
     def forward(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
-        """Combine x with the output of the sublayer, whose input is `before(x)`."""
+        """Combine x with the sublayer's output for the input `sublayer_input(x)`."""
         total = x + self.dropout(sublayer_output)
-        passed_on: Tensor = total if self.pre_norm else self.norm(total)
-        return passed_on
+        result: Tensor = total if self.pre_norm else self.norm(total)
+        return result
 
 
 class FeedForward(nn.Module):
-    """max(0, x W_1 + b_1) W_2 + b_2, at each position alike (equation 2)."""
+    """Position-wise feed-forward network, max(0, x W_1 + b_1) W_2 + b_2 (equation 2)."""
 
     def __init__(self, d_model: int, d_ff: int) -> None:
         super().__init__()
@@ -54,12 +55,17 @@ SelfAttention = MultiHeadAttention | AttentionWithoutWeights | LinformerAttentio
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward, each inside Add & Norm."""
+    """Self-attention and feed-forward network, each with residual connection and normalization.
+
+    Args:
+        config: sizes.
+        self_attention: the attention module; multi-head attention by default.
+        pre_norm: pre-norm instead of post-norm.
+    """
 
     def __init__(
         self, config: StackConfig, self_attention: SelfAttention | None = None, pre_norm: bool = False
     ) -> None:
-        """`self_attention` is multi-head where it is not given."""
         super().__init__()
         self.self_attention: SelfAttention = self_attention or MultiHeadAttention(config.d_model, config.num_heads)
         self.self_attention_norm = AddNorm(config.d_model, config.dropout, pre_norm)
@@ -69,18 +75,29 @@ class EncoderLayer(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor, need_weights: bool = False, projections: Sequence[Tensor] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, S, M) to (B, S, M) and the weights (B, H, S, S) or None.
+        """Run the layer.
 
-        `projections` are E and F of `LinformerAttention`, whose weights are (B, H, S, k).
+        Args:
+            x: (B, S, M).
+            mask: broadcastable to (B, H, S, S), True where a query may attend to a key.
+            need_weights: also return the attention weights.
+            projections: E and F of `LinformerAttention`, empty for other attention.
+
+        Returns:
+            (B, S, M), and the attention weights (B, H, S, S) or None. The weights of
+            `LinformerAttention` are (B, H, S, k).
         """
-        read = self.self_attention_norm.before(x)
-        attended, weights = self.self_attention(read, read, mask, need_weights, *projections)
+        normalized = self.self_attention_norm.sublayer_input(x)
+        attended, weights = self.self_attention(normalized, normalized, mask, need_weights, *projections)
         x = self.self_attention_norm(x, attended)
-        return self.feed_forward_norm(x, self.feed_forward(self.feed_forward_norm.before(x))), weights
+        return self.feed_forward_norm(x, self.feed_forward(self.feed_forward_norm.sublayer_input(x))), weights
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention to the encoder's output, feed-forward, each inside Add & Norm."""
+    """Causal self-attention, cross-attention and feed-forward network.
+
+    Each has a residual connection and normalization.
+    """
 
     def __init__(self, config: StackConfig, pre_norm: bool = False) -> None:
         super().__init__()
@@ -94,12 +111,24 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor, self_mask: Tensor, memory_mask: Tensor, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(B, T, M) to (B, T, M), the weights (B, H, T, T) and the cross-attention weights (B, H, T, S), or None."""
-        read = self.self_attention_norm.before(x)
-        attended, self_weights = self.self_attention(read, read, self_mask, need_weights)
+        """Run the layer.
+
+        Args:
+            x: (B, T, M).
+            memory: the encoder's output (B, S, M).
+            self_mask: broadcastable to (B, H, T, T).
+            memory_mask: broadcastable to (B, H, T, S).
+            need_weights: also return the attention weights.
+
+        Returns:
+            (B, T, M), the self-attention weights (B, H, T, T) and the cross-attention weights (B,
+            H, T, S). The weights are None unless requested.
+        """
+        normalized = self.self_attention_norm.sublayer_input(x)
+        attended, self_weights = self.self_attention(normalized, normalized, self_mask, need_weights)
         x = self.self_attention_norm(x, attended)
-        read = self.cross_attention_norm.before(x)
-        attended, cross_weights = self.cross_attention(read, memory, memory_mask, need_weights)
+        normalized = self.cross_attention_norm.sublayer_input(x)
+        attended, cross_weights = self.cross_attention(normalized, memory, memory_mask, need_weights)
         x = self.cross_attention_norm(x, attended)
-        x = self.feed_forward_norm(x, self.feed_forward(self.feed_forward_norm.before(x)))
+        x = self.feed_forward_norm(x, self.feed_forward(self.feed_forward_norm.sublayer_input(x)))
         return x, self_weights, cross_weights

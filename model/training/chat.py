@@ -1,4 +1,4 @@
-"""Chat as a task: generated dialogues, and the cross-entropy of their last answers."""
+"""Chat task: generated dialogues, and the cross-entropy of their last answers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,22 +18,29 @@ from model.training.config import TrainConfig
 from model.training.loss import projected_cross_entropy
 from model.training.task import Task
 
-# How many dialogues a split has, and what is added to a run's seed to draw them.
+# Number of dialogues of a split, and the offset that is added to the seed of the run to generate
+# them.
 SPLITS = {"train": (40_000, 0), "val": (1_000, 500_000)}
 TOKENIZER_DIALOGUES = 5_000
 
 
 @dataclass(frozen=True)
 class Example:
-    """The ids of a whole dialogue, its end token last; the first `num_read` bear no loss."""
+    """Token ids of a dialogue, ending with the end token.
+
+    The first `num_prompt` tokens are not part of the loss.
+    """
 
     ids: list[int]
-    num_read: int
+    num_prompt: int
 
 
 @dataclass(frozen=True)
 class ChatBatch:
-    """Padded dialogues without their last token (B, T), and the token after each; padding where it bears no loss."""
+    """Padded dialogues without their last token (B, T), and their targets (B, T).
+
+    A target is the next token, or the padding id if the token is not part of the loss.
+    """
 
     ids: Tensor
     targets: Tensor
@@ -64,8 +71,8 @@ def _examples(
     has_ghost_attention: bool,
 ) -> list[Example]:
     prompts, answers = zip(*_draw(split, config, has_ghost_attention), strict=True)
-    read = encode_lines(prompt_tokenizer(tokenizer), prompts)
-    pairs = zip(read, encode_lines(tokenizer, answers), strict=True)
+    prompt_ids = encode_lines(prompt_tokenizer(tokenizer), prompts)
+    pairs = zip(prompt_ids, encode_lines(tokenizer, answers), strict=True)
     return [Example([*prompt, *answer], len(prompt)) for prompt, answer in pairs]
 
 
@@ -74,7 +81,7 @@ def _length(example: Example) -> int:
 
 
 def make_batch(examples: Sequence[Example], pad_id: int) -> ChatBatch:
-    targets = [[pad_id] * (one.num_read - 1) + one.ids[one.num_read :] for one in examples]
+    targets = [[pad_id] * (one.num_prompt - 1) + one.ids[one.num_prompt :] for one in examples]
     return ChatBatch(pad([one.ids[:-1] for one in examples], pad_id), pad(targets, pad_id))
 
 
@@ -88,15 +95,18 @@ def _count(batch: ChatBatch, pad_id: int) -> int:
 
 
 def answer_loss(model: CausalModel, batch: ChatBatch, smoothing: float = 0.0) -> Tensor:
-    """Sum of the cross-entropies over the tokens of the last answers, in nats."""
-    features, _ = model.read(batch.ids)
+    """Return the sum of the cross-entropies over the tokens of the last answers, in nats."""
+    features, _ = model.hidden_states(batch.ids)
     return projected_cross_entropy(
         features.flatten(0, 1), model.embedding.weight, batch.targets.flatten(), smoothing, model.config.pad_id
     )
 
 
 def chat_task(has_ghost_attention: bool) -> Task[Example, ChatBatch, CausalModel]:
-    """The data folder that a run is given is not read: the dialogues depend on the seed alone."""
+    """Return the chat task.
+
+    It ignores the data folder of a run, because the seed determines the dialogues.
+    """
     return Task(
         validation_split="val",
         read_texts=partial(_texts, has_ghost_attention=has_ghost_attention),

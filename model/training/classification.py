@@ -1,4 +1,4 @@
-"""Classification as a task: labelled sentences, and the cross-entropy of their labels."""
+"""Classification task: labelled sentences, and the cross-entropy of their labels."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,8 +43,8 @@ def _count(batch: LabelledBatch, pad_id: int) -> int:
 
 
 def label_loss(model: Classifier, batch: LabelledBatch, smoothing: float = 0.0) -> Tensor:
-    """Sum of the label-smoothed cross-entropies of a batch, in nats."""
-    logprobs = model(batch.source, batch.source_lengths)  # (B, C); as logits they give the same
+    """Return the sum of the label-smoothed cross-entropies of a batch, in nats."""
+    logprobs = model(batch.source, batch.source_lengths)  # (B, C); softmax does not change log-probabilities
     return functional.cross_entropy(logprobs, batch.labels, label_smoothing=smoothing, reduction="sum")
 
 

@@ -1,6 +1,7 @@
-"""A task: the parts of training in which translation, classification and chat differ.
+"""Interface of a training task.
 
-`model.training.trainer` has the rest.
+A task has the parts of training that differ between translation, classification and chat;
+`model.training.trainer` has the common parts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from model.training.config import TrainConfig
 
 
 class TrainingBatch(Protocol):
-    """Padded examples as tensors."""
+    """Padded examples as tensors that can be moved to a device."""
 
     def to(self, device: torch.device) -> Self: ...
 
@@ -29,17 +30,20 @@ ModelT = TypeVar("ModelT")
 
 @dataclass(frozen=True)
 class Task(Generic[ExampleT, BatchT, ModelT]):
-    """How data becomes examples, examples become batches, and a batch becomes a loss.
+    """Functions that read data, form batches and compute losses.
 
-    A loss is a sum over a batch; `count` says of how many parts, which is what its mean is taken over.
+    A loss is a sum over a batch, in nats; `count` returns the number of terms, by which the trainer
+    divides it.
     """
 
     validation_split: str
-    read_texts: Callable[[Path, TrainConfig], list[str]]  # what the tokenizer learns from
-    # Reads a split of a folder, and refuses what the model could not learn from.
+    read_texts: Callable[[Path, TrainConfig], list[str]]  # texts for training the tokenizer
+    # Reads a split of a folder, and raises ValueError for data that the model cannot be trained on.
     read_examples: Callable[[Path, str, Tokenizer, TrainConfig, ModelConfig], list[ExampleT]]
-    length: Callable[[ExampleT], int]  # tokens, of the longer side where there are two
-    batches: Callable[[Sequence[ExampleT], int, int, ModelConfig], Iterator[BatchT]]  # batch_tokens, seed
-    count: Callable[[BatchT, int], int]  # the padding's id
-    training_loss: Callable[[ModelT, BatchT, float], Tensor]  # label smoothing; nats
-    validation_loss: Callable[[ModelT, BatchT], Tensor]  # nats
+    length: Callable[[ExampleT], int]  # tokens of the longer side
+    batches: Callable[
+        [Sequence[ExampleT], int, int, ModelConfig], Iterator[BatchT]
+    ]  # examples, batch_tokens, seed, configuration
+    count: Callable[[BatchT, int], int]  # batch, padding id
+    training_loss: Callable[[ModelT, BatchT, float], Tensor]  # model, batch, label smoothing
+    validation_loss: Callable[[ModelT, BatchT], Tensor]

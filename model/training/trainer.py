@@ -1,15 +1,17 @@
-"""Training from a folder of data; it checkpoints every epoch and resumes after a kill to the same result.
+"""Training loop with a checkpoint after every epoch; an interrupted run resumes to the same result.
 
 A run is a folder:
 
-    train.json, config.json, tokenizer.json   what is trained, and how
-    state.safetensors                         weights, optimiser and counters at the end of the last epoch; with it, of
-                                              epoch 0, a run begins
-    epochs/0001.safetensors ...               the weights of the last epochs, for averaging
-    best/, averaged/                          checkpoints: lowest validation loss; mean of the last epochs
-    log.jsonl                                 one line an epoch; of an epoch that was repeated, two
+    train.json                    settings of the training
+    config.json, tokenizer.json   configuration and tokenizer of the model
+    state.safetensors             weights, optimizer and counters after the last epoch
+    epochs/0001.safetensors ...   weights of the last epochs, for averaging
+    best/                         checkpoint with the lowest validation loss
+    averaged/                     checkpoint with the mean weights of the last epochs
+    log.jsonl                     one line per epoch, two for a repeated epoch
 
-One process at a time has the folder: it holds a lock on it while it begins or takes up the run, and while it trains.
+Only one process can use the folder at a time: it holds a lock while it creates or resumes the run
+and while it trains.
 """
 
 import dataclasses
@@ -33,7 +35,7 @@ from tqdm import tqdm
 from model.architectures.factory import build_model
 from model.checkpoint import (
     average,
-    load_facts,
+    load_metadata,
     load_tensors,
     one_line,
     replace_text,
@@ -49,31 +51,35 @@ from model.training.task import Task
 
 @dataclass
 class Progress:
-    """What a run has reached; everything that a resumed run needs besides tensors."""
+    """Progress of a run: everything that a resumed run needs besides tensors."""
 
     epoch: int = 0  # epochs finished
     step: int = 0  # updates made
-    best_loss: float = float("inf")  # validation, nats; see Task.count for the mean
+    best_loss: float = float("inf")  # validation loss in nats, averaged over `Task.count`
     best_epoch: int = 0
 
 
 def inverse_sqrt_rate(step: int, peak: float, warmup_steps: int) -> float:
-    """Linear to the peak over the warm-up, then falling with 1 / sqrt(step) (Vaswani et al. 2017, equation 3).
+    """Return the learning rate of a step (Vaswani et al. 2017, equation 3).
+
+    The rate grows linearly to the peak during the warm-up, then decreases with 1 / sqrt(step).
 
     Args:
-        step: the update about to be made, from 1.
+        step: number of the update, counting from 1.
+        peak: the largest learning rate.
+        warmup_steps: number of updates of the warm-up.
     """
     return peak * min(step / warmup_steps, math.sqrt(warmup_steps / step))
 
 
 def read_log(run: Path) -> dict[int, dict[str, Any]]:
-    """The lines of a run's log by their epochs."""
+    """Read the log of a run as rows by epoch; the last row of a repeated epoch counts."""
     lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
     return {row["epoch"]: row for row in map(json.loads, lines)}
 
 
 class Trainer:
-    """One run: its folder, its task, its data, its model and its optimiser."""
+    """Training run with its folder, task, data, model and optimizer."""
 
     def __init__(
         self,
@@ -84,27 +90,38 @@ class Trainer:
         make_model: Callable[[int], ModelConfig],
         device: torch.device | None = None,
     ) -> None:
-        """Start a run in an empty or missing folder, or take up the one that is there.
+        """Create a run in an empty or missing folder, or resume the run in the folder.
+
+        Args:
+            run: folder of the run.
+            config: settings of the training.
+            task: translation, classification or chat.
+            data: folder of the training and validation data.
+            make_model: maps the vocabulary size to a model configuration.
+            device: device of the model; by default CUDA if available, else the CPU.
 
         Raises:
-            FileNotFoundError: a file of the data is missing.
-            OSError: the folder cannot be made or written.
-            ValueError: another process trains in the folder; or it holds a run with other settings, of another model,
-                on other data, without its state or with a damaged one; or the model cannot learn from the data.
+            FileNotFoundError: a data file is missing.
+            OSError: the folder cannot be created or written.
+            ValueError: another process uses the folder; the run in it has other settings, another
+                model or other data, or its state is missing or damaged; or the data is not valid.
         """
         self.run, self.config, self.task = run, config, task
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with self._locked():
-            # Nothing is written until all is read and checked: a mistake leaves no settings behind.
-            is_begun = self._state_path.exists()
-            if is_begun:
+            # Write nothing before everything is read and checked, so that invalid data leaves no
+            # files.
+            is_resumed = self._state_path.exists()
+            if is_resumed:
                 self._check_settings()
             elif (run / "log.jsonl").exists():
-                raise ValueError(f"{run} has a run without the state to go on from; choose another folder")
-            self.tokenizer = read_tokenizer(self._tokenizer_path) if is_begun else self._train_tokenizer(data)
+                raise ValueError(
+                    f"{run} contains a run without state.safetensors that cannot be resumed; choose another folder"
+                )
+            self.tokenizer = read_tokenizer(self._tokenizer_path) if is_resumed else self._train_tokenizer(data)
             self.model_config = make_model(self.tokenizer.get_vocab_size())
-            if is_begun and read_model_config(self._config_path) != self.model_config:
-                raise ValueError(f"{self.run} was begun with another model; choose another folder")
+            if is_resumed and read_model_config(self._config_path) != self.model_config:
+                raise ValueError(f"{self.run} contains a run of another model; choose another folder")
             check_tokenizer(self.tokenizer, self.model_config)
             self.train_examples = self._read_examples(data, "train")
             self.validation_examples = self._read_examples(data, task.validation_split)
@@ -114,19 +131,19 @@ class Trainer:
             self.model = build_model(self.model_config).to(self.device)
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
             self.progress = Progress()
-            if is_begun:
+            if is_resumed:
                 self._load_state()
             else:
-                self._begin()
+                self._create_run()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the run's folder, which is made where it is missing and removed again if nothing is put into it.
+        """Create the folder if necessary and lock it; remove a new folder that stays empty.
 
-        The lock belongs to the open folder and ends with the process, however that ends.
+        The operating system releases the lock when the process ends.
         """
         if self.run.exists() and not self.run.is_dir():
-            raise ValueError(f"{self.run} is not a folder; choose another one for the run")
+            raise ValueError(f"{self.run} is a file; choose a folder for the run")
         is_new = not self.run.exists()
         self.run.mkdir(parents=True, exist_ok=True)
         folder = os.open(self.run, os.O_RDONLY | os.O_DIRECTORY)
@@ -135,16 +152,16 @@ class Trainer:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(
-                    f"another process is training in {self.run}; wait until it ends, or choose another folder"
+                    f"another process is using {self.run}; wait until it ends, or choose another folder"
                 ) from None
             yield
         finally:
             if is_new:
-                with suppress(OSError):  # it is not empty
+                with suppress(OSError):  # the folder is not empty
                     self.run.rmdir()
             os.close(folder)
 
-    def _begin(self) -> None:
+    def _create_run(self) -> None:
         replace_text(self._settings_path, train_config_to_json(self.config))
         replace_text(self._tokenizer_path, self.tokenizer.to_str(pretty=True))
         replace_text(self._config_path, model_config_to_json(self.model_config))
@@ -167,12 +184,14 @@ class Trainer:
         return self.run / "tokenizer.json"
 
     def _check_settings(self) -> None:
-        began = read_train_config(self._settings_path)
-        # A longer run of the same settings is the same run.
-        stored = dataclasses.asdict(dataclasses.replace(began, max_epochs=self.config.max_epochs))
+        earlier = read_train_config(self._settings_path)
+        # `max_epochs` may change when a run is resumed.
+        stored = dataclasses.asdict(dataclasses.replace(earlier, max_epochs=self.config.max_epochs))
         changed = [name for name, value in dataclasses.asdict(self.config).items() if stored[name] != value]
         if changed:
-            raise ValueError(f"{self.run} was begun with other settings: {', '.join(changed)}; choose another folder")
+            raise ValueError(
+                f"{self.run} contains a run with other values of {', '.join(changed)}; choose another folder"
+            )
 
     def _train_tokenizer(self, data: Path) -> Tokenizer:
         return train_tokenizer(self.task.read_texts(data, self.config), self.config.vocab_size)
@@ -181,27 +200,29 @@ class Trainer:
         examples = self.task.read_examples(data, split, self.tokenizer, self.config, self.model_config)
         kept = [one for one in examples if self.task.length(one) <= self.config.max_length_tokens]
         if not kept:
-            raise ValueError(f"no example of {split} has at most max_length_tokens ({self.config.max_length_tokens})")
+            raise ValueError(
+                f"no example of {split} has at most max_length_tokens ({self.config.max_length_tokens}); increase it"
+            )
         longest, limit = max(map(self.task.length, kept)), self.model_config.max_positions
         if longest > limit:
             raise ValueError(
-                f"an example of {split} has {longest} tokens, the model reads max_positions ({limit}); set "
-                f"max_length_tokens to {limit} to leave out what is longer"
+                f"an example of {split} has {longest} tokens, but max_positions of the model is {limit}; set "
+                f"max_length_tokens to {limit} to skip longer examples"
             )
         return kept
 
     def _load_state(self) -> None:
         try:
-            tensors, facts = load_tensors(self._state_path), load_facts(self._state_path)
+            tensors, facts = load_tensors(self._state_path), load_metadata(self._state_path)
         except ValueError as error:
-            raise ValueError(f"{error}; the run cannot go on, choose another folder") from error
+            raise ValueError(f"{error}; the run cannot be resumed, choose another folder") from error
         if facts.pop("data", self._data_digest) != self._data_digest:
-            raise ValueError(f"{self.run} was begun with other data; choose another folder")
+            raise ValueError(f"{self.run} contains a run with other data; choose another folder")
         try:
             self._set_state(tensors, facts)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{self._state_path} is not a state of this model ({one_line(error)}); choose another folder"
+                f"{self._state_path} does not match this model ({one_line(error)}); choose another folder"
             ) from error
 
     def _set_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -222,15 +243,16 @@ class Trainer:
         save_tensors(self._state_path, tensors, {**dataclasses.asdict(self.progress), "data": self._data_digest})
 
     def train_epoch(self, epoch: int) -> float:
-        """One pass over the training examples.
+        """Train on all examples once.
 
         Returns:
-            The mean training loss, nats.
+            The mean training loss in nats.
 
         Raises:
             ValueError: the loss is not finite.
         """
-        # Order and dropout depend on the seed and the epoch alone, so a resumed run sees what an unbroken one would.
+        # Order and dropout depend only on the seed and the epoch, so that a resumed run gives the
+        # same result.
         torch.manual_seed(self.config.seed * 1_000_003 + epoch)
         batches = list(self._batches(self.train_examples, epoch))
         self.model.train()
@@ -239,7 +261,7 @@ class Trainer:
             for batch in bar:
                 self.progress.step += 1
                 total_in_batch, count_in_batch = self.update(batch.to(self.device))
-                self._refuse_divergence("training", total_in_batch)
+                self._check_finite("training", total_in_batch)
                 total, count = total + total_in_batch, count + count_in_batch
                 bar.set_postfix(loss=f"{total / count:.3f}")
         return total / count
@@ -263,7 +285,7 @@ class Trainer:
 
     @torch.inference_mode()
     def validate(self) -> float:
-        """Compute the mean loss on the validation examples without smoothing, nats.
+        """Compute the mean loss on the validation examples without label smoothing, in nats.
 
         Raises:
             ValueError: the loss is not finite.
@@ -273,30 +295,33 @@ class Trainer:
         for batch in self._batches(self.validation_examples, 0):
             total += self.task.validation_loss(self.model, batch.to(self.device)).item()
             count += self.task.count(batch, self.model_config.pad_id)
-        self._refuse_divergence("validation", total)
+        self._check_finite("validation", total)
         return total / count
 
-    def _refuse_divergence(self, which: str, loss: float) -> None:
-        """Stop before weights that are not numbers are written; the run keeps the state of its last epoch."""
+    def _check_finite(self, which: str, loss: float) -> None:
+        """Raise ValueError for a loss that is not finite, before the weights are written."""
         if not math.isfinite(loss):
             raise ValueError(
                 f"the {which} loss is {loss} after update {self.progress.step}: the training diverged; start again in "
-                "another folder with a lower peak_learning_rate or clip_norm, or more warmup_steps"
+                "another folder with a lower peak_learning_rate or clip_norm, or with more warmup_steps"
             )
 
     def fit(self) -> None:
-        """Train until `max_epochs`, or until the validation loss has not improved for `patience_epochs`.
+        """Train until `max_epochs`, or until the validation loss stops improving.
+
+        Training stops after `patience_epochs` epochs without improvement.
 
         Raises:
             OSError: a file cannot be written.
-            ValueError: another process trains in the folder, or has done so; or the training diverged.
+            ValueError: another process uses the folder or has continued the run, or the training
+                diverged.
         """
         with self._locked():
-            if load_facts(self._state_path).get("epoch", 0) != self.progress.epoch:
+            if load_metadata(self._state_path).get("epoch", 0) != self.progress.epoch:
                 raise ValueError(
-                    f"another process has trained in {self.run}; run the command again to go on from there"
+                    f"another process has continued the run in {self.run}; run the command again to resume it"
                 )
-            # The record says how long the run is, not how long it was meant to be when it began.
+            # Record the actual length of the run, which may differ from the length at its start.
             max_epochs = max(self.config.max_epochs, self.progress.epoch)
             record = dataclasses.replace(self.config, max_epochs=max_epochs)
             replace_text(self._settings_path, train_config_to_json(record))
@@ -315,7 +340,10 @@ class Trainer:
         return self.progress.epoch - self.progress.best_epoch >= self.config.patience_epochs
 
     def _finish_epoch(self, epoch: int, val_loss: float) -> None:
-        """Write what the epoch made. The state comes after it and the log: a kill in between repeats the epoch."""
+        """Write the checkpoints of an epoch.
+
+        The caller writes the state last, so that an interruption in between repeats the epoch.
+        """
         facts = {"epoch": epoch, "validation_loss": val_loss}
         weights = self.model.state_dict()
         epochs = self.run / "epochs"
@@ -342,5 +370,5 @@ class Trainer:
         }
         log = self.run / "log.jsonl"
         earlier = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        replace_text(log, earlier + json.dumps(row) + "\n")  # a full disk leaves no part of a line
+        replace_text(log, earlier + json.dumps(row) + "\n")  # atomic, so that a full disk leaves no partial line
         tqdm.write(json.dumps(row))

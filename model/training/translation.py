@@ -1,4 +1,4 @@
-"""Translation as a task: parallel text, and the cross-entropy of target tokens."""
+"""Translation task: parallel text, and the cross-entropy of target tokens."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor
 from model.architectures.factory import TranslationModel
 from model.architectures.recurrent import RecurrentModel
 from model.config import ModelConfig
-from model.data.batches import Batch, Pair, iterate
+from model.data.batches import Batch, Pair, iterate_batches
 from model.data.text import read_parallel
 from model.data.tokenizer import encode_lines
 from model.training.config import TrainConfig
@@ -20,18 +20,19 @@ from model.training.task import Task
 
 
 def _read_sides(folder: Path, split: str, config: TrainConfig) -> tuple[list[str], list[str]]:
-    """Read a split to learn from.
+    """Read both sides of a split.
 
     Raises:
-        ValueError: a line is blank: nothing can be learnt from a sentence without its translation.
+        FileNotFoundError: a file is missing.
+        ValueError: a line is blank, or see `read_parallel`.
     """
     sides = read_parallel(folder, split, config.source, config.target)
     for language, lines in zip((config.source, config.target), sides, strict=True):
         blank = [number for number, line in enumerate(lines, start=1) if not line.strip()]
         if blank:
             raise ValueError(
-                f"{folder / split}.{language}, line {blank[0]} is blank, one of {len(blank)} blank lines; remove these "
-                f"lines from both {split}.{config.source} and {split}.{config.target}"
+                f"{folder / split}.{language}, line {blank[0]} is blank ({len(blank)} blank lines in total); remove "
+                f"these lines from both {split}.{config.source} and {split}.{config.target}"
             )
     return sides
 
@@ -53,7 +54,7 @@ def _longer_side(pair: Pair) -> int:
 
 
 def _batches(pairs: Sequence[Pair], batch_tokens: int, seed: int, config: ModelConfig) -> Iterator[Batch]:
-    return iterate(pairs, batch_tokens, seed, config.pad_id, config.bos_id)
+    return iterate_batches(pairs, batch_tokens, seed, config.pad_id, config.bos_id)
 
 
 def count_targets(batch: Batch, pad_id: int) -> int:
@@ -61,8 +62,8 @@ def count_targets(batch: Batch, pad_id: int) -> int:
 
 
 def cross_entropy(model: TranslationModel, batch: Batch, smoothing: float) -> Tensor:
-    """Sum of the cross-entropies over the real target tokens, in nats."""
-    memory: Any  # each model decodes its own
+    """Return the sum of the cross-entropies over the real target tokens, in nats."""
+    memory: Any  # its type depends on the model
     memory, _ = model.encode(batch.source, batch.source_lengths)
     decoded, _, _ = model.decode(batch.target_input, memory, batch.source_lengths)
     return projected_cross_entropy(
@@ -71,7 +72,7 @@ def cross_entropy(model: TranslationModel, batch: Batch, smoothing: float) -> Te
 
 
 def training_loss(model: TranslationModel, batch: Batch, smoothing: float) -> Tensor:
-    """Return the loss that training minimises: a sum over the real target tokens of a batch, in nats."""
+    """Return the training loss: a sum over the real target tokens of a batch, in nats."""
     if isinstance(model, RecurrentModel) and model.config.selection == "reinforce":
         return reinforce_loss(model, batch, smoothing)
     if isinstance(model, RecurrentModel) and model.config.selection == "marginal":

@@ -1,1 +1,3 @@
-"""The native endpoints: each file has the request model, the response and the handler of one endpoint."""
+"""The native endpoints: each file has the request model, the response and the handler of one
+endpoint.
+"""

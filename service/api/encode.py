@@ -1,5 +1,7 @@
 """POST /v1/encode."""
 
+from typing import Annotated
+
 from pydantic import ConfigDict, Field
 
 from service.api.endpoint import TASK_ERRORS, Endpoint
@@ -13,9 +15,14 @@ from service.parameters import Encoding
 class EncodeBody(RequestBody):
     model: ModelName = None
     inputs: Inputs
-    pooling: Pooling = "mean"
+    pooling: Annotated[
+        Pooling,
+        Field(description="Reduction of the token vectors to one vector; `none` returns a vector for each token."),
+    ] = "mean"
     normalize: bool = Field(default=False, description="Give each vector length 1.")
-    encoding: Encoding = "float"
+    encoding: Annotated[
+        Encoding, Field(description="Encoding of the vectors: numbers, or base64 of little-endian float32.")
+    ] = "float"
     truncate: Truncate = False
 
     model_config = ConfigDict(
@@ -26,8 +33,8 @@ class EncodeBody(RequestBody):
 async def encode_texts(call: Call, body: EncodeBody) -> EncodeResult:
     """Encode each input to vectors.
 
-    With pooling `none` an embedding has a row for each token, row-major, and `shapes` has the numbers of rows and
-    columns.
+    With pooling `none` an embedding has a row for each token, row-major, and `shapes` has the
+    numbers of rows and columns.
     """
     request = EncodeInput(body.model, body.inputs, body.pooling, body.normalize, body.encoding, body.truncate)
     return await encode(call, request)

@@ -1,13 +1,15 @@
-"""Declaration of an endpoint: what the transport needs to call its handler and to describe it in OpenAPI."""
+"""Declaration of an endpoint: what the transport needs to call its handler and to describe it in
+OpenAPI.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import orjson
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from service.errors import ApiError, ErrorCode, ErrorType
+from service.errors import ApiError, ErrorCode, ErrorType, complete_message
 from service.inference.generate import Stream, StreamedSequence, StreamEnd, StreamToken
 
 JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "text/event-stream"
@@ -44,29 +46,30 @@ class BodyFormat:
 
 
 class Error(BaseModel):
-    code: str
-    type: ErrorType
-    message: str
-    param: str | None
-    request_id: str
+    code: Annotated[str, Field(description="Error code; it decides the HTTP status.")]
+    type: Annotated[ErrorType, Field(description="Group that the code belongs to.")]
+    message: Annotated[str, Field(description="Explanation in full sentences; complete in itself.")]
+    param: Annotated[str | None, Field(description="Path of the value at fault; null if no value is.")]
+    request_id: Annotated[str, Field(description="Request id, as in `X-Request-Id` and in the log.")]
 
 
 class ErrorResponse(BaseModel):
-    error: Error
+    error: Annotated[Error, Field(description="The error.")]
 
 
 @dataclass(frozen=True)
 class ErrorFormat:
     """The form in which an API returns errors; status and code are the same in every API."""
 
-    # Writes the body of an error: its message and its parameter with the API's own names, and the request id.
+    # Writes the body of an error: its message and its parameter with the API's own names, and the
+    # request id.
     write: Callable[[ApiError, str, str | None, str], bytes]
     response: type[BaseModel]  # what is written, for OpenAPI
 
 
 def _native_error(error: ApiError, message: str, param: str | None, request_id: str) -> bytes:
-    content = {"code": error.code, "type": error.kind.type, "message": message, "param": param}
-    return orjson.dumps({"error": content | {"request_id": request_id}})
+    content = {"code": error.code, "type": error.kind.type, "message": complete_message(message, param)}
+    return orjson.dumps({"error": content | {"param": param, "request_id": request_id}})
 
 
 NATIVE_ERRORS = ErrorFormat(_native_error, ErrorResponse)
@@ -120,9 +123,10 @@ def to_json(content: Any) -> bytes:
 class Endpoint:
     """One endpoint.
 
-    The handler takes `call`, the path's parameters, and by name what else it declares: `body`, a Pydantic model;
-    `model`, from the query; `headers`; `tail`, the bytes after the JSON. It returns an object that becomes JSON, a
-    `Raw`, or an `EventStream`. The first sentence of its docstring is the summary in OpenAPI.
+    The handler takes `call`, the path's parameters, and by name what else it declares: `body`, a
+    Pydantic model; `model`, from the query; `headers`; `tail`, the bytes after the JSON. It returns
+    an object that becomes JSON, a `Raw`, or an `EventStream`. The first sentence of its docstring
+    is the summary in OpenAPI.
     """
 
     method: Literal["GET", "POST"]

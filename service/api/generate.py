@@ -1,10 +1,12 @@
 """POST /v1/generate."""
 
-from pydantic import ConfigDict
+from typing import Annotated, Self
+
+from pydantic import ConfigDict, Field, model_validator
 
 from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Endpoint, EventStream, event_of
-from service.api.types import Inputs, ModelName
-from service.fields import RequestBody, case
+from service.api.types import BLANKS_ONLY_IF_PASSED, INPUTS, ModelName
+from service.fields import OnEmpty, RequestBody, TextsWithBlanks, field_error, object_schema
 from service.inference.call import Call
 from service.inference.generate import (
     GenerateInput,
@@ -16,6 +18,7 @@ from service.inference.generate import (
     generate,
     stream,
 )
+from service.inference.sentences import generate_by_sentence
 from service.parameters import AT_MOST_ONE, PARAMETER_NAMES, GenerateParameters
 
 DONE = b"data: [DONE]\n\n"
@@ -26,9 +29,10 @@ FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES} | {
 
 class GenerateBody(RequestBody):
     model: ModelName = None
-    inputs: Inputs
-    parameters: GenerateParameters = GenerateParameters()
-    stream: bool = False
+    on_empty: OnEmpty = "error"
+    inputs: Annotated[TextsWithBlanks, Field(description=INPUTS)]
+    parameters: Annotated[GenerateParameters, Field(description="Generation parameters.")] = GenerateParameters()
+    stream: Annotated[bool, Field(description="Send server-sent events, one for each token.")] = False
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -58,22 +62,46 @@ class GenerateBody(RequestBody):
                         "return_attention": {"kinds": ["cross"], "reduce": "mean"},
                     },
                 },
+                {
+                    "inputs": "A dog runs. A man sleeps.\nTwo children are playing.",
+                    "parameters": {"split_sentences": True},
+                },
             ],
-            "anyOf": [case(stream={"const": False}), case(parameters=case(num_beams=AT_MOST_ONE))],
+            "allOf": [
+                {
+                    "anyOf": [
+                        object_schema(stream={"const": False}),
+                        object_schema(
+                            parameters=object_schema(num_beams=AT_MOST_ONE, split_sentences={"const": False}),
+                            on_empty={"const": "error"},
+                        ),
+                    ]
+                },
+                BLANKS_ONLY_IF_PASSED,
+            ],
         }
     )
+
+    @model_validator(mode="after")
+    def _check_on_empty(self) -> Self:
+        if self.stream and self.on_empty == "pass":
+            message = "on_empty: pass cannot be combined with stream: true; leave one of them out."
+            raise field_error("invalid_parameter", message, "on_empty")
+        return self
 
 
 async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | EventStream:
     """Generate one text or several from each input.
 
-    With `stream: true` the response is `text/event-stream`: one event for each token, one at the end of each sequence,
-    then `[DONE]`.
+    With `stream: true` the response is `text/event-stream`: one event for each token, one at the
+    end of each sequence, then `[DONE]`.
     """
     call.field_names = FIELD_NAMES
-    request = GenerateInput(body.model, body.inputs, body.parameters)
+    request = GenerateInput(body.model, body.inputs, body.parameters, body.on_empty)
     if body.stream:
         return EventStream(await stream(call, request), NativeEventEncoder())
+    if body.parameters.split_sentences:
+        return await generate_by_sentence(call, request)
     return await generate(call, request)
 
 

@@ -2,9 +2,10 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import Field
 
 from service.api.endpoint import UNAVAILABLE_ERRORS, Endpoint, Raw
 from service.inference.call import Call
@@ -14,22 +15,32 @@ from service.inference.call import Call
 class Health:
     """The state of the process."""
 
-    status: Literal["live", "ready", "ok"]
+    status: Annotated[Literal["live", "ok"], Field(description="State of the process.")]
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """The state of a process that serves requests."""
+
+    status: Annotated[Literal["ready"], Field(description="State of the process.")]
+    failed_models: Annotated[
+        list[str], Field(description="Folders of the bundles that failed to load; the log has the reasons.")
+    ]
 
 
 async def live(call: Call) -> Health:
-    """Say that the process runs; restart it if this fails."""
+    """Return 200 if the process runs; restart it if this fails."""
     return Health("live")
 
 
-async def ready(call: Call) -> Health:
-    """Say whether requests are served; send none if this fails."""
+async def ready(call: Call) -> Readiness:
+    """Say that requests are served; send none if this fails."""
     call.service.check_ready()
-    return Health("ready")
+    return Readiness("ready", call.service.failed_models)
 
 
 async def health(call: Call) -> Health:
-    """Say whether requests are served, as clients of other services ask for it."""
+    """Return 200 if requests are served, on the path that clients of other services use."""
     call.service.check_ready()
     return Health("ok")
 
@@ -45,7 +56,7 @@ async def metrics(call: Call) -> Raw:
 
 ENDPOINTS = (
     Endpoint("GET", "/health/live", live, Health),
-    Endpoint("GET", "/health/ready", ready, Health, errors=UNAVAILABLE_ERRORS),
+    Endpoint("GET", "/health/ready", ready, Readiness, errors=UNAVAILABLE_ERRORS),
     Endpoint("GET", "/health", health, Health, errors=UNAVAILABLE_ERRORS),
     Endpoint("GET", "/metrics", metrics, media_types=("text/plain",)),
 )

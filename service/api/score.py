@@ -1,12 +1,12 @@
 """POST /v1/score."""
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from service.api.endpoint import TASK_ERRORS, Endpoint
-from service.api.types import Inputs, ModelName
-from service.fields import RequestBody, case, refusal
+from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
+from service.fields import RequestBody
 from service.inference.call import Call
 from service.inference.score import ScoreInput, ScoreResult, score
 from service.parameters import TopLogprobs
@@ -15,7 +15,9 @@ from service.parameters import TopLogprobs
 class ScoreBody(RequestBody):
     model: ModelName = None
     inputs: Inputs
-    targets: Inputs
+    targets: Annotated[
+        Inputs, Field(description="Text to score for each input: one string, or a list as long as `inputs`.")
+    ]
     top_logprobs: TopLogprobs = 0
 
     model_config = ConfigDict(
@@ -24,16 +26,13 @@ class ScoreBody(RequestBody):
                 {"inputs": "A dog runs.", "targets": "Ein Hund rennt."},
                 {"inputs": ["A dog.", "A cat."], "targets": ["Ein Hund.", "Ein Hund."], "top_logprobs": 3},
             ],
-            "anyOf": [case(inputs={"type": kind}, targets={"type": kind}) for kind in ("string", "array")],
+            "anyOf": SAME_FORM,
         }
     )
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
-        inputs, targets = self.inputs, self.targets
-        if (inputs.is_list, len(inputs)) != (targets.is_list, len(targets)):
-            message = "inputs and targets are both one string, or both lists of the same length."
-            raise refusal("invalid_parameter", message, "targets")
+    def _check_targets(self) -> Self:
+        check_targets(self.inputs, self.targets)
         return self
 
 

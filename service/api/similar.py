@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, StrictInt, model_validator
 
 from service.api.endpoint import ENGINE_ERRORS, Endpoint
 from service.api.types import ModelName
-from service.fields import NULL, RequestBody, Texts, Word, case, refusal
+from service.fields import NULL, RequestBody, Texts, Word, field_error, object_schema
 from service.inference.call import Call
 from service.inference.similar import SimilarInput, SimilarResult, similar
 from service.inference.tokens import Side
@@ -18,15 +18,15 @@ class SimilarBody(RequestBody):
     analogy: Annotated[
         list[Word] | None, Field(min_length=3, max_length=3, description="a, b, c: find d as in a : b :: c : d.")
     ] = None
-    side: Side = "source"
-    top_k: StrictInt = Field(default=10, ge=1, le=100)
+    side: Annotated[Side, Field(description="Vocabulary to search.")] = "source"
+    top_k: Annotated[StrictInt, Field(description="Number of tokens to return.")] = Field(default=10, ge=1, le=100)
 
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"token": "dog"}, {"analogy": ["boy", "boys", "dog"], "top_k": 3}],
             "anyOf": [
-                case("token", token={"type": "string"}, analogy=NULL),
-                case("analogy", token=NULL, analogy={"type": "array"}),
+                object_schema("token", token={"type": "string"}, analogy=NULL),
+                object_schema("analogy", token=NULL, analogy={"type": "array"}),
             ],
         }
     )
@@ -34,7 +34,7 @@ class SimilarBody(RequestBody):
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         if (self.token is None) == (self.analogy is None):
-            raise refusal("invalid_parameter", "Give one of token and analogy.", "token")
+            raise field_error("invalid_parameter", "Give one of token and analogy.", "token")
         return self
 
 

@@ -24,8 +24,8 @@ from service.parameters import TokenId
 class TokenizeBody(RequestBody):
     model: ModelName = None
     inputs: Inputs
-    side: Side = "source"
-    add_special_tokens: bool = True
+    side: Annotated[Side, Field(description="Tokenizer to use.")] = "source"
+    add_special_tokens: Annotated[bool, Field(description="Add the special tokens that the model expects.")] = True
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog runs.", "side": "source"}]})
 
@@ -33,11 +33,14 @@ class TokenizeBody(RequestBody):
 class DetokenizeBody(RequestBody):
     model: ModelName = None
     ids: Annotated[
-        list[Annotated[list[TokenId], Field(fail_fast=True)]],
-        Field(max_length=MAX_INPUTS, fail_fast=True, json_schema_extra={"minItems": 1}),
+        Annotated[
+            list[Annotated[list[TokenId], Field(fail_fast=True)]],
+            Field(max_length=MAX_INPUTS, fail_fast=True, json_schema_extra={"minItems": 1}),
+        ],
+        Field(description="Lists of token ids."),
     ]
-    side: Side = "target"
-    skip_special_tokens: bool = True
+    side: Annotated[Side, Field(description="Tokenizer to use.")] = "target"
+    skip_special_tokens: Annotated[bool, Field(description="Leave special tokens out of the texts.")] = True
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ids": [[5, 6, 2]], "side": "target"}]})
 
@@ -45,7 +48,8 @@ class DetokenizeBody(RequestBody):
 async def tokenize_texts(call: Call, body: TokenizeBody) -> TokenizeResult:
     """Split each input into tokens, each with its position in the text.
 
-    `start` and `end` count characters of the input as it was sent; special tokens have an empty span.
+    `start` and `end` count characters of the input as it was sent; special tokens have an empty
+    span.
     """
     return await tokenize(call, TokenizeInput(body.model, body.inputs, body.side, body.add_special_tokens))
 

@@ -1,11 +1,32 @@
 """Types of fields that several endpoints have."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from service.fields import TextOrTexts
+from service.fields import TEXTS_SCHEMA, TextOrTexts, Texts, field_error, object_schema
+from service.settings import DEFAULT_MAX_INPUTS
 
-Inputs = TextOrTexts
+INPUTS = f"A text, or a list of texts: up to {DEFAULT_MAX_INPUTS} unless SIGHTLINE_MAX_INPUTS sets another limit."
+Inputs = Annotated[TextOrTexts, Field(description=INPUTS)]
 ModelName = Annotated[str | None, Field(max_length=128, description="Name of the model; the default model if absent.")]
-Truncate = Annotated[bool, Field(description="Cut inputs that are too long instead of refusing them.")]
+Truncate = Annotated[bool, Field(description="Cut inputs that are too long instead of rejecting them.")]
+
+# JSON Schema of `inputs` and `targets` that are both strings or both lists.
+SAME_FORM: list[Any] = [object_schema(inputs={"type": kind}, targets={"type": kind}) for kind in ("string", "array")]
+
+# JSON Schema of `inputs` that may be blank only with `on_empty: pass`.
+BLANKS_ONLY_IF_PASSED: dict[str, Any] = {
+    "anyOf": [object_schema("on_empty", on_empty={"const": "pass"}), object_schema(inputs=TEXTS_SCHEMA)]
+}
+
+
+def check_targets(inputs: Texts, targets: Texts) -> None:
+    """Check that there is one target for each input.
+
+    Raises:
+        PydanticCustomError: `inputs` and `targets` differ in form or length.
+    """
+    if (inputs.is_list, len(inputs)) != (targets.is_list, len(targets)):
+        message = "inputs and targets must be both one string, or both lists of the same length."
+        raise field_error("invalid_parameter", message, "targets")

@@ -1,4 +1,4 @@
-"""Endpoints of other services' APIs: each maps its typed requests to the use cases, and their results to its own."""
+"""Compatibility APIs: they map requests of other services' clients to the use cases."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -25,5 +25,5 @@ def endpoints(names: Sequence[str]) -> list[Endpoint]:
 
 
 def error_formats(names: Sequence[str]) -> dict[str, ErrorFormat]:
-    """Return the error formats of paths without an endpoint, by the beginning of the path."""
+    """Return the error formats of paths without an endpoint, by prefix of the path."""
     return {"/v2/": SENTENCE_ERRORS} if "open-inference" in names else {}

@@ -7,15 +7,30 @@ from pydantic import BaseModel, Field
 
 from service.api.endpoint import ErrorFormat
 from service.bundle import Task
-from service.errors import ApiError, ErrorCode, ErrorType
+from service.errors import ApiError, ErrorCode, ErrorType, complete_message
 from service.inference.call import Call
 from service.inference.generate import Stream
 from service.inference.results import OutputToken
 from service.inference.service import ServedModel
 
+# Names that clients send to servers with a single model, when the API requires a name: "tgi" and
+# "text-embeddings-inference" in the OpenAI examples of TGI and TEI, "dummy" by `huggingface_hub`'s
+# InferenceClient, and "model" by clients that have no setting for it.
+PLACEHOLDER_MODELS = frozenset({"tgi", "text-embeddings-inference", "dummy", "model"})
+
+
+def model_of_body(call: Call, name: str | None, task: Task) -> ServedModel:
+    """Return the model that a body names, or the default model for a placeholder or no name.
+
+    Raises:
+        ApiError: `model_not_found`, `unsupported_task`.
+    """
+    is_placeholder = name in PLACEHOLDER_MODELS and name not in call.service.models
+    return call.model(None if is_placeholder else name, task)
+
 
 def model_of_query(call: Call, name: str | None, task: Task | None = None) -> ServedModel:
-    """Return the model that `?model=` names, or the default model, for bodies that have no field for it.
+    """Return the model that the query `?model=` names, or the default model.
 
     Raises:
         ApiError: `model_not_found`, `unsupported_task`.
@@ -25,37 +40,33 @@ def model_of_query(call: Call, name: str | None, task: Task | None = None) -> Se
     except ApiError as error:
         if error.code != "unsupported_task":
             raise
-        message = f"{error.message({})} Name another in the URL: ?model=NAME."
+        message = f"{error.message({})} Choose another model in the URL: ?model=NAME."
         raise ApiError(error.code, message, field="model") from None
 
 
 class SentenceError(BaseModel):
-    error: str = Field(description="The path of the value at fault, if there is one, and what is wrong with it.")
-
-
-def sentence(message: str, param: str | None) -> str:
-    return f"{param}: {message}" if param else message
+    error: str = Field(description="Explanation, after the path of the value at fault.")
 
 
 SENTENCE_ERRORS = ErrorFormat(
-    lambda error, message, param, request_id: orjson.dumps({"error": sentence(message, param)}), SentenceError
+    lambda error, message, param, request_id: orjson.dumps({"error": complete_message(message, param)}), SentenceError
 )
 
 
 def typed_errors(
     types: Mapping[ErrorType, str], types_of_codes: Mapping[ErrorCode, str], response: type[BaseModel]
 ) -> ErrorFormat:
-    """Return the format of errors that have the same sentence, and a type in the API's words."""
+    """Return the format of errors with a message and a type in the terms of the API."""
 
     def write(error: ApiError, message: str, param: str | None, request_id: str) -> bytes:
         error_type = types_of_codes.get(error.code) or types[error.kind.type]
-        return orjson.dumps({"error": sentence(message, param), "error_type": error_type})
+        return orjson.dumps({"error": complete_message(message, param), "error_type": error_type})
 
     return ErrorFormat(write, response)
 
 
 class DataEventEncoder:
-    """Parts of an event encoder that most APIs share: an error is a data event, and no event follows the last."""
+    """Base of event encoders: an error is a data event, and nothing follows the last event."""
 
     def close(self, stream: Stream) -> bytes:
         return b""
@@ -65,30 +76,30 @@ class DataEventEncoder:
 
 
 def check_continues_prompt(model: ServedModel, path: str) -> None:
-    """Refuse to return the prompt before the text of a model that does not continue it.
+    """Reject a request to return the prompt if the model does not continue its prompt.
 
     Raises:
         ApiError: `unsupported_parameter`.
     """
-    if not model.manifest.goes_on:
-        message = f"{model.name} does not go on with its prompt, but answers it: leave this out."
+    if not model.manifest.is_decoder_only:
+        message = f"It is supported only by decoder-only models, and {model.name} is an encoder-decoder; leave it out."
         raise ApiError("unsupported_parameter", message, path=path)
 
 
 def blank_before(model: ServedModel, token: OutputToken, target_prefix: str = "") -> str:
-    """Return the blank between a prompt and the text that continues it; the service's texts begin without it.
+    """Return the space between a prompt and its continuation, which generated texts lack.
 
-    The text begins with `target_prefix`, or without one with `token`.
+    The text starts with `target_prefix`, or with `token` if there is no prefix.
     """
-    return " " if model.manifest.goes_on and (target_prefix or token.text.startswith(" ")) else ""
+    return " " if model.manifest.is_decoder_only and (target_prefix or token.text.startswith(" ")) else ""
 
 
 def check_dimensions(requested: int | None, dimensions: int) -> None:
-    """Refuse embeddings of another size than the model's.
+    """Reject embeddings of another size than the model's.
 
     Raises:
         ApiError: `unsupported_parameter`.
     """
     if requested not in (None, dimensions):
-        message = f"This model's vectors have {dimensions} dimensions and cannot be cut."
+        message = f"It must be {dimensions}, the dimensions of the model's vectors, got {requested}."
         raise ApiError("unsupported_parameter", message, path="dimensions")

@@ -1,4 +1,4 @@
-"""Endpoints that TGI and TEI share: POST /, which does the task of the model, and GET /info."""
+"""Endpoints that TGI and TEI share: POST / and GET /info."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired
@@ -13,7 +13,7 @@ from service.compat.tei import embed, predict
 from service.compat.tei_schemas import EmbedBody, PredictBody, Prediction
 from service.compat.tgi import ERRORS, generate_text
 from service.compat.tgi_schemas import TextGenerationBody, TextGenerationResponse
-from service.fields import MAX_INPUTS, described_as, validate
+from service.fields import described_as, validate
 from service.inference.call import Call
 from service.inference.service import ServedModel
 from service.parameters import MAX_STOP_STRINGS
@@ -28,13 +28,15 @@ class TaskBody(RootModel[Any]):
 
 
 class TranslationResponse(TextGenerationResponse):
-    translation_text: NotRequired[Annotated[str, Field(description="The same text, of a model that translates.")]]
+    translation_text: NotRequired[Annotated[str, Field(description="The generated text; only for translation models.")]]
 
 
 async def do_task(call: Call, body: TaskBody, model: str | None) -> Any:
-    """Do what the model is for: generate if it can, else classify if it can, else encode.
+    """Do the model's main task: generate, classify or encode.
 
-    The body is that of `/generate`, `/predict` or `/embed`, and so is the response; that of `/generate` in a list.
+    A model with several tasks generates if it can; otherwise it classifies. The body and the
+    response are those of `/generate`, `/predict` or `/embed`; the response of `/generate` is in a
+    list.
     """
     manifest = model_of_query(call, model).manifest
     if "generate" in manifest.tasks:
@@ -49,47 +51,50 @@ async def do_task(call: Call, body: TaskBody, model: str | None) -> Any:
 
 
 class EmbeddingType(TypedDict):
-    pooling: Literal["mean"]
+    pooling: Annotated[Literal["mean"], Field(description="Pooling of the token vectors.")]
 
 
 class ClassifierType(TypedDict):
-    id2label: dict[str, str]
-    label2id: dict[str, int]
+    id2label: Annotated[dict[str, str], Field(description="Labels by id.")]
+    label2id: Annotated[dict[str, int], Field(description="Ids by label.")]
 
 
 class ModelType(TypedDict):
-    """One of the two."""
+    """Type of the model; exactly one field is present."""
 
-    embedding: NotRequired[EmbeddingType]
-    classifier: NotRequired[ClassifierType]
+    embedding: NotRequired[Annotated[EmbeddingType, Field(description="Present if the model is no classifier.")]]
+    classifier: NotRequired[Annotated[ClassifierType, Field(description="Present if the model is a classifier.")]]
 
 
 @dataclass(frozen=True)
 class Info:
     """A model and the service's limits."""
 
-    model_id: str
-    served_model_name: str
-    model_sha: str
-    model_dtype: str
-    model_type: ModelType
-    model_pipeline_tag: Literal["text-generation", "text2text-generation", "text-classification", "feature-extraction"]
-    max_concurrent_requests: Annotated[int, Field(description="Sequences of one model that run or wait.")]
-    max_input_length: int
-    max_input_tokens: int
-    max_total_tokens: int
-    max_batch_tokens: int
-    max_batch_requests: None
-    max_client_batch_size: int
-    max_best_of: int
-    max_stop_sequences: int
-    auto_truncate: bool
-    validation_workers: int
-    tokenization_workers: int
-    router: str
-    version: str
-    sha: None
-    docker_label: None
+    model_id: Annotated[str, Field(description="Name of the model.")]
+    served_model_name: Annotated[str, Field(description="Name of the model.")]
+    model_sha: Annotated[str, Field(description="Digest of the bundle's files.")]
+    model_dtype: Annotated[str, Field(description="Data type of the weights.")]
+    model_type: Annotated[ModelType, Field(description="Embedding model or classifier.")]
+    model_pipeline_tag: Annotated[
+        Literal["text-generation", "text2text-generation", "text-classification", "feature-extraction"],
+        Field(description="Task of the model, in Hugging Face's terms."),
+    ]
+    max_concurrent_requests: Annotated[int, Field(description="Maximum sequences of one model that run or wait.")]
+    max_input_length: Annotated[int, Field(description="Maximum tokens of an input.")]
+    max_input_tokens: Annotated[int, Field(description="Maximum tokens of an input.")]
+    max_total_tokens: Annotated[int, Field(description="Maximum tokens of an input and its output together.")]
+    max_batch_tokens: Annotated[int, Field(description="Maximum tokens of an encoder batch, padding included.")]
+    max_batch_requests: Annotated[None, Field(description="No limit: always null.")]
+    max_client_batch_size: Annotated[int, Field(description="Maximum inputs of a call.")]
+    max_best_of: Annotated[int, Field(description="Always 1.")]
+    max_stop_sequences: Annotated[int, Field(description="Maximum number of stop strings.")]
+    auto_truncate: Annotated[bool, Field(description="Always false; requests can set `truncate`.")]
+    validation_workers: Annotated[int, Field(description="Always 1.")]
+    tokenization_workers: Annotated[int, Field(description="Always 1.")]
+    router: Annotated[str, Field(description="Always `sightline`.")]
+    version: Annotated[str, Field(description="Version of the service.")]
+    sha: Annotated[None, Field(description="Always null.")]
+    docker_label: Annotated[None, Field(description="Always null.")]
 
 
 async def info(call: Call, model: str | None) -> Info:
@@ -107,10 +112,10 @@ async def info(call: Call, model: str | None) -> Info:
         max_concurrent_requests=served.max_rows + settings.max_waiting_sequences,
         max_input_length=max_input_tokens,
         max_input_tokens=max_input_tokens,
-        max_total_tokens=max_input_tokens + manifest.room(max_input_tokens),
+        max_total_tokens=max_input_tokens + manifest.max_new_tokens_for(max_input_tokens),
         max_batch_tokens=settings.max_batch_tokens,
         max_batch_requests=None,
-        max_client_batch_size=MAX_INPUTS,
+        max_client_batch_size=settings.max_inputs,
         max_best_of=1,
         max_stop_sequences=MAX_STOP_STRINGS,
         auto_truncate=False,
@@ -136,7 +141,7 @@ def _pipeline_tag(
 ) -> Literal["text-generation", "text2text-generation", "text-classification", "feature-extraction"]:
     manifest = model.manifest
     if "generate" in manifest.tasks:
-        return "text-generation" if manifest.goes_on else "text2text-generation"
+        return "text-generation" if manifest.is_decoder_only else "text2text-generation"
     return "text-classification" if "classify" in manifest.tasks else "feature-extraction"
 
 

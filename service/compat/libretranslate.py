@@ -1,4 +1,4 @@
-"""LibreTranslate's POST /translate and GET /languages; the languages choose the model."""
+"""POST /translate and GET /languages of LibreTranslate. The languages select the model."""
 
 from typing import Annotated, Any, NotRequired
 
@@ -9,24 +9,28 @@ from service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Endpoint
 from service.bundle import MAX_BEAMS, Languages
 from service.compat.common import SENTENCE_ERRORS
 from service.errors import ApiError
-from service.fields import RequestBody, TextOrTexts, only
+from service.fields import TEXTS_SCHEMA, OnEmpty, RequestBody, TextsWithBlanks, must_equal, object_schema
 from service.inference.call import Call
-from service.inference.generate import GenerateInput, generate
+from service.inference.generate import GenerateInput
+from service.inference.sentences import generate_by_sentence
 from service.inference.service import ServedModel
 from service.parameters import GenerateParameters
 
 FIELD_NAMES = {"inputs": "q", "num_beams": "1 + alternatives"}
-LANGUAGE_NAMES = {"de": "German", "en": "English"}  # of those that the shipped bundles have
+LANGUAGE_NAMES = {"de": "German", "en": "English"}  # languages of the shipped bundles
 AUTO = "auto"
 
 
 class TranslateBody(RequestBody):
-    q: TextOrTexts
-    source: str = Field(description='The code of a language, or "auto" where only one is translated into the target.')
-    target: str = Field(description="The code of a language.")
-    format: Annotated[Any, only("text")] = None
+    on_empty: OnEmpty = "error"
+    q: Annotated[TextsWithBlanks, Field(description="Text to translate, or a list of texts.")]
+    source: str = Field(
+        description='ISO 639-1 code of the language, or "auto" if only one language is translated into the target.'
+    )
+    target: str = Field(description="ISO 639-1 code of the language.")
+    format: Annotated[Any, must_equal("text")] = None
     alternatives: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] | None = Field(
-        default=None, description="Number of other translations of each text, from a beam search."
+        default=None, description="Number of alternative translations of each text, from a beam search."
     )
     api_key: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
 
@@ -35,31 +39,37 @@ class TranslateBody(RequestBody):
             "examples": [
                 {"q": "A dog runs.", "source": "en", "target": "de", "format": "text", "api_key": ""},
                 {"q": ["A dog runs.", "A man sleeps."], "source": "auto", "target": "de", "alternatives": 3},
-            ]
+            ],
+            "anyOf": [object_schema("on_empty", on_empty={"const": "pass"}), object_schema(q=TEXTS_SCHEMA)],
         }
     )
 
 
 class Translation(TypedDict):
-    """A translation; both fields are lists if the texts were one."""
+    """A translation. Both fields are lists if `q` was a list."""
 
-    translatedText: str | list[str]
-    alternatives: NotRequired[Annotated[list[str] | list[list[str]], Field(description="Only if requested.")]]
+    translatedText: Annotated[str | list[str], Field(description="The translation.")]
+    alternatives: NotRequired[
+        Annotated[list[str] | list[list[str]], Field(description="Alternative translations; only if requested.")]
+    ]
 
 
 class Language(TypedDict):
-    code: str
-    name: Annotated[str, Field(description="In English if it is known here, else the code.")]
-    targets: Annotated[list[str], Field(description="Codes of the languages that it is translated into.")]
+    code: Annotated[str, Field(description="ISO 639-1 code.")]
+    name: Annotated[str, Field(description="English name, or the code if the name is not known.")]
+    targets: Annotated[list[str], Field(description="Codes of the target languages.")]
 
 
 async def translate(call: Call, body: TranslateBody) -> Translation:
-    """Translate a text, or each of a list."""
+    """Translate a text, or each of a list.
+
+    Each text is split into sentences. Its spacing and line breaks are kept.
+    """
     call.field_names = FIELD_NAMES
     num_beams = 1 + (body.alternatives or 0)
-    parameters = GenerateParameters(num_beams=num_beams, num_return_sequences=num_beams)
+    parameters = GenerateParameters(num_beams=num_beams, num_return_sequences=num_beams, split_sentences=True)
     model = _model_for(body, call)
-    result = await generate(call, GenerateInput(model.name, body.q, parameters))
+    result = await generate_by_sentence(call, GenerateInput(model.name, body.q, parameters, body.on_empty))
     found: list[dict[str, None]] = [{} for _ in body.q.texts]  # beams may differ in tokens alone: each text once
     for output in result.outputs:
         found[output.index][output.text] = None
@@ -72,7 +82,7 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
 
 
 async def languages(call: Call) -> list[Language]:
-    """List the languages that are translated."""
+    """List the languages and their target languages."""
     pairs = {(pair.source, pair.target) for pair, _ in _translators(call)}
     return [
         {
@@ -89,10 +99,10 @@ def _translators(call: Call) -> list[tuple[Languages, ServedModel]]:
 
 
 def _model_for(body: TranslateBody, call: Call) -> ServedModel:
-    """Return the default model if it translates so, else the first by name.
+    """Return the default model if it has these languages, otherwise the first by name.
 
     Raises:
-        ApiError: there is none, or `auto` leaves more than one source language.
+        ApiError: no model has them, or `auto` fits more than one source language.
     """
     fitting = [
         (pair, model)
@@ -100,10 +110,10 @@ def _model_for(body: TranslateBody, call: Call) -> ServedModel:
         if pair.target == body.target and body.source in (AUTO, pair.source)
     ]
     if not fitting:
-        message = "No model translates between these languages; GET /languages lists those that there are."
+        message = "No model translates between these languages; GET /languages lists the pairs."
         raise ApiError("invalid_parameter", message)
     if len({pair.source for pair, _ in fitting}) > 1:
-        message = "Languages are not detected, and several are translated into this target: name one."
+        message = "It must name a language: languages are not detected, and several have this target."
         raise ApiError("unsupported_parameter", message, path="source")
     default = call.model(None)
     return next((model for _, model in fitting if model is default), fitting[0][1])

@@ -1,4 +1,4 @@
-"""Text Embeddings Inference's endpoints; what it shares with TGI is in `huggingface`."""
+"""Endpoints of Text Embeddings Inference, except those that TGI has too (`huggingface`)."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -20,7 +20,7 @@ from service.compat.tei_schemas import (
     TokensBody,
 )
 from service.errors import ApiError, ErrorCode
-from service.fields import MAX_INPUTS, Texts
+from service.fields import Texts
 from service.inference.call import Call
 from service.inference.classify import ClassifyInput, classify
 from service.inference.encode import EncodeInput, EncodeResult, encode
@@ -41,22 +41,23 @@ async def embed(call: Call, body: EmbedBody, model: str | None) -> list[Any]:
 
 
 async def embed_all(call: Call, body: EmbedAllBody, model: str | None) -> list[Any]:
-    """Encode each input to a vector for each token."""
+    """Encode each input to one vector for each token."""
     result = await _encode(call, model, body.inputs, body.truncate, pooling="none")
     pairs = zip(result.embeddings, result.shapes or (), strict=True)
     return [rows.reshape(shape) for rows, shape in pairs]
 
 
 async def similarity(call: Call, body: SimilarityBody, model: str | None) -> Any:
-    """Compare a sentence with others: the cosine of its vector with that of each."""
+    """Return the cosine similarities of a sentence with other sentences."""
     sentences = body.inputs.sentences
     if not sentences:
-        raise ApiError("empty_input", "The list is empty.", path="inputs.sentences")
-    if len(sentences) >= MAX_INPUTS:
-        message = f"It has {len(sentences)} strings; a call takes at most {MAX_INPUTS - 1}."
+        raise ApiError("empty_input", "It is an empty list.", path="inputs.sentences")
+    limit = call.service.settings.max_inputs - 1  # the source sentence is an input too
+    if len(sentences) > limit:
+        message = f"It must have at most {limit} strings (SIGHTLINE_MAX_INPUTS), got {len(sentences)}."
         raise ApiError("invalid_parameter", message, path="inputs.sentences")
     call.field_names = {"inputs[0]": "inputs.source_sentence"} | {
-        f"inputs[{place + 1}]": f"inputs.sentences[{place}]" for place in range(len(sentences))
+        f"inputs[{index + 1}]": f"inputs.sentences[{index}]" for index in range(len(sentences))
     }
     truncate = body.parameters.truncate if body.parameters else None
     texts = Texts((body.inputs.source_sentence, *sentences))
@@ -70,7 +71,9 @@ async def _encode(call: Call, model: str | None, inputs: Texts, truncate: bool |
 
 
 async def predict(call: Call, body: PredictBody, model: str | None) -> list[Prediction] | list[list[Prediction]]:
-    """Return how probable each label of a text is, the most probable first; of a batch a list for each text."""
+    """Return the probability of each label, the most probable first; a list for each text of a
+    batch.
+    """
     name = model_of_query(call, model, "classify").name
     result = await classify(call, ClassifyInput(name, body.inputs, truncate=bool(body.truncate)))
     top_k = body.parameters.top_k if body.parameters else None
@@ -82,7 +85,7 @@ async def predict(call: Call, body: PredictBody, model: str | None) -> list[Pred
 
 
 async def tokenize_texts(call: Call, body: TokensBody, model: str | None) -> list[list[SimpleToken]]:
-    """Split each input into tokens, each with its position in the text in bytes of UTF-8."""
+    """Split each input into tokens, with their positions in UTF-8 bytes."""
     name = model_of_query(call, model).name
     add_special_tokens = body.add_special_tokens is not False
     result = await tokenize(call, TokenizeInput(name, body.inputs, add_special_tokens=add_special_tokens))
@@ -105,7 +108,7 @@ def _with_bytes(text: str, tokens: Sequence[InputToken]) -> list[SimpleToken]:
 
 
 async def decode(call: Call, body: DecodeBody, model: str | None) -> list[str]:
-    """Join token ids, one list or several, to texts."""
+    """Convert one or several lists of token ids to texts."""
     name = model_of_query(call, model).name
     skip_special_tokens = body.skip_special_tokens is not False
     request = DetokenizeInput(name, body.ids.lists, "source", skip_special_tokens, body.ids.is_list)

@@ -1,4 +1,4 @@
-"""Text Generation Inference's POST /generate and /generate_stream; what it shares with TEI is in `huggingface`."""
+"""POST /generate and /generate_stream of Text Generation Inference."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -47,9 +47,12 @@ ERRORS = typed_errors(
 async def generate_text(
     call: Call, body: TextGenerationBody, model: str | None
 ) -> TextGenerationResponse | EventStream:
-    """Generate a text from a prompt: the source of an encoder-decoder, or the text that a decoder-only model continues.
+    """Generate a text from a prompt.
 
-    With `stream: true` the response is `text/event-stream`: one event for each token, the last with the whole text.
+    The prompt is the source of an encoder-decoder, or the text that a decoder-only model continues.
+
+    With `stream: true` the response is `text/event-stream`: one event for each token, the last with
+    the whole text.
     """
     served = model_of_query(call, model, "generate")
     call.field_names = {**FIELD_NAMES, "top_logprobs": "parameters.top_n_tokens"}
@@ -65,7 +68,7 @@ async def generate_text(
 
 
 async def stream_text(call: Call, body: StreamedTextGenerationBody, model: str | None) -> EventStream:
-    """Generate a text token by token: one event each, the last with the whole text."""
+    """Generate a text as a stream: one event for each token, the last one with the whole text."""
     return cast(EventStream, await generate_text(call, body, model))
 
 
@@ -76,7 +79,7 @@ def _parameters_of(body: TextGenerationParameters) -> GenerateParameters:
         "repetition_penalty": body.repetition_penalty,
         "top_logprobs": body.top_n_tokens,
     }
-    if body.is_sampled:  # without sampling they would change nothing
+    if body.is_sampled:  # they have no effect without sampling
         parameters |= {
             "do_sample": True,
             "temperature": body.temperature,
@@ -117,12 +120,12 @@ class Generation(DataEventEncoder):
         if sequence.num_tokens == 1:
             self._blank = blank_before(self._model, token)
             text = self._blank + text
-        # Clients join the tokens' texts, so each is the new text, as in an event of the native endpoint.
+        # Clients join the texts of the tokens, so each is the new text, as in the native stream.
         self._last = {"index": sequence.num_tokens, "token": {**self._token(token), "text": text}}
         if self._returns_top_tokens:
             self._last["top_tokens"] = self._top_tokens(token)
         self._last |= {"generated_text": None, "details": None}
-        return b"" if sequence.has_last_token else event_of(self._last)  # the last comes with the whole text
+        return b"" if sequence.has_last_token else event_of(self._last)  # `end` sends the last one with the text
 
     def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
         details = self._details(event, sequence.num_tokens) | {"input_length": sequence.num_input_tokens}

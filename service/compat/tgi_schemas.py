@@ -1,11 +1,13 @@
-"""Requests and responses of Text Generation Inference. In a request, null equals omitting the field."""
+"""Requests and responses of Text Generation Inference. In a request, null equals omitting the
+field.
+"""
 
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from service.fields import RequestBody, Text, only
+from service.fields import RequestBody, Text, must_equal
 from service.parameters import (
     NumNewTokens,
     RepetitionPenalty,
@@ -20,30 +22,34 @@ from service.parameters import (
 
 
 class TextGenerationParameters(RequestBody):
-    max_new_tokens: NumNewTokens | None = Field(default=None, description="128, or the model's limit if that is less.")
+    max_new_tokens: NumNewTokens | None = Field(
+        default=None, description="Maximum number of generated tokens. The default is 128, capped at the model's limit."
+    )
     do_sample: bool | None = Field(
         default=None,
-        description="Sample each token; so do a temperature other than 1, a top_k, and a top_p or typical_p below 1.",
+        description="Sample each token; implied by top_k, a temperature other than 1, or a top_p or typical_p below 1.",
     )
     temperature: Temperature | None = None
     top_k: TopK | None = None
     top_p: TopP | None = None
     typical_p: TypicalP | None = None
-    seed: Seed | None = None
+    seed: Annotated[Seed | None, Field(description="Seed of the sampling; random if absent.")] = None
     stop: Stop | None = None
     repetition_penalty: RepetitionPenalty | None = None
     return_full_text: bool | None = Field(
-        default=None, description="Return the prompt before the text; only of a model that continues its prompt."
+        default=None, description="Return the prompt before the text; only for decoder-only models."
     )
-    details: bool | None = None
-    top_n_tokens: TopLogprobs | None = None
-    best_of: Annotated[Any, only(1)] = None
-    decoder_input_details: Annotated[Any, only(False)] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
-    watermark: Annotated[Any, only(False)] = None
-    truncate: Annotated[Any, only()] = None
-    grammar: Annotated[Any, only()] = None
-    adapter_id: Annotated[Any, only()] = None
+    details: Annotated[bool | None, Field(description="Return the tokens with their log-probabilities.")] = None
+    top_n_tokens: Annotated[
+        TopLogprobs | None, Field(description="Number of top alternatives returned for each token.")
+    ] = None
+    best_of: Annotated[Any, must_equal(1)] = None
+    decoder_input_details: Annotated[Any, must_equal(False)] = None
+    frequency_penalty: Annotated[Any, must_equal(0)] = None
+    watermark: Annotated[Any, must_equal(False)] = None
+    truncate: Annotated[Any, must_equal()] = None
+    grammar: Annotated[Any, must_equal()] = None
+    adapter_id: Annotated[Any, must_equal()] = None
 
     @property
     def is_sampled(self) -> bool:
@@ -57,9 +63,9 @@ class TextGenerationParameters(RequestBody):
 
 
 class TextGenerationBody(RequestBody):
-    inputs: Text
-    parameters: TextGenerationParameters | None = None
-    stream: bool | None = None
+    inputs: Annotated[Text, Field(description="Prompt.")]
+    parameters: Annotated[TextGenerationParameters | None, Field(description="Generation parameters.")] = None
+    stream: Annotated[bool | None, Field(description="Send server-sent events, one for each token.")] = None
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -74,7 +80,7 @@ class TextGenerationBody(RequestBody):
 
 
 class StreamedTextGenerationBody(TextGenerationBody):
-    stream: Literal[True] = True
+    stream: Annotated[Literal[True], Field(description="Always true.")] = True
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"inputs": "A dog runs.", "parameters": {"max_new_tokens": 16}}]}
@@ -82,26 +88,34 @@ class StreamedTextGenerationBody(TextGenerationBody):
 
 
 class TextGenerationToken(TypedDict):
-    id: int
-    text: str
-    logprob: float
-    special: bool
+    id: Annotated[int, Field(description="Token id.")]
+    text: Annotated[str, Field(description="Text of the token.")]
+    logprob: Annotated[float, Field(description="Natural logarithm of its probability.")]
+    special: Annotated[bool, Field(description="True for special tokens.")]
 
 
 class TextGenerationDetails(TypedDict):
-    finish_reason: Literal["length", "eos_token", "stop_sequence"]
-    generated_tokens: int
-    seed: Annotated[int | None, Field(description="Null if nothing was sampled.")]
+    finish_reason: Annotated[Literal["length", "eos_token", "stop_sequence"], Field(description="Reason for the end.")]
+    generated_tokens: Annotated[int, Field(description="Number of generated tokens.")]
+    seed: Annotated[int | None, Field(description="Seed of the sampling; null without sampling.")]
     prefill: Annotated[list[TextGenerationToken], Field(description="Always empty.")]
-    tokens: list[TextGenerationToken]
-    top_tokens: NotRequired[Annotated[list[list[TextGenerationToken]], Field(description="Only with top_n_tokens.")]]
+    tokens: Annotated[list[TextGenerationToken], Field(description="Generated tokens.")]
+    top_tokens: NotRequired[
+        Annotated[
+            list[list[TextGenerationToken]],
+            Field(description="Top alternatives of each token; only with `top_n_tokens`."),
+        ]
+    ]
 
 
 class TextGenerationResponse(TypedDict):
-    generated_text: str
-    details: NotRequired[Annotated[TextGenerationDetails, Field(description="Only with details.")]]
+    generated_text: Annotated[str, Field(description="Generated text.")]
+    details: NotRequired[Annotated[TextGenerationDetails, Field(description="Details; only with `details`.")]]
 
 
 class TextGenerationError(BaseModel):
-    error: str
-    error_type: Literal["validation", "overloaded", "generation", "incomplete_generation"]
+    error: Annotated[str, Field(description="Explanation, after the path of the value at fault.")]
+    error_type: Annotated[
+        Literal["validation", "overloaded", "generation", "incomplete_generation"],
+        Field(description="Type of the error."),
+    ]

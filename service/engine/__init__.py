@@ -1,1 +1,1 @@
-"""Scheduling and decoding: rows of named tensors, no architecture, no socket."""
+"""Scheduling and decoding, independent of model architectures and of HTTP."""

@@ -1,4 +1,4 @@
-"""Checks of a runner's results: finite first states, and a known input that tells a broken graph from a bad call."""
+"""Checks of a runner: initial states must be finite, and a test input detects broken graphs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -7,27 +7,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import State
-from service.engine.generation import NotFiniteError
-from service.engine.scores import ALWAYS
+from service.engine.generation import NonFiniteError
+from service.engine.scores import TOP_OUTPUTS
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
-GraphName = Literal["encoder", "step"]
+GraphName = Literal["encoder", "decoder"]
 
-KNOWN_TOKENS = 16  # of the known input, end tokens all of them, as in the rehearsal when a bundle is loaded
+TEST_INPUT_TOKENS = 16  # length of the test input, which consists of end tokens
 
 
-def not_finite(states: Sequence[State], encoded: Mapping[str, Array], num_tokens: Sequence[int]) -> set[int]:
-    """Find the examples whose first states hold NaN or infinity, outside their padding.
+def find_non_finite(states: Sequence[State], encoded: Mapping[str, Array], num_tokens: Sequence[int]) -> set[int]:
+    """Return the indices of sequences with NaN or infinity in their initial states.
 
-    The decoder does not always pass these on to its scores: quantised products turn NaN into integers, and the sigmoid
-    and tanh of ONNX Runtime's recurrent cells clamp it. States in the memory of a device are not read back: they belong
-    to Transformers in float16, which do pass them on.
+    Padding is not checked. The scores of the decoder do not always show this: quantised products
+    convert NaN to integers, and the sigmoid and tanh of ONNX Runtime's recurrent cells clamp it.
+    States in device memory are not checked: they belong to float16 Transformers, whose scores do
+    become NaN.
 
     Args:
-        states: of the decoder.
-        encoded: the encoder's outputs.
-        num_tokens: source tokens of each example.
+        states: states of the decoder.
+        encoded: outputs of the encoder.
+        num_tokens: number of source tokens of each sequence.
     """
     found: set[int] = set()
     for state in states:
@@ -41,30 +42,34 @@ def not_finite(states: Sequence[State], encoded: Mapping[str, Array], num_tokens
     return found
 
 
-def run_known_input(runner: Runner, graph: GraphName) -> None:
-    """Run the encoder, and for the graph "step" also the decoder in row 0, which must be free, on a short known input.
+def run_test_input(runner: Runner, graph: GraphName) -> None:
+    """Run a graph on the test input.
+
+    Args:
+        runner: runner of the model. For the decoder, its row 0 must be free.
+        graph: graph to test. The decoder needs the results of the encoder, which then runs too.
 
     Raises:
-        Exception: the graph fails, or gives numbers that are not finite.
+        Exception: the graph fails or returns NaN or infinity.
     """
     manifest = runner.manifest
     limits = manifest.limits
-    size = min(KNOWN_TOKENS, limits.max_source_tokens, limits.max_target_tokens or KNOWN_TOKENS)
+    size = min(TEST_INPUT_TOKENS, limits.max_source_tokens, limits.max_target_tokens or TEST_INPUT_TOKENS)
     source = (manifest.tokens.end_id,) * size
-    filling = {state.encoder_output for state in manifest.states}
-    names = [name for name in manifest.encoder.outputs if name == "hidden" or name in filling]
+    initial = {state.encoder_output for state in manifest.states}
+    names = [name for name in manifest.encoder.outputs if name == "hidden" or name in initial]
     lengths = np.array([size], np.int32)
     encoded = runner.encode(np.array([source], np.int64), lengths, names)
     _check_finite([value for value in encoded.values() if isinstance(value, np.ndarray)])
-    if graph == "step":
-        read = manifest.beginning(source)
-        runner.fill(0, encoded, [0])
+    if graph == "decoder":
+        prompt = manifest.decoder_prompt_ids(source)
+        runner.init_rows(0, encoded, [0])
         scores = runner.step(
-            np.array(read[-1:], np.int64), np.array([len(read) - 1], np.int32), lengths, sorted(ALWAYS)
+            np.array(prompt[-1:], np.int64), np.array([len(prompt) - 1], np.int32), lengths, sorted(TOP_OUTPUTS)
         )
         _check_finite([scores["top_logprobs"]])
 
 
 def _check_finite(values: Sequence[Array]) -> None:
     if not all(np.isfinite(value).all() for value in values):
-        raise NotFiniteError
+        raise NonFiniteError

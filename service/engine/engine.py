@@ -1,4 +1,4 @@
-"""The decode loop of one model: admit, encode, step, emit. It has no thread and knows no socket."""
+"""The engine of one model: a loop that admits, encodes and decodes requests. It owns no thread."""
 
 import logging
 import time
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from service.bundle import MAX_BEAMS
 from service.engine.attention import ENCODER_KINDS, encoder_maps, map_outputs, record_step
 from service.engine.beam import BeamGeneration
-from service.engine.checks import GraphName, not_finite, run_known_input
-from service.engine.generation import Generation, Handle, Moves, NotFiniteError, Sink
+from service.engine.checks import GraphName, find_non_finite, run_test_input
+from service.engine.generation import ActiveRequest, BeamCopies, Generation, NonFiniteError, Sink
 from service.engine.observer import EngineObserver, NullObserver
 from service.engine.request import (
     Cancelled,
@@ -30,28 +30,34 @@ from service.engine.request import (
     TokenEvent,
 )
 from service.engine.rows import Rows, num_rows
-from service.engine.scheduler import Scheduler, Waiting
+from service.engine.scheduler import Scheduler, WaitingSequence
 from service.engine.scores import StepScores
 from service.engine.single import SingleGeneration
 from service.engine.throughput import Throughput
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
-ROWS_PER_RESERVED = 16  # one row of 16 is reserved for calls that hold none
-HASTENED_STEPS = 3  # of small calls by themselves, for each 16 rows of a step of all rows
-MAX_FAILURES = 8  # consecutive failures of one graph, from distinct calls, before a known input is tried
+ROWS_PER_RESERVED = 16  # one row in 16 is reserved for calls that have no row yet
+EXTRA_STEPS = 3  # extra steps for small calls, per 16 running rows
+# Consecutive failures of one graph, from distinct calls, before the test input is run.
+MAX_FAILURES = 8
 logger = logging.getLogger(__name__)
 
 
 class RuntimeFailedError(Exception):
-    """Encoder or decoder fails on a known input too, as on a device that has broken down: nothing can be served."""
+    """A graph fails even on the test input, for example because the device is broken.
+
+    The engine cannot serve any request after this error.
+    """
 
 
 class Engine:
-    """Runs requests on one runner, new ones joining between two decoder steps.
+    """Runs the requests of one model with continuous batching.
 
-    `step` belongs to one thread; `check`, `submit`, `cancel` and the properties may be used from any. Every request
-    that was submitted ends with exactly one of Generated, Encoded, Compared, Failed and Cancelled at its sink.
+    New requests join the running batch between two decoder steps. `step` must always be called from
+    the same thread; `check`, `submit`, `cancel` and the properties are thread-safe. The sink of
+    each submitted request receives exactly one final event: Generated, Encoded, Compared, Failed or
+    Cancelled.
     """
 
     def __init__(
@@ -62,7 +68,14 @@ class Engine:
         max_batch_tokens: int = 1024,
         observer: EngineObserver | None = None,
     ) -> None:
-        """`max_batch_tokens` bounds one encoder call, padding included; deadlines are read on `clock`."""
+        """Create an engine without requests.
+
+        Args:
+            runner: runs the graphs of the model.
+            clock: returns the time in seconds; deadlines of requests refer to it.
+            max_batch_tokens: maximum number of tokens in one encoder batch, padding included.
+            observer: receives measurements.
+        """
         self._runner = runner
         self._manifest = runner.manifest
         self._clock = clock
@@ -71,21 +84,24 @@ class Engine:
         self._max_batch_tokens = max_batch_tokens
         self._reserved_rows = runner.max_rows // ROWS_PER_RESERVED
         self._scheduler = Scheduler(max_batch_tokens, self._reserved_rows)
-        # What waits or is being encoded, by id. A request is in its next place before it leaves the last, so that no
-        # other thread ever sees it nowhere.
-        self._waiting: dict[int, Handle] = {}
+        # Requests that wait or are being encoded, by id. A request is added to the next container
+        # before it is removed from the previous one, so that counts read by other threads never
+        # miss a request.
+        self._waiting: dict[int, ActiveRequest] = {}
         self._map_names: dict[str, Sequence[str]] = {one.kind: one.outputs for one in self._manifest.attention}
         self._rows = Rows(runner)
         self.throughput = Throughput()
-        # Of each graph, one after another: a request of each run that failed. Those of a call have one id.
-        self._failures: dict[GraphName, set[str]] = {"encoder": set(), "step": set()}
-        # The two ways in from other threads: appending to a deque and emptying it from the left need no lock.
-        self._arrived: deque[Handle] = deque()
-        self._given_up: deque[Handle] = deque()
+        # Request ids of the consecutive failed runs of each graph; all requests of a call share one
+        # id.
+        self._failures: dict[GraphName, set[str]] = {"encoder": set(), "decoder": set()}
+        # Other threads append to these queues. Append and popleft of a deque are atomic and need no
+        # lock.
+        self._arrived: deque[ActiveRequest] = deque()
+        self._cancelled: deque[ActiveRequest] = deque()
 
     @property
     def num_running(self) -> int:
-        """How many requests run; each may take several rows."""
+        """Number of running generations; a beam search counts once."""
         return self._rows.num_generations
 
     @property
@@ -97,7 +113,11 @@ class Engine:
         return bool(self._arrived or self._waiting or len(self._rows))
 
     def check(self, request: Request) -> None:
-        """Raise ValueError where this model cannot run a request."""
+        """Validate a request against the model.
+
+        Raises:
+            ValueError: the model cannot run the request.
+        """
         if isinstance(request, SimilarRequest):
             if self._manifest.similar is None or not request.token_ids:
                 raise ValueError(f"{self._manifest.name} cannot compare {len(request.token_ids)} tokens")
@@ -105,110 +125,123 @@ class Engine:
             return
         most = self._manifest.limits.max_source_tokens
         if not 0 < len(request.source_ids) <= most:
-            raise ValueError(f"{len(request.source_ids)} source tokens; 1 to {most} can be read")
+            raise ValueError(f"the source must have 1 to {most} tokens, got {len(request.source_ids)}")
         missing = request.attention - {attention.kind for attention in self._manifest.attention}
         if missing:
             raise ValueError(f"{self._manifest.name} has no attention maps of kind {', '.join(sorted(missing))}")
         if isinstance(request, GenerateRequest):
             self._check_generation(request)
-        elif request.wants_labels and not self._manifest.labels:
+        elif request.return_labels and not self._manifest.labels:
             raise ValueError(f"{self._manifest.name} has no labels")
         elif request.attention.difference(ENCODER_KINDS):
-            raise ValueError(f"an encoder has maps of kind {' and '.join(ENCODER_KINDS)} alone")
+            raise ValueError(f"encode requests have maps of kind {' and '.join(ENCODER_KINDS)} only")
 
     def _check_generation(self, request: GenerateRequest) -> None:
-        if self._manifest.step is None:
-            raise ValueError(f"{self._manifest.name} generates nothing")
+        if self._manifest.decoder is None:
+            raise ValueError(f"{self._manifest.name} does not generate text")
         parameters, prefix = request.parameters, request.target_prefix
-        num_tokens = len(prefix) + min(1, parameters.num_new_tokens)  # at the least
-        room = self._manifest.room(len(request.source_ids))
-        if not 0 < num_tokens <= room:
-            raise ValueError(f"{len(prefix)} tokens of a prefix; {room} tokens can be written")
+        num_tokens = len(prefix) + min(1, parameters.num_new_tokens)  # minimum
+        max_tokens = self._manifest.max_new_tokens_for(len(request.source_ids))
+        if not 0 < num_tokens <= max_tokens:
+            raise ValueError(
+                f"the target must have 1 to {max_tokens} tokens, got at least {num_tokens} with its prefix"
+            )
         self._check_vocabulary((*prefix, *parameters.suppress_tokens))
         if not parameters.num_return_sequences >= 1 or request.num_targets > parameters.num_beams:
-            raise ValueError(f"{parameters.num_return_sequences} sequences of {parameters.num_beams} beams")
+            raise ValueError(
+                f"num_return_sequences is {parameters.num_return_sequences}, but num_beams is {parameters.num_beams}"
+            )
         if parameters.num_beams > (most := min(MAX_BEAMS, self._runner.max_rows)):
-            raise ValueError(f"{parameters.num_beams} beams; at most {most} can be run")
+            raise ValueError(f"num_beams must be at most {most}, got {parameters.num_beams}")
         if parameters.num_beams > 1 and (parameters.do_sample or request.stream or not parameters.num_new_tokens):
-            raise ValueError("beams neither draw nor stream, and generate something")
+            raise ValueError("beam search does not support sampling, streaming or max_new_tokens 0")
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         vocabulary = self._manifest.limits.vocabulary
         if not all(0 <= token_id < vocabulary for token_id in token_ids):
-            raise ValueError(f"a token outside the vocabulary of {vocabulary}")
+            raise ValueError(f"token ids must be from 0 to {vocabulary - 1}")
 
-    def submit(self, request: Request, sink: Sink) -> Handle:
-        """Take a request, which must pass `check`; its events go to `sink` on the thread that steps."""
-        handle = Handle(next(self._ids), request, sink, submitted=self._clock())
-        self._arrived.append(handle)
-        return handle
+    def submit(self, request: Request, sink: Sink) -> ActiveRequest:
+        """Add a request to the queue.
 
-    def cancel(self, handle: Handle) -> None:
-        """Give a request up: it leaves the queue or its row when the next `step` begins."""
-        if not handle.has_ended:
-            self._given_up.append(handle)
+        Args:
+            request: a request that passes `check`.
+            sink: called with each event of the request, on the thread that calls `step`.
+        """
+        active = ActiveRequest(next(self._ids), request, sink, submitted=self._clock())
+        self._arrived.append(active)
+        return active
+
+    def cancel(self, active: ActiveRequest) -> None:
+        """Cancel a request: it leaves the queue or its rows at the start of the next `step`."""
+        if not active.has_ended:
+            self._cancelled.append(active)
 
     def step(self) -> None:
-        """One turn: drop what is over, encode one batch of newcomers, run the decoder over all rows, then small calls.
+        """Run one iteration: drop finished requests, encode one batch, and step all running rows.
+
+        Small calls may get extra decoder steps, see `_run_extra_steps`.
 
         Raises:
-            RuntimeFailedError: the runtime has no more use.
+            RuntimeFailedError: a graph fails even on the test input.
         """
-        self._take_in()
+        self._accept_arrivals()
         self._drop_expired(self._clock())
-        held = self._rows.held() if self._waiting else {}
-        batch = [self._waiting[id_] for id_ in self._scheduler.next_batch(self._rows.num_free, held)]
+        rows_by_call = self._rows.rows_by_call() if self._waiting else {}
+        batch = [self._waiting[id_] for id_ in self._scheduler.next_batch(self._rows.num_free, rows_by_call)]
         if batch:
             self._run(batch, started=self._clock())
-            for handle in batch:
-                del self._waiting[handle.id]
+            for active in batch:
+                del self._waiting[active.id]
         num_rows = len(self._rows)
         if num_rows:
             self._decode_all()
-            self._hasten()
+            self._run_extra_steps()
         self.throughput.on_turn(len(batch) + num_rows, self._clock(), is_saturated=len(self._scheduler) > 0)
 
     def release_memory(self) -> None:
-        """Return memory that only earlier requests needed to the system. Only to be called while there is no work."""
+        """Return unused memory to the system. Must only be called while there is no work."""
         try:
             self._runner.release_memory()
         except Exception:
-            logger.exception("memory could not be released")
+            logger.exception("release of memory failed")
 
     # The queue
 
-    def _take_in(self) -> None:
-        # Cancellations first: whoever is in this list was submitted before, and so is among those taken in here.
-        given_up = [self._given_up.popleft() for _ in range(len(self._given_up))]
+    def _accept_arrivals(self) -> None:
+        # Read cancellations first: the requests in them were submitted earlier, so they have
+        # arrived below.
+        cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
         for _ in range(len(self._arrived)):
-            handle = self._arrived[0]
-            request = handle.request
+            active = self._arrived[0]
+            request = active.request
             try:
                 self.check(request)
             except ValueError:
-                logger.exception("a request was not checked before it was submitted")
+                logger.exception("an invalid request was submitted without a check")
                 self._arrived.popleft()
-                self._finish(handle, Failed("internal"))
+                self._finish(active, Failed("internal"))
                 continue
             rows = num_rows(request) if isinstance(request, GenerateRequest) else 0
-            # What compares tokens has no tokens for the encoder; as a whole batch it has a turn of its own.
+            # A SimilarRequest does not use the encoder. It counts as a full batch, so that it runs
+            # alone.
             tokens = self._max_batch_tokens if isinstance(request, SimilarRequest) else len(request.source_ids)
-            self._scheduler.add(Waiting(handle.id, request.request_id, tokens, rows, request.deadline))
-            self._waiting[handle.id] = handle
+            self._scheduler.add(WaitingSequence(active.id, request.request_id, tokens, rows, request.deadline))
+            self._waiting[active.id] = active
             self._arrived.popleft()
-        for handle in given_up:
-            self._drop_cancelled(handle)
+        for active in cancelled:
+            self._drop_cancelled(active)
 
-    def _drop_cancelled(self, handle: Handle) -> None:
-        if handle.has_ended:
+    def _drop_cancelled(self, active: ActiveRequest) -> None:
+        if active.has_ended:
             return
-        if self._scheduler.remove(handle.id):
-            del self._waiting[handle.id]
+        if self._scheduler.remove(active.id):
+            del self._waiting[active.id]
         else:
-            generation = self._rows.find(handle)
-            assert generation is not None, "a request that has not ended waits or runs"
+            generation = self._rows.find(active)
+            assert generation is not None, "an unfinished request must be waiting or running"
             self._rows.release(generation)
-        self._finish(handle, Cancelled())
+        self._finish(active, Cancelled())
 
     def _drop_expired(self, now: float) -> None:
         for id_ in self._scheduler.remove_expired(now):
@@ -219,249 +252,274 @@ class Engine:
 
     # The encoder
 
-    def _run(self, batch: Sequence[Handle], started: float) -> None:
-        for handle in batch:
-            handle.encode_started = started
+    def _run(self, batch: Sequence[ActiveRequest], started: float) -> None:
+        for active in batch:
+            active.encode_started = started
         if isinstance(batch[0].request, SimilarRequest):
             self._compare(batch[0], batch[0].request)
         else:
             self._encode(batch)
 
-    def _compare(self, handle: Handle, request: SimilarRequest) -> None:
+    def _compare(self, active: ActiveRequest, request: SimilarRequest) -> None:
         try:
             cosines = self._runner.compare(np.array(request.token_ids, np.int64)).astype(np.float32)
             if not np.isfinite(cosines).all():
-                raise NotFiniteError
+                raise NonFiniteError
         except Exception:
-            logger.exception("tokens could not be compared")
-            self._finish(handle, Failed("internal"))
+            logger.exception("comparison of tokens failed")
+            self._finish(active, Failed("internal"))
             return
-        handle.encode_ended = self._clock()
-        self._finish(handle, Compared(cosines, handle.timings(handle.encode_ended)))
+        active.encode_ended = self._clock()
+        self._finish(active, Compared(cosines, active.timings(active.encode_ended)))
 
-    def _encode(self, batch: Sequence[Handle]) -> None:
-        """Encode a batch and admit it; where that fails, each alone, so that one request cannot fail another."""
-        is_well = self._encode_together(batch)
-        if not is_well and len(batch) > 1:
-            alone = [self._encode_together([handle]) for handle in batch]
-            is_well = any(alone)
-        if is_well:
+    def _encode(self, batch: Sequence[ActiveRequest]) -> None:
+        """Encode a batch and admit its generations.
+
+        If that fails, encode each request alone, so that one request cannot fail another.
+        """
+        succeeded = self._encode_batch(batch)
+        if not succeeded and len(batch) > 1:
+            alone = [self._encode_batch([active]) for active in batch]
+            succeeded = any(alone)
+        if succeeded:
             self._failures["encoder"].clear()
         else:
             self._note_failure("encoder", batch[0])
 
-    def _encode_together(self, batch: Sequence[Handle]) -> bool:
-        """Whether it went well; one that was alone has failed otherwise."""
+    def _encode_batch(self, batch: Sequence[ActiveRequest]) -> bool:
+        """Encode a batch; return False on failure. A single request then fails."""
         try:
             encoded = self._run_encoder(batch)
             now = self._clock()
-            for handle in batch:
-                handle.encode_ended = now
-            num_tokens = [len(handle.source_request.source_ids) for handle in batch]
-            poisoned = not_finite(self._manifest.states, encoded, num_tokens)
-            newcomers = self._start_generations(batch, encoded, poisoned)
+            for active in batch:
+                active.encode_ended = now
+            num_tokens = [len(active.source_request.source_ids) for active in batch]
+            non_finite = find_non_finite(self._manifest.states, encoded, num_tokens)
+            newcomers = self._start_generations(batch, encoded, non_finite)
             if newcomers:
                 self._rows.admit(newcomers, encoded)
         except Exception:
-            logger.exception("the encoder failed on a batch of %d", len(batch))
+            logger.exception("the encoder failed on a batch of %d requests", len(batch))
             if len(batch) == 1:
                 self._finish(batch[0], Failed("internal"))
             return False
-        for index, handle in enumerate(batch):
-            if isinstance(handle.request, EncodeRequest):
-                self._deliver_encoded(handle, handle.request, encoded, index)
-            elif index in poisoned:
-                self._fail_not_finite(handle)
+        for index, active in enumerate(batch):
+            if isinstance(active.request, EncodeRequest):
+                self._deliver_encoded(active, active.request, encoded, index)
+            elif index in non_finite:
+                self._fail_not_finite(active)
         return True
 
-    def _run_encoder(self, batch: Sequence[Handle]) -> Mapping[str, Array]:
-        lengths = np.array([len(handle.source_request.source_ids) for handle in batch], np.int32)  # (B,)
+    def _run_encoder(self, batch: Sequence[ActiveRequest]) -> Mapping[str, Array]:
+        lengths = np.array([len(active.source_request.source_ids) for active in batch], np.int32)  # (B,)
         ids = np.full((len(batch), lengths.max()), self._manifest.tokens.pad_id, np.int64)  # (B, S)
-        for row, handle in enumerate(batch):
-            ids[row, : lengths[row]] = handle.source_request.source_ids
+        for row, active in enumerate(batch):
+            ids[row, : lengths[row]] = active.source_request.source_ids
         started = self._clock()
         encoded = self._runner.encode(ids, lengths, self._encoder_outputs(batch))
-        self._tell(self._observer.on_encode, len(batch), int(lengths.sum()), ids.size, self._clock() - started)
+        self._notify(self._observer.on_encode, len(batch), int(lengths.sum()), ids.size, self._clock() - started)
         return encoded
 
-    def _encoder_outputs(self, batch: Sequence[Handle]) -> tuple[str, ...]:
-        """Only what some request of the batch needs, in the graph's order."""
-        wanted: set[str | None] = set()
-        for handle in batch:
-            request = handle.source_request
+    def _encoder_outputs(self, batch: Sequence[ActiveRequest]) -> tuple[str, ...]:
+        """Return the encoder outputs that the batch needs, in the order of the graph."""
+        names: set[str | None] = set()
+        for active in batch:
+            request = active.source_request
             if isinstance(request, GenerateRequest):
-                wanted.update(state.encoder_output for state in self._manifest.states)
+                names.update(state.encoder_output for state in self._manifest.states)
             else:
-                wanted.update(("hidden", "label_logprobs") if request.wants_labels else ("hidden",))
-            wanted |= map_outputs(self._manifest, request.attention, ENCODER_KINDS)
-        return tuple(name for name in self._manifest.encoder.outputs if name in wanted)
+                names.update(("hidden", "label_logprobs") if request.return_labels else ("hidden",))
+            names |= map_outputs(self._manifest, request.attention, ENCODER_KINDS)
+        return tuple(name for name in self._manifest.encoder.outputs if name in names)
 
     def _start_generations(
-        self, batch: Sequence[Handle], encoded: Mapping[str, Array], poisoned: Container[int]
+        self, batch: Sequence[ActiveRequest], encoded: Mapping[str, Array], non_finite: Container[int]
     ) -> list[tuple[Generation, int]]:
-        """The generations of a batch, each with its example's index; `poisoned` ones are left out."""
+        """Create the generations of a batch.
+
+        Args:
+            batch: requests in the encoder's batch.
+            encoded: outputs of the encoder.
+            non_finite: indices of requests to skip, because their initial states are not finite.
+
+        Returns:
+            Each generation with its index in the batch.
+        """
         started: list[tuple[Generation, int]] = []
-        for index, handle in enumerate(batch):
-            request = handle.request
-            if isinstance(request, GenerateRequest) and index not in poisoned:
+        for index, active in enumerate(batch):
+            request = active.request
+            if isinstance(request, GenerateRequest) and index not in non_finite:
                 maps = encoder_maps(self._manifest, encoded, index, request)
                 kind = BeamGeneration if request.parameters.num_beams > 1 else SingleGeneration
-                started.append((kind(handle, request, self._manifest, maps), index))
+                started.append((kind(active, request, self._manifest, maps), index))
         return started
 
     def _deliver_encoded(
-        self, handle: Handle, request: EncodeRequest, encoded: Mapping[str, Array], index: int
+        self, active: ActiveRequest, request: EncodeRequest, encoded: Mapping[str, Array], index: int
     ) -> None:
-        # Copies: a view would hold the whole batch in memory until its slowest reader is done.
+        # Copy: a view would keep the results of the whole batch in memory.
         hidden = encoded["hidden"][index, : len(request.source_ids)].astype(np.float32)
-        labels = encoded["label_logprobs"][index].astype(np.float32) if request.wants_labels else None
+        labels = encoded["label_logprobs"][index].astype(np.float32) if request.return_labels else None
         if np.isfinite(hidden).all() and (labels is None or np.isfinite(labels).all()):
             maps = encoder_maps(self._manifest, encoded, index, request)
-            self._finish(handle, Encoded(hidden, handle.timings(handle.encode_ended), labels, maps))
+            self._finish(active, Encoded(hidden, active.timings(active.encode_ended), labels, maps))
         else:
-            self._fail_not_finite(handle)
+            self._fail_not_finite(active)
 
-    def _fail_not_finite(self, handle: Handle) -> None:
-        logger.error("the encoder gave numbers that are not finite")
-        self._finish(handle, Failed("internal"))
+    def _fail_not_finite(self, active: ActiveRequest) -> None:
+        logger.error("the encoder returned values that are not finite")
+        self._finish(active, Failed("internal"))
 
     # The decoder
 
     def _decode_all(self) -> None:
-        """Step all rows; if each of them fails, so do all generations."""
+        """Step all rows. If every row fails, fail all generations."""
         if self._decode(range(len(self._rows))):
-            self._failures["step"].clear()
+            self._failures["decoder"].clear()
             return
         generations = self._rows.generations
         for generation in generations:
             self._end(generation, Failed("internal"))
-        self._note_failure("step", generations[0].handle)
+        self._note_failure("decoder", generations[0].active_request)
 
-    def _hasten(self) -> None:
-        """Step a few calls of one row some more times by themselves, while large calls make every step a long one.
+    def _run_extra_steps(self) -> None:
+        """Run extra decoder steps for calls with one row while large calls are running.
 
-        A step over one row takes a fraction of the time of a step over all. So the text of a small call does not take
-        many times as long beside large calls as it takes alone. The extra steps are in proportion to the rows, and so
-        to the time of a step of all rows; the small calls share them. A step that fails is repeated by the next step of
-        all rows.
+        A step over one row takes a fraction of the time of a step over all rows. The extra steps
+        keep the latency of a small call close to its latency on an idle service. Their total number
+        is proportional to the number of running rows, and is divided among the small calls. If an
+        extra step fails, the next step over all rows repeats it.
         """
-        held = self._rows.held()
-        if max(held.values(), default=0) <= 1:
+        rows_by_call = self._rows.rows_by_call()
+        if max(rows_by_call.values(), default=0) <= 1:
             return
-        small = [one for one in self._rows if held[one.request.request_id] == 1][: self._reserved_rows]
-        num_steps = HASTENED_STEPS * max(1, len(self._rows) // ROWS_PER_RESERVED)
+        small = [one for one in self._rows if rows_by_call[one.request.request_id] == 1][: self._reserved_rows]
+        num_steps = EXTRA_STEPS * max(1, len(self._rows) // ROWS_PER_RESERVED)
         for generation in small:
             for _ in range(num_steps // len(small)):
                 row = generation.rows[0]
-                if not self._decode(range(row, row + 1)) or generation.handle.has_ended:
+                if not self._decode(range(row, row + 1)) or generation.active_request.has_ended:
                     break
 
     def _decode(self, rows: range) -> bool:
-        """Step some rows, which must be all rows of their generations, and deliver what comes of it.
+        """Run one decoder step for some rows and process its results.
+
+        Args:
+            rows: rows to step: all rows of one or more generations.
 
         Returns:
-            False if the step failed for every row. Then it has changed nothing and can be repeated.
+            False if the step failed for every row. It has then changed nothing and can be repeated.
         """
         started = self._clock()
         outputs = self._step(rows)
         if outputs is None:
             return False
         now = self._clock()
-        self._tell(self._observer.on_step, len(rows), now - started)
+        self._notify(self._observer.on_step, len(rows), now - started)
         generations = self._rows.generations_of(rows)
-        self._record_maps([one for one in generations if one.wants_maps], outputs, rows.start)
+        self._record_maps([one for one in generations if one.records_maps], outputs, rows.start)
         scores = StepScores(outputs, rows.start)
-        moves: Moves = []
-        events = [(generation, self._advance(generation, scores, moves, now)) for generation in generations]
-        self._rows.advance(rows, scores.next_ids, moves)
+        beam_copies: BeamCopies = []
+        events = [(generation, self._advance(generation, scores, beam_copies, now)) for generation in generations]
+        self._rows.advance(rows, scores.next_ids, beam_copies)
         for generation, event in events:
             if event is not None:
                 self._end(generation, event)
         return True
 
     def _step(self, rows: range) -> Mapping[str, Array] | None:
-        """Run the decoder over some rows; if that fails, over each alone, so that one request cannot fail another."""
+        """Run the decoder for some rows.
+
+        If that fails, run it for each row alone, so that one request cannot fail another.
+        """
         try:
             return self._rows.step(rows)
         except Exception:
-            logger.exception("a decoder step failed with %d rows", len(rows))
+            logger.exception("a decoder step failed for %d rows", len(rows))
         return self._rows.step_each(rows) if len(rows) > 1 else None
 
-    def _record_maps(self, wanting: Sequence[Generation], outputs: Mapping[str, Array], first: int) -> None:
-        """Record the maps of a step, whose outputs begin with those of row `first`."""
-        for generation in wanting:
-            generation.count_maps()
+    def _record_maps(self, requesting: Sequence[Generation], outputs: Mapping[str, Array], first: int) -> None:
+        """Record the attention maps of a step; row 0 of its outputs belongs to row `first`."""
+        for generation in requesting:
+            generation.charge_step()
         recorders = [
             (row - first, hypothesis.maps)
-            for generation in wanting
+            for generation in requesting
             for row, hypothesis in zip(generation.rows, generation.hypotheses(), strict=False)
         ]
         record_step(self._map_names, recorders, outputs)
 
-    def _advance(self, generation: Generation, scores: StepScores, moves: Moves, now: float) -> Event | None:
-        """Let a generation take its part of a step; its final event where it ends."""
-        handle = generation.handle
-        refusal = generation.map_refusal
-        if refusal is not None:
-            return Failed(refusal)
+    def _advance(self, generation: Generation, scores: StepScores, beam_copies: BeamCopies, now: float) -> Event | None:
+        """Process a step's scores for one generation. Return its final event if it ends."""
+        active = generation.active_request
+        map_error = generation.map_error
+        if map_error is not None:
+            return Failed(map_error)
         try:
-            targets = generation.advance(scores, moves)
-        except NotFiniteError:
-            logger.error("the decoder gave numbers that are not finite")
+            targets = generation.advance(scores, beam_copies)
+        except NonFiniteError:
+            logger.error("the decoder returned values that are not finite")
             return Failed("internal")
         except Exception:
-            logger.exception("a generation could not go on")
+            logger.exception("a generation failed")
             return Failed("internal")
         if generation.request.stream and (token := generation.new_token) is not None:
-            self._tell(handle.sink, TokenEvent(token))
+            self._notify(active.sink, TokenEvent(token))
         if not targets:
             return None
-        generation.settle(targets)
+        generation.charge_targets(targets)
         if generation.request.parameters.num_new_tokens:
             num_forced = len(generation.request.target_prefix)
             self.throughput.on_generated(max(len(target.tokens) for target in targets) - num_forced)
-        return Generated(targets, handle.timings(now))
+        return Generated(targets, active.timings(now))
 
-    def _note_failure(self, graph: GraphName, handle: Handle) -> None:
-        """Count a run that failed; `handle` is one of its requests. No row runs after a failed step.
+    def _note_failure(self, graph: GraphName, active: ActiveRequest) -> None:
+        """Count a failed run of a graph.
+
+        Args:
+            graph: the graph that failed.
+            active: one of the requests of the run. After a failed decoder step no row is running.
 
         Raises:
-            RuntimeFailedError: the graph has failed for too many calls in a row, and fails on a known input too.
+            RuntimeFailedError: the graph failed `MAX_FAILURES` times in succession, for distinct
+                calls, and also fails on the test input.
         """
         failures = self._failures[graph]
-        failures.add(handle.request.request_id)
+        failures.add(active.request.request_id)
         if len(failures) < MAX_FAILURES:
             return
         try:
-            run_known_input(self._runner, graph)
+            run_test_input(self._runner, graph)
         except Exception as error:
             raise RuntimeFailedError(
-                f"{graph}: {MAX_FAILURES} runs failed one after another, then a known input"
+                f"the {graph} graph failed for {MAX_FAILURES} calls in succession and on the test input"
             ) from error
         logger.warning(
-            "%s: %d runs failed one after another; a known input runs, so the calls are at fault", graph, MAX_FAILURES
+            "the %s graph failed for %d calls in succession, but not on the test input: the calls caused the failures",
+            graph,
+            MAX_FAILURES,
         )
         failures.clear()
 
-    # The ends
+    # Final events
 
     def _end(self, generation: Generation, event: Event) -> None:
         self._rows.release(generation)
-        self._finish(generation.handle, event)
+        self._finish(generation.active_request, event)
 
-    def _finish(self, handle: Handle, event: Event) -> None:
-        assert not handle.has_ended, "a request ends once"
-        handle.has_ended = True
-        self._scheduler.forget(handle.id)
-        if event == Failed("internal"):  # the answer names the log; what went wrong stands in the line before
-            logger.error("a sequence failed", extra={"fields": {"request_id": handle.request.request_id}})
-        self._tell(handle.sink, event)
-        self._tell(self._observer.on_finish, handle.request, event)
+    def _finish(self, active: ActiveRequest, event: Event) -> None:
+        assert not active.has_ended, "a request must end only once"
+        active.has_ended = True
+        self._scheduler.on_end(active.id)
+        if event == Failed("internal"):  # links the request id to the error in the previous log line
+            logger.error("a request failed", extra={"fields": {"request_id": active.request.request_id}})
+        self._notify(active.sink, event)
+        self._notify(self._observer.on_finish, active.request, event)
 
     @staticmethod
-    def _tell(listener: Callable[..., Any], *arguments: Any) -> None:
-        """Call what is not the engine's own: whatever it raises must harm no request."""
+    def _notify(listener: Callable[..., Any], *arguments: Any) -> None:
+        """Call a listener; its exceptions must not affect any request."""
         try:
             listener(*arguments)
         except Exception:
-            logger.exception("a listener failed")
+            logger.exception("a listener of the engine failed")

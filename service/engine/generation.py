@@ -1,4 +1,4 @@
-"""What the engine keeps of one request: from its submission, and while it runs in rows of the decoder."""
+"""Per-request state of the engine: submitted requests and running generations."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,15 +23,15 @@ from service.engine.request import (
     Timings,
     Token,
 )
-from service.engine.scores import WHOLE, StepScores
+from service.engine.scores import VOCABULARY_OUTPUTS, StepScores
 
 Sink = Callable[[Event], Any]
-Moves = list[tuple[int, int]]  # rows whose state becomes that of another: (source, target)
+BeamCopies = list[tuple[int, int]]  # (source, target): the state of row `source` is copied to row `target`
 
 
 @dataclass(eq=False)
-class Handle:
-    """One submitted request, and where it stands. Times are seconds on the engine's clock."""
+class ActiveRequest:
+    """One submitted request and its progress. Times are in seconds of the engine's clock."""
 
     id: int
     request: Request
@@ -43,12 +43,12 @@ class Handle:
 
     @property
     def source_request(self) -> SourceRequest:
-        """The request, of one that the encoder runs."""
-        assert not isinstance(self.request, SimilarRequest), "it has no source"
+        """The request, if it is known to have a source."""
+        assert not isinstance(self.request, SimilarRequest), "a SimilarRequest has no source"
         return self.request
 
     def timings(self, now: float) -> Timings:
-        """Of a request that ends now with a result."""
+        """Return the durations of a request that finishes at `now` with a result."""
         return Timings(
             queue=1000 * (self.encode_started - self.submitted),
             encode=1000 * (self.encode_ended - self.encode_started),
@@ -56,108 +56,122 @@ class Handle:
         )
 
 
-class NotFiniteError(Exception):
-    """The decoder gave numbers that are not finite."""
+class NonFiniteError(Exception):
+    """A graph returned NaN or infinity."""
 
 
 class Generation(ABC):
-    """A running request: its rows, what they have written, and how their next tokens are picked."""
+    """A running request: its rows, its hypotheses, and the choice of their next tokens."""
 
     def __init__(
-        self, handle: Handle, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
+        self, active: ActiveRequest, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
     ) -> None:
-        """`encoder_maps` are those that the request wants."""
-        self.handle = handle
+        """Create a generation whose rows are not assigned yet.
+
+        Args:
+            active: the submitted request.
+            request: the same request with its own type.
+            manifest: manifest of the model.
+            encoder_maps: encoder maps that the request selects, by kind.
+        """
+        self.active_request = active
         self.request = request
-        self.rows: list[int] = []  # given, and renumbered, by whoever owns the rows
+        self.rows: list[int] = []  # assigned and renumbered by `Rows`
         parameters, num_source = request.parameters, len(request.source_ids)
-        self.beginning = manifest.beginning(request.source_ids)
+        self.decoder_prompt_ids = manifest.decoder_prompt_ids(request.source_ids)
         self._prefix = request.target_prefix
         self._end_id = manifest.tokens.end_id
-        self._max_tokens = min(len(self._prefix) + parameters.num_new_tokens, manifest.room(num_source))
-        self._min_tokens = len(self._prefix) + parameters.min_new_tokens  # the end token comes no sooner
+        self._max_tokens = min(len(self._prefix) + parameters.num_new_tokens, manifest.max_new_tokens_for(num_source))
+        self._min_tokens = len(self._prefix) + parameters.min_new_tokens  # the end token is forbidden before
         self._num_alternatives = parameters.top_logprobs
         self._processors = make_processors(parameters, self._end_id)
-        # Where the end token alone may be forbidden, the step's top tokens hold all that can be picked.
+        # If at most the end token can be forbidden, the step's top tokens are sufficient for the
+        # choice.
         self._reads_logits = parameters.do_sample or changes_other_tokens(self._processors)
-        maps = MapRecorder(request.attention, num_source, encoder_maps, len(self.beginning))
+        maps = MapRecorder(request.attention, num_source, encoder_maps, len(self.decoder_prompt_ids))
         self._first = Hypothesis(maps, request.stop)
-        self.wants_maps = bool(self._first.maps.steps)
-        self._row_sizes: list[int] = []  # numbers that each step has added to a target's maps
-        self._paid = 0  # numbers
-        # The step's outputs that it needs besides those that every row needs.
+        self.records_maps = bool(self._first.maps.steps)
+        self._row_sizes: list[int] = []  # number of map values that each step has added to a target
+        self._num_charged = 0  # number of map values charged to the budget
+        # Outputs of the decoder graph that this generation needs in addition to `TOP_OUTPUTS`.
         self.outputs = map_outputs(manifest, request.attention, STEP_KINDS)
         if self._prefix or self._reads_logits:
-            self.outputs |= WHOLE
+            self.outputs |= VOCABULARY_OUTPUTS
 
-    def count_maps(self) -> None:
-        """Pay with the request's budget for what the step that comes is certain to add to the maps of the answer.
+    def charge_step(self) -> None:
+        """Charge the map budget for the values that the next step adds to the response.
 
-        A search may go on when as many have ended as it returns; `settle` pays for what it returns instead of those.
+        A beam search may continue after enough hypotheses have finished; `charge_targets` then
+        charges the difference.
         """
         budget = self.request.map_budget
         if budget is not None:
             hypotheses = self.hypotheses()
-            maps = hypotheses[0].maps  # all are as long
+            maps = hypotheses[0].maps  # all have the same length
             columns = {kind: maps.next_columns(kind) for kind in maps.steps}
             self._row_sizes.append(sum(budget.per_column[kind] * count for kind, count in columns.items()))
-            self._pay(self._num_growing * self._row_sizes[-1])
+            self._charge(self._num_growing * self._row_sizes[-1])
             budget.use_bytes(len(hypotheses) * sum(budget.bytes_per_column[kind] * columns[kind] for kind in columns))
 
-    def settle(self, targets: Sequence[Target]) -> None:
-        """Pay for the maps of what is returned, so far as it is more than was certain."""
+    def charge_targets(self, targets: Sequence[Target]) -> None:
+        """Charge the map budget for values of the targets that `charge_step` did not charge."""
         if self.request.map_budget is not None:
-            self._pay(sum(sum(self._row_sizes[: len(target.tokens)]) for target in targets) - self._paid)
+            self._charge(sum(sum(self._row_sizes[: len(target.tokens)]) for target in targets) - self._num_charged)
 
-    def _pay(self, numbers: int) -> None:
+    def _charge(self, numbers: int) -> None:
         assert self.request.map_budget is not None
-        self.request.map_budget.left -= numbers
-        self._paid += numbers
+        self.request.map_budget.remaining -= numbers
+        self._num_charged += numbers
 
     @property
     def _num_growing(self) -> int:
-        """How many of the targets that it returns are certain to have another token."""
+        """Number of returned targets that will certainly get another token."""
         return 1
 
     @property
-    def map_refusal(self) -> FailureCode | None:
-        """The reason why the maps of its call cannot be returned; None if they can so far."""
-        return None if self.request.map_budget is None else self.request.map_budget.refusal
+    def map_error(self) -> FailureCode | None:
+        """Failure code if the attention maps of the call exceed a limit, else None."""
+        return None if self.request.map_budget is None else self.request.map_budget.error
 
     @abstractmethod
     def hypotheses(self) -> list[Hypothesis]:
-        """What each of the first rows has written; the rows beyond do not count."""
+        """Return the hypotheses of the first rows; further rows are not in use yet."""
 
     @abstractmethod
-    def advance(self, scores: StepScores, moves: Moves) -> tuple[Target, ...]:
-        """Take a step's scores; the targets, best first, once the generation is over.
+    def advance(self, scores: StepScores, beam_copies: BeamCopies) -> tuple[Target, ...]:
+        """Process the scores of one step.
 
-        What a row reads next is set by `scores.choose`; whose state it becomes, where not its own, to `moves`.
+        Args:
+            scores: scores of the step. The next token of each row is set with `set_next_token`.
+            beam_copies: rows whose state must be copied to other rows are appended to it.
+
+        Returns:
+            The targets, best first, if the generation has ended; otherwise an empty tuple.
 
         Raises:
-            NotFiniteError: a row's scores are not numbers.
+            NonFiniteError: the scores of a row are not finite.
         """
 
     @property
     def new_token(self) -> Token | None:
-        """The token that the last step generated; None where it read the prefix."""
-        written = self._first
-        if len(written.ids) <= len(self._prefix):
+        """The token generated by the last step; None if the step processed the prefix."""
+        hypothesis = self._first
+        if len(hypothesis.ids) <= len(self._prefix):
             return None
-        return Token(written.ids[-1], written.logprobs[-1], written.alternatives[-1])
+        return Token(hypothesis.ids[-1], hypothesis.logprobs[-1], hypothesis.alternatives[-1])
 
     def _processed(self, hypothesis: Hypothesis, scores: NDArray[Any]) -> NDArray[Any]:
-        """Scores (V,) as the request's processors leave them."""
+        """Return scores (V,) after the request's logits processors."""
         changed = scores.copy()
         num_generated = len(hypothesis.ids) - len(self._prefix)
-        process(self._processors, changed, [*self.beginning, *hypothesis.ids], num_generated)
+        process(self._processors, changed, [*self.decoder_prompt_ids, *hypothesis.ids], num_generated)
         return changed
 
     def _append(self, hypothesis: Hypothesis, scores: StepScores, row: int, token_id: int, logprob: float) -> None:
         hypothesis.append(token_id, logprob, scores.alternatives(row, self._num_alternatives))
 
     def _reason_to_end(self, hypothesis: Hypothesis) -> FinishReason | None:
-        """Why a hypothesis ends with its last token."""
+        """Return the finish reason if a hypothesis ends with its last token."""
         num_tokens, token_id = len(hypothesis.ids), hypothesis.ids[-1]
         if num_tokens <= len(self._prefix):
             return "forced" if num_tokens == self._max_tokens else None

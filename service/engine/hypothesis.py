@@ -1,4 +1,4 @@
-"""What one row of the decoder has written so far."""
+"""The tokens of one row so far."""
 
 from dataclasses import dataclass, field
 
@@ -10,27 +10,33 @@ Alternatives = tuple[tuple[int, float], ...]
 
 @dataclass(eq=False)
 class Hypothesis:
-    """The tokens of a target as far as they are known, those of the prefix first."""
+    """A target so far: the tokens of the prefix, then the generated tokens."""
 
     maps: MapRecorder
     stop: StopCondition | None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     alternatives: list[Alternatives] = field(default_factory=list)
-    rank_score: float = 0.0  # what beams are ranked by: the sum of log-probabilities after the processors
+    rank_score: float = 0.0  # beam score: the sum of log-probabilities after the logits processors
 
     def append(self, token_id: int, logprob: float, alternatives: Alternatives) -> None:
         self.ids.append(token_id)
         self.logprobs.append(logprob)
         self.alternatives.append(alternatives)
 
-    def branch(self, rank_score: float) -> "Hypothesis":
-        """Another that has written the same and goes its own way."""
+    def fork(self, rank_score: float) -> "Hypothesis":
+        """Return a copy that continues independently."""
         stop = None if self.stop is None else self.stop.copy()
-        return Hypothesis(self.maps.branch(), stop, self.ids[:], self.logprobs[:], self.alternatives[:], rank_score)
+        return Hypothesis(self.maps.fork(), stop, self.ids[:], self.logprobs[:], self.alternatives[:], rank_score)
 
     def target(self, reason: FinishReason, num_forced: int, length_penalty: float) -> Target:
-        """The finished sequence; its score leaves the first `num_forced` tokens out."""
+        """Return the finished target.
+
+        Args:
+            reason: its finish reason.
+            num_forced: number of prefix tokens, which do not count in the score.
+            length_penalty: exponent of the length by which the score is divided.
+        """
         generated = self.logprobs[num_forced:]
         score = sum(generated) / max(1, len(generated)) ** length_penalty
         tokens = tuple(map(Token, self.ids, self.logprobs, self.alternatives))

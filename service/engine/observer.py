@@ -1,4 +1,4 @@
-"""What the engine tells whoever counts and measures. Called on the engine's thread: be quick."""
+"""Interface for measurements of the engine."""
 
 from typing import Protocol
 
@@ -6,21 +6,23 @@ from service.engine.request import Event, Request
 
 
 class EngineObserver(Protocol):
+    """Receives measurements on the engine's thread. Its methods must return quickly."""
+
     def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None:
-        """An encoder call ended well."""
+        """Record a successful encoder call; `seconds` is the time in the runner."""
         ...
 
     def on_step(self, rows: int, seconds: float) -> None:
-        """A decoder step over `rows` rows ended well; `seconds` is the runner's part of it."""
+        """Record a successful decoder step; `seconds` is the time in the runner."""
         ...
 
     def on_finish(self, request: Request, event: Event) -> None:
-        """A request ended with its one final event."""
+        """Record the final event of a request."""
         ...
 
 
 class NullObserver:
-    """Looks away."""
+    """Observer that does nothing."""
 
     def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None: ...
 

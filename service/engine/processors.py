@@ -1,4 +1,4 @@
-"""Changes a row's scores before a token is picked, as Hugging Face's logits processors of the same names do."""
+"""Logits processors with the semantics of those in Hugging Face Transformers."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -12,79 +12,87 @@ Scores = NDArray[Any]
 
 
 class Processor(Protocol):
-    """One of the changes."""
+    """Changes the scores of a row before the next token is chosen."""
 
-    def process(self, scores: Scores, read: Sequence[int], num_generated: int) -> None:
-        """Change `scores` (V,) in place; `read` is all that the decoder has read, the start token first."""
+    def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
+        """Change scores in place.
+
+        Args:
+            scores: (V,), logits or log-probabilities.
+            token_ids: all decoder inputs so far, from the start token or prompt on.
+            num_generated: number of generated tokens.
+        """
         ...
 
 
 class RepetitionPenalty:
-    """Makes every token that was read less likely (Keskar et al. 2019, section 4.1)."""
+    """Penalizes all tokens in the decoder's inputs (Keskar et al. 2019, CTRL, section 4.1)."""
 
     def __init__(self, penalty: float) -> None:
         self._penalty = penalty
 
-    def process(self, scores: Scores, read: Sequence[int], num_generated: int) -> None:
-        ids = np.unique(read)
+    def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
+        ids = np.unique(token_ids)
         penalised = scores[ids]
         scores[ids] = np.where(penalised < 0, penalised * self._penalty, penalised / self._penalty)
 
 
 class NoRepeatNgram:
-    """Forbids what would end an n-gram that was read before (Paulus et al. 2017, section 2.5)."""
+    """Forbids tokens that would repeat an n-gram (Paulus et al. 2017, section 2.5)."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
-    def process(self, scores: Scores, read: Sequence[int], num_generated: int) -> None:
+    def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
         size = self._size
-        last = list(read[len(read) - size + 1 :])
-        starts = range(len(read) - size + 1)
-        forbidden = [read[start + size - 1] for start in starts if list(read[start : start + size - 1]) == last]
+        last = list(token_ids[len(token_ids) - size + 1 :])
+        starts = range(len(token_ids) - size + 1)
+        forbidden = [
+            token_ids[start + size - 1] for start in starts if list(token_ids[start : start + size - 1]) == last
+        ]
         scores[forbidden] = -np.inf
 
 
 class SuppressTokens:
-    """Forbids some tokens."""
+    """Forbids a list of tokens."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self._ids = list(ids)
 
-    def process(self, scores: Scores, read: Sequence[int], num_generated: int) -> None:
+    def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
         scores[self._ids] = -np.inf
 
 
 class MinNewTokens:
-    """Forbids the end token before so many tokens were generated."""
+    """Forbids the end token until `min_new_tokens` tokens are generated."""
 
     def __init__(self, min_new_tokens: int, end_id: int) -> None:
         self._min_new_tokens = min_new_tokens
         self._end_id = end_id
 
-    def process(self, scores: Scores, read: Sequence[int], num_generated: int) -> None:
+    def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
         if num_generated < self._min_new_tokens:
             scores[self._end_id] = -np.inf
 
 
-class EndWhereNothingIsLeft:
-    """Allows the end token where every token was forbidden."""
+class AllowEndIfAllForbidden:
+    """Allows the end token if all tokens are forbidden."""
 
     def __init__(self, end_id: int) -> None:
         self._end_id = end_id
 
-    def process(self, scores: Scores, read: Sequence[int], num_generated: int) -> None:
+    def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
         if scores.max() == -np.inf:
             scores[self._end_id] = 0.0
 
 
 def changes_other_tokens(processors: Sequence[Processor]) -> bool:
-    """Whether more than the end token may become less, or more, likely."""
-    return not all(isinstance(one, MinNewTokens | EndWhereNothingIsLeft) for one in processors)
+    """Return True if the processors can change the score of a token other than the end token."""
+    return not all(isinstance(one, MinNewTokens | AllowEndIfAllForbidden) for one in processors)
 
 
 def make_processors(parameters: GenerateParameters, end_id: int) -> list[Processor]:
-    """The processors that a request asks for, in the order in which they act."""
+    """Return the processors for the parameters of a request, in the order of their application."""
     processors: list[Processor] = []
     if parameters.repetition_penalty != 1.0:
         processors.append(RepetitionPenalty(parameters.repetition_penalty))
@@ -94,9 +102,9 @@ def make_processors(parameters: GenerateParameters, end_id: int) -> list[Process
         processors.append(MinNewTokens(parameters.min_new_tokens, end_id))
     if parameters.suppress_tokens:
         processors.append(SuppressTokens(parameters.suppress_tokens))
-    return [*processors, EndWhereNothingIsLeft(end_id)] if processors else []
+    return [*processors, AllowEndIfAllForbidden(end_id)] if processors else []
 
 
-def process(processors: Sequence[Processor], scores: Scores, read: Sequence[int], num_generated: int) -> None:
+def process(processors: Sequence[Processor], scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
     for processor in processors:
-        processor.process(scores, read, num_generated)
+        processor.process(scores, token_ids, num_generated)

@@ -1,4 +1,7 @@
-"""Requests to the engine and its events. One request is one input; the use cases split calls into requests."""
+"""Requests to the engine and their events.
+
+A call with several inputs has one request for each input.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,40 +17,42 @@ FailureCode = Literal["deadline_exceeded", "overloaded", "draining", "engine_dea
 
 
 class StopCondition(Protocol):
-    """Says when a generation has produced what ends it."""
+    """Stopping criterion of a generation."""
 
     def update(self, token_id: int) -> bool:
-        """Take the next generated token; True ends the sequence with finish reason "stop"."""
+        """Process a generated token; True ends the sequence with finish reason "stop"."""
         ...
 
     def copy(self) -> "StopCondition":
-        """One in the same state, for a hypothesis that branches off."""
+        """Return a copy with the same state, for a forked hypothesis."""
         ...
 
 
 @dataclass
 class MapBudget:
-    """Numbers of attention maps that the requests of one call may still have together; the engine counts them.
+    """Remaining number of attention map values of one call, shared by its requests.
 
-    Without it a call's maps would all be kept until its texts are written and found too large.
+    The engine charges it in each step, so that a call with too many values fails early instead of
+    recording all its maps first.
     """
 
-    left: int
-    # By kind, of one column of a row: the numbers in the response, and the bytes that recording and writing them take.
+    remaining: int
+    # For one column of a row, by kind: the number of values in the response, and the bytes of
+    # memory.
     per_column: Mapping[str, int]
     bytes_per_column: Mapping[str, int]
-    use: Callable[[int], bool]  # takes bytes of the memory for responses; False if there is no room for more
-    _has_room: bool = True
+    use: Callable[[int], bool]  # takes bytes from the memory for responses; False if the limit is reached
+    _fits: bool = True
 
     def use_bytes(self, num_bytes: int) -> None:
-        self._has_room = self._has_room and self.use(num_bytes)
+        self._fits = self._fits and self.use(num_bytes)
 
     @property
-    def refusal(self) -> FailureCode | None:
-        """The reason why the call cannot be answered; None if it can so far."""
-        if self.left < 0:
+    def error(self) -> FailureCode | None:
+        """Failure code if a limit is exceeded, else None."""
+        if self.remaining < 0:
             return "response_too_large"
-        return None if self._has_room else "overloaded"
+        return None if self._fits else "overloaded"
 
 
 @dataclass(frozen=True)
@@ -56,18 +61,18 @@ class GenerateRequest:
 
     request_id: str
     source_ids: tuple[int, ...]
-    deadline: float  # on the engine's clock, seconds
+    deadline: float  # in seconds of the engine's clock
     parameters: GenerateParameters = GenerateParameters()  # noqa: RUF009 - it is frozen
-    seed: int | None = None  # of this sequence; that of the parameters, or 0, if absent
-    target_prefix: tuple[int, ...] = ()  # the tokens that every target begins with
-    stop: StopCondition | None = None  # receives the generated tokens, not the prefix
-    attention: frozenset[str] = frozenset()  # kinds of maps to keep
-    map_budget: MapBudget | None = None  # the request fails with its refusal
-    stream: bool = False  # one TokenEvent a generated token besides the result; not with beams
+    seed: int | None = None  # overrides the seed of the parameters; 0 if both are None
+    target_prefix: tuple[int, ...] = ()  # tokens at the start of every target
+    stop: StopCondition | None = None  # receives the generated tokens, without the prefix
+    attention: frozenset[str] = frozenset()  # kinds of attention maps to record
+    map_budget: MapBudget | None = None  # the request fails with its `error`
+    stream: bool = False  # emit a TokenEvent for each generated token; not with beam search
 
     @property
     def num_targets(self) -> int:
-        """Sequences that the result has: the best of a beam search, otherwise one."""
+        """Number of targets in the result."""
         return self.parameters.num_return_sequences if self.parameters.num_beams > 1 else 1
 
     @property
@@ -82,33 +87,35 @@ class EncodeRequest:
     request_id: str
     source_ids: tuple[int, ...]
     deadline: float
-    wants_labels: bool = False
-    attention: frozenset[str] = frozenset()  # kinds of maps to keep, of the encoder alone
+    return_labels: bool = False
+    attention: frozenset[str] = frozenset()  # kinds of encoder maps to return
 
 
 @dataclass(frozen=True)
 class SimilarRequest:
-    """Compare tokens with every token by their embeddings."""
+    """Compare the embeddings of some tokens with those of all tokens."""
 
     request_id: str
     token_ids: tuple[int, ...]
     deadline: float
 
 
-SourceRequest = GenerateRequest | EncodeRequest  # what the encoder reads
+SourceRequest = GenerateRequest | EncodeRequest  # requests that run the encoder
 Request = SourceRequest | SimilarRequest
 
 
 @dataclass(frozen=True)
 class Token:
+    """A token of a target."""
+
     id: int
     logprob: float  # natural logarithm, before temperature, penalties and filters
-    alternatives: tuple[tuple[int, float], ...] = ()  # the likeliest tokens of its place, best first, with theirs
+    alternatives: tuple[tuple[int, float], ...] = ()  # (id, logprob) of the top tokens, best first
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Where a request's time went, in milliseconds."""
+    """Durations of a request's phases in milliseconds."""
 
     queue: float = 0.0
     encode: float = 0.0
@@ -126,15 +133,17 @@ class TokenEvent:
 class Target:
     """One generated sequence."""
 
-    tokens: tuple[Token, ...]  # those of the prefix first; the end token included where it was generated
+    tokens: tuple[Token, ...]  # starts with the prefix; includes a generated end token
     finish_reason: FinishReason
-    score: float  # the log-probabilities after the prefix summed; for beams over their number ** length_penalty
-    attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # kind to (L, H, rows, columns)
+    # Sum of the log-probabilities after the prefix; for beam search, divided by length **
+    # length_penalty.
+    score: float
+    attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by kind, (L, H, rows, columns)
 
 
 @dataclass(frozen=True)
 class Generated:
-    """A generation that ended."""
+    """Result of a GenerateRequest."""
 
     targets: tuple[Target, ...]  # best first
     timings: Timings
@@ -142,33 +151,33 @@ class Generated:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The encoder's last layer over one source, and what was asked for besides."""
+    """Result of an EncodeRequest."""
 
-    hidden: NDArray[np.float32]  # (S, M), no padding
+    hidden: NDArray[np.float32]  # output of the last encoder layer, (S, M) without padding
     timings: Timings
     label_logprobs: NDArray[np.float32] | None = None  # (C,)
-    attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # kind to (L, H, S, columns)
+    attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by kind, (L, H, S, columns)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """How similar tokens are to every token."""
+    """Result of a SimilarRequest."""
 
-    cosines: NDArray[np.float32]  # (N, V)
+    cosines: NDArray[np.float32]  # cosine similarity of each token to all tokens, (N, V)
     timings: Timings
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A request that ended without a result."""
+    """Failure of a request."""
 
     code: FailureCode
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """A request that its client gave up."""
+    """Final event of a cancelled request."""
 
 
-Final = Generated | Encoded | Compared | Failed | Cancelled  # every request ends with exactly one
+Final = Generated | Encoded | Compared | Failed | Cancelled  # the last event of every request
 Event = TokenEvent | Final

@@ -1,4 +1,11 @@
-"""The running rows: 0 to n-1 without a gap, their input arrays and their decoder state moving as one."""
+"""The rows of the running batch.
+
+A row is one position along the batch axis of the decoder graph: a slot for one hypothesis. Greedy
+decoding, sampling and scoring use one row for each generation, beam search uses one row for each
+beam. Row i of every input array and of every state tensor belongs to the same hypothesis. The
+running rows are always 0 to n - 1 without gaps: when a row becomes free, the last row is moved into
+it.
+"""
 
 import logging
 from collections import Counter
@@ -8,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine.generation import Generation, Handle, Moves
+from service.engine.generation import ActiveRequest, BeamCopies, Generation
 from service.engine.request import GenerateRequest
-from service.engine.scores import ALWAYS
+from service.engine.scores import TOP_OUTPUTS
 from service.runtime.protocol import Int32, Int64, Runner
 
 Array = NDArray[Any]
@@ -18,21 +25,21 @@ logger = logging.getLogger(__name__)
 
 
 def num_rows(request: GenerateRequest) -> int:
-    """How many rows a request runs in."""
+    """Return the number of rows that a request needs."""
     return request.parameters.num_beams
 
 
 class Rows:
-    """Generations in rows of the runner's state."""
+    """Assigns rows of the runner's state to generations, and keeps the inputs of the next step."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._owners: list[Generation] = []  # by row
         self._generations: dict[Generation, None] = {}  # in the order of their admission
-        self._token_ids = np.zeros(runner.max_rows, np.int64)  # what each row reads next
-        self._lengths = np.zeros(runner.max_rows, np.int32)  # how many tokens each row has read
+        self._token_ids = np.zeros(runner.max_rows, np.int64)  # next input token of each row
+        self._lengths = np.zeros(runner.max_rows, np.int32)  # number of tokens that each row has processed
         self._source_lengths = np.zeros(runner.max_rows, np.int32)
-        self._outputs: tuple[str, ...] = ()  # what the generations need of the next step
+        self._outputs: tuple[str, ...] = ()  # outputs of the next step that the generations need
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -52,21 +59,26 @@ class Rows:
     def num_free(self) -> int:
         return self._runner.max_rows - len(self._owners)
 
-    def held(self) -> dict[str, int]:
-        """Rows by the calls that their generations belong to."""
+    def rows_by_call(self) -> dict[str, int]:
+        """Return the number of rows of each call."""
         return Counter(owner.request.request_id for owner in self._owners)
 
-    def find(self, handle: Handle) -> Generation | None:
-        return next((one for one in self._generations if one.handle is handle), None)
+    def find(self, active: ActiveRequest) -> Generation | None:
+        return next((one for one in self._generations if one.active_request is active), None)
 
     def admit(self, newcomers: Sequence[tuple[Generation, int]], encoded: Mapping[str, Array]) -> None:
-        """Begin generations in the first free rows, each from its example of what the encoder gave."""
+        """Assign rows to new generations and initialize the states of these rows.
+
+        Args:
+            newcomers: generations, each with its index in the encoder's batch.
+            encoded: outputs of the encoder.
+        """
         first = len(self._owners)
         owners = [(one, index) for one, index in newcomers for _ in range(num_rows(one.request))]
         rows = slice(first, first + len(owners))
-        self._runner.fill(first, encoded, [index for _, index in owners])
-        self._token_ids[rows] = [one.beginning[-1] for one, _ in owners]
-        self._lengths[rows] = [len(one.beginning) - 1 for one, _ in owners]
+        self._runner.init_rows(first, encoded, [index for _, index in owners])
+        self._token_ids[rows] = [one.decoder_prompt_ids[-1] for one, _ in owners]
+        self._lengths[rows] = [len(one.decoder_prompt_ids) - 1 for one, _ in owners]
         self._source_lengths[rows] = [len(one.request.source_ids) for one, _ in owners]
         for row, (generation, _) in enumerate(owners, first):
             generation.rows.append(row)
@@ -75,7 +87,7 @@ class Rows:
         self._choose_outputs()
 
     def release(self, generation: Generation) -> None:
-        """Free a generation's rows; the last rows move into their places."""
+        """Free the rows of a generation, and move the last running rows into them."""
         for row in sorted(generation.rows, reverse=True):
             last = len(self._owners) - 1
             if row != last:
@@ -92,61 +104,69 @@ class Rows:
         owner.rows[owner.rows.index(source)] = target
 
     def _choose_outputs(self) -> None:
-        wanted = ALWAYS.union(*(generation.outputs for generation in self._generations))
-        self._outputs = tuple(name for name in self._runner.manifest.decoder.outputs if name in wanted)
+        requested = TOP_OUTPUTS.union(*(generation.outputs for generation in self._generations))
+        self._outputs = tuple(name for name in self._runner.manifest.decoder_graph.outputs if name in requested)
 
     def step(self, rows: range) -> Mapping[str, Array]:
-        """Run the decoder once over some of the rows; `advance` says what they read next.
+        """Run one decoder step for some rows. `advance` must follow, with the next tokens.
 
-        A step that raises can be repeated, over any of its rows too; see `Runner.step`.
+        A step that raises can be repeated for all or some of its rows, see `Runner.step`.
         """
         return self._runner.step(*self._inputs(rows), self._outputs, first=rows.start)
 
     def step_each(self, rows: range) -> Mapping[str, Array] | None:
-        """Run the decoder once over each row by itself, after `step` has failed for all of them.
+        """Run one decoder step for each row alone, after `step` has failed for all of them.
 
         Returns:
-            The outputs of all rows, as `step` returns them; those of a row that fails alone are NaN. None if every row
-            fails.
+            The outputs of all rows, as `step` returns them, with NaN for rows that fail. None if
+            every row fails.
         """
-        given: dict[int, Mapping[str, Array]] = {}
-        for place, row in enumerate(rows):
+        by_index: dict[int, Mapping[str, Array]] = {}
+        for index, row in enumerate(rows):
             try:
                 outputs = self.step(range(row, row + 1))
             except Exception:
-                logger.exception("a decoder step failed for one row alone")
+                logger.exception("a decoder step failed for one row")
             else:
-                given[place] = {name: array.copy() for name, array in outputs.items()}  # the next run overwrites them
-        if not given:
+                by_index[index] = {
+                    name: array.copy() for name, array in outputs.items()
+                }  # the next run overwrites them
+        if not by_index:
             return None
-        parts = {name: {place: outputs[name] for place, outputs in given.items()} for name in self._outputs}
-        return {name: _joined(arrays, len(rows)) for name, arrays in parts.items()}
+        parts = {name: {index: outputs[name] for index, outputs in by_index.items()} for name in self._outputs}
+        return {name: _join(arrays, len(rows)) for name, arrays in parts.items()}
 
     def _inputs(self, rows: range) -> tuple[Int64, Int32, Int32]:
         part = slice(rows.start, rows.stop)
         return self._token_ids[part], self._lengths[part], self._source_lengths[part]
 
-    def advance(self, rows: range, token_ids: NDArray[np.int64], moves: Moves) -> None:
-        """Set what rows that have just been stepped read next, some of them with the state of another.
+    def advance(self, rows: range, token_ids: NDArray[np.int64], beam_copies: BeamCopies) -> None:
+        """Set the next input tokens of the rows of the last step.
 
         Args:
-            rows: those of the step.
-            token_ids: (B,).
-            moves: rows of one generation each; none is both a source and a target.
+            rows: rows of the step.
+            token_ids: (B,), next token of each row.
+            beam_copies: rows whose state is copied to other rows of the same generation. No row may
+                be both a source and a target.
         """
         part = slice(rows.start, rows.stop)
         self._token_ids[part] = token_ids
         self._lengths[part] += 1
-        if moves:
-            sources, targets = map(list, zip(*moves, strict=True))
-            self._runner.branch(sources, targets, int(self._lengths[sources].max()))
+        if beam_copies:
+            sources, targets = map(list, zip(*beam_copies, strict=True))
+            self._runner.fork(sources, targets, int(self._lengths[sources].max()))
 
     def __iter__(self) -> Iterator[Generation]:
         return iter(self._generations)
 
 
-def _joined(parts: Mapping[int, Array], count: int) -> Array:
-    """Outputs of single rows, (1, ...), as one array (count, ...) that is as wide as the widest of them."""
+def _join(parts: Mapping[int, Array], count: int) -> Array:
+    """Concatenate outputs of single rows, padded to the largest size of each axis.
+
+    Args:
+        parts: outputs (1, ...) by index of the row.
+        count: number of rows of the result; missing rows are NaN.
+    """
     some = next(iter(parts.values()))
     widest = np.max([part.shape[1:] for part in parts.values()], axis=0)
     joined = np.zeros((count, *widest), some.dtype)

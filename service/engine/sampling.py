@@ -1,4 +1,4 @@
-"""Draws the next token of a row."""
+"""Sampling of the next token of a row."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,15 @@ from service.parameters import GenerateParameters
 
 Array = NDArray[Any]
 
-BLOCK = 64  # tokens of a vocabulary that are summed, or compared, before they are looked at one by one
+BLOCK = 64  # tokens per block in searches that process whole blocks before single tokens
 
 
 class Sampler:
-    """Draws tokens with the request's own generator: the same seed draws the same tokens in any company.
+    """Samples tokens with its own random generator, independent of the rest of the batch.
 
-    Temperature, then `top_k`, `top_p`, `min_p` and `typical_p`, each as Hugging Face defines it: `top_k` keeps what
-    ties with the k-th logit, `top_p` keeps a token while those more probable than it hold less than `top_p` together.
+    Temperature, `top_k`, `top_p`, `min_p` and `typical_p` have the semantics of Hugging Face
+    Transformers. `top_k` also keeps tokens that tie with the k-th logit. `top_p` keeps a token if
+    the more probable tokens have a total probability below `top_p`.
     """
 
     def __init__(self, parameters: GenerateParameters, seed: int) -> None:
@@ -25,7 +26,7 @@ class Sampler:
         self._generator = np.random.Generator(np.random.PCG64(seed))
 
     def draw(self, logits: Array) -> int:
-        """A token by its logits (V,); minus infinity is never drawn."""
+        """Sample a token id from logits (V,), never one with a logit of minus infinity."""
         parameters = self._parameters
         ids, weights = weigh_tokens(logits, parameters)
         total = float(weights.sum())
@@ -33,20 +34,21 @@ class Sampler:
             kept = weights >= parameters.min_p * weights.max()
             ids, weights = ids[kept], weights[kept]
         if parameters.typical_p < 1.0:
-            places = typical_places(weights, parameters.top_p * total, parameters.typical_p)
-            return draw_token(ids[places], weights[places], 1.0, self._generator.random)
+            indices = typical_indices(weights, parameters.top_p * total, parameters.typical_p)
+            return draw_token(ids[indices], weights[indices], 1.0, self._generator.random)
         return draw_token(ids, weights, parameters.top_p, self._generator.random, total)
 
 
-def typical_places(weights: NDArray[np.float64], limit: float, typical_p: float) -> NDArray[np.int64]:
-    """Return the places of the most typical tokens, rising (Meister et al. 2023, Locally Typical Sampling, section 4).
+def typical_indices(weights: NDArray[np.float64], limit: float, typical_p: float) -> NDArray[np.int64]:
+    """Return the indices of the most typical tokens in ascending order.
 
-    A token is the more typical the closer its information is to the entropy of the distribution.
+    A token is more typical the closer its information content is to the entropy of the distribution
+    (Meister et al. 2023, Locally Typical Sampling, section 4).
 
     Args:
-        weights: (N,) above or equal to 0, not all 0.
-        limit: only the heaviest tokens are considered that hold this weight together, as `top_p` keeps them.
-        typical_p: probability that the tokens hold together.
+        weights: (N,), non-negative, not all 0.
+        limit: only the heaviest tokens up to this total weight are considered, as with `top_p`.
+        typical_p: minimum total probability of the returned tokens.
     """
     heaviest = np.argsort(-weights, kind="stable")
     before = np.cumsum(weights[heaviest]) - weights[heaviest]
@@ -60,15 +62,24 @@ def typical_places(weights: NDArray[np.float64], limit: float, typical_p: float)
 
 
 def weigh_tokens(logits: Array, parameters: GenerateParameters) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The tokens that `top_k` leaves and what each one's probability is proportional to, both (N,), ids rising."""
+    """Apply `top_k` and temperature.
+
+    Args:
+        logits: (V,).
+        parameters: parameters of the request.
+
+    Returns:
+        Token ids in ascending order and their weights, which are proportional to the probabilities.
+        Both have the shape (N,), N <= V.
+    """
     ids = np.arange(len(logits))
-    # Temperature does not change the order, so the few that `top_k` leaves are found first.
+    # Temperature does not change the order of logits, so `top_k` can be applied first.
     if 0 < parameters.top_k < len(logits):
         ids = np.flatnonzero(logits >= _largest(logits, parameters.top_k))
         logits = logits[ids]
     exponents = logits.astype(np.float64)
     exponents -= exponents.max()
-    with np.errstate(over="ignore"):  # next to no temperature: all but the best go to minus infinity, and the best is 0
+    with np.errstate(over="ignore"):  # at temperatures near 0 all exponents but the largest become -inf
         exponents /= parameters.temperature
     return ids, np.exp(exponents)
 
@@ -80,57 +91,69 @@ def draw_token(
     random: Callable[[], float],
     total: float | None = None,
 ) -> int:
-    """Draw one of `ids` by its weight, among the fewest and heaviest that hold `top_p` of all weight.
+    """Sample one token id with nucleus filtering (`top_p`), without sorting the weights.
 
-    Nothing is sorted: tokens are drawn from all until one belongs to those few. Whatever ranks behind a token that does
-    not is left out of the next draw, so draws are few, and their odds among those that belong never change.
+    A token is sampled from all tokens until it is in the nucleus: the smallest set of the heaviest
+    tokens whose total weight is at least `top_p` of all weight. After a rejected token, all tokens
+    that rank below it are excluded from the next draw, because they cannot be in the nucleus
+    either. Rejection does not change the relative probabilities within the nucleus.
 
     Args:
-        ids: (N,) rising; of tokens that weigh the same the first ranks before the others.
-        weights: (N,) above or equal to 0, not all 0.
-        top_p: above 0; 1 keeps every token.
-        random: gives numbers of [0, 1).
-        total: all weight, where other filters have left out lighter tokens.
+        ids: (N,), ascending. Of tokens with equal weights, the first ranks highest.
+        weights: (N,), non-negative, not all 0.
+        top_p: greater than 0; 1 keeps all tokens.
+        random: returns random numbers in [0, 1).
+        total: total weight before other filters removed tokens; the sum of `weights` if None.
     """
     limit = top_p * (weights.sum() if total is None else total)
     while True:
-        place = _place_at(weights, random())
+        index = _index_at(weights, random())
         if top_p >= 1.0:
-            return int(ids[place])
-        is_better = weights > weights[place]
-        is_better[:place] |= weights[:place] == weights[place]
+            return int(ids[index])
+        is_better = weights > weights[index]
+        is_better[:index] |= weights[:index] == weights[index]
         better = weights[is_better]
         if better.sum() < limit:
-            return int(ids[place])
+            return int(ids[index])
         ids, weights = ids[is_better], better
 
 
-def best_places(values: Array, count: int) -> NDArray[np.int64]:
-    """Where the `count` largest of all values are, the largest first and of equals the first."""
-    places = np.flatnonzero(values >= _largest(values, min(count, len(values))))
-    return places[np.argsort(-values[places], kind="stable")][:count]
+def best_indices(values: Array, count: int) -> NDArray[np.int64]:
+    """Return the indices of the `count` largest values; ties are ordered by index."""
+    indices = np.flatnonzero(values >= _largest(values, min(count, len(values))))
+    return indices[np.argsort(-values[indices], kind="stable")][:count]
 
 
 def _largest(values: Array, rank: int) -> Any:
-    """The value of that rank from 1, the largest first."""
+    """Return the value with a rank in descending order; the largest value has rank 1."""
     maxima = np.maximum.reduceat(values, np.arange(0, len(values), BLOCK))
-    if rank <= len(maxima):  # as many values are no smaller than the maximum of this rank: the others need no look
+    # At least `rank` values are greater than or equal to the block maximum of that rank, so smaller
+    # values can be skipped.
+    if rank <= len(maxima):
         values = values[values >= np.partition(maxima, -rank)[-rank]]
     return np.partition(values, -rank)[-rank]
 
 
-def _place_at(weights: NDArray[np.float64], share: float) -> int:
-    """The place at which the running sum of the weights passes `share` of the whole; never one that weighs nothing."""
-    # Of blocks first, then within one: a running sum over a whole vocabulary takes longer than all else in a draw.
+def _index_at(weights: NDArray[np.float64], share: float) -> int:
+    """Return the first index at which the cumulative sum exceeds `share` of the total weight.
+
+    The weight at this index is never 0.
+    """
+    # Search in blocks first: a cumulative sum over the whole vocabulary would dominate the time of
+    # a draw.
     block_weights = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK))
-    block, rest = _pass(block_weights, share * block_weights.sum())
+    block, rest = _locate(block_weights, share * block_weights.sum())
     start = block * BLOCK
-    return start + _pass(weights[start : start + BLOCK], rest)[0]
+    return start + _locate(weights[start : start + BLOCK], rest)[0]
 
 
-def _pass(weights: NDArray[np.float64], weight: float) -> tuple[int, float]:
-    """The place at which the running sum passes `weight`, and what of it the places before leave."""
+def _locate(weights: NDArray[np.float64], weight: float) -> tuple[int, float]:
+    """Find the first index at which the cumulative sum exceeds `weight`.
+
+    Returns:
+        The index, and `weight` minus the sum of the weights before it.
+    """
     sums = weights.cumsum()
-    # Rounding may carry what is asked for up to the sum itself.
-    place = int(sums.searchsorted(min(weight, np.nextafter(sums[-1], 0.0)), side="right"))
-    return place, weight - (sums[place - 1] if place else 0.0)
+    # Rounding can make `weight` equal to the total.
+    index = int(sums.searchsorted(min(weight, np.nextafter(sums[-1], 0.0)), side="right"))
+    return index, weight - (sums[index - 1] if index else 0.0)

@@ -1,4 +1,7 @@
-"""Choice of the waiting sequences that the encoder takes next. Integers only: no tensor, no clock, no socket."""
+"""Scheduling of waiting sequences into encoder batches.
+
+The scheduler works on plain numbers: it has no access to tensors, clocks or sockets.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,40 +9,40 @@ from itertools import islice
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A sequence in the queue, as far as scheduling is concerned."""
+class WaitingSequence:
+    """The properties of a waiting sequence that matter for scheduling."""
 
-    id: int  # rises with each arrival: the smaller, the older
-    call: str  # the same for all sequences of one call
+    id: int  # increases with each arrival
+    call: str  # request id, equal for all sequences of one call
     source_tokens: int
-    num_rows: int  # decoder rows it needs; 0 if it is only encoded
-    expires: float  # its deadline
+    num_rows: int  # number of decoder rows that it needs; 0 for encode-only sequences
+    deadline: float
 
 
 class _Queue:
-    """Waiting sequences of one kind, by call."""
+    """Waiting sequences of one kind, grouped by call."""
 
     def __init__(self) -> None:
-        # Dictionaries keep the order of insertion and remove any member in constant time.
-        self._by_id: dict[int, Waiting] = {}
-        self._calls: dict[str, dict[int, Waiting]] = {}  # in the order of their turns
+        # Dictionaries keep the insertion order and remove any element in constant time.
+        self._by_id: dict[int, WaitingSequence] = {}
+        self._calls: dict[str, dict[int, WaitingSequence]] = {}  # in round-robin order
         self._oldest_is_next = False
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def heads(self) -> list[Waiting]:
-        """The first sequence of each call, in the order of the calls' turns."""
+    def heads(self) -> list[WaitingSequence]:
+        """Return the first sequence of each call in round-robin order."""
         return [next(iter(of_call.values())) for of_call in self._calls.values()]
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[WaitingSequence]:
         return iter(self._by_id.values())
 
-    def add(self, one: Waiting) -> None:
+    def add(self, one: WaitingSequence) -> None:
         self._by_id[one.id] = one
         self._calls.setdefault(one.call, {})[one.id] = one
 
-    def remove(self, id_: int) -> Waiting | None:
+    def remove(self, id_: int) -> WaitingSequence | None:
         one = self._by_id.pop(id_, None)
         if one is not None:
             of_call = self._calls[one.call]
@@ -48,24 +51,25 @@ class _Queue:
                 del self._calls[one.call]
         return one
 
-    def take(self, one: Waiting) -> None:
-        """Remove a sequence that goes now; its call has its next turn after all others."""
+    def take(self, one: WaitingSequence) -> None:
+        """Remove a scheduled sequence and move its call to the end of the round-robin order."""
         self.remove(one.id)
         if one.call in self._calls:
             self._calls[one.call] = self._calls.pop(one.call)
         self._oldest_is_next = not self._oldest_is_next
 
-    def in_turn(self, held: Mapping[str, int]) -> Iterator[Waiting]:
-        """Iterate over the sequences in the order in which they are due.
+    def fair_order(self, rows_by_call: Mapping[str, int]) -> Iterator[WaitingSequence]:
+        """Iterate over the sequences in fair order.
 
-        Every second one is the oldest. The others are of the call that holds the fewest rows, and of several such
-        calls of the one whose last turn is longest ago. So a small call need not wait for all sequences of a large
-        one, and a large call makes progress however many small ones arrive.
+        Every second sequence is the oldest one. The others belong to the call with the fewest rows;
+        among several such calls, to the one that was served least recently. Therefore a small call
+        does not wait for all sequences of a large call, and a large call makes progress while small
+        calls arrive.
 
         Args:
-            held: decoder rows that each call has already.
+            rows_by_call: number of decoder rows that each call has now.
         """
-        rows = dict(held)
+        rows = dict(rows_by_call)
         following = {call: iter(of_call.values()) for call, of_call in self._calls.items()}
         heads = {call: next(iterator) for call, iterator in following.items()}
         oldest_is_next = self._oldest_is_next
@@ -84,72 +88,78 @@ class _Queue:
 
 
 class Scheduler:
-    """A queue that leaves in encoder batches and is fair between calls.
+    """A queue of sequences that is fair between calls and is drained in encoder batches.
 
-    Sequences that need rows go in the order of `_Queue.in_turn`: none is passed while it waits for its rows. Some rows
-    are reserved for sequences of one row whose call holds none, so that a small call need not wait until rows are
-    freed. Sequences that need no rows may pass all others. The first of each kind, whichever is older, always goes, so
-    nothing starves; the rest of its batch is chosen by length.
+    Sequences that need decoder rows are scheduled in the order of `_Queue.fair_order`; none
+    overtakes another that waits for rows. Some rows are reserved for sequences with one row whose
+    call has no row yet, so that a small call does not wait until rows are released. Encode-only
+    sequences can overtake all others. Each batch contains the older of the first sequences of both
+    kinds, so that no sequence starves. The rest of the batch is chosen by length.
     """
 
     def __init__(self, max_batch_tokens: int, reserved_rows: int = 0) -> None:
-        """Begin with an empty queue.
+        """Create an empty queue.
 
         Args:
-            max_batch_tokens: tokens of a batch at most, padding included; a longer sequence goes alone.
-            reserved_rows: decoder rows for sequences of one row whose call holds none.
+            max_batch_tokens: maximum number of tokens in a batch, padding included. A longer
+                sequence is a batch of its own.
+            reserved_rows: number of decoder rows that are reserved for calls without rows.
         """
         self._max_batch_tokens = max_batch_tokens
         self._reserved_rows = reserved_rows
-        self._in_reserve: set[int] = set()  # sequences that hold a reserved row
-        self._for_rows = _Queue()
-        self._for_encoder = _Queue()
-        self._next_expiry = float("inf")  # nothing expires before
+        self._reserved_ids: set[int] = set()  # ids of sequences in reserved rows
+        self._decode_queue = _Queue()
+        self._encode_queue = _Queue()
+        self._next_expiry = float("inf")  # no deadline is earlier
 
     def __len__(self) -> int:
-        return len(self._for_rows) + len(self._for_encoder)
+        return len(self._decode_queue) + len(self._encode_queue)
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: WaitingSequence) -> None:
         self._queue_of(waiting).add(waiting)
-        self._next_expiry = min(self._next_expiry, waiting.expires)
+        self._next_expiry = min(self._next_expiry, waiting.deadline)
 
     def remove(self, id_: int) -> bool:
-        """Remove a sequence from the queue; False if it is not in it."""
-        removed = self._for_rows.remove(id_) or self._for_encoder.remove(id_)
+        """Remove a sequence from the queue; return False if it is not in the queue."""
+        removed = self._decode_queue.remove(id_) or self._encode_queue.remove(id_)
         return removed is not None
 
     def remove_expired(self, now: float) -> list[int]:
         """Remove the sequences whose deadline has passed, oldest first."""
         if now < self._next_expiry:
             return []
-        waiting = [*self._for_rows, *self._for_encoder]
-        expired = sorted(one.id for one in waiting if one.expires <= now)
-        self._next_expiry = min((one.expires for one in waiting if one.expires > now), default=float("inf"))
+        waiting = [*self._decode_queue, *self._encode_queue]
+        expired = sorted(one.id for one in waiting if one.deadline <= now)
+        self._next_expiry = min((one.deadline for one in waiting if one.deadline > now), default=float("inf"))
         for id_ in expired:
             self.remove(id_)
         return expired
 
-    def next_batch(self, free_rows: int, held: Mapping[str, int]) -> list[int]:
-        """Remove the sequences of the next encoder call, shortest first; empty if none can go.
+    def next_batch(self, free_rows: int, rows_by_call: Mapping[str, int]) -> list[int]:
+        """Remove the sequences of the next encoder batch from the queue.
 
         Args:
-            free_rows: decoder rows that are free.
-            held: decoder rows that each call has already.
+            free_rows: number of free decoder rows.
+            rows_by_call: number of decoder rows that each call has now.
+
+        Returns:
+            Ids of the sequences, shortest first; empty if none can be scheduled.
         """
-        in_turn, in_reserve = self._that_fit(free_rows, held)
-        for_rows, for_encoder = in_turn + in_reserve, list(self._for_encoder)
-        heads = [*in_turn[:1], *in_reserve[:1], *islice(self._for_encoder.in_turn({}), 1)]
+        in_turn, in_reserve = self._select_fitting(free_rows, rows_by_call)
+        for_rows, for_encoder = in_turn + in_reserve, list(self._encode_queue)
+        heads = [*in_turn[:1], *in_reserve[:1], *islice(self._encode_queue.fair_order({}), 1)]
         if not heads:
             return []
         first = min(heads, key=lambda one: one.id)
         batch = [first]
         longest = real_tokens = first.source_tokens
-        # Sorting is stable: of two that fit equally well the one that is due earlier comes first.
+        # Sorting is stable: of two sequences that fit equally well, the first in fair order wins.
         for one in sorted(for_rows + for_encoder, key=lambda one: abs(one.source_tokens - first.source_tokens)):
             if one is first:
                 continue
             padded_tokens = max(longest, one.source_tokens) * (len(batch) + 1)
-            # At least half of what the encoder computes is real: an outlier waits for company or goes alone.
+            # At most half of a batch may be padding: a sequence of a very different length goes
+            # into another batch.
             if padded_tokens > min(self._max_batch_tokens, 2 * (real_tokens + one.source_tokens)):
                 continue
             batch.append(one)
@@ -158,30 +168,32 @@ class Scheduler:
         for one in batch:
             self._queue_of(one).take(one)
             if one in in_reserve:
-                self._in_reserve.add(one.id)
+                self._reserved_ids.add(one.id)
         return [one.id for one in sorted(batch, key=lambda one: (one.source_tokens, one.id))]
 
-    def _queue_of(self, one: Waiting) -> _Queue:
-        return self._for_rows if one.num_rows else self._for_encoder
+    def _queue_of(self, one: WaitingSequence) -> _Queue:
+        return self._decode_queue if one.num_rows else self._encode_queue
 
-    def forget(self, id_: int) -> None:
-        """Note that a sequence has ended, which returns its rows."""
-        self._in_reserve.discard(id_)
+    def on_end(self, id_: int) -> None:
+        """Release the reserved row of a sequence that has ended, if it has one."""
+        self._reserved_ids.discard(id_)
 
-    def _that_fit(self, free_rows: int, held: Mapping[str, int]) -> tuple[list[Waiting], list[Waiting]]:
-        """The sequences that get rows now: those that are due, and those that get reserved ones."""
-        in_turn: list[Waiting] = []
-        if not (free_rows and len(self._for_rows)):
+    def _select_fitting(
+        self, free_rows: int, rows_by_call: Mapping[str, int]
+    ) -> tuple[list[WaitingSequence], list[WaitingSequence]]:
+        """Return the sequences that fit the free rows, and those that fit the reserved rows."""
+        in_turn: list[WaitingSequence] = []
+        if not (free_rows and len(self._decode_queue)):
             return in_turn, []
-        reserved = min(free_rows, self._reserved_rows - len(self._in_reserve))
+        reserved = min(free_rows, self._reserved_rows - len(self._reserved_ids))
         free_rows -= reserved
-        for one in self._for_rows.in_turn(held) if free_rows else ():
+        for one in self._decode_queue.fair_order(rows_by_call) if free_rows else ():
             free_rows -= one.num_rows
             if free_rows < 0:
                 break
             in_turn.append(one)
-        holding = {one.call for one in in_turn}.union(held)
-        heads = self._for_rows.heads() if reserved else ()
-        # A search would take the reserved rows of several small calls, and hold them for long.
+        holding = {one.call for one in in_turn}.union(rows_by_call)
+        heads = self._decode_queue.heads() if reserved else ()
+        # Beam searches get no reserved rows: one would block the rows of several small calls.
         in_reserve = [one for one in heads if one.num_rows == 1 and one.call not in holding]
         return in_turn, in_reserve[:reserved]

@@ -1,4 +1,4 @@
-"""What one decoder step says of every row's next token."""
+"""Scores of the next token of each row, the result of a decoder step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,53 +7,60 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-ALWAYS = frozenset({"top_ids", "top_logprobs"})  # the step's outputs that every row needs
-WHOLE = frozenset({"logits", "logprobs"})  # those of the whole vocabulary, which few rows need
+TOP_OUTPUTS = frozenset({"top_ids", "top_logprobs"})  # decoder outputs that every row needs
+VOCABULARY_OUTPUTS = frozenset({"logits", "logprobs"})  # over the whole vocabulary; needed by few rows
 
 
 class StepScores:
-    """The scores of some rows. Log-probabilities are the model's own: before temperature, penalties and filters."""
+    """Scores of the next token for the rows of one step.
+
+    Log-probabilities are those of the model, before temperature, penalties and filters.
+    """
 
     def __init__(self, outputs: Mapping[str, Array], first: int = 0) -> None:
-        """Take the results of a step.
+        """Wrap the outputs of a step.
 
         Args:
-            outputs: the step's: those of `ALWAYS`, and those of `WHOLE` where some row reads them.
-            first: the row that their first row belongs to.
+            outputs: outputs of the step: `TOP_OUTPUTS`, and `VOCABULARY_OUTPUTS` if a row needs
+                them.
+            first: index of the first row of the step.
         """
         self._outputs = outputs
         self._first = first
-        self._top_ids = outputs["top_ids"]  # (B, K), the likeliest first
+        self._top_ids = outputs["top_ids"]  # (B, K), most probable first
         self._top_logprobs = outputs["top_logprobs"]  # (B, K)
-        self.next_ids = self._top_ids[:, 0].copy()  # (B,) what each row reads next: its best token unless chosen
+        self.next_ids = self._top_ids[:, 0].copy()  # (B,), the most probable tokens unless changed
         self._best_ids: list[int] = self.next_ids.tolist()
         self._best_logprobs: list[float] = self._top_logprobs[:, 0].tolist()
 
-    def choose(self, row: int, token_id: int) -> None:
-        """Set the token that a row reads next."""
+    def set_next_token(self, row: int, token_id: int) -> None:
+        """Set the next input token of a row."""
         self.next_ids[row - self._first] = token_id
 
     def best(self, row: int) -> tuple[int, float]:
-        """Return a row's likeliest token and its log-probability, which is not finite if the row's scores are not."""
+        """Return the most probable token of a row and its log-probability.
+
+        The log-probability is not finite if the scores of the row are not finite.
+        """
         return self._best_ids[row - self._first], self._best_logprobs[row - self._first]
 
     def top(self, rows: Sequence[int], count: int) -> tuple[Array, Array]:
-        """Return copies of the `count` likeliest tokens of each row and of their log-probabilities, best first."""
-        places = [row - self._first for row in rows]
-        return self._top_ids[places, :count], self._top_logprobs[places, :count]
+        """Return the top `count` token ids and log-probabilities, both (rows, count), as copies."""
+        indices = [row - self._first for row in rows]
+        return self._top_ids[indices, :count], self._top_logprobs[indices, :count]
 
     def logits(self, row: int) -> Array:
-        """Of every token, (V,); not to be changed."""
+        """Return the logits (V,) of a row as a view that must not be modified."""
         logits: Array = self._outputs["logits"][row - self._first]
         return logits
 
     def logprobs(self, row: int) -> Array:
-        """Of every token, (V,); not to be changed."""
+        """Return the log-probabilities (V,) of a row as a view that must not be modified."""
         logprobs: Array = self._outputs["logprobs"][row - self._first]
         return logprobs
 
     def alternatives(self, row: int, count: int) -> tuple[tuple[int, float], ...]:
-        """The `count` likeliest tokens of a row with their log-probabilities, best first."""
+        """Return the top `count` tokens of a row as (id, log-probability), best first."""
         if not count:
             return ()
         ids, logprobs = self.top([row], count)

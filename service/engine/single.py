@@ -1,4 +1,4 @@
-"""A generation in one row: the likeliest token, a draw, or a target that is given."""
+"""Generations with one row: greedy decoding, sampling and scoring of a given target."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from service.bundle import Manifest
 from service.engine.attention import Maps
-from service.engine.generation import Generation, Handle, Moves, NotFiniteError
+from service.engine.generation import ActiveRequest, BeamCopies, Generation, NonFiniteError
 from service.engine.hypothesis import Hypothesis
 from service.engine.request import GenerateRequest, Target
 from service.engine.sampling import Sampler
@@ -16,40 +16,40 @@ from service.engine.scores import StepScores
 
 
 class SingleGeneration(Generation):
-    """Greedy decoding or sampling."""
+    """Greedy decoding, sampling, or scoring of a target that is given as the prefix."""
 
     def __init__(
-        self, handle: Handle, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
+        self, active: ActiveRequest, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
     ) -> None:
-        super().__init__(handle, request, manifest, encoder_maps)
+        super().__init__(active, request, manifest, encoder_maps)
         self._sampler = Sampler(request.parameters, request.sampling_seed) if request.parameters.do_sample else None
 
     def hypotheses(self) -> list[Hypothesis]:
         return [self._first]
 
-    def advance(self, scores: StepScores, moves: Moves) -> tuple[Target, ...]:
-        row, written = self.rows[0], self._first
+    def advance(self, scores: StepScores, beam_copies: BeamCopies) -> tuple[Target, ...]:
+        row, hypothesis = self.rows[0], self._first
         best_id, best_logprob = scores.best(row)
         if not isfinite(best_logprob):
-            raise NotFiniteError
+            raise NonFiniteError
         token_id, logprob = self._next_token(scores, row)
         if token_id != best_id:
-            scores.choose(row, token_id)
-        self._append(written, scores, row, token_id, logprob)
-        reason = self._reason_to_end(written)
-        return () if reason is None else (written.target(reason, len(self._prefix), 0.0),)
+            scores.set_next_token(row, token_id)
+        self._append(hypothesis, scores, row, token_id, logprob)
+        reason = self._reason_to_end(hypothesis)
+        return () if reason is None else (hypothesis.target(reason, len(self._prefix), 0.0),)
 
     def _next_token(self, scores: StepScores, row: int) -> tuple[int, float]:
-        """A token and its log-probability."""
-        written = self._first
-        if len(written.ids) < len(self._prefix):
-            token_id = self._prefix[len(written.ids)]
+        """Return the next token and its log-probability."""
+        hypothesis = self._first
+        if len(hypothesis.ids) < len(self._prefix):
+            token_id = self._prefix[len(hypothesis.ids)]
         elif self._reads_logits:
             token_id = self._pick(scores.logits(row))
         else:
             best = scores.best(row)
-            must_go_on = len(written.ids) < self._min_tokens and best[0] == self._end_id
-            return scores.alternatives(row, 2)[1] if must_go_on else best
+            end_is_forbidden = len(hypothesis.ids) < self._min_tokens and best[0] == self._end_id
+            return scores.alternatives(row, 2)[1] if end_is_forbidden else best
         return token_id, float(scores.logprobs(row)[token_id])
 
     def _pick(self, logits: NDArray[Any]) -> int:

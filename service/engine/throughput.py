@@ -1,45 +1,45 @@
-"""Measured speed of one engine, from which the time that waiting work will take is estimated."""
+"""Measured speed of an engine, used to estimate waiting times."""
 
 import math
 
-MEMORY_S = 2.0  # a measurement this old counts for 1 / e
-LEAST_S = 0.25  # of saturated work, before there is a measurement
+DECAY_S = 2.0  # time constant of the exponential decay of measurements
+MIN_MEASURED_S = 0.25  # duration of saturated work before there is an estimate
 FIRST_MEAN_TOKENS = 32.0
-MEAN_TOKENS_SHARE = 1 / 16  # of the newest generation in the mean
+MEAN_TOKENS_SHARE = 1 / 16  # weight of the newest generation in the moving average
 
 
 class Throughput:
-    """Units of work per second while sequences wait, and the mean number of tokens of a generation.
+    """Units of work per second of a saturated engine, and the mean length of generations.
 
-    A unit of work is one row in one decoder step, or one sequence in the encoder. Only time during which sequences
-    waited is measured: an engine with few rows does fewer units a second than it can. It is written by the engine's
-    thread, and read without a lock by any.
+    A unit of work is one row in one decoder step, or one sequence in the encoder. Only periods in
+    which sequences wait are measured, because an engine with few rows is slower than it could be.
+    The engine's thread writes the values; any thread can read them without a lock.
     """
 
     def __init__(self) -> None:
-        self.units_per_s: float | None = None  # None until sequences have waited for long enough
+        self.units_per_s: float | None = None  # None until enough saturated work was measured
         self.mean_tokens = FIRST_MEAN_TOKENS
         self._units = 0.0
         self._seconds = 0.0
-        self._saturated_since: float | None = None  # the end of the last turn, if sequences still waited then
+        self._saturated_since: float | None = None  # end of the last iteration, if sequences were waiting
 
     def on_turn(self, units: int, now: float, *, is_saturated: bool) -> None:
-        """Note the end of an engine's turn.
+        """Record an iteration of the engine.
 
         Args:
-            units: of work that it did.
-            now: its end in seconds.
-            is_saturated: True if sequences still wait.
+            units: units of work that it did.
+            now: time of its end in seconds.
+            is_saturated: True if sequences are still waiting.
         """
         if self._saturated_since is not None:
             elapsed = now - self._saturated_since
-            kept = math.exp(-elapsed / MEMORY_S)
+            kept = math.exp(-elapsed / DECAY_S)
             self._units = self._units * kept + units
             self._seconds = self._seconds * kept + elapsed
-            if self._seconds >= LEAST_S:
+            if self._seconds >= MIN_MEASURED_S:
                 self.units_per_s = self._units / self._seconds
         self._saturated_since = now if is_saturated else None
 
     def on_generated(self, num_tokens: int) -> None:
-        """Note a finished generation; `num_tokens` leaves forced tokens out."""
+        """Record the number of generated tokens of a finished generation, without forced tokens."""
         self.mean_tokens += MEAN_TOKENS_SHARE * (num_tokens - self.mean_tokens)

@@ -1,1 +1,3 @@
-"""Transport: connections and their limits, request bodies, dispatch to endpoints, errors and OpenAPI."""
+"""Transport: connections and their limits, request bodies, dispatch to endpoints, errors and
+OpenAPI.
+"""

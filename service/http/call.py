@@ -1,4 +1,4 @@
-"""One HTTP exchange: the call that it carries, its request's head and body, and the state of its response."""
+"""A call over HTTP: its headers, its body and the state of its response."""
 
 import asyncio
 import itertools
@@ -20,15 +20,15 @@ from service.http.incoming import EXCHANGE, Exchange
 from service.inference.call import Call
 from service.inference.service import Service
 
-# New request ids: random for the process, then counted. A random one each would give up the interpreter lock, and under
-# load the event loop would wait to have it back.
+# New request ids have a random part for the process and a counter. Random bytes for each id would
+# release the interpreter lock, which the event loop must wait for under load.
 _PROCESS_ID, _numbers = secrets.token_hex(8), itertools.count()
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NO_ROUTE = "none"
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_FORM_FIELDS = 64
-# Content codings that are decompressed, with the header that zlib expects of each.
+# Supported content codings, with the `wbits` argument of zlib.
 CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
@@ -36,7 +36,7 @@ class HttpCall(Call):
     """A call over HTTP."""
 
     def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-        # Of a header that is repeated, the first counts.
+        # If a header is repeated, the first value wins.
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         own_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
         is_usable = own_id and REQUEST_ID.fullmatch(own_id)
@@ -47,20 +47,20 @@ class HttpCall(Call):
         self.exchange: Exchange | None = scope.get(EXCHANGE)  # absent in tests without a connection
         self.endpoint: Endpoint | None = None
         self.error_format: ErrorFormat = NATIVE_ERRORS
-        self.status: int | None = None  # of the response, once it has begun
-        self.code: str | None = None  # why the call failed
+        self.status: int | None = None  # status of the response once it has started
+        self.code: str | None = None  # error code if the call failed
 
     async def receive(self) -> Message:
         """Receive a part of the body.
 
         Raises:
-            ApiError: the connection has refused the body.
+            ApiError: the connection has rejected the body.
         """
         message = await self._receive()
-        refusal = None if self.exchange is None else self.exchange.refusal
-        if refusal is not None:
-            # A copy, because the traceback of an exception holds the body as long as the exchange holds it.
-            raise ApiError(refusal.code, refusal.message({}))
+        rejection = None if self.exchange is None else self.exchange.rejection
+        if rejection is not None:
+            # A copy, because a raised exception holds the body through its traceback.
+            raise ApiError(rejection.code, rejection.message({}))
         return message
 
     async def send(self, message: Message) -> None:
@@ -83,9 +83,10 @@ async def receive_body(call: HttpCall, body_format: BodyFormat, body_type: type[
         The body, and the bytes after its JSON.
 
     Raises:
-        ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`, `malformed_json`, the first value that
-            is not allowed, or an error of the connection: `overloaded`, `malformed_request` or `headers_too_large`.
-        ClientGoneError: the client left before it had sent everything.
+        ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`, `malformed_json`,
+            the first value that is not allowed, or an error of the connection: `overloaded`,
+            `malformed_request` or `headers_too_large`.
+        ClientGoneError: the client closed the connection before the body was complete.
     """
     exchange, headers = call.exchange, call.headers
     media_type = headers.get(b"content-type", b"").decode("latin-1")
@@ -98,11 +99,11 @@ async def receive_body(call: HttpCall, body_format: BodyFormat, body_type: type[
             data = decompress(data, coding, call.service.settings.max_body_bytes)
     finally:
         if exchange is not None and exchange.num_counted:
-            exchange.bodies.release(exchange)  # from here on admission controls the bytes
+            exchange.bodies.release(exchange)  # admission counts the bytes from now on
     call.num_bytes, tail = len(data), b""
     if not data and body_format.is_optional:
         return validate({}, body_type), tail
-    if media_type == FORM:  # away from the event loop: a megabyte of percent signs takes a while
+    if media_type == FORM:  # in a thread, because a megabyte of percent signs takes long
         return await asyncio.to_thread(parse_form, data, body_type), tail
     if body_format.length_header is not None:
         size = _json_bytes(call, data, body_format.length_header)
@@ -115,7 +116,7 @@ def _check_media_type(header: str, media_types: Sequence[str]) -> str:
     charsets = [part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")]
     if kind not in media_types or any(one != "utf-8" for one in charsets):
         named = " or ".join(one for one in media_types if one)
-        raise ApiError("unsupported_media_type", f"Send Content-Type: {named}, in UTF-8.")
+        raise ApiError("unsupported_media_type", f"The Content-Type must be {named}, in UTF-8.")
     return kind
 
 
@@ -132,10 +133,11 @@ def _check_coding(call: HttpCall) -> str | None:
 
 
 def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
-    """Decompress a body that was sent with `Content-Encoding`, and never more than its limit.
+    """Decompress a body up to its size limit.
 
     Raises:
-        ApiError: `body_too_large`; `malformed_json` where it is not one complete stream of that coding.
+        ApiError: `body_too_large`; `malformed_json` if it is not one complete stream of that
+            coding.
     """
     stream = zlib.decompressobj(CODINGS[coding])
     try:
@@ -143,7 +145,10 @@ def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
     except zlib.error:
         raise ApiError("malformed_json", f"The body is not valid {coding}.") from None
     if len(plain) > max_bytes:
-        raise ApiError("body_too_large", f"The body must be at most {max_bytes} bytes after decompression.")
+        raise ApiError(
+            "body_too_large",
+            f"The body must be at most {max_bytes} bytes after decompression (SIGHTLINE_MAX_BODY_BYTES).",
+        )
     if not stream.eof or stream.unused_data:
         raise ApiError("malformed_json", f"The body must be one complete {coding} stream, with nothing after it.")
     return plain
@@ -160,14 +165,17 @@ async def _receive(call: HttpCall) -> bytes:
                 async with asyncio.timeout(call.service.settings.body_timeout_s):
                     body = await _receive_parts(call, limit)
             except TimeoutError:
-                raise ApiError("client_too_slow") from None
+                seconds = call.service.settings.body_timeout_s
+                message = f"The body did not arrive within {seconds:g} s (SIGHTLINE_BODY_TIMEOUT_S)."
+                raise ApiError("client_too_slow", message) from None
         if len(body) <= limit:
             return body
-    raise ApiError("body_too_large", f"The body is larger than {limit} bytes.")
+    size = f", got {int(announced)}" if announced.isdigit() else ""
+    raise ApiError("body_too_large", f"The body must be at most {limit} bytes{size} (SIGHTLINE_MAX_BODY_BYTES).")
 
 
 async def _receive_parts(call: HttpCall, limit: int) -> bytes:
-    """Return the body as far as it was received: all of it, or more bytes than the limit."""
+    """Return the complete body, or a part of it that is longer than the limit."""
     body = b""
     while len(body) <= limit:
         message = await call.receive()
@@ -185,38 +193,41 @@ def _json_bytes(call: HttpCall, data: bytes, length_header: str) -> int:
     length = call.headers.get(length_header.lower().encode())
     if length is None:
         return len(data)
-    # No more digits than are needed: Python refuses to read very long ones.
+    # Python refuses to parse integers with very many digits.
     if not (length.isdigit() and len(length) <= 20 and int(length) <= len(data)):
-        message = f"It must be the number of bytes that are JSON, of {len(data)} in the body."
+        message = f"It must be the number of bytes that are JSON, at most {len(data)}, the length of the body."
         raise ApiError("invalid_parameter", message, path=length_header)
     return int(length)
 
 
 def parse_body(data: bytes, body_type: type[Body]) -> Body:
-    """Parse and check a JSON object.
+    """Parse and validate a JSON object.
 
     If a key is repeated in an object, the last value wins.
 
     Raises:
-        ApiError: `malformed_json`, or the first thing that is not allowed.
+        ApiError: `malformed_json`, or the first value that is not allowed.
     """
     try:
         document = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        raise ApiError("malformed_json") from None
+    except orjson.JSONDecodeError as error:
+        message = f"The body is not valid JSON in UTF-8: {error.msg}, at line {error.lineno}, column {error.colno}."
+        raise ApiError(
+            "malformed_json", message if data.strip() else "The body is empty; send a JSON object."
+        ) from None
     if not isinstance(document, dict):
         raise ApiError("invalid_parameter", "The body must be a JSON object.")
     try:
         return body_type.model_validate(document)
     except ValidationError as error:
-        raise unknown_field(document, body_type) or first_error(error) from None
+        raise unknown_field(document, body_type) or first_error(error, kind=body_type) from None
 
 
 def parse_form(data: bytes, body_type: type[Body]) -> Body:
-    """Parse and check a form; a number is its digits. If a field is repeated, the last value wins.
+    """Parse and validate a form. If a field is repeated, the last value wins.
 
     Raises:
-        ApiError: `malformed_json`, or the first thing that is not allowed.
+        ApiError: `malformed_json`, or the first value that is not allowed.
     """
     try:
         pairs = parse_qsl(
@@ -227,4 +238,4 @@ def parse_form(data: bytes, body_type: type[Body]) -> Body:
     try:
         return body_type.model_validate_strings(dict(pairs), strict=False)
     except ValidationError as error:
-        raise first_error(error) from None
+        raise first_error(error, kind=body_type) from None

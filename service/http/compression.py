@@ -14,7 +14,7 @@ GZIP_ACCEPTED = re.compile(r"(?:^|,)\s*gzip\s*(?:$|,|;\s*q=(?!0(?:\.0*)?\s*(?:$|
 
 
 def accepts_gzip(request_headers: Mapping[bytes, bytes]) -> bool:
-    """Return true if the client accepts a response in gzip."""
+    """Return True if the client accepts a response in gzip."""
     header = request_headers.get(b"accept-encoding")
     return header is not None and GZIP_ACCEPTED.search(header.decode("latin-1")) is not None
 

@@ -1,4 +1,6 @@
-"""Limits on open connections: in total, per client address, and by the process's file descriptors."""
+"""Limits on open connections: in total, per client address, and by the process's file
+descriptors.
+"""
 
 import logging
 import resource
@@ -9,8 +11,9 @@ from collections.abc import Callable
 from service.errors import ApiError
 from service.metrics import Limit
 
-# The event loop resets connections for which it has no descriptor, and reports nothing. Descriptors have the lowest
-# free number, so a high one says that few are left; these many are kept for refusals, and for files.
+# Without free file descriptors, the event loop resets new connections silently. The kernel assigns
+# the lowest free number, so a high number means that few are left. This many are kept for
+# rejections and files.
 DESCRIPTOR_RESERVE = 32
 MAX_LINGERING = 256
 LOG_INTERVAL_S = 10.0
@@ -22,7 +25,7 @@ class ConnectionLimits:
     """Counts the open connections of the process, in total and per client address."""
 
     def __init__(self, max_total: int, max_per_address: int, on_limit: Callable[[Limit], None]) -> None:
-        """`on_limit` is called with the limit for each connection that is refused."""
+        """`on_limit` is called with the limit for each rejected connection."""
         self._max_total = max_total
         self._max_per_address = max_per_address
         self._on_limit = on_limit
@@ -30,38 +33,44 @@ class ConnectionLimits:
         self._num_unlogged: Counter[Limit] = Counter()
         self._of_address: Counter[str] = Counter()
         self.num_open = 0
-        self.num_lingering = 0  # refused, and waiting until their clients have read so
+        self.num_lingering = 0  # rejected connections whose clients have not read the response yet
 
     def admit(self, address: str, descriptor: int) -> None:
-        """Count a connection, until `release`.
+        """Count a connection until `release`.
 
         Raises:
             ApiError: `overloaded`; the connection is not counted.
         """
         if self.num_open >= self._max_total:
-            raise self._refusal(
-                "connections", f"The service has {self._max_total} open connections, the most it allows."
+            raise self._error(
+                "connections",
+                f"The service has {self._max_total} open connections, which is the limit (SIGHTLINE_MAX_CONNECTIONS).",
             )
         if self._of_address[address] >= self._max_per_address:
-            message = f"This address has {self._max_per_address} open connections, the most it may have. Reuse them."
-            raise self._refusal("connections_per_address", message)
+            message = (
+                f"This address has {self._max_per_address} open connections, which is the limit "
+                "(SIGHTLINE_MAX_CONNECTIONS_PER_ADDRESS). Reuse them."
+            )
+            raise self._error("connections_per_address", message)
         if descriptors_after(descriptor) < DESCRIPTOR_RESERVE:
-            raise self._refusal("descriptors", "The service has no file descriptor left for another connection.")
+            raise self._error("descriptors", "The service has no file descriptor left for another connection.")
         self.num_open += 1
         self._of_address[address] += 1
 
     def release(self, address: str) -> None:
-        """Count a connection no longer."""
+        """Stop counting a connection."""
         self.num_open -= 1
         self._of_address[address] -= 1
         if not self._of_address[address]:
             del self._of_address[address]
 
     def may_linger(self, descriptor: int) -> bool:
-        """Return True if a refused connection may stay open until its client has read the refusal."""
+        """Return True if a rejected connection may stay open until its client has read the
+        response.
+        """
         return self.num_lingering < MAX_LINGERING and descriptors_after(descriptor) >= DESCRIPTOR_RESERVE // 2
 
-    def _refusal(self, limit: Limit, message: str) -> ApiError:
+    def _error(self, limit: Limit, message: str) -> ApiError:
         self._on_limit(limit)
         self._num_unlogged[limit] += 1
         now = time.monotonic()
@@ -73,6 +82,6 @@ class ConnectionLimits:
 
 
 def descriptors_after(descriptor: int) -> float:
-    """Return how many descriptors above this one the process may open."""
+    """Return the number of descriptors above this one that the process may open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return float("inf") if limit == resource.RLIM_INFINITY else limit - 1 - descriptor

@@ -1,4 +1,4 @@
-"""The ASGI application: one request in, one response and one log line out."""
+"""The ASGI application: one response and one log line for each request."""
 
 import asyncio
 import contextlib
@@ -23,24 +23,24 @@ from service.inference.service import Service
 from service.logs import log_call
 from service.metrics import Metrics
 
-CALL = "sightline.call"  # where the ASGI scope keeps its HttpCall
-LARGE_BYTES = 65_536  # more than this a transport does not like to hold for its reader
+CALL = "sightline.call"  # key of the HttpCall in the ASGI scope
+LARGE_BYTES = 65_536  # above this size, the transport applies back pressure
 EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold the events back
+    (b"x-accel-buffering", b"no"),  # otherwise nginx buffers the events
 ]
-# Orchestrators ask these every few seconds: logged as debug.
+# Orchestrators poll these routes every few seconds, so they are logged as debug.
 QUIET_ROUTES = frozenset(
     {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/metrics"}
 )
 logger = logging.getLogger(__name__)
 
-OnRefusal = Callable[[ApiError, str], None]  # takes the error and the request id
+OnRejection = Callable[[ApiError, str], None]  # takes the error and the request id
 
 
-def refusal_logger(metrics: Metrics) -> OnRefusal:
-    """Return a function that counts and logs a request which ended before it reached the application."""
+def rejection_logger(metrics: Metrics) -> OnRejection:
+    """Return a function that counts and logs a request that never reached the application."""
 
     def log(error: ApiError, request_id: str) -> None:
         metrics.call_counter(NO_ROUTE, error.kind.status, error.code)()
@@ -51,10 +51,10 @@ def refusal_logger(metrics: Metrics) -> OnRefusal:
 
 
 class Dispatcher:
-    """Calls the endpoint of each request, and turns what it returns or raises into the response."""
+    """Calls the endpoint of each request and sends its result or error as the response."""
 
     def __init__(self, service: Service, table: RouteTable, lifespan: ASGIApp) -> None:
-        """`lifespan` handles what is not a request."""
+        """`lifespan` handles the lifespan events of ASGI."""
         self._service = service
         self._table = table
         self._lifespan = lifespan
@@ -65,7 +65,7 @@ class Dispatcher:
                 self._call_endpoint,
                 allow_origins=service.settings.allowed_origins,
                 allow_methods=["GET", "POST"],
-                allow_headers=["*"],  # clients in a page send headers of their own, such as x-stainless-lang
+                allow_headers=["*"],  # client libraries in pages send their own, such as x-stainless-lang
                 expose_headers=["Retry-After", "X-Request-Id"],
             )
 
@@ -79,14 +79,15 @@ class Dispatcher:
         finally:
             call.close()
             self._log_end(call)
-            # Reference cycles would keep each call, with its results, until the garbage collector runs.
+            # Reference cycles would keep each call, with its results, until the garbage collector
+            # runs.
             del scope[CALL]
             if call.exchange is not None:
                 call.exchange.on_lost = None
                 del scope[EXCHANGE]
 
     async def _call_endpoint(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; errors are answered here, so that CORS headers are added to them too."""
+        """Respond to one request. Errors are sent here, so that they get CORS headers too."""
         call: HttpCall = scope[CALL]
         try:
             try:
@@ -97,14 +98,14 @@ class Dispatcher:
                     await self._send(call, send, response)
             except ApiError as error:
                 if error.code == "overloaded":
-                    await asyncio.sleep(self._service.refusal_pace.delay_s())
+                    await asyncio.sleep(self._service.rejection_pacer.delay_s())
                 await self._send_error(call, send, error)
             except ClientGoneError:
                 call.code = CLIENT_GONE
             except Exception:
                 logger.exception("a call failed", extra={"fields": {"request_id": call.request_id}})
                 await self._send_error(call, send, ApiError("internal"))
-        except asyncio.CancelledError:  # uvicorn's, at the end of the shutdown timeout
+        except asyncio.CancelledError:  # by uvicorn, at the end of the shutdown timeout
             await self._send_error(call, send, ApiError("draining"))
 
     async def _run(self, call: HttpCall) -> Any:
@@ -115,15 +116,18 @@ class Dispatcher:
         if by_method is None:
             by_method, path_parameters = self._table.find(path)
             arguments |= path_parameters
-        # HEAD is answered as GET (RFC 9110, 9.1); the server leaves out the body.
+        # HEAD has the headers of GET (RFC 9110, 9.1); the server omits the body.
         route = by_method.get("GET" if method == "HEAD" else method)
         if route is None:
             call.error_format = self._table.error_format(path)
-            raise ApiError("method_not_allowed" if by_method else "not_found")
+            if not by_method:
+                raise ApiError("not_found", self._table.not_found_message(path))
+            known = next(iter(by_method.values())).endpoint.path
+            raise ApiError("method_not_allowed", f"{known} accepts only {' and '.join(by_method)}.")
         call.endpoint, call.error_format = route.endpoint, route.endpoint.error_format
         if route.body_type is not None:
-            if self._service.refusal is not None:
-                raise ApiError(self._service.refusal)
+            if self._service.unavailable_code is not None:
+                raise ApiError(self._service.unavailable_code)
             call.deadline = call.started + self._service.settings.request_timeout_s
             if b"x-request-timeout-ms" in call.headers:
                 call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
@@ -152,7 +156,9 @@ class Dispatcher:
             )
         call.observe_latency()
         headers = extra
-        if len(body) >= MIN_BYTES and not any(name == b"vary" for name, _ in extra):  # else it has its coding
+        if len(body) >= MIN_BYTES and not any(
+            name == b"vary" for name, _ in extra
+        ):  # otherwise the endpoint has chosen the coding
             headers.append((b"vary", b"Accept-Encoding"))
             if accepts_gzip(call.headers):
                 body = await compress(body)
@@ -161,14 +167,14 @@ class Dispatcher:
             headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode()), *headers]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if len(body) > LARGE_BYTES:
-            # uvicorn waits for the reader before it takes more, and not after the last part. So this returns when most
-            # was read, and the call keeps its reservation until then.
+            # uvicorn waits for the reader before the next part, but not after the last one. With an
+            # empty last part, the call keeps its reservation until most of the body is read.
             await send({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
         await send({"type": "http.response.body", "body": body})
 
     async def _send_events(self, call: HttpCall, send: Send, response: EventStream) -> None:
-        """Send events as they come; many that come at once are sent at once."""
+        """Send events as they arrive; those that arrive together are sent in one part."""
         encoder = response.encoder
         await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
         chunk = b""
@@ -196,10 +202,10 @@ class Dispatcher:
         await send({"type": "http.response.body", "body": last})
 
     async def _send_error(self, call: HttpCall, send: Send, error: ApiError) -> None:
-        """Answer with an error. If a response has begun, it can only be broken off."""
+        """Send an error. A response that has started is aborted instead."""
         call.code = error.code
         if call.status is not None:
-            if call.exchange is None:  # another server than ours
+            if call.exchange is None:  # another server than `DrainingServer`
                 raise error
             call.exchange.break_off(call.exchange.cycle)
             return
@@ -212,7 +218,7 @@ class Dispatcher:
         await send({"type": "http.response.body", "body": body})
 
     def _log_end(self, call: HttpCall) -> None:
-        """Count a call that has ended, and log its one line."""
+        """Count and log a finished call."""
         exchange, status, code = call.exchange, call.status, call.code
         if exchange is not None:
             if exchange.num_counted:
@@ -243,7 +249,7 @@ def requested_timeout_s(call: HttpCall) -> float:
     """Return the seconds of `X-Request-Timeout-Ms`.
 
     Raises:
-        ApiError: it is not a number of milliseconds.
+        ApiError: the value is not a number of milliseconds.
     """
     requested = call.headers[b"x-request-timeout-ms"]
     if not (requested.isdigit() and float(requested) > 0):

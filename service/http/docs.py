@@ -1,35 +1,95 @@
-"""GET /openapi.json, and /docs: the same as one plain page that needs no script and no internet."""
+"""GET /openapi.json and GET /docs: the API as a JSON document, and as a page with tables, examples
+and forms.
+"""
 
 import asyncio
 import gzip
 import hashlib
 import html
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from service.api.endpoint import Endpoint, Raw, to_json
+from service.api.endpoint import JSON, Endpoint, Raw, to_json
 from service.http.compression import accepts_gzip
 from service.inference.call import Call
 
+MAX_DEPTH = 3  # of nested fields in a table
+EXAMPLE_TEXTS = {
+    "model": "multi30k-en-de",
+    "id": "multi30k-en-de",
+    "text": "Ein Hund rennt.",
+    "source": "en",
+    "target": "de",
+    "object": "list",
+}
+EXAMPLE_INTEGERS = {"index": 0, "rank": 0, "created": 1_764_000_000}
 STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "h2{font:600 1.1rem ui-monospace,monospace;margin-top:2rem}pre{background:#8882;padding:1rem;overflow:auto}"
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}"
+    "h2{font:600 1.1rem ui-monospace,monospace;margin-top:3rem}h3{font-size:1rem;margin:1rem 0 .25rem}"
+    "pre{background:#8882;padding:1rem;overflow:auto}.result:empty{display:none}"
+    "table{border-collapse:collapse;width:100%;display:block;overflow-x:auto}"
+    "th,td{border-bottom:1px solid #8884;padding:.2rem .75rem .2rem 0;text-align:left;vertical-align:top}"
+    "label{display:block;margin:.5rem 0}textarea{display:block;width:100%;box-sizing:border-box;"
+    "font:14px/1.4 ui-monospace,monospace}"
     ":root{color-scheme:light dark}"
 )
+# Sends the forms of the page and shows the responses, also those that are streams. Paths are
+# relative to the page, so that it also works behind a proxy that adds a prefix.
+SCRIPT = """
+const url = path => new URL("./" + path.slice(1), document.baseURI);
+async function send(form) {
+  const result = form.querySelector(".result"), body = form.querySelector("textarea");
+  const query = new URLSearchParams();
+  let path = form.dataset.path;
+  for (const input of form.querySelectorAll("input")) {
+    if (input.dataset.in === "path") path = path.replace("{" + input.name + "}", encodeURIComponent(input.value));
+    else if (input.value) query.set(input.name, input.value);
+  }
+  const options = {method: form.dataset.method};
+  if (body && body.value.trim()) {
+    options.body = body.value;
+    options.headers = {"Content-Type": "application/json"};
+  }
+  result.textContent = "Waiting for the response.";
+  try {
+    const started = performance.now(), target = url(path);
+    target.search = query;
+    const response = await fetch(target, options);
+    const head = () => response.status + " in " + Math.round(performance.now() - started) + " ms\\n\\n";
+    const reader = response.body.getReader(), decoder = new TextDecoder();
+    let text = "";
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      text += decoder.decode(part.value, {stream: true});
+      result.textContent = head() + text;
+    }
+    const isJson = (response.headers.get("content-type") || "").startsWith("application/json");
+    result.textContent = head() + (isJson ? JSON.stringify(JSON.parse(text), null, 2) : text);
+  } catch (error) {
+    result.textContent = "The request failed: " + error;
+  }
+}
+for (const form of document.querySelectorAll("form"))
+  form.addEventListener("submit", event => { event.preventDefault(); send(form); });
+fetch(url("/v1/models")).then(response => response.json()).then(models => {
+  for (const input of document.querySelectorAll("[name=model_id],[name=model_name]")) input.value = models.data[0].id;
+  for (const input of document.querySelectorAll("[name=model_version]")) input.value = "1";
+}).catch(() => {});
+"""
 
 
 class Page:
-    """One document that does not change while the process runs, as the bytes that are sent."""
+    """A document that does not change while the process runs, as the bytes to send."""
 
     def __init__(self, body: bytes, media_type: str) -> None:
         tag = hashlib.sha256(body).hexdigest()[:32]
         self._media_type = media_type
-        # By content coding; other bytes need another tag.
+        # By content coding; each coding needs its own tag.
         self._variants = {None: (body, f'"{tag}"'), "gzip": (gzip.compress(body, mtime=0), f'"{tag}-gzip"')}
 
     def response(self, request_headers: Mapping[bytes, bytes]) -> Raw:
-        """Return the page in the best coding that the client accepts; 304 if the client has it already."""
+        """Return the page, with gzip if the client accepts it; 304 if the client has it already."""
 
         def header(name: bytes) -> str:
             return request_headers.get(name, b"").decode("latin-1")
@@ -46,7 +106,9 @@ class Page:
 
 
 class Pages:
-    """Both pages of one app. They are made at the first call, since they take a third of a second."""
+    """Both pages of an app. They are rendered at the first call, because that takes about half a
+    second.
+    """
 
     def __init__(self, describe: Callable[[], dict[str, Any]]) -> None:
         """`describe` returns the OpenAPI document."""
@@ -64,7 +126,7 @@ class Pages:
         return page.response(headers)
 
     async def _pages(self) -> tuple[Page, Page]:
-        if self._made is None:  # in a thread, so that other calls go on
+        if self._made is None:  # in a thread, so that other calls continue
             self._made = asyncio.ensure_future(asyncio.to_thread(self._make))
         return await asyncio.shield(self._made)  # a caller that is cancelled must not cancel it for the others
 
@@ -76,47 +138,192 @@ class Pages:
 
 
 def render(openapi: dict[str, Any]) -> str:
-    """The page."""
+    """Return the page as HTML. It loads nothing from other hosts; its script sends the forms."""
     schemas = openapi["components"]["schemas"]
-    routes = [
-        _route(method, path, operation, schemas)
-        for path, operations in openapi["paths"].items()
-        for method, operation in operations.items()
+    operations = [
+        (method, path, operation)
+        for path, by_method in openapi["paths"].items()
+        for method, operation in by_method.items()
     ]
-    title = html.escape(openapi["info"]["title"])
-    about = html.escape(openapi["info"]["description"])
+    contents = "".join(
+        f'<li><a href="#{_anchor(method, path)}">{_title(method, path)}</a> {html.escape(operation["summary"])}</li>'
+        for method, path, operation in operations
+    )
+    routes = "".join(_route(method, path, operation, schemas) for method, path, operation in operations)
+    title, about = html.escape(openapi["info"]["title"]), html.escape(openapi["info"]["description"])
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-        f"<h1>{title} {html.escape(openapi['info']['version'])}</h1><p>{about} For machines: "
-        f'<a href="openapi.json">openapi.json</a>.</p>{"".join(routes)}{_details("Schemas", _json(schemas))}</html>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>{title}</title><style>{STYLE}</style>'
+        f"<h1>{title} {html.escape(openapi['info']['version'])}</h1><p>{about} The same reference for programs: "
+        f'<a href="openapi.json">openapi.json</a>.</p><nav><h2>Contents</h2><ul>{contents}</ul></nav>'
+        f"{routes}<script>{SCRIPT}</script></html>"
     )
 
 
+def _anchor(method: str, path: str) -> str:
+    return html.escape(f"{method}{path.replace('{', '').replace('}', '').replace('/', '-')}")
+
+
+def _title(method: str, path: str) -> str:
+    return f"{method.upper()} {html.escape(path)}"
+
+
 def _route(method: str, path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
-    about = html.escape(operation.get("description", ""))
-    answers = "".join(_answer(*answer) for answer in operation["responses"].items())
-    body = _body(operation["requestBody"], schemas) if "requestBody" in operation else ""
-    return f"<h2>{method.upper()} {html.escape(path)}</h2><p>{about}</p>{body}{answers}"
+    content = operation.get("requestBody", {}).get("content", {}).get(JSON)
+    body = content["schema"] if content else None
+    parts = [
+        f'<section><h2 id="{_anchor(method, path)}">{_title(method, path)}</h2>',
+        "".join(f"<p>{_prose(text)}</p>" for text in operation["description"].split("\n\n")),
+        _table("Parameters", [(one["name"], *_parameter_cells(one)) for one in operation["parameters"]]),
+    ]
+    examples = _resolve(body, schemas).get("examples", []) if body else []
+    if body:
+        parts.append(_table("Request", _rows(body, schemas)))
+        parts.append(_details("Request examples", "".join(map(_json, examples))))
+    success = operation["responses"].get("200", {}).get("content", {})
+    for media_type, described in success.items():
+        schema = described.get("schema")
+        if media_type == JSON and schema:
+            rows = [(name, kind.removesuffix(", required"), *others) for name, kind, *others in _rows(schema, schemas)]
+            parts.append(_table("Response", rows))
+            parts.append(_details("Response example", _json(example_of(schema, schemas))))
+        elif media_type != JSON:
+            parts.append(f"<p>The response can be <code>{html.escape(media_type)}</code>.</p>")
+    errors = "".join(_error(*one) for one in operation["responses"].items() if one[0] != "200")
+    parts += [_details("Errors", errors), _form(method, path, operation["parameters"], examples), "</section>"]
+    return "".join(parts)
 
 
-def _body(body: dict[str, Any], schemas: dict[str, Any]) -> str:
-    name = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-    examples = "".join(_json(example) for example in schemas[name]["examples"])
-    return _details(f"Body: {name}, for example", examples)
+def _resolve(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema, or the schema that it refers to."""
+    return schemas[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
 
 
-def _answer(status: str, answer: dict[str, Any]) -> str:
+def _parameter_cells(parameter: dict[str, Any]) -> tuple[str, str, str]:
+    required = ", required" if parameter.get("required") else ""
+    return f"{_type(parameter['schema'])}, {parameter['in']}{required}", "", parameter["description"]
+
+
+def _rows(schema: dict[str, Any], schemas: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """Yield a row for each field of a schema and of the objects in it: path, type, default and
+    description.
+
+    Alternatives of an object can repeat a row.
+    """
+    schema = _resolve(schema, schemas)
+    for kind in schema.get("anyOf", ()) if "properties" not in schema else ():
+        yield from _rows(kind, schemas, prefix)
+    if "items" in schema:
+        yield from _rows(schema["items"], schemas, f"{prefix}[]")
+    for name, field in schema.get("properties", {}).items():
+        path = f"{prefix}.{name}".removeprefix(".")
+        required = ", required" if name in schema.get("required", ()) and "default" not in field else ""
+        default = json.dumps(field["default"]) if field.get("default") is not None else ""
+        if "{" in default:
+            default = ""
+        yield path, _type(field) + required, default, field["description"]
+        if path.count(".") < MAX_DEPTH:
+            yield from _rows({key: value for key, value in field.items() if key != "default"}, schemas, path)
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """Return the name of a schema's type, with its limits."""
+    if "$ref" in schema:
+        return "object"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(_type, schema["anyOf"])))
+    if "const" in schema:
+        return json.dumps(schema["const"])
+    if "enum" in schema:
+        return ", ".join(map(json.dumps, schema["enum"]))
+    name = schema.get("type", "any")
+    if name == "array":
+        items = _type(schema["items"]) if "items" in schema else "any"
+        return f"list of {items}"
+    limits = [
+        f"{sign} {int(schema[key]) if float(schema[key]).is_integer() else schema[key]}"
+        for key, sign in (("exclusiveMinimum", ">"), ("minimum", "≥"), ("exclusiveMaximum", "<"), ("maximum", "≤"))
+        if key in schema
+    ]
+    return f"{name} {' and '.join(limits)}" if limits else str(name)
+
+
+def _table(title: str, rows: Iterable[tuple[str, ...]]) -> str:
+    head = "<tr><th>Name<th>Type<th>Default<th>Description</tr>"
+    cells = "".join(
+        f"<tr><td><code>{html.escape(name)}</code><td>{html.escape(kind)}<td>{html.escape(default)}"
+        f"<td>{_prose(description)}</tr>"
+        for name, kind, default, description in dict.fromkeys(rows)
+    )
+    return f"<h3>{title}</h3><table>{head}{cells}</table>" if cells else ""
+
+
+def example_of(schema: dict[str, Any], schemas: dict[str, Any], name: str = "", depth: int = 0) -> Any:
+    """Return an example of a response: a value that fits its schema, with every field."""
+    schema = _resolve(schema, schemas)
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema:
+        kinds = [kind for kind in schema["anyOf"] if kind.get("type") != "null"]
+        return example_of(kinds[0], schemas, name, depth)
+    match schema.get("type"):
+        case "object" if "properties" in schema:
+            return {key: example_of(field, schemas, key, depth + 1) for key, field in schema["properties"].items()}
+        case "object":
+            return {}
+        case "array" if "prefixItems" in schema:
+            return [example_of(item, schemas, name, depth + 1) for item in schema["prefixItems"]]
+        case "array":
+            return [example_of(schema.get("items", {}), schemas, name, depth + 1)]
+        case "integer":
+            return EXAMPLE_INTEGERS.get(name, 1)
+        case "number":
+            return -0.25 if "logprob" in name else 0.5
+        case "boolean":
+            return True
+        case "null":
+            return None
+        case _:
+            return EXAMPLE_TEXTS.get(name, "text")
+
+
+def _error(status: str, response: dict[str, Any]) -> str:
     examples = {
-        code: example for content in answer["content"].values() for code, example in content.get("examples", {}).items()
+        code: example
+        for content in response["content"].values()
+        for code, example in content.get("examples", {}).items()
     }
-    if not examples:
-        return f"<p>{status}: {html.escape(answer['description'])}</p>"
     shown = "".join(f"<p>{html.escape(one['summary'])}</p>{_json(one['value'])}" for one in examples.values())
-    return _details(f"{status}: {html.escape(answer['description'])}", shown)
+    return f"<h4>{status}: {_prose(response['description'])}</h4>{shown}"
+
+
+def _form(method: str, path: str, parameters: Sequence[dict[str, Any]], examples: Sequence[Any]) -> str:
+    """Return a form that sends a request; `SCRIPT` shows the response in it."""
+    inputs = "".join(
+        f'<label>{html.escape(one["name"])} <input name="{html.escape(one["name"])}" data-in="{one["in"]}"'
+        f"{' required' if one.get('required') else ''}></label>"
+        for one in parameters
+        if one["in"] != "header"
+    )
+    body = ""
+    if examples:
+        text = html.escape(json.dumps(examples[0], indent=2, ensure_ascii=False))
+        body = f'<label>Body <textarea rows="{text.count(chr(10)) + 2}" spellcheck="false">{text}</textarea></label>'
+    return (
+        f'<details><summary>Try it</summary><form data-method="{method.upper()}" data-path="{html.escape(path)}">'
+        f'{inputs}{body}<button>Send</button><pre class="result" aria-live="polite"></pre></form></details>'
+    )
 
 
 def _details(title: str, content: str) -> str:
-    return f"<details><summary>{title}</summary>{content}</details>"
+    return f"<details><summary>{title}</summary>{content}</details>" if content else ""
+
+
+def _prose(text: str) -> str:
+    """Return a description as HTML; text between backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def _json(content: Any) -> str:

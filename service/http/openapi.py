@@ -12,13 +12,25 @@ from service.api.endpoint import FORM, JSON, NATIVE_ERRORS, BodyFormat, ErrorFor
 from service.errors import ERRORS, ApiError, ErrorCode
 from service.http.call import REQUEST_ID
 
-# Whatever the route, a request can be refused before its head was whole, with the service's own shape.
+# Any request can fail before its head is complete. Such errors have the native format.
 HEAD_ERRORS: tuple[ErrorCode, ...] = ("malformed_request", "client_too_slow", "headers_too_large")
 EXAMPLE_REQUEST_ID = "0123456789abcdef01234567"
 
 REQUEST_ID_PATTERN = f"^{REQUEST_ID.pattern}$"
-RESPONSE_HEADERS = {"X-Request-Id": {"required": True, "schema": {"type": "string", "pattern": REQUEST_ID_PATTERN}}}
-RETRY_HEADERS = {"Retry-After": {"required": True, "description": "Seconds.", "schema": {"type": "integer"}}}
+RESPONSE_HEADERS = {
+    "X-Request-Id": {
+        "required": True,
+        "description": "Id of the request, as in the log.",
+        "schema": {"type": "string", "pattern": REQUEST_ID_PATTERN},
+    }
+}
+RETRY_HEADERS = {
+    "Retry-After": {
+        "required": True,
+        "description": "Seconds until the request should be sent again.",
+        "schema": {"type": "integer"},
+    }
+}
 REQUEST_ID_HEADER = {
     "name": "X-Request-Id",
     "in": "header",
@@ -28,7 +40,7 @@ REQUEST_ID_HEADER = {
 TIMEOUT_HEADER = {
     "name": "X-Request-Timeout-Ms",
     "in": "header",
-    "description": "Milliseconds that the call may take; the server's own limit can only be shortened.",
+    "description": "Maximum duration of the call in milliseconds; it can only shorten the server's own limit.",
     "schema": {"type": "integer", "minimum": 1},
 }
 MODEL_PARAMETER = {
@@ -39,13 +51,13 @@ MODEL_PARAMETER = {
 }
 LENGTH_PARAMETER = {
     "in": "header",
-    "description": "Bytes of the body that are JSON; all where it is absent.",
+    "description": "Length in bytes of the JSON at the beginning of the body; the whole body if absent.",
     "schema": {"type": "integer", "minimum": 1},
 }
 
 
 class DeclaredErrors:
-    """All errors that one route can answer with."""
+    """All errors that a route can return."""
 
     def __init__(self, codes: Sequence[ErrorCode], error_format: ErrorFormat) -> None:
         """`codes` are those of the route itself, written in its error format."""
@@ -55,7 +67,7 @@ class DeclaredErrors:
             self._by_status.setdefault(ERRORS[code].status, []).append((code, format_of_code))
 
     def responses(self) -> dict[int | str, dict[str, Any]]:
-        """As FastAPI takes them; `complete` does the rest."""
+        """Return the responses as FastAPI expects them; `complete` adds the rest."""
         declared: dict[int | str, dict[str, Any]] = {
             status: {
                 "description": ", ".join(dict.fromkeys(code for code, _ in formats)),
@@ -64,23 +76,39 @@ class DeclaredErrors:
             }
             for status, formats in sorted(self._by_status.items())
         }
-        # Without it FastAPI declares an answer of its own for whatever it thinks that it will check.
+        # Without a default, FastAPI declares its own response for validation errors.
         declared["default"] = {"description": "Not in the document."}
         return declared
 
     def complete(self, responses: dict[str, dict[str, Any]]) -> None:
-        """Give each status an example of each code; FastAPI would leave out what is null in them."""
+        """Add an example of each code to its status. FastAPI itself would drop the nulls from
+        examples.
+        """
         del responses["default"]
         for status, formats in self._by_status.items():
-            # Of a code that has two formats the endpoint's own.
+            # A code with two formats is shown in the endpoint's own, which comes last.
             examples = {code: _example(code, one) for code, one in formats}
             responses[str(status)]["content"][JSON]["examples"] = examples
+
+
+PATH_PARAMETERS = {
+    "model_id": "Name of the model.",
+    "model_name": "Name of the model.",
+    "model_version": "Version of the model; there is only 1.",
+}
+
+
+def describe_path_parameters(operation: dict[str, Any]) -> None:
+    """Add descriptions to the path parameters that FastAPI has declared."""
+    for parameter in operation["parameters"]:
+        if parameter["in"] == "path":
+            parameter["description"] = PATH_PARAMETERS[parameter["name"]]
 
 
 def declared_request(
     body_type: type[BaseModel] | None, body_format: BodyFormat, *, model_in_query: bool
 ) -> dict[str, Any]:
-    """What OpenAPI is told of a request beside its JSON."""
+    """Return the OpenAPI declaration of headers, query, and bodies that are not JSON."""
     parameters: list[dict[str, Any]] = [REQUEST_ID_HEADER]
     if body_type is not None:
         parameters.append(TIMEOUT_HEADER)
@@ -100,13 +128,14 @@ def declared_request(
 
 
 def _form_schema(body_type: type[BaseModel]) -> dict[str, Any]:
-    """What is left of a body in a form, where a field is one text or number, or absent."""
+    """Return the JSON Schema of a body as a form; each field is one text or number, or absent."""
     schema = body_type.model_json_schema()
     for name, field in schema["properties"].items():
         kinds = field.pop("anyOf", [field])
         field.pop("default", None)
         schema["properties"][name] = field | next(kind for kind in kinds if kind["type"] not in ("null", "array"))
-    return {name: schema[name] for name in ("type", "properties", "required", "additionalProperties")}
+    names = ("type", "properties", "required", "additionalProperties", "anyOf")
+    return {name: schema[name] for name in names if name in schema}
 
 
 def _example(code: ErrorCode, error_format: ErrorFormat) -> Mapping[str, Any]:

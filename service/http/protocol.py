@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with limits on what a client may cost before its request is whole, and after.
+"""HTTP protocol of uvicorn with limits on time, size and pipelining of each connection.
 
-uvicorn alone waits for ever for a head, a body or a reader, and takes heads of any size. This subclasses its internals,
-so the tests over raw sockets decide whether another version of it may be used.
+uvicorn alone has no timeouts for heads, bodies and readers, and no size limit for heads. This class
+overrides internals of uvicorn; the tests over raw sockets show if a new version is compatible.
 """
 
 import asyncio
@@ -22,26 +22,26 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.api.endpoint import NATIVE_ERRORS
 from service.errors import CLIENT_GONE, ApiError
 from service.http.connections import ConnectionLimits
-from service.http.dispatch import OnRefusal
+from service.http.dispatch import OnRejection
 from service.http.incoming import EXCHANGE, Exchange, IncomingBodies
 
-MAX_HEAD_BYTES = 32 * 1024  # trailers of a body included
-MAX_UNSENT_BYTES = 64 * 1024  # that the kernel holds
-MAX_UNCOUNTED_BYTES = 16 * 1024  # of a body that comes at once: its endpoint reads it in the next turn of the loop
+MAX_HEAD_BYTES = 32 * 1024  # includes the trailers of a body
+MAX_UNSENT_BYTES = 64 * 1024  # unsent bytes that the kernel buffers
+MAX_UNCOUNTED_BYTES = 16 * 1024  # a body that arrives at once is read in the next loop iteration
 LINGER_S = 1.0
-READER_CHECKS = 50  # of a reader's progress, in the time that it has
-MAX_PIPELINED = 32  # requests of a connection that wait for the answer to one before them
+READER_CHECKS = 50  # checks of a reader's progress within its timeout
+MAX_PIPELINED = 32  # requests of a connection that wait for earlier responses
 
-# What the HTTP parser accepts and RFC 9110 and 9112 forbid.
+# Stricter than the HTTP parser, as RFC 9110 and 9112 require.
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
-PATH = rb"[!-\"$-~]*"  # with a query; nobody sends fragments
+PATH = rb"[!-\"$-~]*"  # includes the query; clients send no fragments
 ORIGIN_FORM = re.compile(rb"/" + PATH)
 ABSOLUTE_FORM = re.compile(rb"(?i:https?)://(?!:)([^/?#]+)([/?]" + PATH + rb")?")
 
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """Seconds for each part of an exchange."""
+    """Timeouts of the parts of an exchange in seconds."""
 
     header_timeout_s: float
     body_timeout_s: float
@@ -49,7 +49,9 @@ class ReadLimits:
 
 
 def num_unread(transport: asyncio.Transport) -> int:
-    """Bytes that the client's machine has not taken yet, those in our kernel included; 0 where all are there."""
+    """Return the number of bytes that the client has not acknowledged, including those in the
+    kernel.
+    """
     unwritten = transport.get_write_buffer_size()
     if not unwritten:
         return 0
@@ -58,7 +60,7 @@ def num_unread(transport: asyncio.Transport) -> int:
 
 
 def error_response(error: ApiError, request_id: str) -> bytes:
-    """Return a whole response, after which the connection is closed."""
+    """Return the bytes of a complete error response that closes the connection."""
     body = NATIVE_ERRORS.write(error, error.message({}), None, request_id)
     headers = {
         **dict(error.headers()),
@@ -73,14 +75,14 @@ def error_response(error: ApiError, request_id: str) -> bytes:
 def check_head(
     method: bytes, target: bytes, version: str, headers: Sequence[tuple[bytes, bytes]], max_bytes: int = MAX_HEAD_BYTES
 ) -> bytes:
-    """Return the request's target in origin form, a path with its query.
+    """Return the request's target in origin form: a path with its query.
 
     Args:
-        method: in capitals.
-        target: as it was sent.
-        version: of HTTP, such as `1.1`.
-        headers: with their names in small letters.
-        max_bytes: largest size of the target and the headers.
+        method: method in capitals.
+        target: target as it was sent.
+        version: HTTP version, such as `1.1`.
+        headers: headers with lower-case names.
+        max_bytes: maximum size of the target and the headers.
 
     Raises:
         ApiError: `malformed_request`, `headers_too_large`.
@@ -106,7 +108,7 @@ def check_head(
         return target
     path = None if method == b"CONNECT" else path_of_url(target)
     if path is None:
-        message = "The request's target must be a path or an http URL; the service is no proxy and has no CONNECT."
+        message = "The request target must be a path or an http URL; CONNECT and proxying are not supported."
         raise ApiError("malformed_request", message)
     return path
 
@@ -123,15 +125,17 @@ def path_of_url(target: bytes) -> bytes | None:
 class GuardedProtocol(HttpToolsProtocol):
     """One connection.
 
-    A head that is late is answered with 408, one that is too large with 431, and one that is not valid HTTP with 400; a
-    connection on which nothing ever came is closed without a word. While a route reads the body, the route watches its
-    time (408); the rest of a body that no route wants any more has the same time, then the connection is closed. A
-    body that breaks HTTP's framing, or that is refused because too many arrive at once, is reported to its route as an
-    exception of `receive`. Every error is answered after the answers to earlier requests, and then the connection is
-    closed. Of requests sent ahead of their turn more than `MAX_PIPELINED` are not read: the connection is closed behind
-    the answers to those, which its reset may overtake. An answer of which nothing is read for `write_timeout_s` is cut
-    off, also where the connection was closed behind it. The client's machine tells in steps that it has read, of some
-    200 kB and less: who reads less in that time may be cut off too.
+    - Head: 408 if it is late, 431 if it is too large, 400 if it is not valid HTTP. A connection
+      that sends nothing is closed without a response.
+    - Body: its route applies the timeout (408). After the response, the rest of the body has the
+      same timeout; then the connection is closed. If a body has invalid framing, or is rejected
+      because too many arrive at once, `receive` raises the error in its route.
+    - Errors are sent after the responses to earlier requests; then the connection is closed.
+    - Pipelining: at most `MAX_PIPELINED` requests are read. The connection is closed after their
+      responses; the reset can overtake the last of them.
+    - Response: if the client reads nothing for `write_timeout_s`, the connection is aborted, even
+      if it was already closed. Clients acknowledge in steps of up to 200 kB, so a client that
+      reads less than this within the timeout may be cut off too.
     """
 
     def __init__(
@@ -140,28 +144,28 @@ class GuardedProtocol(HttpToolsProtocol):
         limits: ReadLimits,
         connections: ConnectionLimits,
         bodies: IncomingBodies,
-        on_refusal: OnRefusal,
+        on_rejection: OnRejection,
         **options: Any,
     ) -> None:
-        """`on_refusal` is called with each request that ends here, before any endpoint."""
+        """`on_rejection` is called for each request that fails before it reaches an endpoint."""
         super().__init__(*arguments, **options)
         self._limits = limits
         self._connections = connections
         self._bodies = bodies
-        self._on_refusal = on_refusal
-        self._address: str | None = None  # of the client, while the connection is counted
+        self._on_rejection = on_rejection
+        self._address: str | None = None  # client address while the connection is counted
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_in_body = False
-        self._is_refused = False  # nothing is read any more
+        self._is_rejected = False  # further data is ignored
         self._is_lingering = False
-        self._refusal: ApiError | None = None  # to be answered after the requests before it
-        self._unparsed_bytes = 0  # of a head, or of what stands between the parts of a body, that is not whole yet
-        self._exchange: Any = None  # of the newest request
-        self._earlier: deque[Any] = deque()  # cycles before `self.cycle`, the newest, that may still be answered
-        self._unread = 0  # as `num_unread` said last
-        self._last_progress = 0.0  # when the client last read, on the loop's clock
-        self._lost_code = CLIENT_GONE  # why the connection is lost, where it is
+        self._rejection: ApiError | None = None  # sent after the responses to earlier requests
+        self._unparsed_bytes = 0  # bytes of an incomplete head or chunk header
+        self._exchange: Any = None  # exchange of the newest request
+        self._earlier: deque[Any] = deque()  # earlier cycles that may still be running
+        self._unread = 0  # last value of `num_unread`
+        self._last_progress = 0.0  # time of the client's last read, on the loop's clock
+        self._lost_code = CLIENT_GONE  # reason if the connection is lost
 
     # Reading
 
@@ -172,7 +176,7 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self._connections.admit(address, sock.fileno())
         except ApiError as error:
-            self._is_refused = True
+            self._is_rejected = True
             self.transport.write(error_response(error, secrets.token_hex(12)))
             if self._connections.may_linger(sock.fileno()):
                 self._linger()
@@ -180,7 +184,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self._close()
             return
         self._address = address
-        # Otherwise the kernel takes megabytes and for a long time says nothing of a client that reads slowly.
+        # Otherwise the kernel buffers megabytes, which hides a slow reader for a long time.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
         self._arm_head_timer()
 
@@ -191,17 +195,18 @@ class GuardedProtocol(HttpToolsProtocol):
             self._connections.release(self._address)
         if self._is_lingering:
             self._connections.num_lingering -= 1
-        # uvicorn tells the newest request alone that its client has left; with pipelining another one runs.
+        # uvicorn notifies only the newest request of the disconnect; with pipelining another one
+        # runs.
         for cycle in filter(None, (*self._earlier, self.cycle)):
             if not cycle.response_complete:
-                if EXCHANGE in cycle.scope:  # else the application has ended
+                if EXCHANGE in cycle.scope:  # otherwise the application has ended
                     cycle.scope[EXCHANGE].lose(self._lost_code)
                 cycle.disconnected = True
                 cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._is_rejected:
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
@@ -211,62 +216,62 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(ApiError("malformed_request"))
+            self._reject(ApiError("malformed_request"))
         if self._unparsed_bytes > MAX_HEAD_BYTES:
-            self._refuse(ApiError("headers_too_large"))
-        # A request that came whole needs no timer, and its body need not be counted if it is small.
+            self._reject(ApiError("headers_too_large"))
+        # A complete request needs no timer, and a small complete body is not counted.
         if self._is_in_body:
             self._wait_for_body()
-        elif self._unparsed_bytes and self._read_timer is None and not self._is_refused:
+        elif self._unparsed_bytes and self._read_timer is None and not self._is_rejected:
             self._arm_head_timer()
 
     def _wait_for_body(self) -> None:
-        if self._is_refused:
+        if self._is_rejected:
             return
         if self._read_timer is None:
             self._read_timer = self.loop.call_later(self._limits.body_timeout_s, self._on_late_body)
-        if self._exchange.refusal is None and not self.cycle.response_complete:
+        if self._exchange.rejection is None and not self.cycle.response_complete:
             self._bodies.count(self._exchange)
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Ignore a request to change the protocol (RFC 9110, 7.8), and parse what follows its head.
+        """Ignore a request to change the protocol (RFC 9110, 7.8) and parse the rest as HTTP/1.1.
 
-        After a head that asks for it the parser takes the body for another protocol's and stops. So a new parser is
-        given the same head without `Upgrade`, and then the body.
+        The parser stops after a head with `Upgrade`. A new parser therefore gets the same head
+        without this header, then the body.
         """
-        if self._is_refused:
+        if self._is_rejected:
             return
         lines = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
         version = self.parser.get_http_version().encode()
         request_line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # same setting as in uvicorn
         data = b"".join([request_line, *lines, b"\r\n", rest])
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:  # of the next request
+        except httptools.HttpParserUpgrade as upgrade:  # another `Upgrade`, in the next request
             self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(ApiError("malformed_request"))
+            self._reject(ApiError("malformed_request"))
 
     def on_headers_complete(self) -> None:
         self._unparsed_bytes = 0
-        if self._is_refused:
+        if self._is_rejected:
             return
         parser = self.parser
         try:
             target = check_head(parser.get_method(), self.url, parser.get_http_version(), self.headers)
         except ApiError as error:
-            self._refuse(error)
+            self._reject(error)
             return
-        if parser.should_upgrade():  # `_parse_without_upgrade` gives the head to another parser
+        if parser.should_upgrade():  # `_parse_without_upgrade` parses this head again
             return
         if self.cycle is not None:
             self._earlier.append(self.cycle)
-        while self._earlier and self._earlier[0].response_complete:  # they are answered in their order
+        while self._earlier and self._earlier[0].response_complete:  # responses are sent in order
             self._earlier.popleft()
         if len(self._earlier) > MAX_PIPELINED:
-            self._is_refused = True
+            self._is_rejected = True
             self.cycle.keep_alive = False
             return
         self._is_in_body = True
@@ -274,15 +279,15 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stop_reading_timer()
         self.url = target
         super().on_headers_complete()
-        self.headers = []  # of trailers, which nobody reads
-        # In time: the application's task is made, and begins when this callback has returned.
+        self.headers = []  # will hold the trailers, which are not used
+        # The application's task exists, but starts only after this callback has returned.
         self._exchange = Exchange(self._bodies, self.cycle, self._break_off, has_turn=not self._earlier)
         scope: Any = self.cycle.scope
         scope[EXCHANGE] = self._exchange
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
-        if not self._is_refused and self._exchange.refusal is None:
+        if not self._is_rejected and self._exchange.rejection is None:
             self._exchange.num_received += len(body)
             super().on_body(body)
 
@@ -290,18 +295,18 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         if self.headers and sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
-            self._refuse(ApiError("headers_too_large"))
+            self._reject(ApiError("headers_too_large"))
         self._is_in_body = False
         self._unparsed_bytes = 0
         if self._read_timer is not None:
             self._stop_reading_timer()
-        if self._is_refused:
+        if self._is_rejected:
             return
         super().on_message_complete()
         exchange = self._exchange
         exchange.is_complete = True
         is_counted = exchange.num_counted or self._earlier or exchange.num_received > MAX_UNCOUNTED_BYTES
-        if is_counted and exchange.refusal is None:
+        if is_counted and exchange.rejection is None:
             self._bodies.count(exchange)
 
     def _arm_head_timer(self) -> None:
@@ -310,9 +315,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def _on_late_head(self) -> None:
         self._read_timer = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self._arm_head_timer()  # a pipelined head; what is being answered comes first
+            self._arm_head_timer()  # a pipelined head waits for the response in progress
         elif self._unparsed_bytes:
-            self._refuse(ApiError("client_too_slow"))
+            self._reject(ApiError("client_too_slow"))
         else:
             self._close()
 
@@ -326,36 +331,37 @@ class GuardedProtocol(HttpToolsProtocol):
             self._read_timer.cancel()
             self._read_timer = None
 
-    def _refuse(self, error: ApiError) -> None:
-        """Read no more, answer with the error unless the request has an answer already, and close."""
-        if self._is_refused:
+    def _reject(self, error: ApiError) -> None:
+        """Stop reading, send the error unless the request has a response already, and close."""
+        if self._is_rejected:
             return
-        self._is_refused = True
+        self._is_rejected = True
         self._stop_reading_timer()
         if not self._is_in_body:
-            self._refusal = error
-            self._answer_refusal()
+            self._rejection = error
+            self._send_rejection()
         elif self.cycle.response_complete:
             self._close()
         else:
             self.cycle.keep_alive = False
-            self._exchange.refuse(error)
+            self._exchange.reject(error)
 
-    def _answer_refusal(self) -> None:
-        """Answer with the error, if there is one, as soon as all requests before it are answered."""
-        if self._refusal is None or self.transport.is_closing():
+    def _send_rejection(self) -> None:
+        """Send the pending error, if any, once all earlier requests have their responses."""
+        if self._rejection is None or self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
             request_id = secrets.token_hex(12)
-            self._on_refusal(self._refusal, request_id)
-            self.transport.write(error_response(self._refusal, request_id))
-            self._refusal = None
+            self._on_rejection(self._rejection, request_id)
+            self.transport.write(error_response(self._rejection, request_id))
+            self._rejection = None
             self._linger()
 
     def _linger(self) -> None:
-        """Close, a moment after the client could read what was written.
+        """Close the connection after `LINGER_S`, so that the client can read the response.
 
-        Unread data makes the kernel reset a connection that is closed, and the reset can overtake the answer.
+        If received data is unread at close, the kernel resets the connection, and the reset can
+        overtake the response.
         """
         self._is_lingering = True
         self._connections.num_lingering += 1
@@ -367,20 +373,20 @@ class GuardedProtocol(HttpToolsProtocol):
     # Writing
 
     def pause_writing(self) -> None:
-        """More waits to be read by the client than the transport likes to hold; until it has, no more is written."""
+        """Watch the reader while the transport's buffer is full."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        # What is written from now on would hide what is read.
+        # New writes would hide the reader's progress.
         self._stop_write_timer()
         super().resume_writing()
         self._watch_closing()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._refusal is not None:
-            self._answer_refusal()
+        if self._rejection is not None:
+            self._send_rejection()
         if self.transport.is_closing():
             self._watch_reader()
 
@@ -393,7 +399,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def _break_off(self, cycle: Any) -> None:
-        """Close behind an answer that does not become whole; uvicorn takes the client for gone, and logs nothing."""
+        """Close the connection after an incomplete response.
+
+        For uvicorn the client has disconnected, so it logs nothing.
+        """
         cycle.disconnected = True
         cycle.message_event.set()
         self._close()
@@ -403,7 +412,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def _watch_closing(self) -> None:
-        """A connection that is closed waits until all that was written is read."""
+        """Watch the reader of a closing connection, which stays open until all data is read."""
         if self.transport.is_closing():
             self._watch_reader()
 

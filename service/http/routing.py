@@ -1,10 +1,13 @@
-"""Endpoints as routes: a table that finds the endpoint of a request, and a FastAPI application that describes them.
+"""Endpoints as routes: a table that finds the endpoint of a request, and a FastAPI application that
+describes them.
 
-FastAPI declares each endpoint from its signature and writes the OpenAPI document. Requests are dispatched by
-`service.http.dispatch`, because FastAPI's own handling costs more than the rest of a call together and answers some
-bad bodies with 500 (see docs/adr/0015-fastapi-describes-the-dispatcher-serves.md).
+FastAPI declares each endpoint from its signature and writes the OpenAPI document. Requests are
+dispatched by `service.http.dispatch`, because FastAPI's own handling costs more than the rest of a
+call together and answers some bad bodies with 500 (see
+docs/adr/0015-fastapi-describes-the-dispatcher-serves.md).
 """
 
+import difflib
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -18,15 +21,18 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp
 
 from service.api.endpoint import BODY_ERRORS, COMMON_ERRORS, JSON, NATIVE_ERRORS, Endpoint, ErrorFormat
-from service.http.openapi import RESPONSE_HEADERS, DeclaredErrors, declared_request
+from service.http.openapi import RESPONSE_HEADERS, DeclaredErrors, declared_request, describe_path_parameters
 
-# What a handler may take beside `call`, `body` and its path's parameters; see `Endpoint`.
+# Arguments that a handler may take beside `call`, `body` and its path's parameters; see `Endpoint`.
 FROM_REQUEST = ("model", "headers", "tail")
+
+
+MAX_SUGGESTED_PATH = 128  # characters; longer paths are not compared with the routes
 
 
 @dataclass(frozen=True)
 class Route:
-    """An endpoint, and what its handler takes."""
+    """An endpoint with the arguments that its handler takes."""
 
     endpoint: Endpoint
     body_type: type[BaseModel] | None
@@ -43,13 +49,13 @@ class RouteTable:
     """Finds the route of a request by its method and path."""
 
     def __init__(self, error_formats: Mapping[str, ErrorFormat]) -> None:
-        """`error_formats` are those of paths without a route, by the beginning of the path."""
+        """`error_formats` are the formats of paths without a route, by prefix of the path."""
         self._error_formats = error_formats
         self.by_path: dict[str, dict[str, Route]] = {}  # paths without parameters, by method
         self._by_pattern: dict[re.Pattern[str], dict[str, Route]] = {}
 
     def add(self, endpoint: Endpoint) -> Route:
-        """Add an endpoint; of two that a path fits, the first one is found."""
+        """Add an endpoint. If a path matches two endpoints, the first one is used."""
         route = route_of(endpoint)
         if "{" in endpoint.path:
             by_method = self._by_pattern.setdefault(compile_path(endpoint.path)[0], {})
@@ -59,7 +65,9 @@ class RouteTable:
         return route
 
     def find(self, path: str) -> tuple[Mapping[str, Route], Mapping[str, str]]:
-        """Return the routes by method whose path has parameters, and these; none if no path fits."""
+        """Return the routes with path parameters by method, and the parameters; empty if none
+        matches.
+        """
         for pattern, by_method in self._by_pattern.items():
             match = pattern.match(path)
             if match:
@@ -67,18 +75,26 @@ class RouteTable:
         return {}, {}
 
     def error_format(self, path: str) -> ErrorFormat:
-        """Return the error format of a request that has no route: that of its path, or of the path's beginning."""
+        """Return the error format of a request without a route, by its path or a prefix of it."""
         for route in (self.by_path.get(path) or self.find(path)[0]).values():
             return route.endpoint.error_format
         formats = (one for prefix, one in self._error_formats.items() if path.startswith(prefix))
         return next(formats, NATIVE_ERRORS)
 
+    def not_found_message(self, path: str) -> str:
+        """Return the message for a path without a route, with the nearest route if there is one."""
+        nearest = [f"/v1{path}"] if f"/v1{path}" in self.by_path else []
+        if not nearest and len(path) <= MAX_SUGGESTED_PATH:
+            nearest = difflib.get_close_matches(path, self.by_path, n=1, cutoff=0.75)
+        hint = f" Did you mean {nearest[0]}?" if nearest else ""
+        return f"There is no such route.{hint} GET /docs lists all routes."
+
 
 class DescribedApp(FastAPI):
-    """A FastAPI application that describes endpoints, and has a dispatcher serve them."""
+    """A FastAPI application that describes endpoints; a dispatcher serves them."""
 
     def __init__(self, table: RouteTable, **options: Any) -> None:
-        """`table` gets the endpoints too."""
+        """`table` is the dispatcher's route table."""
         super().__init__(**options)
         self._table = table
         self._declared: list[tuple[Endpoint, DeclaredErrors]] = []
@@ -89,7 +105,7 @@ class DescribedApp(FastAPI):
             self._declared.append((endpoint, self._declare(self._table.add(endpoint))))
 
     def serve_with(self, dispatcher: ASGIApp) -> None:
-        """Have a dispatcher serve the requests in the place of FastAPI's own routing."""
+        """Use a dispatcher instead of FastAPI's routing to serve requests."""
         self._dispatcher = dispatcher
 
     def build_middleware_stack(self) -> ASGIApp:
@@ -124,7 +140,9 @@ class DescribedApp(FastAPI):
         if self.openapi_schema is None:
             paths = super().openapi()["paths"]
             for endpoint, declared in self._declared:
-                responses = paths[endpoint.path][endpoint.method.lower()]["responses"]
+                operation = paths[endpoint.path][endpoint.method.lower()]
+                describe_path_parameters(operation)
+                responses = operation["responses"]
                 declared.complete(responses)
                 if endpoint.always_fails:
                     del responses["200"]
@@ -133,7 +151,7 @@ class DescribedApp(FastAPI):
 
 
 def _declaration(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Return a function with the signature of a handler as FastAPI is to see it."""
+    """Return a function with the part of a handler's signature that FastAPI describes."""
 
     async def declared(**_: Any) -> None:
         raise AssertionError("requests are dispatched, not routed")

@@ -1,13 +1,12 @@
-"""The process's server: uvicorn with guarded connections, and an end in two stages.
+"""Server of the process: uvicorn with connection limits and a graceful shutdown.
 
-At the first signal new work is refused with 503 `draining` for the drain window, so that whoever balances load can look
-elsewhere, while work in flight goes on; then the listener closes and what is left has the shutdown timeout. A second
-signal ends the process at once.
+After the first signal, new requests get 503 `draining` for the drain window, so that load balancers
+can choose other servers, while running requests continue. Then the listener closes and the
+remaining requests have the shutdown timeout. A second signal ends the process immediately.
 """
 
 import asyncio
 import functools
-import gc
 import logging
 import os
 import signal
@@ -20,31 +19,33 @@ from typing import Any, NoReturn
 import uvicorn
 from fastapi import FastAPI
 
-from service.app import EXIT_CANNOT_SERVE, Load, create_app
+from service import __version__
+from service.app import EXIT_CANNOT_SERVE, create_app
 from service.http.connections import ConnectionLimits
-from service.http.dispatch import refusal_logger
+from service.http.dispatch import rejection_logger
 from service.http.incoming import IncomingBodies
 from service.http.protocol import GuardedProtocol, ReadLimits
-from service.inference.service import Backend, Service
+from service.inference.service import Service
 from service.loading import load_backend
 from service.logs import flush_logs
-from service.metrics import ModelMetrics
 from service.settings import Settings
 
 EXIT_CUT_SHORT = 1
-# The engine needs up to two seconds to give up a call that hangs, and the calls still have to be answered.
-ANSWER_S = 4
-# An end without a drain takes no longer, so that a supervisor can start the process again. With the logs' `FLUSH_S` it
-# stays below two seconds.
+# The engine needs up to two seconds to fail a hanging call; then responses must still be sent.
+RESPONSE_S = 4
+# Maximum duration of an end without a drain, so that a supervisor can restart the process soon.
+# Together with `FLUSH_S` of the logs it stays below two seconds.
 END_S = 1.0
+# An address for clients on this machine, by an address that means every interface.
+ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound to it
 logger = logging.getLogger(__name__)
 
 
 class DrainingServer(uvicorn.Server):
-    """Serves one app until a signal, or until it is told to end."""
+    """Serves one app until a signal or a call of `end`."""
 
     def __init__(self, app: FastAPI, settings: Settings, end_now: Callable[[int], Any] = os._exit) -> None:
-        """`end_now` ends the process with an exit code: a graph that runs or loads would hold up an orderly end."""
+        """`end_now` ends the process at once: a running graph would delay an orderly exit."""
         self._end_now = end_now
         self._settings = settings
         self._service: Service = app.state.service
@@ -61,7 +62,7 @@ class DrainingServer(uvicorn.Server):
             limits=limits,
             connections=self.connections,
             bodies=self.bodies,
-            on_refusal=refusal_logger(metrics),
+            on_rejection=rejection_logger(metrics),
         )
         super().__init__(
             uvicorn.Config(
@@ -76,24 +77,24 @@ class DrainingServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=settings.keep_alive_s,
-                timeout_graceful_shutdown=int(settings.shutdown_timeout_s) + ANSWER_S,
+                timeout_graceful_shutdown=int(settings.shutdown_timeout_s) + RESPONSE_S,
             )
         )
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """Port that the server listens on."""
         port: int = self.servers[0].sockets[0].getsockname()[1]
         return port
 
     def end(self, exit_code: int) -> None:
-        """End without a drain, since nothing is left that could serve.
+        """End without a drain, because no engine can serve any more.
 
-        Calls that have failed get their answers; what is not over after `END_S` is cut off.
+        Failed calls get their responses; everything else is cut off after `END_S`.
         """
         self.exit_code = exit_code
         self.should_exit = True
-        # A thread, because the event loop closes before all that the end may have to wait for.
+        # A thread, because the event loop can close before everything has ended.
         timer = threading.Timer(END_S, self._end_at_once, (exit_code,))
         timer.daemon = True
         timer.start()
@@ -105,18 +106,23 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        logger.info("listening", extra={"fields": {"host": self._settings.host, "port": self.port}})
+        url = url_of(self._settings.host, self.port)
+        text = f"Sightline {__version__} listens on {url} (documentation: {url}/docs) and loads its models"
+        fields = {"host": self._settings.host, "port": self.port, "url": url, "version": __version__}
+        logger.info("listening", extra={"fields": fields, "text": text})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; at a second signal, end.
+        """Start to drain; end at the second signal.
 
-        SIGINT comes from somebody at a keyboard, and no load balancer needs time to look away: it has no drain window.
+        There is no drain window after SIGINT, which comes from a keyboard, nor while the models
+        load: in both cases no load balancer needs time to choose another server.
         """
-        if self._loop is None or self._service.refusal == "draining" or self.should_exit:
+        if self._loop is None or self._service.unavailable_code == "draining" or self.should_exit:
             self._end_at_once(EXIT_CUT_SHORT)
             return
+        has_window = sig != signal.SIGINT and self._service.unavailable_code != "loading"
         self._service.drain()
-        self._loop.call_soon_threadsafe(self._begin_drain, 0.0 if sig == signal.SIGINT else self._settings.drain_s)
+        self._loop.call_soon_threadsafe(self._begin_drain, self._settings.drain_s if has_window else 0.0)
 
     def _begin_drain(self, drain_s: float) -> None:
         fields = {"drain_s": drain_s, "shutdown_timeout_s": self._settings.shutdown_timeout_s}
@@ -125,51 +131,43 @@ class DrainingServer(uvicorn.Server):
         self._loop.call_later(drain_s, setattr, self, "should_exit", True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the listener and wait; the engine fails what does not finish in time, so that it is answered."""
+        """Close the listener and wait. The engine fails requests that do not finish in time."""
         self._service.drain()
         stopping = asyncio.ensure_future(self._service.stop())
         await super().shutdown(sockets)
         await stopping
-        for connection in list(self.server_state.connections):  # whose answers nobody reads to their end
+        for connection in list(self.server_state.connections):  # their clients do not read the responses
             connection.transport.abort()
 
 
+def url_of(host: str, port: int) -> str:
+    """Return a URL at which a client on this machine reaches the service."""
+    if host in ANY_ADDRESS:
+        host = ANY_ADDRESS[host]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def log_end(exit_code: int) -> None:
-    """Log the last line of the process."""
+    """Log the exit code of the process."""
     level = logging.WARNING if exit_code else logging.INFO
     advice = "; starting again will not help until the cause is removed" if exit_code == EXIT_CANNOT_SERVE else ""
     logger.log(level, "ended%s", advice, extra={"fields": {"exit_code": exit_code}})
     flush_logs()
 
 
-def freezing(load: Load) -> Load:
-    """Return a function that loads models and then exempts all objects that exist from garbage collection.
-
-    They live as long as the process. Without this a busy service spends a seventh of its time traversing them.
-    """
-
-    def load_and_freeze(settings: Settings, observer_of: Callable[[str], ModelMetrics]) -> Backend:
-        backend = load(settings, observer_of)
-        gc.collect()
-        gc.freeze()
-        return backend
-
-    return load_and_freeze
-
-
 def serve(settings: Settings) -> NoReturn:
-    """Serve until the end, and end the process."""
+    """Serve until the server ends, then exit the process."""
     server: DrainingServer
 
     def end(exit_code: int) -> None:
         server.end(exit_code)
 
-    server = DrainingServer(create_app(settings, freezing(load_backend), end), settings)
+    server = DrainingServer(create_app(settings, load_backend, end), settings)
     try:
         server.run()
         exit_code = server.exit_code
-    except SystemExit as ended:  # the port cannot be had: uvicorn has said so
+    except SystemExit as ended:  # the port is not available; uvicorn has logged it
         exit_code = int(ended.code or 0)
     log_end(exit_code)
-    # The interpreter's own end would wait for native threads and their destructors, and so for an engine that hangs.
+    # A normal exit of the interpreter would wait for native threads, and so for a hanging engine.
     os._exit(exit_code)

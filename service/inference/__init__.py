@@ -1,1 +1,1 @@
-"""The use cases, without HTTP: each checks a request against a model's limits, runs it, and returns its result."""
+"""Use cases, independent of HTTP: each validates a request, runs it and returns its result."""

@@ -1,4 +1,4 @@
-"""Admission: what calls in progress hold is counted, and a call that does not fit is refused at once."""
+"""Admission control: count what calls in progress hold, and reject a call that does not fit."""
 
 import threading
 import time
@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from service.engine.throughput import Throughput
 from service.errors import ApiError
 
-REFUSALS_PER_S = 500  # more refusals are delayed
-REFUSALS_AT_ONCE = 100
-MAX_REFUSAL_DELAY_S = 1.0
+REJECTIONS_PER_S = 500  # rejections beyond this rate are delayed
+REJECTION_BURST = 100
+MAX_REJECTION_DELAY_S = 1.0
 
 
 class AdmissionController:
-    """Counts the sequences, bytes and tokens of one model's calls from their admission to their end.
+    """Counts the sequences, bytes and tokens of one model's calls in progress.
 
-    It belongs to the event loop's thread. A call that arrives when no other is in progress is admitted whatever its
-    size, which has limits of its own: so no call is refused for ever. A large call must leave as much room as it takes:
-    so the calls that fill the queue leave room for small ones.
+    It is used only on the event loop's thread. If no other call is in progress, a call is always
+    admitted, so that no call is rejected forever; its size is limited elsewhere. A call of n
+    sequences is admitted only if n - 1 places stay free after it, so that large calls leave places
+    for small ones.
     """
 
     def __init__(
@@ -27,11 +28,12 @@ class AdmissionController:
         """Set the limits.
 
         Args:
-            max_sequences: sequences that run or wait.
-            max_bytes: bytes of their request bodies.
-            max_tokens: their source tokens.
+            max_sequences: maximum number of running and waiting sequences.
+            max_bytes: maximum size of their request bodies in bytes.
+            max_tokens: maximum number of their source tokens.
             throughput: measured speed of the model's engine.
-            max_wait_s: longest time that the other calls in progress may be expected to delay a new one, in seconds.
+            max_wait_s: maximum time that a new call is expected to wait for other calls, in
+                seconds.
         """
         self._max_sequences = max_sequences
         self._max_bytes = max_bytes
@@ -46,22 +48,28 @@ class AdmissionController:
     def reserve(
         self, sequences: int, num_bytes: int, units: float = 0.0, seconds_left: float = float("inf")
     ) -> "Reservation":
-        """Admit a call before anything is spent on it.
+        """Admit a call before it is tokenized.
 
         Args:
-            sequences: of the call.
-            num_bytes: of its body.
-            units: estimated work of all its sequences, see `Throughput`.
-            seconds_left: until its deadline.
+            sequences: number of sequences of the call.
+            num_bytes: size of its request body in bytes.
+            units: estimated work of all its sequences, in units of `Throughput`.
+            seconds_left: time until its deadline.
 
         Raises:
-            ApiError: `overloaded`.
+            ApiError: `overloaded` if the call does not fit or cannot finish in time.
         """
         if self._open:
             if self.num_sequences + 2 * sequences - 1 > self._max_sequences:
-                raise ApiError("overloaded")
+                raise queue_full(
+                    f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting "
+                    f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {sequences} needs space for {2 * sequences - 1}"
+                )
             if self.num_bytes + num_bytes > self._max_bytes:
-                raise ApiError("overloaded")
+                raise queue_full(
+                    f"{self.num_bytes} bytes of request bodies are held, and {num_bytes} more exceed the limit of "
+                    f"{self._max_bytes} (SIGHTLINE_MAX_WAITING_BYTES)"
+                )
             self._check_time(units, seconds_left)
         reservation = Reservation(sequences, num_bytes, units)
         self._open.add(reservation)
@@ -70,43 +78,47 @@ class AdmissionController:
         return reservation
 
     def _check_time(self, units: float, seconds_left: float) -> None:
-        """Refuse a call that would wait too long or could not finish in time.
+        """Reject a call that would wait too long or could not finish before its deadline.
 
-        Calls take turns, so each of the others delays a new call by no more work than the new call has itself.
+        The scheduler serves calls in turn. Therefore each other call delays a new call by at most
+        as much work as the new call has.
         """
         speed = self.throughput.units_per_s
         if speed is None or not units:
             return
         most_s = len(self._open) * units / speed
-        if most_s <= self._max_wait_s and most_s + units / speed <= seconds_left:  # the usual case, without a sum
+        if most_s <= self._max_wait_s and most_s + units / speed <= seconds_left:  # usual case: skip the sum
             return
         wait_s = sum(min(one.units, units) for one in self._open) / speed
         if wait_s > self._max_wait_s:
             message = (
-                f"The call would wait about {wait_s:.1f} s; at most {self._max_wait_s:g} s are accepted "
+                f"The call would wait about {wait_s:.1f} s; the limit is {self._max_wait_s:g} s "
                 "(SIGHTLINE_QUEUE_TIMEOUT_S). Retry later."
             )
             raise ApiError("overloaded", message)
         if wait_s + units / speed > seconds_left:
             message = (
-                f"The call would take about {wait_s + units / speed:.1f} s, and has {seconds_left:.1f} s left. "
-                "Retry later, or allow it more time."
+                f"The call would take about {wait_s + units / speed:.1f} s, but its deadline is in "
+                f"{seconds_left:.1f} s. Retry later, or set a longer timeout."
             )
             raise ApiError("overloaded", message)
 
     def add_tokens(self, reservation: "Reservation", tokens: int) -> None:
-        """Count the source tokens that tokenization found.
+        """Add the source tokens of a call to its reservation, once the call is tokenized.
 
         Raises:
-            ApiError: `overloaded`; the reservation itself is kept until its release.
+            ApiError: `overloaded`; the caller must still release the reservation.
         """
         if self.num_tokens and self.num_tokens + tokens > self._max_tokens:
-            raise ApiError("overloaded")
+            raise queue_full(
+                f"{self.num_tokens} source tokens are held, and {tokens} more exceed the limit of {self._max_tokens} "
+                "(SIGHTLINE_MAX_WAITING_TOKENS)"
+            )
         self.num_tokens += tokens
         reservation.num_tokens += tokens
 
     def release(self, reservation: "Reservation") -> None:
-        """Release a reservation; a second time does nothing."""
+        """Release a reservation. Does nothing if it is already released."""
         if reservation in self._open:
             self._open.remove(reservation)
             self.num_sequences -= reservation.num_sequences
@@ -114,47 +126,51 @@ class AdmissionController:
             self.num_tokens -= reservation.num_tokens
 
 
+def queue_full(reason: str) -> ApiError:
+    return ApiError("overloaded", f"The queue is full: {reason}. Retry later.")
+
+
 @dataclass(eq=False)
 class Reservation:
-    """A call's share of one model's limits."""
+    """Sequences, bytes, work and tokens of one call that count towards a model's limits."""
 
     num_sequences: int
     num_bytes: int
-    units: float  # work that is left
+    units: float  # remaining work
     num_tokens: int = 0
 
 
-class RefusalPace:
-    """Spreads refusals over time if there are very many.
+class RejectionPacer:
+    """Delays rejections if there are very many.
 
-    Clients that repeat a refused call at once would otherwise use up the processor, and delay health checks and the
-    calls that were admitted.
+    Otherwise clients that retry a rejected call immediately would occupy the CPU, and delay health
+    checks and admitted calls.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._next = 0.0  # when the next refusal may be sent
+        self._next = 0.0  # time at which the next rejection may be sent
 
     def delay_s(self) -> float:
-        """Count a refusal, and return the seconds after which it may be sent."""
+        """Count a rejection and return the seconds to wait before it is sent."""
         now = self._clock()
-        self._next = max(self._next, now - REFUSALS_AT_ONCE / REFUSALS_PER_S)
-        self._next = min(self._next + 1 / REFUSALS_PER_S, now + MAX_REFUSAL_DELAY_S)
+        self._next = max(self._next, now - REJECTION_BURST / REJECTIONS_PER_S)
+        self._next = min(self._next + 1 / REJECTIONS_PER_S, now + MAX_REJECTION_DELAY_S)
         return max(0.0, self._next - now)
 
 
 class ResponseMemory:
-    """Bytes that the responses of all calls take together, until their clients have read them."""
+    """Memory that the responses of all calls hold until their clients have read them."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.num_bytes = 0
-        self.lock = threading.Lock()  # responses with attention maps grow on the engine's thread
+        self.lock = threading.Lock()  # the engine's thread reserves memory for attention maps
 
 
 @dataclass(eq=False)
 class ResponseReservation:
-    """The bytes that one call's response takes: those that are certain at once, and more as it grows."""
+    """Memory of one call's response, reserved in advance and as the response grows."""
 
     memory: ResponseMemory
     num_reserved: int = 0
@@ -162,29 +178,32 @@ class ResponseReservation:
     is_released: bool = False
 
     def reserve(self, num_bytes: int) -> None:
-        """Reserve bytes that the response is certain to take.
+        """Reserve bytes that the response will certainly need.
 
         Raises:
-            ApiError: `overloaded`.
+            ApiError: `overloaded` if the responses in progress leave too little memory.
         """
         memory = self.memory
         with memory.lock:
-            # A response that is alone always fits: it has a limit of its own.
+            # A single response always fits: its size is limited elsewhere.
             fits = memory.num_bytes <= self.num_reserved or memory.num_bytes + num_bytes <= memory.limit
             if fits and not self.is_released:
                 memory.num_bytes += num_bytes
                 self.num_reserved += num_bytes
         if not fits:
             message = (
-                f"The responses in progress leave no room for one of {num_bytes} bytes; all together may take "
-                f"{self.memory.limit} bytes (SIGHTLINE_MAX_RESPONSE_BYTES). Retry later."
+                f"The responses in progress leave too little memory for {num_bytes} more bytes; all responses "
+                f"together may hold {self.memory.limit} bytes (SIGHTLINE_MAX_RESPONSE_BYTES). Retry later."
             )
             raise ApiError("overloaded", message)
 
     def use(self, num_bytes: int) -> bool:
-        """Use bytes as the response grows, the reserved ones first; False if there is no room for more."""
+        """Use bytes as the response grows; return False if the limit is reached.
+
+        Reserved bytes are used first.
+        """
         with self.memory.lock:
-            if self.is_released:  # the client has left: the engine drops the request before its next step
+            if self.is_released:  # the call has ended: the engine drops the request before its next step
                 return True
             self.num_used += num_bytes
             missing, memory = self.num_used - self.num_reserved, self.memory

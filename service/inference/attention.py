@@ -1,4 +1,4 @@
-"""Attention of one input: of its generation, of a given target, or of an encoder alone."""
+"""Attention maps of inputs: of a generation, of a forced target, or of an encoder-only model."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -28,35 +28,43 @@ class AttentionInput:
     """A request for attention maps."""
 
     model: str | None
-    input: str
+    inputs: Texts
     selection: AttentionSelection
-    target: str | None = None  # a forced target instead of a generated one
-    parameters: GenerateParameters | None = None  # of the generation
+    targets: Texts | None = None  # forced target of each input; generated if None
+    parameters: GenerateParameters | None = None  # for the generation of the targets
 
 
 @dataclass(frozen=True)
-class AttentionResult(TargetAttention):
-    """The maps of one pass, and the text that they belong to."""
+class AttentionOutput(TargetAttention):
+    """Attention maps of one input and the text that they belong to."""
 
-    model: str
-    text: str
+    index: Annotated[int, Field(description="Index of the input.")]
+    text: Annotated[str, Field(description="Text that the maps belong to.")]
     finish_reason: Annotated[
         Literal["eos", "length", "stop", "forced"] | None, Field(description="Null if the model generates no text.")
     ]
     seed: Annotated[int | None, Field(description="Only with do_sample.")]
-    usage: Usage
-    timings_ms: TimingsMs
+
+
+@dataclass(frozen=True)
+class AttentionResult:
+    """The attention maps of a call."""
+
+    model: Annotated[str, Field(description="Name of the model.")]
+    outputs: Annotated[list[AttentionOutput], Field(description="One output for each input, in order.")]
+    usage: Annotated[Usage, Field(description="Token counts.")]
+    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
 async def attention(call: Call, request: AttentionInput) -> AttentionResult:
-    """Return the attention maps of one input.
+    """Return the attention maps of each input.
 
-    Without a target the maps are those of the pass that generates the text; with it, the target is forced. A model that
-    generates no text has only its encoder's maps.
+    Without targets, the model generates a text for each input and the maps belong to it. With
+    targets, the decoder is forced to produce them. A model without a decoder has only encoder maps.
 
     Raises:
-        ApiError: the request is not allowed, does not fit, or fails.
-        ClientGoneError: the client has left.
+        ApiError: the request is invalid, is rejected, or fails.
+        ClientGoneError: the client closed the connection.
     """
     model = call.model(request.model, "attention")
     maps = MapWriter(call, model, request.selection)
@@ -64,74 +72,84 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
         return await _encoder_attention(call, model, request, maps)
     parameters = request.parameters or GenerateParameters()
     _check_one_sequence(parameters)
-    check_parameters(model, parameters, 1)
+    check_parameters(model, parameters, len(request.inputs))
     _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
-    sources = await call.read_sources(model, Texts.one(request.input), "input", units=units)
+    sources = await call.read_sources(model, request.inputs, units=units)
     prefixes = None
-    if request.target is None and parameters.target_prefix is not None:
+    if request.targets is None and parameters.target_prefix is not None:
         prefixes = await read_prefixes(call, model, parameters.target_prefix, sources)
-    elif request.target is not None:
+    elif request.targets is not None:
         parameters = GenerateParameters(max_new_tokens=0)
-        prefixes = await read_targets(call, model, Texts.one(request.target), "target", sources)
+        prefixes = await read_targets(call, model, request.targets, sources)
     requests = generate_requests(call, model, parameters, sources, prefixes, maps=maps)
+    results: list[Generated] = []
+    num_output_tokens: list[int] = []
 
-    def convert(index: int, result: Generated) -> AttentionResult:
+    def convert(index: int, result: Generated) -> AttentionOutput:
+        results.append(result)
         engine_request, target = requests[index], result.targets[0]
         generated = target.tokens[len(engine_request.target_prefix) :]
         ids = [token.id for token in generated]
-        num_output = len(target.tokens) if target.finish_reason == "forced" else len(generated)
+        num_output_tokens.append(len(target.tokens) if target.finish_reason == "forced" else len(generated))
         found = maps.write(engine_request, target)
-        return AttentionResult(
+        return AttentionOutput(
             found.source_tokens,
             found.maps,
             found.target_tokens,
             found.decoder_input_tokens,
-            model.name,
+            index,
             text_of(model.target_tokenizer, ids, parameters.stop, engine_request.target_prefix),
             target.finish_reason,
             engine_request.seed if parameters.do_sample else None,
-            Usage(len(engine_request.source_ids), num_output),
-            call.timings([result]),
         )
 
-    (found,) = await call.gather(model, requests, Generated, convert)
-    assert found.finish_reason is not None
-    _record(call, model, found, [found.finish_reason])
-    return found
+    outputs = await call.gather(model, requests, Generated, convert)
+    usage = Usage(sum(map(len, sources)), sum(num_output_tokens))
+    return _result(call, model, outputs, usage, call.timings(results))
 
 
 async def _encoder_attention(
     call: Call, model: ServedModel, request: AttentionInput, maps: MapWriter
 ) -> AttentionResult:
-    for field, value in (("target", request.target), ("parameters", request.parameters)):
+    for field, value in (("targets", request.targets), ("parameters", request.parameters)):
         if value is not None:
-            raise ApiError("unsupported_parameter", f"{model.name} generates no text.", field=field)
-    (source,) = await call.read_sources(model, Texts.one(request.input), "input")
-    engine_request = EncodeRequest(call.request_id, source, call.deadline, attention=maps.kinds)
-    maps.check([engine_request])
-    call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * len(source))
+            message = f"{model.name} does not generate text: leave out {{{field}}}."
+            raise ApiError("unsupported_parameter", message, field=field)
+    sources = await call.read_sources(model, request.inputs)
+    requests = [EncodeRequest(call.request_id, source, call.deadline, attention=maps.kinds) for source in sources]
+    maps.check(requests)
+    num_input_tokens = sum(map(len, sources))
+    call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * num_input_tokens)
+    results: list[Encoded] = []
 
-    def convert(index: int, result: Encoded) -> AttentionResult:
-        found = maps.write_encoded(engine_request, result)
-        usage = Usage(len(source), 0)
-        timings = call.timings([result])
-        return AttentionResult(found.source_tokens, found.maps, [], [], model.name, "", None, None, usage, timings)
+    def convert(index: int, result: Encoded) -> AttentionOutput:
+        results.append(result)
+        found = maps.write_encoded(requests[index], result)
+        return AttentionOutput(found.source_tokens, found.maps, [], [], index, "", None, None)
 
-    (found,) = await call.gather(model, [engine_request], Encoded, convert)
-    _record(call, model, found, [])
-    return found
+    outputs = await call.gather(model, requests, Encoded, convert)
+    return _result(call, model, outputs, Usage(num_input_tokens, 0), call.timings(results))
+
+
+def _result(
+    call: Call, model: ServedModel, outputs: list[AttentionOutput], usage: Usage, timings: TimingsMs
+) -> AttentionResult:
+    reasons = [output.finish_reason for output in outputs if output.finish_reason is not None]
+    call.record_usage(model, timings, usage.input_tokens, usage.output_tokens, reasons)
+    return AttentionResult(model.name, outputs, usage, timings)
 
 
 def _check_one_sequence(parameters: GenerateParameters) -> None:
-    for field, is_wanted in (
+    for field, is_requested in (
         ("num_return_sequences", parameters.num_return_sequences > 1),
         ("top_logprobs", parameters.top_logprobs > 0),
         ("return_attention", parameters.return_attention is not None),
+        ("split_sentences", parameters.split_sentences),
     ):
-        if is_wanted:
-            message = "This endpoint returns only the maps of one target; POST /v1/generate has {" + field + "}."
+        if is_requested:
+            message = (
+                "This endpoint returns the maps of one target for each input; use POST /v1/generate for {"
+                + field
+                + "}."
+            )
             raise ApiError("unsupported_parameter", message, field=field)
-
-
-def _record(call: Call, model: ServedModel, found: AttentionResult, reasons: list[str]) -> None:
-    call.record_usage(model, found.timings_ms, found.usage.input_tokens, found.usage.output_tokens, reasons)

@@ -1,4 +1,4 @@
-"""One call of a client: its deadline, the reservations it holds, its requests to the engine and its times."""
+"""One call of a client: its deadline, reservations, engine requests and timings."""
 
 import asyncio
 import time
@@ -9,12 +9,22 @@ from typing import Any, NamedTuple, TypeVar
 from prometheus_client import Histogram
 
 from service.bundle import Task
-from service.engine.request import Cancelled, Compared, Encoded, Event, Failed, Generated, Request, TokenEvent
+from service.engine.request import (
+    Cancelled,
+    Compared,
+    Encoded,
+    Event,
+    Failed,
+    FailureCode,
+    Generated,
+    Request,
+    TokenEvent,
+)
 from service.engine.worker import RequestFuture
 from service.errors import ApiError, ClientGoneError
 from service.fields import Texts
 from service.inference.admission import AdmissionController, Reservation, ResponseReservation
-from service.inference.results import TimingsMs
+from service.inference.results import MAX_NUMBERS, TimingsMs
 from service.inference.service import ServedModel, Service
 from service.text.tokenizer import LONG_TEXT, TextTokenizer
 
@@ -22,32 +32,46 @@ T = TypeVar("T")
 Result = TypeVar("Result", Generated, Encoded, Compared)
 Ids = tuple[int, ...]
 
-# The engine fails late requests at its next step. If no step comes, the call ends by itself this much later.
+# The engine fails expired requests at its next step. If a step hangs, the call ends this much
+# later.
 DEADLINE_SLACK_S = 0.5
-# Tokenizing this many characters takes some ten milliseconds: more of them is done away from the event loop.
+# Tokenizing this many characters takes about ten milliseconds. Longer texts are tokenized in a
+# thread.
 INLINE_CHARACTERS = 16_384
+# Messages of the failures with which the engine stops a generation whose attention maps exceed a
+# limit.
+MAP_ERRORS: Mapping[FailureCode, str] = {
+    "overloaded": (
+        "The responses in progress leave too little memory for the attention maps of this call "
+        "(SIGHTLINE_MAX_RESPONSE_BYTES). Retry later."
+    ),
+    "response_too_large": (
+        f"The attention maps have more than {MAX_NUMBERS} numbers, the maximum of a response. Select fewer kinds, "
+        "layers or heads, or reduce the heads."
+    ),
+}
 
 
 class Arrival(NamedTuple):
-    """An event of a streamed call: the number of its request, and when it came, because its reader may be slow."""
+    """An event of a streamed call with its arrival time."""
 
-    number: int
+    number: int  # index of the request
     event: TokenEvent | Generated
-    time: float  # on time.monotonic
+    time: float  # in seconds of time.monotonic
 
 
 class Call:
-    """A client's call from its arrival until its response was sent, whatever its transport."""
+    """A client's call from its arrival until its response was sent."""
 
     def __init__(self, service: Service, request_id: str) -> None:
         self.service = service
         self.request_id = request_id
         self.started = time.monotonic()
         self.deadline = float("inf")  # on the engines' clock, `time.monotonic`
-        self.num_bytes = 0  # of the request's body
-        self.field_names: Mapping[str, str] = {}  # canonical name of a field to the API's own, for errors
+        self.num_bytes = 0  # size of the request body
+        self.field_names: Mapping[str, str] = {}  # canonical field name to the API's name, for errors
         self.model_name: str | None = None
-        self.details: dict[str, Any] = {}  # tokens, times and reasons for the log, by their names there
+        self.details: dict[str, Any] = {}  # fields for the access log: tokens, times, finish reasons
         self.response_memory = ResponseReservation(service.response_memory)
         self._controller: AdmissionController | None = None
         self._reservation: Reservation | None = None
@@ -64,7 +88,7 @@ class Call:
         return max(0.0, self.deadline - time.monotonic())
 
     def close(self) -> None:
-        """Release everything that the call holds, and give up its requests."""
+        """Cancel unfinished engine requests and release all reservations."""
         for future in self._futures:
             if not future.is_done:
                 future.cancel()
@@ -92,32 +116,38 @@ class Call:
         """Return the model that the call names, or the default model.
 
         Raises:
-            ApiError: `loading`; `model_not_found`; `unsupported_task` if the model cannot do `task`.
+            ApiError: `loading`; `model_not_found`; `unsupported_task` if the model cannot do
+                `task`.
         """
         service = self.service
         model = service.models.get(service.default_model if name is None else name)
         if model is None:
             if not service.models:
                 raise ApiError("loading")
-            raise ApiError("model_not_found", field="model")
+            message = f"There is no model of this name; the models are {', '.join(service.models)}."
+            raise ApiError("model_not_found", message, field="model")
         if task is not None and task not in model.manifest.tasks:
             message = f"{model.name} cannot do the task {task}; GET /v1/models lists the tasks of each model."
             raise ApiError("unsupported_task", message, field="model")
         return model
 
-    def reserve(self, model: ServedModel, sequences: int, units: float = 0.0) -> None:
-        """Have the call admitted to a model until its response was sent, before anything is spent on it.
+    def reserve(self, model: ServedModel, sequences: int, units: float = 0.0, field: str = "inputs") -> None:
+        """Reserve the call's share of a model's limits, before the call is tokenized.
 
-        A second call of this method releases the first reservation.
+        The reservation is held until the call is closed. It replaces an earlier one.
 
         Args:
             model: the model.
             sequences: number of sequences of the call.
-            units: estimated work of all its sequences, see `Throughput`; 0 if the engine has none.
+            units: estimated work of all its sequences, in units of `Throughput`; 0 if the engine is
+                not used.
+            field: name of the field with the sequences, for errors.
 
         Raises:
-            ApiError: `overloaded`.
+            ApiError: `invalid_parameter` if a call may not have so many sequences; `overloaded`.
         """
+        if sequences > self.service.settings.max_inputs:
+            raise too_many_sequences(sequences, self.service.settings.max_inputs, field)
         if self._controller is not None and self._reservation is not None:
             self._controller.release(self._reservation)
         self.model_name = model.name
@@ -126,7 +156,7 @@ class Call:
         self._reservation = self._controller.reserve(sequences, self.num_bytes, units, seconds_left)
 
     def add_work(self, units: float) -> None:
-        """Add to the estimated work of the call's sequences what was found since it was admitted."""
+        """Add work that became known after the call was admitted to its estimate."""
         assert self._reservation is not None
         self._reservation.units += units
 
@@ -140,24 +170,25 @@ class Call:
         units: float = 1.0,
         num_samples: int = 1,
     ) -> list[Ids]:
-        """Have the inputs of the call admitted, then tokenize them.
+        """Reserve the call's share of a model's limits, then tokenize the inputs.
 
         Args:
             model: the model.
-            inputs: texts.
-            field: their field in an error.
-            truncate: cut inputs that are too long.
-            units: estimated work of each sequence, see `Throughput`.
-            num_samples: sequences of each input.
+            inputs: input texts.
+            field: name of the field in errors.
+            truncate: truncate inputs that are too long.
+            units: estimated work of each sequence, in units of `Throughput`.
+            num_samples: number of sequences for each input.
 
         Returns:
-            The source ids of each input, the end token last.
+            The source ids of each input; the last is the end token.
 
         Raises:
-            ApiError: `overloaded`; or `input_too_long`, unless `truncate` is true.
+            ApiError: `overloaded`; `invalid_parameter` if there are too many sequences;
+                `input_too_long`, unless `truncate` is true.
         """
         count = len(inputs.texts) * num_samples
-        self.reserve(model, count, units * count)
+        self.reserve(model, count, units * count, field if num_samples == 1 else "num_return_sequences")
         limits = [model.manifest.limits.max_source_tokens] * len(inputs.texts)
         sources = await self.read_texts(model.source_tokenizer, inputs, field, limits, truncate=truncate)
         assert self._controller is not None and self._reservation is not None
@@ -174,7 +205,7 @@ class Call:
         truncate: bool = False,
         add_special_tokens: bool = True,
     ) -> list[Ids]:
-        """Tokenize texts, each of which must have no more ids than its limit.
+        """Tokenize texts, each with its own maximum number of tokens.
 
         Raises:
             ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
@@ -183,25 +214,25 @@ class Call:
 
         def run() -> list[Ids]:
             sequences: list[Ids] = []
-            for place, (text, max_tokens) in enumerate(zip(texts.texts, limits, strict=True)):
-                if not is_short and not self.seconds_left:  # nobody waits for the rest
+            for index, (text, max_tokens) in enumerate(zip(texts.texts, limits, strict=True)):
+                if not is_short and not self.seconds_left:  # the call has already failed
                     raise ApiError("deadline_exceeded")
                 if truncate:
-                    sequences.append(tuple(tokenizer.encode_beginning(text, max_tokens)))
+                    sequences.append(tuple(tokenizer.encode_truncated(text, max_tokens)))
                     continue
-                least = tokenizer.least_tokens(text) if len(text) >= LONG_TEXT else 0
+                least = tokenizer.min_num_tokens(text) if len(text) >= LONG_TEXT else 0
                 if least > max_tokens:
-                    raise too_long(f"at least {least}", max_tokens, field, texts.index(place))
+                    raise input_too_long(f"at least {least}", max_tokens, field, texts.index(index))
                 ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
                 if len(ids) > max_tokens:
-                    raise too_long(str(len(ids)), max_tokens, field, texts.index(place))
+                    raise input_too_long(str(len(ids)), max_tokens, field, texts.index(index))
                 sequences.append(tuple(ids))
             return sequences
 
         return self.tokenize_now(run) if is_short else await self.tokenize(run)
 
     def tokenize_now(self, work: Callable[[], T]) -> T:
-        """Run a function that tokenizes for a short time."""
+        """Run a short tokenization on the event loop's thread."""
         started = time.perf_counter()
         try:
             return work()
@@ -209,10 +240,10 @@ class Call:
             self._tokenize_s += time.perf_counter() - started
 
     async def tokenize(self, work: Callable[[], T]) -> T:
-        """Run a function that tokenizes for long, in a thread until the call's deadline.
+        """Run a long tokenization in another thread.
 
         Raises:
-            ApiError: `deadline_exceeded`; the thread is left to end by itself.
+            ApiError: `deadline_exceeded`; the thread then finishes in the background.
         """
         started = time.perf_counter()
         try:
@@ -232,20 +263,21 @@ class Call:
         kind: type[Result],
         convert: Callable[[int, Result], T],
     ) -> list[T]:
-        """Run requests and convert each result as soon as it comes, while the others still run.
+        """Run requests and convert each result as soon as it arrives, while others still run.
 
         Args:
             model: the model.
-            requests: one or more requests to its engine.
-            kind: type of their results.
-            convert: makes an output from the index of a request and its result.
+            requests: one or more requests for its engine.
+            kind: type of the results.
+            convert: called with the index of a request and its result; returns an output.
 
         Returns:
             The outputs in the order of the requests.
 
         Raises:
-            ApiError: the first failure, without waiting for the rest; or the call's deadline has passed.
-            ClientGoneError: the client has left.
+            ApiError: a request failed, or the call's deadline has passed. The first failure is
+                raised immediately.
+            ClientGoneError: the client closed the connection.
         """
         if self._failure is not None:
             raise self._failure
@@ -268,13 +300,13 @@ class Call:
         return [outputs[index] for index in range(len(requests))]
 
     def start_stream(self, model: ServedModel, requests: Sequence[Request]) -> None:
-        """Run requests whose events `next_arrivals` returns as they come."""
+        """Submit requests; `next_arrivals` returns their events."""
         self._submit(model, requests, self._on_stream_event)
 
     def _submit(self, model: ServedModel, requests: Sequence[Request], on_event: Callable[[int, Event], None]) -> None:
-        """Submit requests to the engine; whatever ends the call also gives them up."""
+        """Submit requests to the engine; `close` cancels those that have not finished."""
         reservation, worker = self._reservation, self.service.worker
-        assert reservation is not None, "a call is admitted before it submits"
+        assert reservation is not None, "a call must be admitted before it submits requests"
         units = reservation.units / len(requests)
 
         def listener(index: int) -> Callable[[Event], None]:
@@ -305,11 +337,11 @@ class Call:
             self._wake()
 
     async def next_arrivals(self) -> list[Arrival]:
-        """Wait for the next events of `start_stream`, one at least.
+        """Wait for events of the requests of `start_stream` and return at least one.
 
         Raises:
             ApiError: a request failed, or the call's deadline has passed.
-            ClientGoneError: the client has left.
+            ClientGoneError: the client closed the connection.
         """
         while not self._arrived:
             if self._failure is not None:
@@ -321,7 +353,7 @@ class Call:
         return arrived
 
     def on_client_gone(self) -> None:
-        """Note that the client has closed its connection: the call ends with `ClientGoneError`."""
+        """End the call with `ClientGoneError`, because the client closed its connection."""
         self._fail(ClientGoneError())
 
     def _fail(self, error: Exception) -> None:
@@ -340,7 +372,11 @@ class Call:
     # The end
 
     def timings(self, parts: Sequence[Generated | Encoded | Compared]) -> TimingsMs:
-        """Return where the call's time went. Its sequences run side by side, so each part is the longest of them."""
+        """Return the durations of the call's phases.
+
+        The sequences of a call run concurrently, so each duration is the maximum over the
+        sequences.
+        """
         queue = encode = decode = 0.0
         for part in parts:
             times = part.timings
@@ -353,13 +389,13 @@ class Call:
     def record_usage(
         self, model: ServedModel, timings: TimingsMs, input_tokens: int, output_tokens: int, reasons: Sequence[str] = ()
     ) -> None:
-        """Keep for the log and the metrics what the response also says.
+        """Record tokens, durations and finish reasons for the access log and the metrics.
 
         Args:
             model: the model.
-            timings: from `timings`.
-            input_tokens: of all sequences.
-            output_tokens: of all sequences.
+            timings: result of `timings`.
+            input_tokens: number of input tokens of all sequences.
+            output_tokens: number of output tokens of all sequences.
             reasons: finish reasons of the outputs.
         """
         self.details |= {
@@ -374,28 +410,38 @@ class Call:
         self._latency = self.service.model_metrics[model.name].call_seconds, timings.total / 1000
 
     def observe_latency(self) -> None:
-        """Count the latency of a response that nothing refuses any more."""
+        """Record the latency of a response once the response can no longer fail."""
         if self._latency is not None:
             histogram, seconds = self._latency
             histogram.observe(seconds)
             self._latency = None
 
 
-def too_long(num_tokens: str, max_tokens: int, field: str, index: int | None) -> ApiError:
-    message = f"It has {num_tokens} tokens; the model takes at most {max_tokens}."
+def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:
+    message = f"It must have at most {limit} entries (SIGHTLINE_MAX_INPUTS), got {sequences}."
+    if field == "num_return_sequences":
+        message = (
+            f"A call generates at most {limit} sequences (SIGHTLINE_MAX_INPUTS), got {sequences}: "
+            "{num_return_sequences} for each input."
+        )
+    return ApiError("invalid_parameter", message, field=field)
+
+
+def input_too_long(num_tokens: str, max_tokens: int, field: str, index: int | None) -> ApiError:
+    message = f"It must have at most {max_tokens} tokens for this model, got {num_tokens}."
     return ApiError("input_too_long", message, field=field, index=index)
 
 
 def result_of(event: Event, kind: type[Result]) -> Result:
-    """Return a final event that is a result.
+    """Return a final event if it is a result.
 
     Raises:
         ApiError: the request failed.
-        ClientGoneError: it was given up.
+        ClientGoneError: the request was cancelled.
     """
     if isinstance(event, kind):
         return event
     if isinstance(event, Failed):
-        raise ApiError(event.code)
+        raise ApiError(event.code, MAP_ERRORS.get(event.code))
     assert isinstance(event, Cancelled)
     raise ClientGoneError

@@ -1,4 +1,4 @@
-"""Classification: the probability of each label of each input."""
+"""Classification: the probability of each label for each input."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class ClassifyInput:
 
 @dataclass(frozen=True)
 class LabelScore:
-    """A label with its probability."""
+    """A label and its probability."""
 
-    label: str
+    label: Annotated[str, Field(description="Name of the label.")]
     score: Annotated[float, Field(description="Its probability; those of all labels sum to 1.")]
 
 
@@ -38,7 +38,7 @@ class LabelScore:
 class ClassifyOutput:
     """The labels of one input."""
 
-    index: int
+    index: Annotated[int, Field(description="Index of the input.")]
     labels: Annotated[list[LabelScore], Field(description="All labels, the most probable first.")]
     source_tokens: Annotated[list[str] | None, Field(description="Only with return_attention.")]
     maps: Annotated[list[AttentionMap] | None, Field(description="Only with return_attention.")]
@@ -48,25 +48,25 @@ class ClassifyOutput:
 class ClassifyResult:
     """The labels of a call's inputs."""
 
-    model: str
-    outputs: list[ClassifyOutput]
-    usage: Usage
-    timings_ms: TimingsMs
+    model: Annotated[str, Field(description="Name of the model.")]
+    outputs: Annotated[list[ClassifyOutput], Field(description="One output for each input, in order.")]
+    usage: Annotated[Usage, Field(description="Token counts.")]
+    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
 async def classify(call: Call, request: ClassifyInput) -> ClassifyResult:
-    """Return how probable each label of each input is.
+    """Return the probability of each label for each input.
 
     Raises:
-        ApiError: the request is not allowed, does not fit, or fails.
-        ClientGoneError: the client has left.
+        ApiError: the request is invalid, is rejected, or fails.
+        ClientGoneError: the client closed the connection.
     """
     model = call.model(request.model, "classify")
     maps = MapWriter(call, model, request.return_attention) if request.return_attention else None
     kinds = maps.kinds if maps else frozenset[str]()
     sources = await call.read_sources(model, request.inputs, truncate=request.truncate)
     requests = [
-        EncodeRequest(call.request_id, source, call.deadline, wants_labels=True, attention=kinds) for source in sources
+        EncodeRequest(call.request_id, source, call.deadline, return_labels=True, attention=kinds) for source in sources
     ]
     if maps:
         maps.check(requests)
@@ -90,7 +90,7 @@ async def classify(call: Call, request: ClassifyInput) -> ClassifyResult:
 
 
 def rank_labels(labels: Sequence[str], logprobs: NDArray[np.float32]) -> list[LabelScore]:
-    """Return every label with its probability, the most probable first; of equals the first of the model's."""
+    """Return all labels by descending probability; ties keep the order of `labels`."""
     scores = np.exp(logprobs.astype(np.float64))
-    scores /= scores.sum()  # float32 and other precisions leave a small difference from 1
-    return [LabelScore(labels[place], float(scores[place])) for place in np.argsort(-scores, kind="stable")]
+    scores /= scores.sum()  # rounding of the graph leaves a small difference from 1
+    return [LabelScore(labels[index], float(scores[index])) for index in np.argsort(-scores, kind="stable")]

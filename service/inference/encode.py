@@ -1,4 +1,4 @@
-"""Encoding: the encoder's last layer, pooled to one vector for each input or as a row for each token."""
+"""Encoding: outputs of the last encoder layer, pooled or for each token."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -43,22 +43,22 @@ class EncodeInput:
 class EncodeResult:
     """The embeddings of a call."""
 
-    model: str
+    model: Annotated[str, Field(description="Name of the model.")]
     embeddings: Annotated[Embeddings, Field(description="One for each input; with pooling none, row-major.")]
     shapes: Annotated[
-        list[tuple[int, int]] | None, Field(description="Rows and columns of each embedding, with pooling none.")
+        list[tuple[int, int]] | None, Field(description="Rows and columns of each embedding; only with pooling none.")
     ]
-    dimensions: int
-    usage: Usage
-    timings_ms: TimingsMs
+    dimensions: Annotated[int, Field(description="Length of each vector.")]
+    usage: Annotated[Usage, Field(description="Token counts.")]
+    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
 async def encode(call: Call, request: EncodeInput) -> EncodeResult:
-    """Encode each input.
+    """Return the embedding of each input.
 
     Raises:
-        ApiError: the request is not allowed, does not fit, or fails.
-        ClientGoneError: the client has left.
+        ApiError: the request is invalid, is rejected, or fails.
+        ClientGoneError: the client closed the connection.
     """
     model = call.model(request.model, "encode")
     sources = await call.read_sources(model, request.inputs, truncate=request.truncate)
@@ -88,12 +88,12 @@ async def encode(call: Call, request: EncodeInput) -> EncodeResult:
 
 
 def pool(hidden: NDArray[np.float32], pooling: Pooling, normalize: bool) -> NDArray[np.float32]:
-    """Pool the vectors of all tokens to one, or with "none" return them as they are.
+    """Pool the vectors of all tokens to one vector.
 
     Args:
-        hidden: (S, M), real tokens alone.
-        pooling: kind of pooling.
-        normalize: give each vector Euclidean length 1; a vector of zeros stays as it is.
+        hidden: (S, M), without padding.
+        pooling: kind of pooling; "none" keeps the vectors of all tokens.
+        normalize: scale each vector to Euclidean norm 1; zero vectors are not changed.
 
     Returns:
         (M,), or (S, M) with pooling "none".

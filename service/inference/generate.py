@@ -1,8 +1,8 @@
-"""Text generation: texts in, generated texts out, whole or as a stream of events."""
+"""Text generation, with the complete texts or a stream of events as the result."""
 
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,8 +10,8 @@ from pydantic import Field
 from service.engine.request import Generated, GenerateRequest, Token, TokenEvent
 from service.engine.throughput import Throughput
 from service.errors import ApiError
-from service.fields import MAX_INPUTS, Texts
-from service.inference.call import Arrival, Call, Ids
+from service.fields import OnEmpty, Texts
+from service.inference.call import Arrival, Call, Ids, too_many_sequences
 from service.inference.maps import MapWriter, TargetAttention
 from service.inference.results import BYTES_PER_TOKEN, OutputToken, OutputTokens, RankedToken, TimingsMs, Usage
 from service.inference.service import ServedModel
@@ -35,6 +35,7 @@ class GenerateInput:
     model: str | None
     inputs: Texts
     parameters: GenerateParameters = GenerateParameters()  # noqa: RUF009 - it is frozen
+    on_empty: OnEmpty = "error"  # with "pass" some inputs may be blank
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,17 @@ class GenerateOutput:
 
     index: Annotated[int, Field(description="Index of its input.")]
     rank: Annotated[int, Field(description="Rank among the sequences of its input; the best beam is 0.")]
-    text: str
-    tokens: OutputTokens
-    finish_reason: FinishReason
+    text: Annotated[str, Field(description="Generated text, without the prefix.")]
+    tokens: Annotated[OutputTokens, Field(description="Generated tokens.")]
+    finish_reason: Annotated[
+        FinishReason | Literal["empty"],
+        Field(
+            description="Reason for the end: end token, maximum length or stop string; `empty` if the input is blank."
+        ),
+    ]
     score: Annotated[
-        float, Field(description="Sum of the log-probabilities; of beams, divided by length ** length_penalty.")
+        float,
+        Field(description="Sum of the log-probabilities; with beam search, divided by length ** length_penalty."),
     ]
     seed: Annotated[int | None, Field(description="Only with do_sample.")]
     attention: Annotated[TargetAttention | None, Field(description="Only with return_attention.")]
@@ -55,17 +62,17 @@ class GenerateOutput:
 
 @dataclass(frozen=True)
 class GenerateResult:
-    """The outputs of a call, by index and rank."""
+    """The outputs of a call, sorted by index and rank."""
 
-    model: str
-    outputs: list[GenerateOutput]
-    usage: Usage
-    timings_ms: TimingsMs
+    model: Annotated[str, Field(description="Name of the model.")]
+    outputs: Annotated[list[GenerateOutput], Field(description="Generated sequences, sorted by index and rank.")]
+    usage: Annotated[Usage, Field(description="Token counts.")]
+    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
 @dataclass(frozen=True)
 class StreamToken:
-    """A new token of a stream, and the text that it makes certain."""
+    """A new token of a stream, and the text that became final with it."""
 
     index: int
     rank: int
@@ -75,7 +82,7 @@ class StreamToken:
 
 @dataclass(frozen=True)
 class StreamEnd:
-    """The end of one sequence of a stream, with its whole text."""
+    """The end of one sequence of a stream, with its complete text."""
 
     index: int
     rank: int
@@ -89,24 +96,26 @@ class StreamEnd:
 
 
 @dataclass(frozen=True)
-class Pending:
-    """A call whose requests are ready for the engine."""
+class PendingGeneration:
+    """A call whose engine requests are ready to be submitted."""
 
     model: ServedModel
     requests: list[GenerateRequest]
     parameters: GenerateParameters
-    num_samples: int  # requests for each input
+    num_samples: int  # number of requests for each input
     num_input_tokens: int
     maps: MapWriter | None
 
 
 async def generate(call: Call, request: GenerateInput) -> GenerateResult:
-    """Generate one text or several from each input.
+    """Generate one or more texts for each input.
 
     Raises:
-        ApiError: the request is not allowed, does not fit, or fails.
-        ClientGoneError: the client has left.
+        ApiError: the request is invalid, is rejected, or fails.
+        ClientGoneError: the client closed the connection.
     """
+    if request.on_empty == "pass":
+        return await generate_without_blanks(call, request, generate)
     pending = await _prepare(call, request)
     results: list[Generated] = []
 
@@ -123,9 +132,37 @@ async def generate(call: Call, request: GenerateInput) -> GenerateResult:
     return GenerateResult(pending.model.name, outputs, usage, timings)
 
 
-def _outputs(pending: Pending, index: int, result: Generated) -> list[GenerateOutput]:
+async def generate_without_blanks(
+    call: Call, request: GenerateInput, run: Callable[[Call, GenerateInput], Awaitable[GenerateResult]]
+) -> GenerateResult:
+    """Run a use case on the inputs that are not blank; each other input gets one empty output."""
+    texts, limit = request.inputs.texts, call.service.settings.max_inputs
+    if len(texts) > limit:
+        raise too_many_sequences(len(texts), limit, "inputs")
+    indices = [index for index, text in enumerate(texts) if text.strip()]
+    blank = [
+        GenerateOutput(index, 0, "", [], "empty", 0.0, None, None)
+        for index, text in enumerate(texts)
+        if not text.strip()
+    ]
+    model, parameters = call.model(request.model, "generate"), request.parameters
+    check_parameters(model, parameters, len(texts))
+    if not indices:
+        timings = call.timings([])
+        call.record_usage(model, timings, 0, 0, ["empty"] * len(blank))
+        return GenerateResult(model.name, blank, Usage(0, 0), timings)
+    prefix = parameters.target_prefix
+    if prefix is not None and prefix.is_list:
+        parameters = replace(parameters, target_prefix=prefix.select(indices))
+    result = await run(call, GenerateInput(model.name, request.inputs.select(indices), parameters))
+    found = [replace(output, index=indices[output.index]) for output in result.outputs]
+    outputs = sorted(blank + found, key=lambda output: (output.index, output.rank))
+    return replace(result, outputs=outputs)
+
+
+def _outputs(pending: PendingGeneration, index: int, result: Generated) -> list[GenerateOutput]:
     request, tokenizer, maps = pending.requests[index], pending.model.target_tokenizer, pending.maps
-    place, first_rank = divmod(index, pending.num_samples)
+    input_index, first_rank = divmod(index, pending.num_samples)
     stop, prefix = pending.parameters.stop, request.target_prefix
     seed = request.seed if pending.parameters.do_sample else None
     outputs = []
@@ -137,14 +174,14 @@ def _outputs(pending: Pending, index: int, result: Generated) -> list[GenerateOu
         assert reason != "forced"
         shown = [output_token(tokenizer, token) for token in tokens]
         attention = maps.write(request, target) if maps else None
-        outputs.append(GenerateOutput(place, rank, text, shown, reason, target.score, seed, attention))
+        outputs.append(GenerateOutput(input_index, rank, text, shown, reason, target.score, seed, attention))
     return outputs
 
 
 def text_of(tokenizer: TextTokenizer, ids: Sequence[int], stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> str:
-    """Return the text of a prefix and the generated ids, cut before the stop string that ended it.
+    """Return the text of a prefix and generated ids, truncated before the first stop string.
 
-    It equals the joined pieces of a stream.
+    It equals the concatenated pieces of a stream.
     """
     stream = TextStream(tokenizer, stop, prefix)
     pieces = [stream.push(id_) for id_ in ids]
@@ -161,7 +198,7 @@ def output_token(tokenizer: TextTokenizer, token: Token) -> OutputToken:
 # Checks and requests
 
 
-async def _prepare(call: Call, request: GenerateInput, *, stream: bool = False) -> Pending:
+async def _prepare(call: Call, request: GenerateInput, *, stream: bool = False) -> PendingGeneration:
     model, parameters = call.model(request.model, "generate"), request.parameters
     check_parameters(model, parameters, len(request.inputs.texts), stream=stream)
     maps = MapWriter(call, model, parameters.return_attention) if parameters.return_attention else None
@@ -172,18 +209,20 @@ async def _prepare(call: Call, request: GenerateInput, *, stream: bool = False) 
     if parameters.target_prefix is not None:
         prefixes = await read_prefixes(call, model, parameters.target_prefix, sources)
     requests = generate_requests(call, model, parameters, sources, prefixes, num_samples, maps=maps, stream=stream)
-    return Pending(model, requests, parameters, num_samples, sum(map(len, sources)), maps)
+    return PendingGeneration(model, requests, parameters, num_samples, sum(map(len, sources)), maps)
 
 
 def check_parameters(
     model: ServedModel, parameters: GenerateParameters, num_inputs: int, *, stream: bool = False
 ) -> None:
-    """Check parameters against each other and against a model's limits.
+    """Check the combination of parameters, and their values against a model's limits.
 
     Raises:
         ApiError: `invalid_parameter` or `unsupported_parameter`.
     """
     _check_combination(parameters, num_inputs, stream=stream)
+    if parameters.split_sentences:
+        _check_split_sentences(model, parameters, stream=stream)
     limits = model.manifest.limits
     for field, number in (
         ("max_new_tokens", parameters.max_new_tokens or 0),
@@ -195,10 +234,10 @@ def check_parameters(
     if parameters.num_beams > model.max_rows:
         message = f"{{num_beams}} must be at most {model.max_rows}, got {parameters.num_beams}."
         raise ApiError("invalid_parameter", message, field="num_beams")
-    for place, token_id in enumerate(parameters.suppress_tokens):
+    for index, token_id in enumerate(parameters.suppress_tokens):
         if token_id >= limits.vocabulary:
-            message = f"A token id of this model is below {limits.vocabulary}."
-            raise ApiError("invalid_parameter", message, field="suppress_tokens", index=place)
+            message = f"It must be at most {limits.vocabulary - 1} for {model.name}, got {token_id}."
+            raise ApiError("invalid_parameter", message, field="suppress_tokens", index=index)
 
 
 def _check_combination(parameters: GenerateParameters, num_inputs: int, *, stream: bool) -> None:
@@ -214,11 +253,8 @@ def _check_combination(parameters: GenerateParameters, num_inputs: int, *, strea
         message = "{num_beams} above 1 cannot be combined with {do_sample}: true."
         raise ApiError("invalid_parameter", message, field="num_beams")
     if has_beams and stream:
-        message = "A beam search knows its text only at its end: set {num_beams} to 1, or do not stream."
+        message = "Beam search cannot be streamed: set {num_beams} to 1, or do not stream."
         raise ApiError("unsupported_parameter", message, field="num_beams")
-    if parameters.do_sample and num_inputs * count > MAX_INPUTS:
-        message = f"A call generates at most {MAX_INPUTS} sequences, got {num_inputs * count}."
-        raise ApiError("invalid_parameter", message, field="num_return_sequences")
     if not parameters.do_sample and count > parameters.num_beams:
         message = (
             f"{{num_return_sequences}} must be at most {{num_beams}} ({parameters.num_beams}) without "
@@ -233,34 +269,52 @@ def _check_combination(parameters: GenerateParameters, num_inputs: int, *, strea
         raise ApiError("invalid_parameter", message, field="min_new_tokens")
     prefix = parameters.target_prefix
     if prefix is not None and prefix.is_list and len(prefix.texts) != num_inputs:
-        message = f"There are {len(prefix.texts)} prefixes for {num_inputs} inputs."
+        message = f"{{target_prefix}} must be one string or {num_inputs}, one for each input, got {len(prefix.texts)}."
         raise ApiError("invalid_parameter", message, field="target_prefix")
 
 
+def _check_split_sentences(model: ServedModel, parameters: GenerateParameters, *, stream: bool) -> None:
+    if model.manifest.languages is None:
+        message = f"{{split_sentences}} is supported only by models that translate, and {model.name} does not."
+        raise ApiError("unsupported_parameter", message, field="split_sentences")
+    if stream:
+        message = "Texts split into sentences cannot be streamed: set {split_sentences} to false, or do not stream."
+        raise ApiError("unsupported_parameter", message, field="split_sentences")
+    for field in ("target_prefix", "return_attention"):
+        if getattr(parameters, field) is not None:
+            message = f"{{split_sentences}} cannot be combined with {{{field}}}; leave out one of them."
+            raise ApiError("unsupported_parameter", message, field="split_sentences")
+
+
 def expected_work(throughput: Throughput, parameters: GenerateParameters) -> tuple[float, float]:
-    """Return the expected tokens of a generation and their work, see `Throughput`: the mean, within its own limits."""
+    """Estimate the length and work of a generation from the mean length of earlier ones.
+
+    Returns:
+        The expected number of generated tokens, and the work of the request in units of
+        `Throughput`.
+    """
     limit = DEFAULT_NEW_TOKENS if parameters.max_new_tokens is None else parameters.max_new_tokens
     num_tokens = min(limit, max(parameters.min_new_tokens, throughput.mean_tokens))
     return num_tokens, 1 + parameters.num_beams * num_tokens
 
 
-async def read_targets(call: Call, model: ServedModel, targets: Texts, field: str, sources: Sequence[Ids]) -> list[Ids]:
-    """Tokenize one target for each source, the end token last.
+async def read_targets(call: Call, model: ServedModel, targets: Texts, sources: Sequence[Ids]) -> list[Ids]:
+    """Tokenize one target for each source; the last id of each target is the end token.
 
     Raises:
         ApiError: `input_too_long`.
     """
-    limits = [model.manifest.room(len(source)) for source in sources]
-    return await call.read_texts(model.target_tokenizer, targets, field, limits)
+    limits = [model.manifest.max_new_tokens_for(len(source)) for source in sources]
+    return await call.read_texts(model.target_tokenizer, targets, "targets", limits)
 
 
 async def read_prefixes(call: Call, model: ServedModel, prefix: Texts, sources: Sequence[Ids]) -> list[Ids]:
-    """Tokenize the prefix of each source's target; one string is for all sources.
+    """Tokenize the target prefix of each source; a single string applies to all sources.
 
     Raises:
-        ApiError: `input_too_long`; at least one token must still fit after it.
+        ApiError: `input_too_long` if no new token fits after a prefix.
     """
-    limits = [model.manifest.room(len(source)) - 1 for source in sources]
+    limits = [model.manifest.max_new_tokens_for(len(source)) - 1 for source in sources]
     if not prefix.is_list:
         limits = [min(limits)]
     prefixes = await call.read_texts(model.target_tokenizer, prefix, "target_prefix", limits, add_special_tokens=False)
@@ -278,20 +332,20 @@ def generate_requests(
     maps: MapWriter | None = None,
     stream: bool = False,
 ) -> list[GenerateRequest]:
-    """Make the engine's requests: `num_samples` for each source and its prefix.
+    """Create the engine's requests: `num_samples` for each source and its prefix.
 
-    Each has its own seed, and so gives the same result when it is sent alone. To score a target, let it be the prefix,
-    its end token included, and `parameters.max_new_tokens` 0.
+    Each request has its own seed, so that it gives the same result in a call of its own. To score a
+    target, pass it as the prefix, with its end token, and set `parameters.max_new_tokens` to 0.
 
     Raises:
-        ApiError: `response_too_large` if the requested maps certainly are; `overloaded` if the responses in progress
-            leave no room for this one.
+        ApiError: `response_too_large` if the requested attention maps certainly exceed the limit;
+            `overloaded` if the responses in progress leave too little memory.
     """
     seed = secrets.randbelow(MAX_SEED + 1) if parameters.do_sample and parameters.seed is None else parameters.seed or 0
     stop = parameters.stop
     requests: list[GenerateRequest] = []
-    for place, source in enumerate(sources):
-        prefix = prefixes[place] if prefixes else ()
+    for index, source in enumerate(sources):
+        prefix = prefixes[index] if prefixes else ()
         for _ in range(num_samples):
             request = GenerateRequest(
                 request_id=call.request_id,
@@ -324,10 +378,10 @@ def generate_requests(
 
 
 class Stream:
-    """The events of a generation as they come."""
+    """The events of a streamed generation."""
 
-    def __init__(self, call: Call, pending: Pending, arrived: list[Arrival]) -> None:
-        """`arrived` are events that were taken from the call already."""
+    def __init__(self, call: Call, pending: PendingGeneration, arrived: list[Arrival]) -> None:
+        """Create a stream; `arrived` are the first events, already taken from the call."""
         self._call = call
         self._arrived = arrived
         self.sequences = [StreamedSequence(call, pending, index) for index in range(len(pending.requests))]
@@ -339,11 +393,11 @@ class Stream:
         return sum(sequence.num_tokens for sequence in self.sequences)
 
     async def __aiter__(self) -> AsyncGenerator[Iterator[tuple["StreamedSequence", StreamToken | StreamEnd]]]:
-        """Yield events in groups: those that came at once, each with its sequence as it is after that event.
+        """Yield groups of events that arrived together, each with its updated sequence.
 
         Raises:
             ApiError: a sequence failed, or the call's deadline has passed.
-            ClientGoneError: the client has left.
+            ClientGoneError: the client closed the connection.
         """
         try:
             while not all(sequence.has_ended for sequence in self.sequences):
@@ -359,7 +413,7 @@ class Stream:
             yield sequence, sequence.take(event, time)
 
     def _record(self) -> None:
-        """Keep for the log what is known of the stream, also if it was broken off."""
+        """Record the usage of the stream for the access log, also if the stream was interrupted."""
         ends = [sequence.end for sequence in self.sequences if sequence.end is not None]
         timings = [end.timings_ms for end in ends]
         longest = TimingsMs(*map(max, zip((0.0,) * 5, *map(astuple, timings), strict=True)))
@@ -370,16 +424,18 @@ class Stream:
 
 
 class StreamedSequence:
-    """One sequence of a stream: its text so far."""
+    """One sequence of a stream and its text so far."""
 
-    def __init__(self, call: Call, pending: Pending, index: int) -> None:
+    def __init__(self, call: Call, pending: PendingGeneration, index: int) -> None:
         self._call = call
         self._model = pending.model
         self._metrics = call.service.model_metrics[pending.model.name]
         self._request = pending.requests[index]
         self._seed = self._request.seed if pending.parameters.do_sample else None
-        room = pending.model.manifest.room(len(self._request.source_ids)) - len(self._request.target_prefix)
-        self._max_tokens = min(room, self._request.parameters.num_new_tokens)
+        max_new_tokens = pending.model.manifest.max_new_tokens_for(len(self._request.source_ids)) - len(
+            self._request.target_prefix
+        )
+        self._max_tokens = min(max_new_tokens, self._request.parameters.num_new_tokens)
         self.index, self.rank = divmod(index, pending.num_samples)
         self.number = index
         self._text = TextStream(pending.model.target_tokenizer, pending.parameters.stop, self._request.target_prefix)
@@ -387,7 +443,7 @@ class StreamedSequence:
         self._pieces: list[str] = []
         self._last_arrival = 0.0
         self.num_tokens = 0
-        self.has_last_token = False  # and is about to end
+        self.has_last_token = False  # True if only the end event is missing
         self.has_ended = False
         self.end: StreamEnd | None = None
 
@@ -396,7 +452,12 @@ class StreamedSequence:
         return len(self._request.source_ids)
 
     def take(self, event: TokenEvent | Generated, arrived: float) -> StreamToken | StreamEnd:
-        """Return what a client is told of an event that arrived then."""
+        """Convert an event to the event that the client receives.
+
+        Args:
+            event: event of the engine.
+            arrived: its arrival time, in seconds of `time.monotonic`.
+        """
         return self._token(event.token, arrived) if isinstance(event, TokenEvent) else self._end(event)
 
     def _token(self, token: Token, arrived: float) -> StreamToken:
@@ -408,7 +469,7 @@ class StreamedSequence:
             or self._text.has_stopped
             or self.num_tokens == self._max_tokens
         )
-        if self.has_last_token:  # no other token will bring what is still held back
+        if self.has_last_token:  # no further token will release the text that is held back
             piece += self._text.finish()
         self._pieces.append(piece)
         return StreamToken(self.index, self.rank, output_token(self._model.target_tokenizer, token), piece)
@@ -442,11 +503,13 @@ class StreamedSequence:
 
 
 async def stream(call: Call, request: GenerateInput) -> Stream:
-    """Generate texts as a stream; wait for the first event, so that an early failure has its own status.
+    """Start a streamed generation and wait for its first event.
+
+    A failure before the first token is raised here, so that it gets its own HTTP status.
 
     Raises:
-        ApiError: the request is not allowed, does not fit, or fails before its first token.
-        ClientGoneError: the client has left.
+        ApiError: the request is invalid, is rejected, or fails before its first token.
+        ClientGoneError: the client closed the connection.
     """
     pending = await _prepare(call, request, stream=True)
     call.start_stream(pending.model, pending.requests)

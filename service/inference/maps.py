@@ -1,4 +1,4 @@
-"""Attention maps of a response: their selection, their size, and the form in which they are returned."""
+"""Attention maps of a response: selection, size limit and format."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,17 @@ from service.parameters import AttentionSelection, Encoding, Kind, Reduce
 
 @dataclass(frozen=True)
 class AttentionWindow:
-    """The columns that each row of a map can attend to."""
+    """The columns that each row of an attention map can attend to."""
 
     centre: Annotated[
         Literal["monotonic", "predicted"],
-        Field(description="p is the row's own number, from 0 and at most the last column's; or the model computes it."),
+        Field(
+            description="Centre p of the window: the index of the row, at most that of the last column (monotonic), or "
+            "computed by the model (predicted)."
+        ),
     ]
     radius: Annotated[
-        int, Field(description="A row attends to the columns p - radius to p + radius; all others are 0.")
+        int, Field(description="A row attends to the columns p - radius to p + radius; all other weights are 0.")
     ]
 
 
@@ -38,69 +41,90 @@ def window_of(attention: Attention) -> AttentionWindow | None:
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """The selected maps of one kind."""
+    """The selected attention maps of one kind."""
 
-    kind: Kind
-    layers: Sequence[int]
-    heads: Sequence[int]
-    rows: int
-    columns: int
-    columns_are: Annotated[Literal["slots"] | None, Field(description="Only if columns are not tokens.")]
-    window: Annotated[AttentionWindow | None, Field(description="Only if a row attends to a part of the columns.")]
-    shape: tuple[int, int, int, int]
+    kind: Annotated[Kind, Field(description="Kind of attention.")]
+    layers: Annotated[Sequence[int], Field(description="Indices of the layers in `data`.")]
+    heads: Annotated[Sequence[int], Field(description="Indices of the heads in `data`, or those that were reduced.")]
+    rows: Annotated[int, Field(description="Number of rows: the tokens that attend.")]
+    columns: Annotated[int, Field(description="Number of columns: the tokens that are attended to.")]
+    columns_are: Annotated[
+        Literal["slots"] | None, Field(description="Set to slots if the columns are projected keys instead of tokens.")
+    ]
+    window: Annotated[
+        AttentionWindow | None, Field(description="Set if each row can attend to a part of the columns only.")
+    ]
+    shape: Annotated[tuple[int, int, int, int], Field(description="Shape of `data`: layers, heads, rows, columns.")]
     normalized: Annotated[bool, Field(description="True if each row sums to 1.")]
-    data: Numbers
+    data: Annotated[Numbers, Field(description="Attention weights, row-major.")]
 
 
 @dataclass(frozen=True)
 class EncoderAttention:
     """Attention maps of an encoder, with the tokens of their rows and columns."""
 
-    source_tokens: list[str]
-    maps: list[AttentionMap]
+    source_tokens: Annotated[list[str], Field(description="Tokens of the input.")]
+    maps: Annotated[list[AttentionMap], Field(description="Attention maps, one entry for each kind.")]
 
 
 @dataclass(frozen=True)
 class TargetAttention(EncoderAttention):
     """Attention maps of one target, with the tokens of their rows and columns."""
 
-    target_tokens: Annotated[list[str], Field(description="Those of the prefix first.")]
-    decoder_input_tokens: list[str]
+    target_tokens: Annotated[
+        list[str], Field(description="Tokens of the target. Starts with the tokens of the prefix.")
+    ]
+    decoder_input_tokens: Annotated[list[str], Field(description="Tokens that the decoder reads at each step.")]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected part of one kind's maps."""
+    """The selected layers and heads of one kind of attention maps."""
 
     attention: Attention
     layers: tuple[int, ...]
     heads: tuple[int, ...]
     reduce: Reduce
 
-    def count(self, source_tokens: int, beginning_tokens: int, target_tokens: int) -> int:
-        """Numbers in the response; `beginning_tokens` are those that the decoder reads before it writes."""
-        return self.shown_maps * self.positions(source_tokens, beginning_tokens, target_tokens)
+    def count(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
+        """Return the number of values in the response.
 
-    def positions(self, source_tokens: int, beginning_tokens: int, target_tokens: int) -> int:
-        """Numbers in one map."""
+        Args:
+            source_tokens: length of the source.
+            prompt_tokens: number of decoder inputs that precede the target.
+            target_tokens: length of the target.
+        """
+        return self.num_maps * self.positions(source_tokens, prompt_tokens, target_tokens)
+
+    def positions(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
+        """Return the number of values in one map: rows times columns."""
         rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
         columns = self.attention.columns or source_tokens
         if self.attention.kind == "decoder":
-            columns = beginning_tokens - 1 + target_tokens
+            columns = prompt_tokens - 1 + target_tokens
         return rows * columns
 
     def bytes_per_column(self, encoding: Encoding) -> int:
-        """Bytes that one column of a row takes, over layers and heads: as float32 of all, and in the response."""
+        """Return the memory of one column of a row over all layers and heads.
+
+        It consists of the recorded float32 values of all heads and the selected values in the
+        response.
+        """
         recorded = np.dtype(np.float32).itemsize * self.attention.layers * self.attention.heads
-        return recorded + BYTES_PER_NUMBER[encoding] * self.shown_maps
+        return recorded + BYTES_PER_NUMBER[encoding] * self.num_maps
 
     @property
-    def shown_maps(self) -> int:
-        """How many maps stand in the answer, of all layers and heads."""
+    def num_maps(self) -> int:
+        """Number of maps in the response, over layers and heads."""
         return len(self.layers) * (len(self.heads) if self.reduce == "none" else 1)
 
     def map_of(self, maps: NDArray[np.float32], encoding: Encoding) -> AttentionMap:
-        """Return the selected part of `maps`, (L, H, rows, columns) of all layers and heads."""
+        """Return the selected part of the maps of all layers and heads.
+
+        Args:
+            maps: (L, H, rows, columns).
+            encoding: format of the values.
+        """
         chosen = maps[np.ix_(self.layers, self.heads)]
         if self.reduce != "none":
             reduction = np.mean if self.reduce == "mean" else np.max
@@ -114,83 +138,83 @@ class Selection:
             columns_are=None if self.attention.columns is None else "slots",
             window=window_of(self.attention),
             shape=chosen.shape,
-            # The largest of several rows that sum to 1 does not sum to 1.
+            # The maximum over several heads does not sum to 1.
             normalized=self.attention.normalized and (self.reduce != "max" or len(self.heads) == 1),
             data=numbers(chosen, encoding),
         )
 
 
 class MapWriter:
-    """Makes the attention maps of one response, and refuses the response as soon as it is too large."""
+    """Builds the attention maps of one response, and rejects the response if it is too large."""
 
     def __init__(self, call: Call, model: ServedModel, selection: AttentionSelection) -> None:
         """Select the maps of a call.
 
         Raises:
-            ApiError: the model has no attention maps, or no such kind, layer or head.
+            ApiError: the model has no attention maps, or not the selected kind, layer or head.
         """
         if not model.manifest.attention:
             raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="return_attention")
         self._model = model
         self._encoding = selection.encoding
         self._selections = _select(model, selection)
-        self._count = 0  # numbers that have been written
+        self._count = 0  # number of values returned so far
         self._memory = call.response_memory
         self._bytes: dict[str, int] = {
             one.attention.kind: one.bytes_per_column(selection.encoding) for one in self._selections
         }
-        per_column: dict[str, int] = {one.attention.kind: one.shown_maps for one in self._selections}
-        self.budget = MapBudget(MAX_NUMBERS, per_column, self._bytes, self._memory.use)  # of the call's requests
+        per_column: dict[str, int] = {one.attention.kind: one.num_maps for one in self._selections}
+        self.budget = MapBudget(MAX_NUMBERS, per_column, self._bytes, self._memory.use)  # shared by the call's requests
 
     @property
     def kinds(self) -> frozenset[str]:
         return frozenset(selection.attention.kind for selection in self._selections)
 
     def check(self, requests: Sequence[SourceRequest]) -> None:
-        """Refuse what is certain to be too large before anything is computed, and reserve memory for what is not.
+        """Reject a response that is certain to be too large, and reserve memory for it otherwise.
 
         Raises:
-            ApiError: `response_too_large`, `overloaded`.
+            ApiError: `response_too_large` or `overloaded`.
         """
-        self._check_count(sum(map(self._least_count, requests)))
-        self._memory.reserve(sum(map(self._least_bytes, requests)))
+        self._check_count(sum(map(self._min_count, requests)))
+        self._memory.reserve(sum(map(self._min_bytes, requests)))
         for request in requests:
-            if isinstance(request, GenerateRequest):  # the encoder's maps are shown with each target
+            if isinstance(request, GenerateRequest):  # the encoder's maps are repeated for each target
                 num_targets = request.num_targets
-                self.budget.left -= num_targets * self._count_of(request, 0)
+                self.budget.remaining -= num_targets * self._count_of(request, 0)
                 self.budget.use_bytes(num_targets * self._bytes_of(request, 0))
 
-    def _least_count(self, request: SourceRequest) -> int:
+    def _min_count(self, request: SourceRequest) -> int:
         if isinstance(request, EncodeRequest):
             return self._count_of(request, 0)
-        return request.num_targets * self._count_of(request, self._least_target_tokens(request))
+        return request.num_targets * self._count_of(request, self._min_target_tokens(request))
 
-    def _least_bytes(self, request: SourceRequest) -> int:
-        """Bytes that the maps of a request are certain to take."""
+    def _min_bytes(self, request: SourceRequest) -> int:
+        """Return the minimum memory of a request's maps in bytes."""
         of_encoder = self._bytes_of(request, 0)
         if isinstance(request, EncodeRequest):
             return of_encoder
-        of_hypothesis = self._bytes_of(request, self._least_target_tokens(request)) - of_encoder
+        of_hypothesis = self._bytes_of(request, self._min_target_tokens(request)) - of_encoder
         return request.num_targets * of_encoder + request.parameters.num_beams * of_hypothesis
 
     def write(self, request: GenerateRequest, target: Target) -> TargetAttention:
         """Return the maps of one target.
 
         Raises:
-            ApiError: `response_too_large`, together with those that were returned before.
+            ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
         maps = self._maps(request, len(target.tokens), target.attention)
         tokenizer = self._model.target_tokenizer
-        beginning = self._model.manifest.beginning(request.source_ids)
+        decoder_prompt_ids = self._model.manifest.decoder_prompt_ids(request.source_ids)
         names = [tokenizer.name(token.id) for token in target.tokens]
-        inputs = [*map(tokenizer.name, beginning), *names[:-1]]
+        inputs = [*map(tokenizer.name, decoder_prompt_ids), *names[:-1]]
         return TargetAttention(self._source_tokens(request), maps, names, inputs)
 
     def write_encoded(self, request: EncodeRequest, encoded: Encoded) -> EncoderAttention:
-        """Return the maps of one input of an encoder.
+        """Return the encoder maps of one input.
 
         Raises:
-            ApiError: `response_too_large`, together with those that were returned before.
+            ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
         return EncoderAttention(self._source_tokens(request), self._maps(request, 0, encoded.attention))
 
@@ -206,47 +230,59 @@ class MapWriter:
 
     def _count_of(self, request: SourceRequest, target_tokens: int) -> int:
         source_tokens = len(request.source_ids)
-        beginning_tokens = len(self._model.manifest.beginning(request.source_ids))
-        return sum(one.count(source_tokens, beginning_tokens, target_tokens) for one in self._selections)
+        prompt_tokens = len(self._model.manifest.decoder_prompt_ids(request.source_ids))
+        return sum(one.count(source_tokens, prompt_tokens, target_tokens) for one in self._selections)
 
     def _bytes_of(self, request: SourceRequest, target_tokens: int) -> int:
         source_tokens = len(request.source_ids)
-        beginning_tokens = len(self._model.manifest.beginning(request.source_ids))
+        prompt_tokens = len(self._model.manifest.decoder_prompt_ids(request.source_ids))
         return sum(
-            self._bytes[one.attention.kind] * one.positions(source_tokens, beginning_tokens, target_tokens)
+            self._bytes[one.attention.kind] * one.positions(source_tokens, prompt_tokens, target_tokens)
             for one in self._selections
         )
 
-    def _least_target_tokens(self, request: GenerateRequest) -> int:
-        """Target tokens that a request is certain to have; a stop string may end it at the first generated one."""
+    def _min_target_tokens(self, request: GenerateRequest) -> int:
+        """Return the minimum number of target tokens; a stop string may match after one."""
         parameters, num_forced = request.parameters, len(request.target_prefix)
         least_new = min(parameters.num_new_tokens, 1 if request.stop else max(1, parameters.min_new_tokens))
-        return min(num_forced + least_new, self._model.manifest.room(len(request.source_ids)))
+        return min(num_forced + least_new, self._model.manifest.max_new_tokens_for(len(request.source_ids)))
 
     def _check_count(self, count: int) -> None:
-        check_size("maps", count, "Choose fewer kinds, layers or heads, or reduce the heads.")
+        check_size("attention maps", count, "Select fewer kinds, layers or heads, or reduce the heads.")
 
 
 def _select(model: ServedModel, selection: AttentionSelection) -> list[Selection]:
     available = {attention.kind: attention for attention in model.manifest.attention}
     selections = []
-    for place, kind in enumerate(selection.kinds or available):
+    for position, kind in enumerate(selection.kinds or available):
         if kind not in available:
-            message = f"{model.name} has no attention maps of this kind; it has {', '.join(available)}."
-            raise ApiError("unsupported_parameter", message, field="kinds", index=place)
+            message = f"{model.name} has no attention maps of kind {kind}; available: {', '.join(available)}."
+            raise ApiError("unsupported_parameter", message, field="kinds", index=position)
         maps = available[kind]
-        layers = _chosen(selection.layers, maps.layers, "layers", kind)
+        layers = _select_indices(selection.layers, maps.layers, "layers", kind)
         selections.append(
-            Selection(maps, layers, _chosen(selection.heads, maps.heads, "heads", kind), selection.reduce)
+            Selection(maps, layers, _select_indices(selection.heads, maps.heads, "heads", kind), selection.reduce)
         )
     return selections
 
 
-def _chosen(indices: Sequence[int] | None, available: int, field: str, kind: str) -> tuple[int, ...]:
+def _select_indices(indices: Sequence[int] | None, available: int, field: str, kind: str) -> tuple[int, ...]:
+    """Return non-negative indices; negative ones count from the end, as in Python.
+
+    Raises:
+        ApiError: an index is out of range, or two select the same layer or head.
+    """
     if indices is None:
         return tuple(range(available))
-    for place, index in enumerate(indices):
-        if index >= available:
-            message = f"The model's {kind} attention has only 0 to {available - 1}."
-            raise ApiError("invalid_parameter", message, field=field, index=place)
-    return tuple(indices)
+    selected: list[int] = []
+    for position, index in enumerate(indices):
+        if not -available <= index < available:
+            message = f"It must be from {-available} to {available - 1} for {kind} attention, got {index}."
+            raise ApiError("invalid_parameter", message, field=field, index=position)
+        resolved = index % available
+        if resolved in selected:
+            same = indices[selected.index(resolved)]
+            message = f"It must not repeat a {field[:-1]} of {kind} attention: {same} and {index} are the same."
+            raise ApiError("invalid_parameter", message, field=field, index=position)
+        selected.append(resolved)
+    return tuple(selected)

@@ -1,4 +1,4 @@
-"""Parts that the results of several use cases share."""
+"""Types that the results of several use cases share."""
 
 import base64
 from collections.abc import Sequence
@@ -12,11 +12,12 @@ from pydantic import Field, WithJsonSchema
 from service.errors import ApiError
 from service.parameters import Encoding
 
-MAX_NUMBERS = 1_000_000  # in one response
-FLOAT_BYTES = 4  # of a number in the engine's results
-# Bytes that a response takes, measured and rounded up: its text, and the objects that it is written from.
+MAX_NUMBERS = 1_000_000  # maximum of embedding or attention values in one response
+FLOAT_BYTES = 4  # size of a number in the engine's results
+# Memory of a response, measured and rounded up: the serialized text and the objects it is made
+# from.
 BYTES_PER_NUMBER: dict[Encoding, int] = {"float": 16, "base64": 10}
-BYTES_PER_TOKEN = 512  # an alternative of a token counts as a token
+BYTES_PER_TOKEN = 512  # each alternative of a token counts as a token
 
 # Row-major: a flat array of float32, or base64 of little-endian float32.
 Numbers = Annotated[
@@ -28,37 +29,42 @@ Numbers = Annotated[
 class Usage:
     """Numbers of tokens, special tokens included."""
 
-    input_tokens: int
-    output_tokens: int
+    input_tokens: Annotated[int, Field(description="Tokens of the inputs.")]
+    output_tokens: Annotated[int, Field(description="Tokens of the outputs.")]
 
 
 @dataclass(frozen=True)
 class TimingsMs:
-    """Milliseconds that a call spent in each part. Sequences run side by side, so each is the longest of them."""
+    """Duration of each phase of a call in milliseconds.
 
-    tokenize: float
-    queue: float
-    encode: float
-    decode: float
-    total: float
+    Sequences run concurrently, so each duration is the maximum over the sequences.
+    """
+
+    tokenize: Annotated[float, Field(description="Tokenization.")]
+    queue: Annotated[float, Field(description="Waiting in the queue.")]
+    encode: Annotated[float, Field(description="Encoder.")]
+    decode: Annotated[float, Field(description="Decoder.")]
+    total: Annotated[float, Field(description="Whole call.")]
 
 
 @dataclass(frozen=True)
 class OutputToken:
     """A token of an output."""
 
-    id: int
-    text: str
+    id: Annotated[int, Field(description="Token id.")]
+    text: Annotated[str, Field(description="Text of the token.")]
     logprob: Annotated[
-        float, Field(description="Natural logarithm of its probability, before temperature, penalties and filters.")
+        float, Field(description="Natural logarithm of the probability, before temperature, penalties and filters.")
     ]
 
 
 @dataclass(frozen=True)
 class RankedToken(OutputToken):
-    """A token with the most probable tokens at its position."""
+    """A token with the top alternatives at its position."""
 
-    alternatives: Annotated[list[OutputToken], Field(description="Best first; only with top_logprobs.")]
+    alternatives: Annotated[
+        list[OutputToken], Field(description="Most probable tokens, best first; only with top_logprobs.")
+    ]
 
 
 OutputTokens = list[OutputToken | RankedToken]
@@ -75,12 +81,12 @@ def numbers(values: NDArray[np.float32], encoding: Encoding) -> Any:
 
 
 def check_size(subject: str, count: int, advice: str) -> None:
-    """Refuse a response that would hold too many numbers.
+    """Reject a response with too many numbers.
 
     Args:
         subject: plural noun for the message.
-        count: numbers that are certain.
-        advice: a sentence on how to get a smaller response.
+        count: minimum number of values in the response.
+        advice: sentence that tells how to get a smaller response.
 
     Raises:
         ApiError: `response_too_large`.

@@ -1,4 +1,4 @@
-"""Scoring: the log-probabilities of given targets."""
+"""Scoring: log-probabilities of given targets."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -27,32 +27,32 @@ class ScoreInput:
 class ScoreOutput:
     """The score of one target."""
 
-    index: int
+    index: Annotated[int, Field(description="Index of the input.")]
     score: Annotated[float, Field(description="Sum of the log-probabilities of all tokens, the end token included.")]
-    tokens: OutputTokens
+    tokens: Annotated[OutputTokens, Field(description="Tokens of the target, the end token last.")]
 
 
 @dataclass(frozen=True)
 class ScoreResult:
     """The scores of a call."""
 
-    model: str
-    outputs: list[ScoreOutput]
-    usage: Usage
-    timings_ms: TimingsMs
+    model: Annotated[str, Field(description="Name of the model.")]
+    outputs: Annotated[list[ScoreOutput], Field(description="One output for each input, in order.")]
+    usage: Annotated[Usage, Field(description="Token counts.")]
+    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
 async def score(call: Call, request: ScoreInput) -> ScoreResult:
-    """Score the target of each input.
+    """Return the score of the target of each input.
 
     Raises:
-        ApiError: the request is not allowed, does not fit, or fails.
-        ClientGoneError: the client has left.
+        ApiError: the request is invalid, is rejected, or fails.
+        ClientGoneError: the client closed the connection.
     """
     model = call.model(request.model, "generate")
     _, units = expected_work(call.service.admissions[model.name].throughput, GenerateParameters())
     sources = await call.read_sources(model, request.inputs, units=units)
-    targets = await read_targets(call, model, request.targets, "targets", sources)
+    targets = await read_targets(call, model, request.targets, sources)
     parameters = GenerateParameters(max_new_tokens=0, top_logprobs=request.top_logprobs)
     requests = generate_requests(call, model, parameters, sources, targets)
     results: list[Generated] = []

@@ -1,4 +1,4 @@
-"""Nearest tokens by a model's own embeddings: to one token, or to the solution of an analogy."""
+"""Nearest tokens by the model's embeddings: to one token, or to the solution of an analogy."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -17,16 +17,16 @@ from service.inference.results import FLOAT_BYTES
 from service.inference.tokens import Side, tokenizer_of
 from service.text.tokenizer import TextTokenizer
 
-SMALLEST = 1e-6  # squared length of a sum that has a direction
+MIN_SQUARED_LENGTH = 1e-6  # avoids division by zero for an analogy whose vectors cancel
 ANALOGY = (-1, 1, 1)  # weights of a, b and c in a : b :: c : d
 
 
 @dataclass(frozen=True)
 class SimilarInput:
-    """A request for the tokens nearest to one token, or to d of an analogy a : b :: c : d."""
+    """A request for the tokens nearest to one token, or to d in the analogy a : b :: c : d."""
 
     model: str | None
-    words: Texts  # the token, or the list of a, b and c
+    words: Texts  # one token, or the list of a, b and c
     side: Side = "source"
     top_k: int = 10
 
@@ -35,8 +35,8 @@ class SimilarInput:
 class Neighbour:
     """A token and its similarity."""
 
-    id: int
-    text: str
+    id: Annotated[int, Field(description="Token id.")]
+    text: Annotated[str, Field(description="Text of the token.")]
     score: Annotated[float, Field(description="Cosine similarity, -1 to 1.")]
 
 
@@ -44,22 +44,22 @@ class Neighbour:
 class SimilarResult:
     """The nearest tokens."""
 
-    model: str
+    model: Annotated[str, Field(description="Name of the model.")]
     neighbours: Annotated[list[Neighbour], Field(description="The nearest first.")]
 
 
 async def similar(call: Call, request: SimilarInput) -> SimilarResult:
-    """Find the nearest tokens. The tokens of the request and special tokens are left out.
+    """Find the nearest tokens, without the tokens of the request and special tokens.
 
     Raises:
-        ApiError: the request is not allowed, does not fit, or fails.
-        ClientGoneError: the client has left.
+        ApiError: the request is invalid, is rejected, or fails.
+        ClientGoneError: the client closed the connection.
     """
     model = call.model(request.model, "similar")
     call.reserve(model, 1, units=1.0)
     tokenizer = tokenizer_of(model, request.side)
     ids = call.tokenize_now(lambda: _read_tokens(tokenizer, request.words))
-    # The cosines, and their sum.
+    # For the cosines and their weighted sum.
     call.response_memory.reserve(2 * FLOAT_BYTES * len(ids) * model.manifest.limits.vocabulary)
 
     def convert(index: int, result: Compared) -> SimilarResult:
@@ -74,48 +74,49 @@ async def similar(call: Call, request: SimilarInput) -> SimilarResult:
 
 
 def _read_tokens(tokenizer: TextTokenizer, words: Texts) -> list[int]:
-    """Return the ids of words, each of which is one token where a text begins with it.
+    """Return the token ids of words. Each word must be one token at the start of a text.
 
     Raises:
-        ApiError: a word is several tokens.
+        ApiError: a word has several tokens.
     """
     found = []
-    for place, word in enumerate(words.texts):
+    for index, word in enumerate(words.texts):
         ids = tokenizer.encode(word, add_special_tokens=False)
         if len(ids) != 1:
             message = (
-                f"It is {len(ids)} tokens of this model, and must be one. POST /v1/tokenize shows them; "
-                "try a more frequent word, or other capitals."
+                f"It is {len(ids)} tokens of this model, and must be one. POST /v1/tokenize shows the tokens; "
+                "try a more frequent word or different capitalization."
             )
             field = "analogy" if words.is_list else "token"
-            raise ApiError("invalid_parameter", message, field=field, index=words.index(place))
+            raise ApiError("invalid_parameter", message, field=field, index=words.index(index))
         found.append(ids[0])
     return found
 
 
 def nearness(cosines: NDArray[np.float32], ids: Sequence[int]) -> NDArray[np.float32]:
-    """Return the cosine of every token's embedding with that of one token, or with b - a + c of three.
+    """Return the cosine similarity of every token to one token, or to b - a + c for three tokens.
 
-    The analogy a : b :: c : d is solved as by Mikolov, Yih and Zweig 2013 (Linguistic Regularities in Continuous Space
-    Word Representations, section 4): of unit vectors, d is nearest to b - a + c. Levy and Goldberg 2014 (Linguistic
-    Regularities in Sparse and Explicit Word Representations) call it 3CosAdd: it is the largest
-    cos(d, b) - cos(d, a) + cos(d, c), and so cosines are all that is needed.
+    The analogy a : b :: c : d is solved as in Mikolov, Yih and Zweig 2013 (Linguistic Regularities
+    in Continuous Space Word Representations, section 4): d is the token whose unit vector is
+    nearest to b - a + c. This method, 3CosAdd in Levy and Goldberg 2014 (Linguistic Regularities in
+    Sparse and Explicit Word Representations), maximizes cos(d, b) - cos(d, a) + cos(d, c).
+    Therefore cosines are sufficient.
 
     Args:
-        cosines: (N, V), of the given tokens with all.
-        ids: of the given tokens, one or three.
+        cosines: (N, V), cosines of the N given tokens with all tokens.
+        ids: ids of the given tokens, one or three.
 
     Returns:
-        (V,), from -1 to 1.
+        Similarities (V,), from -1 to 1.
     """
     weights = np.array(ANALOGY if len(ids) == len(ANALOGY) else [1], np.float32)
     sums: NDArray[np.float32] = weights @ cosines  # (V,)
-    length = math.sqrt(max(float(sums[list(ids)] @ weights), SMALLEST))  # of the weighted sum
-    np.clip(sums / length, -1, 1, out=sums)  # with quantised embeddings it may lie a little beyond
+    length = math.sqrt(max(float(sums[list(ids)] @ weights), MIN_SQUARED_LENGTH))  # of the weighted sum
+    np.clip(sums / length, -1, 1, out=sums)  # quantised embeddings may exceed the range slightly
     return sums
 
 
 def best(scores: NDArray[np.float32], count: int, excluded: Collection[int]) -> list[int]:
-    """Return the ids of the highest scores, the highest first; of equals the lower id."""
+    """Return the ids with the highest scores, best first; ties are ordered by id."""
     ranked = np.argsort(-scores, kind="stable")[: count + len(excluded)]
     return [id_ for id_ in ranked.tolist() if id_ not in excluded][:count]

@@ -1,8 +1,10 @@
-"""Tokenization and its inverse, as the model sees texts."""
+"""Tokenization and detokenization with a model's tokenizers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from service.errors import ApiError
 from service.fields import Texts
@@ -12,10 +14,11 @@ from service.text.tokenizer import TextTokenizer
 
 Side = Literal["source", "target"]
 
-# A token is a byte at the least, so this bounds the response; and tokenizing takes some hundred times as much memory.
+# A token has at least one byte, so this limits the number of tokens in a response. It also limits
+# memory: tokenization takes about a hundred times the size of the text.
 MAX_TEXT_BYTES = 100_000
-BYTES_PER_SPAN = 450  # that a token of a response takes
-MAX_IDS = 100_000  # that a call joins: to a text of some megabytes at the most
+BYTES_PER_SPAN = 450  # memory of one token of a response
+MAX_IDS = 100_000  # limits the text of a response to a few megabytes
 
 
 @dataclass(frozen=True)
@@ -30,21 +33,21 @@ class TokenizeInput:
 
 @dataclass(frozen=True)
 class InputToken:
-    """A token with its characters in the input: `start` included, `end` not; a special token has none."""
+    """A token and its character range in the input; special tokens have an empty range."""
 
-    id: int
-    text: str
-    start: int
-    end: int
-    special: bool
+    id: Annotated[int, Field(description="Token id.")]
+    text: Annotated[str, Field(description="Text of the token.")]
+    start: Annotated[int, Field(description="Index of its first character in the input.")]
+    end: Annotated[int, Field(description="Index after its last character in the input.")]
+    special: Annotated[bool, Field(description="True for special tokens.")]
 
 
 @dataclass(frozen=True)
 class TokenizeResult:
     """The tokens of each input."""
 
-    model: str
-    outputs: list[list[InputToken]]
+    model: Annotated[str, Field(description="Name of the model.")]
+    outputs: Annotated[list[list[InputToken]], Field(description="Tokens of each input, in order.")]
 
 
 @dataclass(frozen=True)
@@ -55,22 +58,22 @@ class DetokenizeInput:
     ids: Sequence[Sequence[int]]
     side: Side = "target"
     skip_special_tokens: bool = True
-    is_list: bool = True  # False for one list of ids that stands alone in the request
+    is_list: bool = True  # False if the request has one flat list of ids
 
 
 @dataclass(frozen=True)
 class DetokenizeResult:
     """The text of each list of ids."""
 
-    model: str
-    texts: list[str]
+    model: Annotated[str, Field(description="Name of the model.")]
+    texts: Annotated[list[str], Field(description="Text of each list of ids, in order.")]
 
 
 async def tokenize(call: Call, request: TokenizeInput) -> TokenizeResult:
     """Split each input into tokens.
 
     Raises:
-        ApiError: the request is not allowed or does not fit.
+        ApiError: the request is invalid or is rejected.
     """
     model = call.model(request.model)
     texts = request.inputs.texts
@@ -78,7 +81,7 @@ async def tokenize(call: Call, request: TokenizeInput) -> TokenizeResult:
     tokenizer = tokenizer_of(model, request.side)
     num_bytes = sum(len(text.encode()) for text in texts)
     if num_bytes > MAX_TEXT_BYTES:
-        message = f"The inputs have {num_bytes} bytes of text; a call splits at most {MAX_TEXT_BYTES}."
+        message = f"The inputs have {num_bytes} bytes of text; a call tokenizes at most {MAX_TEXT_BYTES}."
         raise ApiError("response_too_large", message)
     call.response_memory.reserve(num_bytes * BYTES_PER_SPAN)
 
@@ -97,25 +100,25 @@ def _tokens_of(tokenizer: TextTokenizer, text: str, add_special_tokens: bool) ->
 
 
 async def detokenize(call: Call, request: DetokenizeInput) -> DetokenizeResult:
-    """Join token ids to texts.
+    """Convert lists of token ids to texts.
 
     Raises:
-        ApiError: the request is not allowed or does not fit.
+        ApiError: the request is invalid or is rejected.
     """
     model = call.model(request.model)
-    call.reserve(model, len(request.ids))
+    call.reserve(model, len(request.ids), field="ids")
     tokenizer = tokenizer_of(model, request.side)
     if not request.ids:
-        raise ApiError("empty_input", "The list is empty.", field="ids")
+        raise ApiError("empty_input", "It is an empty list.", field="ids")
     num_ids = sum(map(len, request.ids))
     if num_ids > MAX_IDS:
-        message = f"The lists have {num_ids} ids; a call joins at most {MAX_IDS}."
+        message = f"The lists have {num_ids} ids; a call detokenizes at most {MAX_IDS}."
         raise ApiError("response_too_large", message)
     call.response_memory.reserve(num_ids * tokenizer.longest_token_bytes)
 
     def run() -> list[str]:
-        for place, ids in enumerate(request.ids):
-            _check_ids(ids, len(tokenizer), f"ids[{place}]" if request.is_list else "ids")
+        for index, ids in enumerate(request.ids):
+            _check_ids(ids, len(tokenizer), f"ids[{index}]" if request.is_list else "ids")
         return [tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens) for ids in request.ids]
 
     return DetokenizeResult(model.name, run() if num_ids <= INLINE_CHARACTERS else await call.tokenize(run))
@@ -123,8 +126,13 @@ async def detokenize(call: Call, request: DetokenizeInput) -> DetokenizeResult:
 
 def _check_ids(ids: Sequence[int], limit: int, field: str) -> None:
     if ids and max(ids) >= limit:
-        place = next(place for place, id_ in enumerate(ids) if id_ >= limit)
-        raise ApiError("invalid_parameter", f"A token id of this model is below {limit}.", field=field, index=place)
+        index = next(index for index, id_ in enumerate(ids) if id_ >= limit)
+        raise ApiError(
+            "invalid_parameter",
+            f"It must be at most {limit - 1} for this model, got {ids[index]}.",
+            field=field,
+            index=index,
+        )
 
 
 def tokenizer_of(model: ServedModel, side: Side) -> TextTokenizer:

@@ -1,7 +1,8 @@
-"""Runs the graphs of a bundle with ONNX Runtime."""
+"""Execution of a bundle's graphs with ONNX Runtime."""
 
 import os
 
-# ONNX Runtime reports its use to its makers over the network. It decides when it is imported, so this comes before any
-# module of this package; its own `disable_telemetry_events` comes too late.
+# Disable the telemetry of ONNX Runtime. It reads this variable when it is imported, so the variable
+# is set here, before any module of this package; `disable_telemetry_events` would take effect too
+# late.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

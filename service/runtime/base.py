@@ -1,4 +1,4 @@
-"""The parts of a runner that are the same wherever decoder state lies: sessions, bindings, and groups of states."""
+"""Base classes of the runners: sessions, I/O bindings, and groups of decoder states."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -10,25 +10,26 @@ import onnxruntime
 
 from service.bundle import Graph, Manifest, State
 from service.runtime.protocol import Array, Int32, Int64
-from service.runtime.provider import Provider, load_if_there, load_session, session_options
-from service.runtime.threads import shortest_run, with_paying_threads
+from service.runtime.provider import Provider, load_optional_session, load_session, session_options
+from service.runtime.threads import shortest_run, tune_threads
 
-# A binding takes some 30 kB, and as long to make as a step of one row. More kinds of steps than this are rare.
+# A binding takes about 30 kB, and as much time to create as a step of one row. Steps rarely need
+# more.
 MAX_BINDINGS = 128
-# Larger batches are not rehearsed: at their full length they would take all the memory that rows may ever take.
-WARM_ROWS = 32
-# The runs by which the threads are chosen: as many sequences of this length as a service with some load has at once.
+# Warm-up with more rows of the maximum length would allocate all the memory that rows can ever use.
+WARM_UP_ROWS = 32
+# Size of the runs that measure the number of threads: a typical batch of a service under load.
 SAMPLE_ROWS, SAMPLE_TOKENS = 16, 16
 ROW_INPUTS: Mapping[str, type[Any]] = {"token_ids": np.int64, "lengths": np.int32, "source_lengths": np.int32}
 
 
 def zeros(shape: Sequence[int], dtype: Any, device: Provider) -> Any:
-    """Allocate an OrtValue of zeros in the memory of a device."""
+    """Allocate an OrtValue of zeros in device memory."""
     return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), device, 0)
 
 
 class StateGroup(ABC):
-    """States of one shape and type in one tensor, so that all of them move at once."""
+    """States of equal shape and type in one tensor, so that their rows are copied together."""
 
     def __init__(self, states: Sequence[State]) -> None:
         self.states = states
@@ -39,24 +40,24 @@ class StateGroup(ABC):
         return self.states[0].output is not None
 
     def row_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape of one row of one state, given the sizes of the axes that grow."""
+        """Return the shape of one row of a state for given sizes of the source and target axes."""
         return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in self.states[0].shape)
 
     @abstractmethod
     def bind(self, io: Any, first: int, count: int) -> None:
-        """Bind rows `first` to `first + count - 1` as inputs of a step, and as outputs if it changes them."""
+        """Bind `count` rows from `first` on as inputs, and as outputs if steps change them."""
 
     @abstractmethod
-    def fill(self, first: int, encoded: Mapping[str, Any], examples: Sequence[int]) -> None:
-        """See `Runner.fill`."""
+    def init_rows(self, first: int, encoded: Mapping[str, Any], examples: Sequence[int]) -> None:
+        """See `Runner.init_rows`."""
 
     @abstractmethod
     def copy(self, sources: Sequence[int], targets: Sequence[int], sizes: Mapping[str, int]) -> None:
-        """Copy rows over others; at least the first `sizes` positions of the axes that grow."""
+        """Copy rows to other rows: at least the first `sizes` positions of the dynamic axes."""
 
     @abstractmethod
     def finish_step(self, rows: slice) -> None:
-        """Copy back the states of these rows that a step has written to another array."""
+        """Copy back the states of these rows that a step has written to a separate array."""
 
     @abstractmethod
     def release_memory(self) -> None:
@@ -64,7 +65,7 @@ class StateGroup(ABC):
 
 
 class StepBinding:
-    """The decoder graph bound to some rows and one set of outputs. It is run for every step of that kind."""
+    """The decoder graph bound to a range of rows and a set of outputs, for repeated runs."""
 
     def __init__(
         self,
@@ -76,7 +77,17 @@ class StepBinding:
         fixed: Mapping[str, Array],
         device: Provider,
     ) -> None:
-        """`fixed` are the outputs that have arrays of their own; each run allocates the others."""
+        """Bind the graph.
+
+        Args:
+            session: session of the decoder graph.
+            first: index of the first row.
+            count: number of rows.
+            outputs: names of the outputs.
+            groups: groups of decoder states.
+            fixed: preallocated arrays by output; each run allocates the other outputs.
+            device: provider whose memory holds the inputs.
+        """
         self._session = session
         self._io = session.io_binding()
         inputs = {node.name for node in session.get_inputs()}
@@ -97,59 +108,65 @@ class StepBinding:
         self._session.run_with_iobinding(self._io)
         if not self._allocated:
             return self._fixed
-        # As a vector: a list would wrap each of the states too, which costs more than a small step.
+        # A list would wrap all the states too, which costs more time than a small step.
         values = self._io.get_outputs_as_ortvaluevector()
-        first = len(values) - len(self._allocated)  # they were bound last
+        first = len(values) - len(self._allocated)  # these outputs were bound last
         allocated = {name: values[first + i].numpy() for i, name in enumerate(self._allocated)}
         self._expect_allocated()
         return {**self._fixed, **allocated}
 
     def _expect_allocated(self) -> None:
-        """Bind these outputs again: maps widen from step to step, and those of the last run are released."""
+        """Bind these outputs again, because the size of attention maps grows with each step."""
         for name in self._allocated:
             self._io.bind_output(name, "cpu")
 
 
 class SessionRunner(ABC):
-    """Runs one bundle with ONNX Runtime. See `Runner` for the arguments and results of each method."""
+    """Runs one bundle with ONNX Runtime. `Runner` describes the methods."""
 
     def __init__(self, folder: Path, manifest: Manifest, provider: Provider, num_threads: int, max_rows: int) -> None:
-        """Load the graphs from their files, which must have been checked (`service.bundle.check_files`).
+        """Load the graphs. Their files must have been checked with `service.bundle.check_files`.
 
         Args:
-            folder: the bundle.
-            manifest: its manifest.
-            provider: runs the graphs.
-            num_threads: of a run on the CPU; 0 leaves it to ONNX Runtime, which counts the host's cores.
-            max_rows: rows of decoder state.
+            folder: folder of the bundle.
+            manifest: manifest of the bundle.
+            provider: execution provider.
+            num_threads: number of threads of a run on the CPU; with 0, ONNX Runtime uses all cores
+                of the host.
+            max_rows: number of rows of decoder state.
         """
         self.manifest = manifest
         self.max_rows = max_rows
         self.provider = provider
         options = session_options(num_threads)
         self._encoder = load_session(folder, manifest.encoder, options, provider)
-        # Where nothing is generated, no method but `encode` and `compare` is called.
-        self._decoder = load_if_there(folder, manifest.step, options, provider)
-        self._similar = load_if_there(folder, manifest.similar, options, provider)
-        self.threads = {"encoder": num_threads} | ({} if manifest.step is None else {"decoder": num_threads})
+        # Without a decoder graph, only `encode` and `compare` may be called.
+        self._decoder = load_optional_session(folder, manifest.decoder, options, provider)
+        self._similar = load_optional_session(folder, manifest.similar, options, provider)
+        self.threads = {"encoder": num_threads} | ({} if manifest.decoder is None else {"decoder": num_threads})
         self._sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
         self._groups: Sequence[StateGroup] = ()
-        self._bindings: dict[tuple[int, int, tuple[str, ...]], StepBinding] = {}  # the last used is last
+        self._bindings: dict[tuple[int, int, tuple[str, ...]], StepBinding] = {}  # most recently used last
 
-    def choose_threads(self, folder: Path, most: int) -> None:
-        """Run encoder and decoder, which have one thread, by as many as pay, up to `most`; results stay the same."""
+    def choose_threads(self, folder: Path, max_threads: int) -> None:
+        """Measure and set the number of threads of encoder and decoder; results do not change.
+
+        Args:
+            folder: folder of the bundle.
+            max_threads: maximum number of threads.
+        """
 
         def choose(name: str, graph: Graph, session: Any, seconds_of: Callable[[Any], float]) -> Any:
             def load(threads: int) -> Any:
                 return load_session(folder, graph, session_options(threads), self.provider)
 
             name_in_log = f"{self.manifest.name}, {name}"
-            session, self.threads[name] = with_paying_threads(name_in_log, session, load, seconds_of, most)
+            session, self.threads[name] = tune_threads(name_in_log, session, load, seconds_of, max_threads)
             return session
 
         self._encoder = choose("encoder", self.manifest.encoder, self._encoder, self._seconds_of_encoder)
         if self._decoder is not None:
-            self._decoder = choose("decoder", self.manifest.decoder, self._decoder, self._seconds_of_decoder)
+            self._decoder = choose("decoder", self.manifest.decoder_graph, self._decoder, self._seconds_of_decoder)
             self._bindings.clear()
 
     def _seconds_of_encoder(self, session: Any) -> float:
@@ -172,22 +189,22 @@ class SessionRunner(ABC):
 
     @property
     def hidden_size(self) -> int:
-        """M of the encoder's last layer, (B, S, M)."""
+        """Size M of the encoder's last layer, (B, S, M)."""
         return next(int(node.shape[-1]) for node in self._encoder.get_outputs() if node.name == "hidden")
 
     def compare(self, token_ids: Int64) -> Array:
         (cosines,) = self._similar.run(["cosines"], {"token_ids": token_ids})
         return np.asarray(cosines)
 
-    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         for group in self._groups:
-            group.fill(first, encoded, examples)
+            group.init_rows(first, encoded, examples)
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         for group in self._groups:
             group.copy([source], [target], {"target": target_tokens, "source": source_tokens})
 
-    def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+    def fork(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
         for group in self._groups:
             if group.is_changed:
                 group.copy(sources, targets, {**self._sizes, "target": target_tokens})
@@ -197,13 +214,13 @@ class SessionRunner(ABC):
     ) -> Mapping[str, Array]:
         binding = self._binding(first, len(token_ids), tuple(outputs))
         given = binding.run({"token_ids": token_ids, "lengths": lengths, "source_lengths": source_lengths})
-        # Last, so that a step that raises leaves states of fixed size as they were.
+        # After the run, so that a step that raises leaves states of fixed size unchanged.
         for group in self._groups:
             group.finish_step(slice(first, first + len(token_ids)))
         return given
 
     def _binding(self, first: int, count: int, outputs: tuple[str, ...]) -> StepBinding:
-        """Return the binding for a kind of step; of many kinds, those that were used last are kept."""
+        """Return the binding for a kind of step from an LRU cache."""
         key = (first, count, outputs)
         binding = self._bindings.pop(key, None)
         if binding is None:
@@ -215,7 +232,7 @@ class SessionRunner(ABC):
         return binding
 
     def _fixed_outputs(self, outputs: Sequence[str], count: int) -> Mapping[str, Array]:
-        """Arrays for `count` rows of some outputs; each run of the decoder allocates the others."""
+        """Return preallocated arrays for `count` rows, for those outputs that have them."""
         return {}
 
     def release_memory(self) -> None:
@@ -223,19 +240,19 @@ class SessionRunner(ABC):
             group.release_memory()
 
     def warm_up(self, max_batch_tokens: int) -> None:
-        """Run each graph once at its smallest and at large shapes, so that no request pays for a first time.
+        """Run each graph with its smallest shapes and with large shapes.
 
         Args:
-            max_batch_tokens: padded tokens of the largest encoder batch.
+            max_batch_tokens: maximum number of padded tokens in an encoder batch.
         """
         longest = self.manifest.limits.max_source_tokens
         for batch, length in ((max(1, max_batch_tokens // longest), longest), (1, 1)):
             ids, lengths = np.zeros((batch, length), np.int64), np.full(batch, length, np.int32)
             self.encode(ids, lengths, ("hidden",))
         if self._decoder is not None:
-            self.fill(0, self.encode(ids, lengths, self.manifest.encoder.outputs), [0])
-            most = min(self.max_rows, WARM_ROWS), self._sizes["target"] - 1, longest
-            for batch, age, length in (most, (1, 0, 1)):
+            self.init_rows(0, self.encode(ids, lengths, self.manifest.encoder.outputs), [0])
+            largest = min(self.max_rows, WARM_UP_ROWS), self._sizes["target"] - 1, longest
+            for batch, age, length in (largest, (1, 0, 1)):
                 ages, lengths = np.full(batch, age, np.int32), np.full(batch, length, np.int32)
                 self.step(np.zeros(batch, np.int64), ages, lengths, ("top_ids", "top_logprobs"))
         self.release_memory()  # large shapes are rare

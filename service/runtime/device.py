@@ -1,7 +1,8 @@
-"""The runner whose states lie in the memory of a device: CUDA's, or the CPU's used in the same way.
+"""Runner with decoder states in device memory: CUDA, or the CPU as a device for tests.
 
-NumPy cannot reach that memory, so a graph of the bundle, `Manifest.rows`, moves rows there. A step takes token ids and
-lengths from the host and returns the outputs that were requested; states are bound as input and as output, and stay.
+NumPy cannot access that memory, so the graph `Manifest.rows` of the bundle copies rows. A step
+reads token ids and lengths from the host and returns the requested outputs. The states are bound as
+inputs and outputs and stay on the device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,21 +16,21 @@ import onnxruntime
 from service.bundle import Manifest, State
 from service.runtime.base import SessionRunner, StateGroup, zeros
 from service.runtime.memory import PagedArray
-from service.runtime.protocol import Array, Int32, Int64, states_alike
+from service.runtime.protocol import Array, Int32, Int64, group_states
 from service.runtime.provider import Provider, load_session, session_options
 
 
 @dataclass(frozen=True)
 class _View:
-    """Part of a tensor on the device, which must outlive it."""
+    """A part of a device tensor. The tensor must outlive the view."""
 
     address: int
     dtype: Any
     shape: Sequence[int]
 
 
-class _RowMover:
-    """Runs `Manifest.rows`: writes rows of one tensor over rows of another, in the memory of the device."""
+class _RowCopier:
+    """Copies rows between tensors in device memory with the graph `Manifest.rows`."""
 
     def __init__(self, session: Any, device: Provider) -> None:
         self._io = session.io_binding()
@@ -37,9 +38,10 @@ class _RowMover:
         self._device = device
 
     def write(self, rows: _View, new: _View, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """rows[targets] = new[sources], with zeros where `new` is the smaller along an axis.
+        """Assign rows[targets] = new[sources], padded with zeros if `new` is smaller along an axis.
 
-        No target may be named twice; `new` may be `rows` where no row is a source and a target.
+        Targets must be unique. `new` may be the same tensor as `rows` if no row is both a source
+        and a target.
         """
         missing = [0] + [size - given for size, given in zip(rows.shape[1:], new.shape[1:], strict=True)]
         self._io.bind_input("rows", self._device, 0, rows.dtype, rows.shape, rows.address)
@@ -53,30 +55,31 @@ class _RowMover:
 
 
 class _DeviceGroup(StateGroup):
-    """States in one tensor of the device.
+    """States in one device tensor.
 
-    What no sequence has written is zero, in the positions that its lengths hide too: there a product with a weight of
-    zero would turn another's NaN into its own.
+    Positions that no sequence has written are always zero, even if they are masked: a NaN of an
+    earlier sequence multiplied by an attention weight of zero would still be NaN.
     """
 
     def __init__(
-        self, states: Sequence[State], max_rows: int, sizes: Mapping[str, int], mover: _RowMover, device: Provider
+        self, states: Sequence[State], max_rows: int, sizes: Mapping[str, int], copier: _RowCopier, device: Provider
     ) -> None:
-        """`sizes` are the largest of the axes that grow."""
+        """Allocate the tensor; `sizes` are the maximum sizes of the source and target axes."""
         super().__init__(states)
         self._dtype = np.dtype(states[0].dtype)
         self._shape = self.row_shape(sizes)
         self._max_rows = max_rows
-        self._mover = mover
+        self._copier = copier
         self._device = device
-        # In the memory of the CPU, rows that no sequence has reached take none; a device allocates all of them.
+        # On the CPU, pages are allocated when rows are first written; a device allocates all of
+        # them now.
         rows = PagedArray((len(states), max_rows, *self._shape), self._dtype).values
         rows = rows.reshape(len(states) * max_rows, *self._shape)
         self._tensor = onnxruntime.OrtValue.ortvalue_from_numpy(rows, device, 0)
         self._empty_row = zeros((1, *self._shape), self._dtype, device)
 
     def _view(self, index: int, first: int, count: int) -> _View:
-        """Rows `first` to `first + count - 1` of one of the states."""
+        """Return rows `first` to `first + count - 1` of one state."""
         row_size = int(np.prod(self._shape)) * self._dtype.itemsize
         offset = (index * self._max_rows + first) * row_size
         return _View(self._tensor.data_ptr() + offset, self._dtype, (count, *self._shape))
@@ -84,24 +87,24 @@ class _DeviceGroup(StateGroup):
     def bind(self, io: Any, first: int, count: int) -> None:
         for index, state in enumerate(self.states):
             view = self._view(index, first, count)
-            place = (self._device, 0, view.dtype, view.shape, view.address)
-            io.bind_input(state.input, *place)
+            location = (self._device, 0, view.dtype, view.shape, view.address)
+            io.bind_input(state.input, *location)
             if self.is_changed:
-                io.bind_output(state.output, *place)
+                io.bind_output(state.output, *location)
 
-    def fill(self, first: int, encoded: Mapping[str, Any], examples: Sequence[int]) -> None:
+    def init_rows(self, first: int, encoded: Mapping[str, Any], examples: Sequence[int]) -> None:
         targets = range(first, first + len(examples))
         for index, state in enumerate(self.states):
             new, sources = self._empty_row, [0] * len(examples)
             if state.encoder_output is not None:
                 new, sources = encoded[state.encoder_output], list(examples)
             given = _View(new.data_ptr(), self._dtype, new.shape())
-            self._mover.write(self._view(index, 0, self._max_rows), given, sources, targets)
+            self._copier.write(self._view(index, 0, self._max_rows), given, sources, targets)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], sizes: Mapping[str, int]) -> None:
         firsts = range(0, len(self.states) * self._max_rows, self._max_rows)
         every = _View(self._tensor.data_ptr(), self._dtype, self._tensor.shape())
-        self._mover.write(
+        self._copier.write(
             every,
             every,
             [first + row for first in firsts for row in sources],
@@ -109,35 +112,35 @@ class _DeviceGroup(StateGroup):
         )
 
     def finish_step(self, rows: slice) -> None:
-        """Do nothing: steps write in place."""
+        """Do nothing, because steps write in place."""
 
     def release_memory(self) -> None:
-        """Do nothing: the states keep the memory of the device, which no other process should need."""
+        """Do nothing: device memory stays allocated."""
 
 
 class DeviceRunner(SessionRunner):
-    """Runs one bundle that `python -m export half` wrote. See `Runner` for the arguments and results of each method."""
+    """Runs one bundle that `python -m export half` wrote. `Runner` describes the methods."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, *, provider: Provider, num_threads: int = 0, max_rows: int = 32
     ) -> None:
-        """See `SessionRunner`. The bundle must have a graph for rows, and states that all grow."""
+        """See `SessionRunner`. The bundle needs the graph `rows`, and only dynamic states."""
         super().__init__(folder, manifest, provider, num_threads, max_rows)
         assert manifest.rows is not None
-        mover = _RowMover(load_session(folder, manifest.rows, session_options(num_threads), provider), provider)
+        copier = _RowCopier(load_session(folder, manifest.rows, session_options(num_threads), provider), provider)
         self._groups = [
-            _DeviceGroup(states, max_rows, self._sizes, mover, provider) for states in states_alike(manifest.states)
+            _DeviceGroup(states, max_rows, self._sizes, copier, provider) for states in group_states(manifest.states)
         ]
-        self._filling = {state.encoder_output for state in manifest.states if state.encoder_output is not None}
+        self._initial_values = {state.encoder_output for state in manifest.states if state.encoder_output is not None}
 
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
-        """Encoder outputs that fill states stay on the device, for `fill` alone; the others are arrays."""
+        """See `Runner.encode`. Initial values of states stay on the device."""
         io = self._encoder.io_binding()
         io.bind_cpu_input("source_ids", source_ids)
         io.bind_cpu_input("source_lengths", source_lengths)
         for name in outputs:
-            io.bind_output(name, self.provider if name in self._filling else "cpu")
+            io.bind_output(name, self.provider if name in self._initial_values else "cpu")
         io.synchronize_inputs()
         self._encoder.run_with_iobinding(io)
         values = zip(outputs, io.get_outputs(), strict=True)
-        return {name: value if name in self._filling else value.numpy() for name, value in values}
+        return {name: value if name in self._initial_values else value.numpy() for name, value in values}

@@ -1,8 +1,9 @@
-"""Memory of the process: rows that fit, arrays that take pages as they are written, and return of unused memory.
+"""Memory of the process: number of rows that fit, lazily allocated arrays, and release of memory.
 
-A buffer for decoder state must be as large as the longest sequences need, and most sequences are short. An anonymous
-mapping costs nothing until it is written, so a buffer can be mapped at its full size and a sequence takes memory for
-the tokens that it has. The addresses never change: no growth copies a buffer, and what is bound to it stays bound.
+A buffer for decoder state must have space for the longest sequences, but most sequences are short.
+An anonymous mapping allocates pages only when they are written. Therefore buffers are mapped at
+full size, and a sequence uses memory only for the tokens that it has. The addresses never change:
+buffers are not copied when sequences grow, and I/O bindings remain valid.
 """
 
 import ctypes
@@ -16,13 +17,13 @@ import numpy as np
 from service.bundle import MAX_BEAMS, Manifest
 from service.runtime.protocol import Array
 
-# More rows than this share the time of a step without more tokens a second (docs/adr/0014).
-MOST_ROWS = 128
+# More rows do not increase the number of tokens per second (docs/adr/0014).
+MAX_AUTO_ROWS = 128
 
 
 def row_bytes(manifest: Manifest) -> int:
-    """Return the bytes that one row of the longest sequences takes: decoder state, and scores of the next token."""
-    if manifest.step is None:
+    """Return the maximum memory of one row in bytes: decoder state and scores of the next token."""
+    if manifest.decoder is None:
         return 0
     sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
     scores = 2 * manifest.limits.vocabulary * np.dtype(np.float32).itemsize  # logits and log-probabilities
@@ -34,32 +35,33 @@ def row_bytes(manifest: Manifest) -> int:
 
 
 def rows_within(num_bytes: int, sizes: Iterable[int]) -> int:
-    """Return the number of rows that every model gets, so that the rows of all models fit into `num_bytes` together.
+    """Return the number of rows of each model with which all models fit into `num_bytes`.
 
-    It is at least enough for the largest beam search, also where that does not fit.
+    The result is at least `MAX_BEAMS`, even if these rows do not fit.
 
     Args:
-        num_bytes: for all rows of all models.
-        sizes: bytes of one row of each model.
+        num_bytes: memory for the rows of all models.
+        sizes: size of one row of each model in bytes.
     """
-    return max(MAX_BEAMS, min(MOST_ROWS, num_bytes // max(1, sum(sizes))))
+    return max(MAX_BEAMS, min(MAX_AUTO_ROWS, num_bytes // max(1, sum(sizes))))
 
 
 class PagedArray:
-    """An array of zeros, `values`, whose pages are taken from the system when they are first written."""
+    """An array of zeros whose memory pages are allocated when they are first written."""
 
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
         self._row_bytes = int(np.prod(shape[2:], dtype=np.int64)) * np.dtype(dtype).itemsize
         num_bytes = max(1, shape[0] * shape[1] * self._row_bytes)
         self._mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page is 2 MiB, and would be taken whole for one token
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one token would allocate a huge page of 2 MiB
             self._mapping.madvise(mmap.MADV_NOHUGEPAGE)
         self.values: Array = np.frombuffer(self._mapping, dtype, int(np.prod(shape, dtype=np.int64))).reshape(shape)
 
     def release(self, first_row: int) -> None:
-        """Give the pages of rows from `first_row` on, along the second axis, back to the system; they become zeros.
+        """Return the memory of all rows from `first_row` on to the system.
 
-        A page that also holds a part of an earlier row is kept.
+        Rows are indices of the second axis; their values become zeros. Pages that also contain
+        parts of an earlier row are kept.
         """
         num_blocks, num_rows = self.values.shape[:2]
         for block in range(num_blocks):
@@ -70,7 +72,7 @@ class PagedArray:
 
 
 def trim_heap() -> None:
-    """Return the free pages of C's heap to the system; does nothing where the C library is not glibc."""
+    """Return free pages of the C heap to the system; does nothing if the C library is not glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,9 +1,10 @@
-"""The runner on the CPU: states are NumPy arrays that steps update in place.
+"""Runner for the CPU with decoder states in NumPy arrays that steps update in place.
 
-A state that grows is bound to the step both as input and as output: the attention kernels write the new position into
-it and copy nothing. A batch of B rows is the first B rows of each buffer, and a binding made once for a batch size and
-a set of outputs is used for every step of that kind. All buffers have room for `max_rows` of the longest sequences, but
-take memory only for the rows and tokens in use; `release_memory` returns it when no row runs.
+A state with a dynamic axis is bound both as input and as output of the decoder graph: the attention
+kernels write the new position into it and do not copy it. A batch of B rows consists of B
+consecutive rows of each buffer. The I/O binding for a range of rows and a set of outputs is created
+once and reused. All buffers are mapped for `max_rows` rows of the maximum length, but use memory
+only for the rows and tokens in use. `release_memory` returns the memory when no row is running.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import onnxruntime
 from service.bundle import Manifest, State
 from service.runtime.base import SessionRunner, StateGroup
 from service.runtime.memory import PagedArray
-from service.runtime.protocol import Array, Int32, Int64, states_alike
+from service.runtime.protocol import Array, Int32, Int64, group_states
 
 _DTYPES: dict[str, type[Any]] = {
     "tensor(float)": np.float32,
@@ -25,18 +26,19 @@ _DTYPES: dict[str, type[Any]] = {
     "tensor(int32)": np.int32,
 }
 
-KEPT_ROWS = 4  # rows whose memory `release_memory` keeps, so that a few requests never wait for new pages
+KEPT_ROWS = 4  # rows whose memory is never released, so that single requests cause no page faults
 
 
 class _ArrayGroup(StateGroup):
-    """States in one NumPy array, (states, max_rows, ...)."""
+    """States in one NumPy array of shape (states, max_rows, ...)."""
 
     def __init__(self, states: Sequence[State], max_rows: int, sizes: Mapping[str, int]) -> None:
-        """`sizes` are the largest of the axes that grow."""
+        """Map the array; `sizes` are the maximum sizes of the source and target axes."""
         super().__init__(states)
         shape = (len(states), max_rows, *self.row_shape(sizes))
         read = written = PagedArray(shape, states[0].dtype)
-        # Only the attention kernels promise to read and write the same memory; a state of fixed size is copied back.
+        # Only attention kernels support the same memory as input and output. States of fixed size
+        # are written to a second array and copied back.
         if self.is_changed and all(isinstance(axis, int) for axis in states[0].shape):
             written = PagedArray(shape, states[0].dtype)
         self._pages = (read, written)
@@ -49,19 +51,19 @@ class _ArrayGroup(StateGroup):
             if self.is_changed:
                 io.bind_ortvalue_output(state.output, _wrap(self._outputs[index, rows]))
 
-    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         rows = slice(first, first + len(examples))
         for index, state in enumerate(self.states):
             if state.encoder_output is not None:
                 value = encoded[state.encoder_output][list(examples)]
                 part: tuple[Any, ...] = (index, rows, *(slice(size) for size in value.shape[1:]))
                 self._rows[part] = value
-            elif "target" not in state.shape:  # what grows with the target is hidden by the row's length
+            elif "target" not in state.shape:  # positions of the target axis are masked by the row's length
                 self._rows[index, rows] = 0
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], sizes: Mapping[str, int]) -> None:
         used: tuple[Any, ...] = tuple(map(slice, self.row_shape(sizes)))
-        for source, target in zip(sources, targets, strict=True):  # one by one is faster than all at once
+        for source, target in zip(sources, targets, strict=True):  # faster than one assignment with index lists
             self._rows[(slice(None), target, *used)] = self._rows[(slice(None), source, *used)]
 
     def finish_step(self, rows: slice) -> None:
@@ -69,24 +71,24 @@ class _ArrayGroup(StateGroup):
             self._rows[:, rows] = self._outputs[:, rows]
 
     def release_memory(self) -> None:
-        """Return the memory of all rows but the first few, whose states are lost, to the system."""
+        """Return the memory of all rows except the first `KEPT_ROWS` to the system."""
         for pages in self._pages:
             pages.release(KEPT_ROWS)
 
 
 class OnnxRunner(SessionRunner):
-    """Runs one bundle on the CPU. See `Runner` for the arguments and results of each method."""
+    """Runs one bundle on the CPU. `Runner` describes the methods."""
 
     def __init__(self, folder: Path, manifest: Manifest, *, num_threads: int = 0, max_rows: int = 32) -> None:
-        """See `SessionRunner`."""
+        """Load the graphs and map the states, see `SessionRunner`."""
         super().__init__(folder, manifest, "cpu", num_threads, max_rows)
-        self._groups = [_ArrayGroup(states, max_rows, self._sizes) for states in states_alike(manifest.states)]
+        self._groups = [_ArrayGroup(states, max_rows, self._sizes) for states in group_states(manifest.states)]
         self._outputs = self._allocate_outputs()
-        self._returning_memory = onnxruntime.RunOptions()
-        self._returning_memory.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        self._shrink_arena = onnxruntime.RunOptions()
+        self._shrink_arena.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     def _allocate_outputs(self) -> dict[str, PagedArray]:
-        """Allocate arrays for the outputs of a step whose size is known, except states."""
+        """Allocate arrays for decoder outputs with a static row shape, except states."""
         if self._decoder is None:
             return {}
         states = {state.output for state in self.manifest.states}
@@ -104,11 +106,12 @@ class OnnxRunner(SessionRunner):
         return dict(zip(outputs, self._encoder.run(list(outputs), feed), strict=True))
 
     def _with_even_width(self, source_ids: Int64) -> Int64:
-        """Add a column of padding to an odd number of columns, if the model has a position for it.
+        """Pad an odd number of columns to an even number, unless it is the model's maximum.
 
-        Attention takes queries in blocks of an even size, and a lone last query goes through another kernel, which
-        rounds otherwise. An even width never leaves one alone, so that the same sequence gets the same bits whatever
-        the longest of its batch is. At the model's limit only a sequence of that length has the last column.
+        Attention processes queries in blocks of an even size. A single remaining query is processed
+        by another kernel, which rounds differently. An even width avoids this case, so that the
+        results of a sequence are bit-identical in every batch. At the maximum width, only sequences
+        of that length have a last column, so no padding is needed.
         """
         rows, width = source_ids.shape
         if width % 2 == 0 or width == self._sizes["source"]:
@@ -120,11 +123,11 @@ class OnnxRunner(SessionRunner):
         for array in self._outputs.values():
             array.release(KEPT_ROWS)
         self._bindings.clear()
-        # All sessions share an arena: the end of any run can return its free regions.
+        # All sessions share one arena, so the end of any run can release its free memory.
         source = {"source_ids": np.zeros((1, 1), np.int64), "source_lengths": np.ones(1, np.int32)}
-        self._encoder.run(["hidden"], source, self._returning_memory)
+        self._encoder.run(["hidden"], source, self._shrink_arena)
 
 
 def _wrap(array: Array) -> Any:
-    """An OrtValue over the array's own memory."""
+    """Return an OrtValue that shares the memory of an array."""
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)

@@ -1,7 +1,8 @@
-"""The wall between the engine and what runs a bundle's graphs.
+"""Interface between the engine and the runtime that executes a bundle's graphs.
 
-A runner owns the rows of decoder state. Rows 0 to n-1 run; the engine fills a row when a sequence is admitted, moves
-the last row into the place of one that ends, and copies one over another where a beam branches.
+A runner owns the rows of decoder state (`service.engine.rows` defines a row). Rows 0 to n - 1 are
+running. The engine initializes a row when a sequence is admitted, moves the last row into a row
+that becomes free, and copies rows when beams are forked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,8 @@ Int64 = NDArray[np.int64]
 Array = NDArray[Any]
 
 
-def states_alike(states: Sequence[State]) -> list[list[State]]:
-    """The states by shape and kind: those of one list can lie in one array, and move at once."""
+def group_states(states: Sequence[State]) -> list[list[State]]:
+    """Group states of equal shape, type and mutability, so that each group can share one array."""
     kinds: dict[tuple[Any, ...], list[State]] = {}
     for state in states:
         kinds.setdefault((state.shape, state.dtype, state.output is None), []).append(state)
@@ -26,7 +27,7 @@ def states_alike(states: Sequence[State]) -> list[list[State]]:
 
 
 class Runner(Protocol):
-    """Runs one bundle. Called from one thread only."""
+    """Executes the graphs of one bundle. All methods must be called from the same thread."""
 
     @property
     def manifest(self) -> Manifest: ...
@@ -40,63 +41,80 @@ class Runner(Protocol):
         Args:
             source_ids: (B, S), padded on the right.
             source_lengths: (B,).
-            outputs: names among `manifest.encoder.outputs`.
+            outputs: names from `manifest.encoder.outputs`.
 
         Returns:
-            The outputs by name; the caller may keep them. They may have one position of padding more than the ids.
+            The outputs by name. The caller may keep them. They may have one more position of
+            padding than `source_ids`.
         """
         ...
 
     def compare(self, token_ids: Int64) -> Array:
-        """(N, V): the cosine of each token's embedding and every token's; of a bundle that has the graph for it.
+        """Return the cosine similarities of token embeddings. The bundle needs the graph `similar`.
 
         Args:
             token_ids: (N,).
+
+        Returns:
+            (N, V), cosine of each given token with every token of the vocabulary.
         """
         ...
 
-    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
-        """Make rows the beginnings of sequences: their states from what `encode` gave, or zeros.
+    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        """Initialize the states of consecutive rows from encoder outputs, or with zeros.
 
         Args:
-            first: the first of as many rows as there are examples.
-            encoded: what `encode` gave.
-            examples: which of its examples each row begins from.
+            first: index of the first row.
+            encoded: result of `encode`.
+            examples: for each row, the index of its sequence in the encoder's batch.
         """
         ...
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
-        """Copy all states of row `source`, which has read so many tokens of a target, over those of row `target`."""
+        """Copy all states of row `source` to row `target`.
+
+        Args:
+            source: row to copy from.
+            target: row to overwrite.
+            target_tokens: number of target tokens that the source row has processed.
+            source_tokens: length of its source.
+        """
         ...
 
-    def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
-        """Copy what steps change of rows `sources`, which have read at most so many tokens, over rows `targets`.
+    def fork(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+        """Copy the states that steps change from rows `sources` to rows `targets`.
 
-        The two rows of each pair have the same source; no row is both a source and a target.
+        The rows of each pair must have the same source, and no row may be both a source and a
+        target.
+
+        Args:
+            sources: rows to copy from.
+            targets: rows to overwrite.
+            target_tokens: maximum number of target tokens that the source rows have processed.
         """
         ...
 
     def step(
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
     ) -> Mapping[str, Array]:
-        """Read one token in each of rows `first` to `first + B - 1` and update their states.
+        """Process one token in each of the rows `first` to `first + B - 1` and update their states.
 
-        A step that raises may be repeated for any of its rows with the same arguments, and then gives what it would
-        have given: it has changed nothing but the position that the repeated step writes again.
+        If a step raises, it can be repeated for all or some of its rows with the same arguments and
+        the same results: it has only changed positions that the repeated step writes again.
 
         Args:
-            token_ids: (B,) the token that each row reads.
-            lengths: (B,) how many target tokens each row has read before.
+            token_ids: (B,), input token of each row.
+            lengths: (B,), number of target tokens that each row has processed before.
             source_lengths: (B,).
-            outputs: names among `manifest.step.outputs`, states excepted.
-            first: the first row.
+            outputs: names from `manifest.decoder.outputs`, without states.
+            first: index of the first row.
 
         Returns:
-            The outputs by name, row first. Attention maps are the caller's to keep, the others are valid until the next
-            call.
+            The outputs by name, each with the batch as its first axis. The caller may keep
+            attention maps; the other outputs are valid until the next call.
         """
         ...
 
     def release_memory(self) -> None:
-        """Return memory that only earlier calls needed to the system. No row runs; states of rows are lost."""
+        """Return unused memory to the system. The states of all rows are lost."""
         ...

@@ -1,40 +1,45 @@
-"""Choice of the number of threads that run a graph, by measurement."""
+"""Measurement of the number of threads for a graph."""
 
 import logging
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-# Runs that take less keep their threads, and twice the threads must be this many times as fast (docs/adr/0014).
+# Shorter runs get no more threads, and twice the threads must give at least this speedup
+# (docs/adr/0014).
 MIN_SECONDS = 0.004
 MIN_SPEEDUP = 1.6
-MEASURED_S = 0.01  # of runs with each number of threads
+MEASURED_S = 0.01  # minimum duration of the measurement for each number of threads
 MIN_RUNS = 5
 
 Session = TypeVar("Session")
 logger = logging.getLogger(__name__)
 
 
-def with_paying_threads(
-    name: str, session: Session, load: Callable[[int], Session], seconds_of: Callable[[Session], float], most: int
+def tune_threads(
+    name: str,
+    session: Session,
+    load: Callable[[int], Session],
+    seconds_of: Callable[[Session], float],
+    max_threads: int,
 ) -> tuple[Session, int]:
-    """Double the threads that run a graph as long as that pays.
+    """Double the number of threads of a graph as long as it speeds up runs enough.
 
     Args:
-        name: of the graph, for the log.
-        session: runs the graph with one thread.
-        load: opens a session with a number of threads.
-        seconds_of: measures a run.
-        most: threads that the process may use.
+        name: name of the graph in the log.
+        session: session with one thread.
+        load: opens a session with a given number of threads.
+        seconds_of: returns the duration of a run in a session.
+        max_threads: maximum number of threads.
 
     Returns:
-        The session to use, and its threads: a power of two.
+        The fastest session and its number of threads, a power of two.
     """
-    threads, seconds = 1, seconds_of(session) if most > 1 else 0.0
-    while 2 * threads <= most and seconds >= MIN_SECONDS:
+    threads, seconds = 1, seconds_of(session) if max_threads > 1 else 0.0
+    while 2 * threads <= max_threads and seconds >= MIN_SECONDS:
         candidate = load(2 * threads)
         faster = seconds_of(candidate)
-        logger.debug("%s: %.1f ms a run; %.1f ms with %d threads", name, 1e3 * seconds, 1e3 * faster, 2 * threads)
+        logger.debug("%s: %.1f ms per run, %.1f ms with %d threads", name, 1e3 * seconds, 1e3 * faster, 2 * threads)
         if seconds < MIN_SPEEDUP * faster:
             break
         session, threads, seconds = candidate, 2 * threads, faster
@@ -42,9 +47,9 @@ def with_paying_threads(
 
 
 def shortest_run(run: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the seconds of the shortest of several runs, which is the least delayed by other work.
+    """Return the duration of the fastest of several runs in seconds, after one warm-up run.
 
-    A run before them is not counted.
+    The fastest run is the one least affected by other work on the machine.
     """
     run()
     times: list[float] = []

@@ -1,1 +1,1 @@
-"""Text to token ids, and token ids to text."""
+"""Tokenization, detokenization and chat templates."""

@@ -1,4 +1,4 @@
-"""Token ids to text as they are generated: whole characters only, and stop strings across tokens."""
+"""Incremental detokenization with stop strings."""
 
 import codecs
 import copy
@@ -8,24 +8,33 @@ from service.text.tokenizer import TextTokenizer
 
 
 class TextStream:
-    """Token ids to text as they come: never half a character, nothing that a stop string may still take back.
+    """Converts token ids to text incrementally.
 
-    The pieces joined are the whole text. Each token costs time by its own length, not by what came before.
+    Incomplete characters, and text that may be the start of a stop string, are held back. The
+    concatenated pieces are the complete text. The time for a token does not depend on earlier
+    tokens.
     """
 
     def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> None:
-        """The text of `prefix` comes out with the first piece; stop strings are looked for after it."""
+        """Create a stream.
+
+        Args:
+            tokenizer: tokenizer of the target.
+            stop: stop strings. The text ends before the first one.
+            prefix: ids of a target prefix. Its text is part of the first piece, and is not searched
+                for stop strings.
+        """
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         prefix_text = self._decoder.decode(b"".join(map(tokenizer.bytes_of, prefix)))
         self._is_at_start = not prefix_text
-        self._prefix = prefix_text.removeprefix(" ")  # what of it has not come out
-        self._held = ""  # what may be the beginning of a stop string
+        self._prefix = prefix_text.removeprefix(" ")  # not yet returned
+        self._held = ""  # held back: possible start of a stop string
         self.has_stopped = False
 
     def push(self, token_id: int) -> str:
-        """The characters that this token makes certain; empty once a stop string was met."""
+        """Add a token and return the text that is final now; empty after a stop string."""
         if self.has_stopped:
             return ""
         text = self._decoder.decode(self._tokenizer.bytes_of(token_id))
@@ -35,7 +44,7 @@ class TextStream:
         return self._after_prefix(self._cut(self._held + text) if self._stop else text)
 
     def finish(self) -> str:
-        """What is still held back at the end of the generation."""
+        """Return the text that is still held back at the end of the generation."""
         if self.has_stopped:
             return ""
         rest = self._decoder.decode(b"", final=True)
@@ -44,11 +53,11 @@ class TextStream:
 
     @property
     def is_within_character(self) -> bool:
-        """True if the last token ends with the first bytes of a character that has not come out."""
+        """True if the last token ends within a multi-byte character."""
         return bool(self._decoder.getstate()[0])
 
     def copy(self) -> "TextStream":
-        """One in the same state."""
+        """Return a copy with the same state."""
         other = copy.copy(self)
         other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         other._decoder.setstate(self._decoder.getstate())
@@ -59,21 +68,21 @@ class TextStream:
         return prefix + text
 
     def _cut(self, text: str) -> str:
-        found = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
+        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
         if found:
             self.has_stopped = True
             self._held = ""
             return text[: min(found)]
-        keep = max(_beginning(text, stop) for stop in self._stop)
+        keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
 class StopStrings:
-    """A StopCondition: true once the generated text contains one of the strings, be it over several tokens."""
+    """A StopCondition that matches stop strings in the generated text, also across tokens."""
 
     def __init__(self, text: TextStream) -> None:
-        """`text` knows the strings, and is told of each token here alone."""
+        """Create a condition; `text` has the stop strings and must not be used elsewhere."""
         self._text = text
 
     def update(self, token_id: int) -> bool:
@@ -84,8 +93,8 @@ class StopStrings:
         return StopStrings(self._text.copy())
 
 
-def _beginning(text: str, stop: str) -> int:
-    """How many of the text's last characters are the first of `stop`."""
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` that is a start of `stop`."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

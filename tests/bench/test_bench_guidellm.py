@@ -7,13 +7,13 @@ from bench.guidellm import main, rows_of
 from bench.record import read_results
 from bench.report import END, mark
 
-# In guidellm's place: completes one of the prompts, as often as there are steps, and writes the report beside it.
+# Replaces guidellm: completes one of the prompts, checks its arguments, and writes the report.
 STAND_IN = """#!{python}
 import json, os, shutil, sys
 from urllib.request import Request, urlopen
 
-told = [dict(pair.split("=", 1) for pair in word.split(",")) for word in sys.argv if word.startswith("kind=")]
-backend, profile, _, data, output, _ = told
+options_of =  [dict(pair.split("=", 1) for pair in word.split(",")) for word in sys.argv if word.startswith("kind=")]
+backend, profile, _, data, output, _ = options_of
 assert profile["sweep_size"] == "2" and backend["request_format"] == "/v1/completions"
 prompts = open(data["path"], encoding="utf-8").read().splitlines()
 assert len(prompts) == 30_000
@@ -29,7 +29,7 @@ def metric(mean: float) -> dict[str, Any]:
 
 
 def benchmark(kind: str, **rate: float) -> dict[str, Any]:
-    """One step of a report, as far as it is read."""
+    """Return one step of a report with the fields that are read."""
     metrics = {
         "requests_per_second": metric(10),
         "request_concurrency": metric(20),
@@ -55,13 +55,13 @@ def test_a_row_has_the_figures_of_its_step() -> None:
     assert (first["whole"], first["cut_off"], first["failed"]) == (7, 2, 1)
 
 
-def test_a_sweep_is_run_against_a_service_of_its_own_and_written_down(bundle: Path, tmp_path: Path) -> None:
+def test_a_sweep_runs_against_its_own_service_and_is_recorded(bundle: Path, tmp_path: Path) -> None:
     report, executable, document = tmp_path / "report", tmp_path / "guidellm", tmp_path / "performance.md"
     report.write_text(json.dumps(REPORT), encoding="utf-8")
     executable.write_text(STAND_IN.format(python=sys.executable, report=str(report)), encoding="utf-8")
     executable.chmod(0o755)
     document.write_text(f"{mark('guidellm')}\n{END}\n", encoding="utf-8")
-    served = ["--bundle", str(bundle), "--shipped", "--rates", "2"]
+    served = ["--bundle", str(bundle), "--shipped", "--allow-dirty", "--rates", "2"]
     main([str(executable), *served, "--results", str(tmp_path / "results"), "--documents", str(document)])
     recorded = read_results(tmp_path / "results")["guidellm"]
     assert recorded.machine["packages"]["guidellm"] == "0.8.1"

@@ -12,14 +12,16 @@ def base(bundle: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPa
     return Models(tmp_path_factory.mktemp("models"), bundle, toy_sentences).grown_base
 
 
-def test_a_subject_has_a_bundle_in_each_form(base: Subject) -> None:
+def test_a_subject_has_a_bundle_of_each_data_type(base: Subject) -> None:
     assert base.bundles.keys() == {"float32", *RECIPES}
     assert read_bundle(base.bundles["float32"]).quantization is None
     for dtype, recipe in RECIPES.items():
         manifest = read_bundle(base.bundles[dtype])
         assert manifest.quantization is not None
-        assert (manifest.dtype, manifest.quantization.forms) == (dtype, recipe.forms)
-        assert list(base.bundles[dtype].parent.iterdir()) == [base.bundles[dtype]], "it is served from its folder"
+        assert (manifest.dtype, manifest.quantization.schemes) == (dtype, recipe.schemes)
+        assert list(base.bundles[dtype].parent.iterdir()) == [base.bundles[dtype]], (
+            "each bundle must be alone in the folder that is served"
+        )
 
 
 def test_the_grown_base_has_the_papers_sizes_and_the_shipped_models_tokens(bundle: Path, base: Subject) -> None:

@@ -32,7 +32,7 @@ def test_the_pictures_show_every_case_and_server(tmp_path: Path) -> None:
     assert {"16 clients", "open 80 %", "litserve", "requests/s"} <= texts_in(tmp_path / "servers.svg")
 
 
-def test_the_same_results_are_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     pictures = []
     for _ in range(2):
         draw(RESULTS, tmp_path)
@@ -40,6 +40,6 @@ def test_the_same_results_are_the_same_bytes(tmp_path: Path) -> None:
     assert pictures[0] == pictures[1]
 
 
-def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
+def test_no_picture_is_written_without_results(tmp_path: Path) -> None:
     draw({}, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.process import Answering, EndedError, Process
+from bench.process import EndedError, JsonWorker, Process
 from bench.server import serving
 
 
@@ -20,10 +20,10 @@ def wait_for_state(pid: int, states: str) -> None:
         time.sleep(0.01)
 
 
-def test_a_process_runs_only_while_it_is_its_turn() -> None:
+def test_a_process_runs_only_during_its_turn() -> None:
     process = Process(["http.server", "0", "--bind", "127.0.0.1"], os.environ)
     try:
-        process.hold()
+        process.suspend()
         wait_for_state(process.pid, "T")
         with process.running():
             wait_for_state(process.pid, "SR")
@@ -33,22 +33,22 @@ def test_a_process_runs_only_while_it_is_its_turn() -> None:
     assert process.exit_code is not None
 
 
-def test_a_process_that_is_held_ends_too() -> None:
+def test_a_suspended_process_can_be_ended() -> None:
     process = Process(["http.server", "0", "--bind", "127.0.0.1"], os.environ, stdout=subprocess.DEVNULL)
-    process.hold()
+    process.suspend()
     process.end()
     assert process.exit_code is not None
 
 
-def test_a_process_that_ends_instead_of_answering_is_an_error_that_names_it() -> None:
-    process = Answering(["json.tool", "nothing here"], os.environ)  # a module that ends by itself
+def test_a_worker_that_ends_without_a_response_is_named_in_the_error() -> None:
+    process = JsonWorker(["json.tool", "nothing here"], os.environ)  # a module that exits with an error
     try:
-        with pytest.raises(EndedError, match="nothing here ended without an answer"):
+        with pytest.raises(EndedError, match="nothing here ended without a response"):
             process.wait_until_ready()
     finally:
         process.end()
 
 
-def test_a_service_that_cannot_start_is_an_error_and_not_a_figure(tmp_path: Path) -> None:
+def test_a_service_that_cannot_start_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="before it was ready"), serving(tmp_path / "nothing here"):
         pass

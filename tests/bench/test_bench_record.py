@@ -3,7 +3,7 @@ from pathlib import Path
 from bench.record import Recorded, Result, read_results, write_result
 
 
-def test_lists_of_numbers_stand_on_one_line_and_text_stays_as_it_is(tmp_path: Path) -> None:
+def test_lists_of_numbers_are_written_on_one_line_and_text_is_unchanged(tmp_path: Path) -> None:
     row = {"counts": [1, -2.5, 3e-7], "nested": [[1, 2], [3]], "text": ["[ 1, 2 ]", "[\n 1\n]", "[", "]"], "none": []}
     recorded = Recorded({"processor": "a [\n 1,\n 2\n]"}, "python -m bench", Result(rows=(row,)))
     write_result(tmp_path, "step", recorded)
@@ -11,6 +11,6 @@ def test_lists_of_numbers_stand_on_one_line_and_text_stays_as_it_is(tmp_path: Pa
     assert read_results(tmp_path) == {"step": recorded}
 
 
-def test_results_in_folders_within_are_others(tmp_path: Path) -> None:
+def test_results_in_subfolders_are_not_read(tmp_path: Path) -> None:
     write_result(tmp_path / "reliability", "step", Recorded({}, "", Result()))
     assert read_results(tmp_path) == {}

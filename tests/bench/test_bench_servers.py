@@ -26,28 +26,28 @@ def ask(server: RunningServer, body: dict[str, Any]) -> dict[str, Any]:
     async def post(client: Client) -> Any:
         return await client.post(GENERATE, json.dumps(body).encode())
 
-    answer = with_client(server.url, post)
-    assert answer.status == 200, answer.body
-    content: dict[str, Any] = json.loads(answer.body)
+    response = with_client(server.url, post)
+    assert response.status == 200, response.body
+    content: dict[str, Any] = json.loads(response.body)
     return content
 
 
-def test_the_peers_do_what_the_service_does(subject: Subject, toy_sentences: list[str]) -> None:
+def test_the_peers_give_the_same_outputs_as_the_service(subject: Subject, toy_sentences: list[str]) -> None:
     library = Setup("ctranslate2", "float32", subject.ctranslate2)
     setups: list[ServerSetup] = [
         sightline_setups(subject, "float32", threads=1)[0],
         litserve_setups(subject, library, NUM_BEAMS, threads=1)[0],
         fastapi_setups(subject, library, NUM_BEAMS, threads=1)[0],
     ]
-    answers = []
+    responses = []
     for setup in setups:
         with setup.start() as server:
-            answers.append(ask(server, {"inputs": toy_sentences[0], "parameters": PARAMETERS}))
-    texts = [answer["outputs"][0]["text"] for answer in answers]
-    tokens = [[token["id"] for token in answer["outputs"][0]["tokens"]] for answer in answers]
+            responses.append(ask(server, {"inputs": toy_sentences[0], "parameters": PARAMETERS}))
+    texts = [response["outputs"][0]["text"] for response in responses]
+    tokens = [[token["id"] for token in response["outputs"][0]["tokens"]] for response in responses]
     assert texts == texts[:1] * 3
     assert tokens == tokens[:1] * 3
-    assert [answer["usage"] for answer in answers] == [answers[0]["usage"]] * 3
+    assert [response["usage"] for response in responses] == [responses[0]["usage"]] * 3
 
 
 def test_every_setting_of_the_peers_is_tried(subject: Subject) -> None:
@@ -61,15 +61,15 @@ def test_every_setting_of_the_peers_is_tried(subject: Subject) -> None:
     ]
 
 
-def test_the_service_runs_with_a_model_that_takes_no_time(subject: Subject, toy_sentences: list[str]) -> None:
+def test_the_fake_server_serves_the_same_api(subject: Subject, toy_sentences: list[str]) -> None:
     with serving(subject.bundles["float32"].parent, "bench.fake_server") as server:
         length = {"max_new_tokens": 5, "min_new_tokens": 5}
-        answer = ask(server, {"inputs": toy_sentences[0], "parameters": length})
-    assert answer["model"] == "fake"
-    assert answer["usage"]["output_tokens"] == 5
+        response = ask(server, {"inputs": toy_sentences[0], "parameters": length})
+    assert response["model"] == "fake"
+    assert response["usage"]["output_tokens"] == 5
 
 
-def test_a_load_with_failures_is_no_measurement(subject: Subject) -> None:
+def test_a_load_with_failures_raises_an_error(subject: Subject) -> None:
     bodies = [json.dumps({"inputs": ""}).encode()]
     with (
         serving(subject.bundles["float32"].parent) as server,

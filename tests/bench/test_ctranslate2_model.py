@@ -15,21 +15,21 @@ SHIPPED = Path("bundles/multi30k-en-de")
 MAX_NEW_TOKENS = 40
 
 
-@pytest.mark.parametrize("beside", [1, 6], ids=["alone", "in a batch"])
-def test_it_decodes_what_our_transformer_decodes(
-    checkpoint: Path, toy_sentences: list[str], tmp_path: Path, beside: int
+@pytest.mark.parametrize("count", [1, 6], ids=["alone", "in a batch"])
+def test_the_converted_model_decodes_the_same_outputs(
+    checkpoint: Path, toy_sentences: list[str], tmp_path: Path, count: int
 ) -> None:
     model, tokenizer = load_checkpoint(checkpoint)
     assert isinstance(model, Transformer)
-    assert_decodes_alike(model, tokenizer, toy_sentences[:beside], tmp_path / "model")
+    assert_decodes_the_same(model, tokenizer, toy_sentences[:count], tmp_path / "model")
 
 
-def test_the_shipped_model_decodes_alike_in_both(sentences: list[str], tmp_path: Path) -> None:
+def test_the_converted_shipped_model_decodes_the_same_outputs(sentences: list[str], tmp_path: Path) -> None:
     tokenizer = read_tokenizer(SHIPPED / "tokenizer.json")
-    assert_decodes_alike(read_model(SHIPPED), tokenizer, sentences[::60], tmp_path / "model")
+    assert_decodes_the_same(read_model(SHIPPED), tokenizer, sentences[::60], tmp_path / "model")
 
 
-def test_ids_without_a_token_have_names_of_their_own(checkpoint: Path) -> None:
+def test_ids_without_a_token_get_unique_names(checkpoint: Path) -> None:
     _, tokenizer = load_checkpoint(checkpoint)
     size = tokenizer.get_vocab_size()
     names = vocabulary_of(tokenizer, size + 2)
@@ -37,7 +37,7 @@ def test_ids_without_a_token_have_names_of_their_own(checkpoint: Path) -> None:
     assert len(set(names)) == size + 2
 
 
-def assert_decodes_alike(model: Transformer, tokenizer: Tokenizer, sentences: list[str], folder: Path) -> None:
+def assert_decodes_the_same(model: Transformer, tokenizer: Tokenizer, sentences: list[str], folder: Path) -> None:
     write_ctranslate2_model(folder, model, tokenizer)
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
     results = translator.translate_batch(

@@ -1,4 +1,4 @@
-"""The comparison of a call's cost: processor time of a process, and the table with its targets."""
+"""Tests of the call cost comparison: CPU time of a process, and the table with its targets."""
 
 import os
 import time
@@ -7,7 +7,7 @@ from bench.edge import SECTION, TARGETS, cpu_seconds, report
 from bench.record import Figure, Result
 
 
-def test_processor_time_grows_with_work_and_not_with_waiting() -> None:
+def test_cpu_time_grows_with_work_and_not_with_waiting() -> None:
     before = cpu_seconds(os.getpid())
     end = time.process_time() + 0.2
     while time.process_time() < end:

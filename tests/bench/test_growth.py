@@ -27,8 +27,8 @@ def large(small: Transformer) -> Transformer:
     return grow(small, dataclasses.replace(small.config, **BASE))
 
 
-def test_a_grown_model_computes_the_same_where_positions_are_the_same(small: Transformer, large: Transformer) -> None:
-    """All that it does differently is the position of a repeated feature."""
+def test_a_grown_model_computes_the_same_with_equal_position_encodings(small: Transformer, large: Transformer) -> None:
+    """With the position encodings of the small model, the outputs are the same."""
     pairs = torch.arange(512) // 2
     large.positions = small.positions[:, 2 * (pairs // 4) + torch.arange(512) % 2]
     source, lengths, target = torch.tensor([[5, 70, 800, 9, 2]]), torch.tensor([5]), torch.tensor([[1, 44, 5000, 8]])
@@ -41,21 +41,19 @@ def test_a_grown_model_computes_the_same_where_positions_are_the_same(small: Tra
         torch.testing.assert_close(logits(large), logits(small), atol=2e-3, rtol=0)
 
 
-def test_a_grown_model_writes_what_the_small_one_writes(
-    small: Transformer, large: Transformer, sentences: list[str]
-) -> None:
+def test_a_grown_model_generates_the_same_outputs(small: Transformer, large: Transformer, sentences: list[str]) -> None:
     tokenizer, config = read_tokenizer(SHIPPED / "tokenizer.json"), small.config
 
-    def written(model: Transformer, source: list[int]) -> tuple[int, ...]:
+    def generated(model: Transformer, source: list[int]) -> tuple[int, ...]:
         return greedy(pytorch_steps(model, source), config.bos_id, config.eos_id, 60).ids
 
     sources = [tokenizer.encode(sentence).ids for sentence in sentences[:20]]
-    assert sum(written(small, source) == written(large, source) for source in sources) >= 18
+    assert sum(generated(small, source) == generated(large, source) for source in sources) >= 18
 
 
-def test_a_shape_that_the_small_one_does_not_fit_into_is_refused(small: Transformer) -> None:
+def test_sizes_that_are_no_multiples_are_rejected(small: Transformer) -> None:
     config: TransformerConfig = small.config
-    with pytest.raises(ValueError, match="d_ff 300 is no multiple of 256"):
+    with pytest.raises(ValueError, match="d_ff 300 must be a multiple of 256"):
         grow(small, dataclasses.replace(config, d_ff=300))
-    with pytest.raises(ValueError, match="loses none"):
+    with pytest.raises(ValueError, match="decoder_layers must be at least"):
         grow(small, dataclasses.replace(config, decoder_layers=2))

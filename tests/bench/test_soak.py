@@ -22,7 +22,7 @@ CARDS = [
 
 
 def test_every_operation_of_the_service_is_called() -> None:
-    paths = create_app(Settings(), lambda *_: pytest.fail("nothing is loaded")).openapi()["paths"]
+    paths = create_app(Settings(), lambda *_: pytest.fail("no bundle must be loaded")).openapi()["paths"]
     operations = {(method, path) for path, methods in paths.items() for method in methods}
     called = set()
     for call in itertools.islice(soak.all_calls(CARDS, ["One.", "Two."]), 400):
@@ -34,7 +34,7 @@ def test_every_operation_of_the_service_is_called() -> None:
     assert operations - called == set()
 
 
-def test_a_soak_reads_the_size_of_a_service_that_answers_everything(bundle: Path) -> None:
+def test_a_soak_reads_memory_descriptors_and_threads(bundle: Path) -> None:
     with serving(bundle.parent, threads=1) as server:
         result, failed = soak.run(server, ["A man sleeps.", "Two girls."], seconds=2.0, readings=2, clients=4)
     assert failed == Counter()
@@ -79,7 +79,7 @@ def result_of(resident_mb: float, descriptors: float, threads: float) -> Result:
     ("grown", "is_flat"),
     [((10, 0, 0), True), ((-5, -1, -1), True), ((10.1, 0, 0), False), ((0, 1, 0), False), ((0, 0, 1), False)],
 )
-def test_a_service_is_flat_that_keeps_its_size(grown: tuple[float, float, float], is_flat: bool) -> None:
+def test_growth_above_a_limit_is_reported(grown: tuple[float, float, float], is_flat: bool) -> None:
     result = result_of(*grown)
     assert soak.is_flat(result) is is_flat
     assert ("**no**" in soak.report(result)) is not is_flat
@@ -100,14 +100,22 @@ def test_growth_counts_from_the_first_reading_after_a_fifth(monkeypatch: pytest.
     }
 
 
-def test_the_command_writes_its_table_and_fails_where_a_call_failed(
+def test_the_command_writes_its_table_and_fails_if_a_call_failed(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = tmp_path / "reliability.md"
     document.write_text(f"Before.\n{mark('soak', soak.WRITER)}\n\nOld.\n\n{END}\nAfter.\n", encoding="utf-8")
     failed = Counter[str]()
     monkeypatch.setattr(soak, "run", lambda *_: (result_of(1, 0, 0), failed))
-    arguments = ["--bundles", str(bundle.parent), "--results", str(tmp_path), "--document", str(document)]
+    arguments = [
+        "--bundles",
+        str(bundle.parent),
+        "--results",
+        str(tmp_path),
+        "--document",
+        str(document),
+        "--allow-dirty",
+    ]
     assert soak.main(arguments) == 0
     text = document.read_text(encoding="utf-8")
     assert "| resident memory, MB | +1 | <= 10 | yes |" in text and "Old." not in text

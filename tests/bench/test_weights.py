@@ -1,4 +1,4 @@
-"""Weights read back from the toy bundle in every form."""
+"""Tests that weights read back from a bundle are correct for every quantization scheme."""
 
 from pathlib import Path
 from typing import Literal
@@ -9,24 +9,26 @@ import torch
 from numpy.typing import NDArray
 
 from bench.weights import read_model
-from export.bundle import Label, export_bundle, quantize_bundle
+from export.bundle import BundleMetadata, export_bundle, quantize_bundle
 from export.quantize import Recipe
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import TransformerConfig
 from model.data.tokenizer import read_tokenizer
-from service.bundle import Form
+from service.bundle import QuantScheme
 
-FORMS: tuple[Form, ...] = ("blocks", "rows", "static")
+FORMS: tuple[QuantScheme, ...] = ("blocks", "rows", "static")
 
 
-def read_quantised(bundle: Path, out: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
+def read_quantized(bundle: Path, out: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
     quantize_bundle(bundle, out, recipe, None, calibration=["A man sleeps."])
     return read_model(out).state_dict()
 
 
 def by_columns(weight: torch.Tensor) -> NDArray[np.float32]:
-    """A layer's weight (N, K) in 63 levels on either side of zero, with one scale for each of its outputs."""
+    """Quantize a layer's weight (N, K) in 63 levels on either side of zero, with one scale for each
+    of its outputs.
+    """
     rows = weight.numpy()
     scales = np.abs(rows).max(axis=1, keepdims=True) / np.float32(63)
     rounded: NDArray[np.float32] = np.rint(rows / scales) * scales
@@ -42,20 +44,22 @@ def test_a_float32_bundle_gives_the_checkpoint(checkpoint: Path, bundle: Path) -
 
 
 @pytest.mark.parametrize("form", ["rows", "static"])
-def test_weights_of_integer_products_are_what_their_columns_stand_for(
-    checkpoint: Path, bundle: Path, tmp_path: Path, form: Form
+def test_weights_of_integer_products_are_dequantized_by_column(
+    checkpoint: Path, bundle: Path, tmp_path: Path, form: QuantScheme
 ) -> None:
-    read = read_quantised(bundle, tmp_path / "small", Recipe(8, 16, form, form, form))
+    read = read_quantized(bundle, tmp_path / "small", Recipe(8, 16, form, form, form))
     for name, tensor in load_checkpoint(checkpoint)[0].state_dict().items():
         expected = by_columns(tensor) if tensor.dim() == 2 and name != "embedding.weight" else tensor.numpy()
-        tolerance = 0.01 if name == "embedding.weight" else 1e-6  # looked up with one scale for its 32 weights
+        tolerance = 0.01 if name == "embedding.weight" else 1e-6  # the lookup table has one scale for 32 weights
         assert read[name].numpy() == pytest.approx(expected, abs=tolerance), name
 
 
 @pytest.mark.parametrize("form", ["rows", "static"])
-def test_each_site_is_read_in_its_own_form(checkpoint: Path, bundle: Path, tmp_path: Path, form: Form) -> None:
+def test_each_layer_group_is_read_with_its_own_scheme(
+    checkpoint: Path, bundle: Path, tmp_path: Path, form: QuantScheme
+) -> None:
     recipe = Recipe(8, 16, encoder=form, layers="float32", projection=form)
-    read = read_quantised(bundle, tmp_path / "small", recipe)
+    read = read_quantized(bundle, tmp_path / "small", recipe)
     weights = load_checkpoint(checkpoint)[0].state_dict()
     for name, tensor in weights.items():
         if name.startswith("encoder") and tensor.dim() == 2:
@@ -68,13 +72,13 @@ def test_each_site_is_read_in_its_own_form(checkpoint: Path, bundle: Path, tmp_p
 
 
 def test_an_embedding_in_float32_is_the_checkpoints_own(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
-    read = read_quantised(bundle, tmp_path / "small", Recipe(8, 16, projection="float32"))
+    read = read_quantized(bundle, tmp_path / "small", Recipe(8, 16, projection="float32"))
     expected = load_checkpoint(checkpoint)[0].state_dict()["embedding.weight"]
     torch.testing.assert_close(read["embedding.weight"], expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_table_whose_rows_are_no_multiple_of_a_block_is_read_whole(
+def test_rows_that_are_no_multiple_of_a_block_are_read_completely(
     checkpoint: Path, toy_sentences: list[str], tmp_path: Path, bits: Literal[4, 8]
 ) -> None:
     tokenizer = read_tokenizer(checkpoint / "tokenizer.json")
@@ -83,12 +87,12 @@ def test_a_table_whose_rows_are_no_multiple_of_a_block_is_read_whole(
         torch.manual_seed(2)
         model = Transformer(config).eval()
     save_checkpoint(tmp_path / "narrow", config, model.state_dict(), checkpoint / "tokenizer.json", {})
-    export_bundle(tmp_path / "narrow", tmp_path / "float32", Label("narrow"), toy_sentences[:1])
+    export_bundle(tmp_path / "narrow", tmp_path / "float32", BundleMetadata("narrow"), toy_sentences[:1])
     read = [
-        read_quantised(tmp_path / "float32", tmp_path / form, Recipe(bits, 16, projection=form))["embedding.weight"]
+        read_quantized(tmp_path / "float32", tmp_path / form, Recipe(bits, 16, projection=form))["embedding.weight"]
         for form in FORMS
     ]
-    for other in read[1:]:  # of the product in blocks, and as it is looked up
+    for other in read[1:]:  # from the group-wise product, and from the lookup table
         torch.testing.assert_close(read[0], other, rtol=0, atol=0)
     weight = model.state_dict()["embedding.weight"]
     moved = torch.linalg.vector_norm(read[0] - weight) / torch.linalg.vector_norm(weight)

@@ -1,4 +1,4 @@
-"""A page in a real browser calls the service from its script. Needs Chromium."""
+"""Tests of a page in a real browser whose script calls the service. They need Chromium."""
 
 import contextlib
 import json
@@ -21,13 +21,13 @@ TEXT = "A man sleeps."
 PAGE = """<!doctype html><title>A page</title><script>
 async function ask(url, body, headers) {
   try {
-    const answer = await fetch(url, {
+    const response = await fetch(url, {
       method: "POST", headers: {"Content-Type": "application/json", ...headers}, body: JSON.stringify(body)
     });
-    const pieces = [], decoder = new TextDecoder(), reader = answer.body.getReader();
+    const pieces = [], decoder = new TextDecoder(), reader = response.body.getReader();
     for (let read = await reader.read(); !read.done; read = await reader.read())
       pieces.push(decoder.decode(read.value, {stream: true}));
-    return {status: answer.status, id: answer.headers.get("X-Request-Id"), pieces};
+    return {status: response.status, id: response.headers.get("X-Request-Id"), pieces};
   } catch (error) {
     return {error: error.name};
   }
@@ -48,7 +48,7 @@ class PageHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def origin() -> Iterator[str]:
-    """Where the page is."""
+    """Serve the page and yield its origin."""
     with ThreadingHTTPServer(("127.0.0.1", 0), PageHandler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -62,7 +62,7 @@ def page(origin: str) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    assert executable, f"there is none of {', '.join(BROWSERS)} on this machine"
+    assert executable, f"none of {', '.join(BROWSERS)} is installed"
     with (
         sync_playwright() as playwright,
         contextlib.closing(playwright.chromium.launch(executable_path=executable)) as browser,
@@ -78,20 +78,20 @@ def allowing(bundle: Path, origin: str) -> Iterator[RunningServer]:
         yield server
 
 
-def ask(page: Any, server: RunningServer, body: Any, path: str = "/v1/generate", **headers: str) -> Any:
-    """What the page's script gets."""
+def fetch_from(page: Any, server: RunningServer, body: Any, path: str = "/v1/generate", **headers: str) -> Any:
+    """Call the service from the page's script and return the script's result."""
     return page.evaluate("([url, body, headers]) => ask(url, body, headers)", [server.url + path, body, headers])
 
 
-def asked_directly(server: RunningServer, body: Any) -> str:
+def fetch_directly(server: RunningServer, body: Any) -> str:
     request = Request(f"{server.url}/v1/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urlopen(request, timeout=30) as answer:
-        return str(answer.read().decode())
+    with urlopen(request, timeout=30) as response:
+        return str(response.read().decode())
 
 
 def num_calls(server: RunningServer, route: str) -> int:
-    with urlopen(f"{server.url}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
+    with urlopen(f"{server.url}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
     return sum(
         int(float(line.rsplit(" ", 1)[1]))
         for line in lines
@@ -99,17 +99,17 @@ def num_calls(server: RunningServer, route: str) -> int:
     )
 
 
-def test_a_page_that_is_allowed_gets_the_answer(page: Any, allowing: RunningServer) -> None:
+def test_a_page_of_an_allowed_origin_gets_the_response(page: Any, allowing: RunningServer) -> None:
     headers = {"Authorization": "Bearer none", "X-Request-Id": "from-a-page", "X-Request-Timeout-Ms": "20000"}
-    got = ask(page, allowing, {"inputs": TEXT}, **headers)
+    got = fetch_from(page, allowing, {"inputs": TEXT}, **headers)
     assert (got["status"], got["id"]) == (200, "from-a-page")
-    expected = json.loads(asked_directly(allowing, {"inputs": TEXT}))
+    expected = json.loads(fetch_directly(allowing, {"inputs": TEXT}))
     assert json.loads("".join(got["pieces"]))["outputs"] == expected["outputs"]
 
 
-def test_it_reads_a_stream_as_it_comes(page: Any, allowing: RunningServer) -> None:
+def test_the_page_reads_a_stream_while_it_arrives(page: Any, allowing: RunningServer) -> None:
     body = {"inputs": [TEXT] * 32, "stream": True, "parameters": {"min_new_tokens": 60}}
-    got = ask(page, allowing, body)
+    got = fetch_from(page, allowing, body)
     assert len(got["pieces"]) > 1
     *events, done, rest = "".join(got["pieces"]).split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -127,25 +127,25 @@ def test_it_reads_a_stream_as_it_comes(page: Any, allowing: RunningServer) -> No
         ("/v1/generate", {"inputs": ""}, 422, "empty_input"),
     ],
 )
-def test_it_reads_errors(
+def test_the_page_reads_errors(
     page: Any, allowing: RunningServer, path: str, body: dict[str, Any], status: int, code: str
 ) -> None:
-    got = ask(page, allowing, body, path)
+    got = fetch_from(page, allowing, body, path)
     error = json.loads("".join(got["pieces"]))["error"]
     assert (got["status"], error["code"], error["request_id"]) == (status, code, got["id"])
 
 
-def test_any_page_is_allowed_where_any_origin_is(page: Any, bundle: Path) -> None:
+def test_any_page_is_allowed_if_any_origin_is(page: Any, bundle: Path) -> None:
     with serving(bundle.parent, cors_origins="*") as server:
-        assert ask(page, server, {"inputs": TEXT})["status"] == 200
+        assert fetch_from(page, server, {"inputs": TEXT})["status"] == 200
 
 
 @pytest.mark.parametrize("settings", [{}, {"cors_origins": "https://page.example"}], ids=["default", "other"])
-def test_a_page_that_is_not_allowed_gets_nothing_and_costs_nothing(
+def test_a_page_of_another_origin_gets_no_response_and_runs_no_call(
     page: Any, bundle: Path, settings: dict[str, Any]
 ) -> None:
     with serving(bundle.parent, **settings) as server:
-        assert ask(page, server, {"inputs": TEXT}) == {"error": "TypeError"}
+        assert fetch_from(page, server, {"inputs": TEXT}) == {"error": "TypeError"}
         assert num_calls(server, "/v1/generate") == 0
-        asked_directly(server, {"inputs": TEXT})
+        fetch_directly(server, {"inputs": TEXT})
         assert num_calls(server, "/v1/generate") == 1

@@ -1,4 +1,6 @@
-"""Builds the images, starts the stack, uses it and stops it. Needs a Docker engine and docker-compose."""
+"""Tests that build the images and start, use and stop the stack. They need a Docker engine and
+docker-compose.
+"""
 
 import contextlib
 import itertools
@@ -7,6 +9,7 @@ import os
 import shutil
 import subprocess
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +18,10 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from bench.engine.memory import mixed_calls, send_all
 from bench.load import with_client
-from bench.ourselves.memory import mixed_calls, send_all
 from bench.server import free_port
-from service.loading import find_bundles
+from service.discovery import find_bundles
 
 pytestmark = pytest.mark.docker
 
@@ -28,7 +31,7 @@ GRACE_S = 45  # stop_grace_period in docker-compose.yml
 
 @dataclass(frozen=True)
 class Stack:
-    """A compose project of its own, so that it meets no other."""
+    """A compose project with a unique name, separate from any other."""
 
     project: str
     port: int
@@ -57,16 +60,16 @@ class Stack:
     def post(self, path: str, body: object) -> object:
         headers = {"Content-Type": "application/json"}
         request = Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), headers)
-        with urlopen(request, timeout=30) as answer:
-            return json.load(answer)
+        with urlopen(request, timeout=30) as response:
+            return json.load(response)
 
 
 def run(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
-    answer = subprocess.run(
+    response = subprocess.run(
         command, cwd=ROOT, env=os.environ | (environment or {}), capture_output=True, text=True, check=False
     )
-    assert answer.returncode == 0, f"{command}: {answer.returncode}\n{answer.stdout}\n{answer.stderr}"
-    return answer.stdout
+    assert response.returncode == 0, f"{command}: {response.returncode}\n{response.stdout}\n{response.stderr}"
+    return response.stdout
 
 
 @contextlib.contextmanager
@@ -87,7 +90,7 @@ def stack() -> Iterator[Stack]:
 
 
 def test_the_documented_half_gigabyte_and_one_processor_serve_every_shipped_model(sentences: list[str]) -> None:
-    """It was killed while it loaded, nine times a minute."""
+    """Regression: the service was killed for memory while it loaded its models."""
     with started("small", SERVICE_CPUS="1", SERVICE_MEMORY="512m") as stack:
         manifests = list(find_bundles(ROOT / "bundles", None).values())
         calls = list(itertools.islice(mixed_calls(manifests, sentences), 1000))
@@ -96,7 +99,7 @@ def test_the_documented_half_gigabyte_and_one_processor_serve_every_shipped_mode
     assert state == f"running 0 false {512 * 1024 * 1024}"
 
 
-def test_the_service_on_a_gpu_is_as_hardened_and_never_falls_back_to_the_cpu() -> None:
+def test_the_gpu_service_is_hardened_and_never_falls_back_to_the_cpu() -> None:
     command = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
     services = yaml.safe_load(run([*command, "--profile", "gpu", "config"]))["services"]
     service, gpu = services["service"], services["service-gpu"]
@@ -110,10 +113,10 @@ def test_the_service_on_a_gpu_is_as_hardened_and_never_falls_back_to_the_cpu() -
 
 
 def test_the_stack_translates(stack: Stack) -> None:
-    answer = stack.post("/v1/generate", {"inputs": "Two girls are playing with a small brown dog on the beach."})
-    assert isinstance(answer, dict)
-    assert answer["outputs"][0]["finish_reason"] == "eos"
-    assert "Hund" in answer["outputs"][0]["text"]
+    response = stack.post("/v1/generate", {"inputs": "Two girls are playing with a small brown dog on the beach."})
+    assert isinstance(response, dict)
+    assert response["outputs"][0]["finish_reason"] == "eos"
+    assert "Hund" in response["outputs"][0]["text"]
 
 
 def test_the_port_is_bound_to_this_machine_alone(stack: Stack) -> None:
@@ -127,20 +130,20 @@ def test_the_service_has_no_privilege(stack: Stack) -> None:
     assert status["NoNewPrivs"] == "1"
 
 
-def test_nothing_but_tmp_can_be_written(stack: Stack) -> None:
+def test_only_tmp_is_writable(stack: Stack) -> None:
     code = "import os; print(os.access('/app', os.W_OK), os.access('/', os.W_OK), os.access('/tmp', os.W_OK))"
     assert stack.python(code) == "False False True"
     assert stack.inspect("{{.HostConfig.ReadonlyRootfs}}") == "true"
 
 
 @pytest.mark.parametrize("package", ["torch", "onnx", "model", "export", "pytest"])
-def test_what_serving_does_not_need_is_not_in_the_image(stack: Stack, package: str) -> None:
+def test_packages_for_training_and_tests_are_not_in_the_image(stack: Stack, package: str) -> None:
     code = f"import importlib.util as u; print(u.find_spec('service') is not None, u.find_spec({package!r}) is None)"
     assert stack.python(code) == "True True"
 
 
 def test_every_line_of_the_log_is_json(stack: Stack) -> None:
-    """ONNX Runtime's telemetry, where it is on, writes a warning of its own."""
+    """Regression: ONNX Runtime's telemetry writes a warning in another format if it is enabled."""
     container = stack.compose("ps", "--all", "--quiet", "service").strip()
     logged = subprocess.run(["docker", "logs", container], capture_output=True, text=True, check=True)
     lines = (logged.stdout + logged.stderr).splitlines()
@@ -156,7 +159,7 @@ def test_the_load_test_runs_inside_the_network_without_a_failure(stack: Stack, a
     assert ": 40 succeeded, 0 refused, 0 failed" in table
 
 
-def test_a_stop_is_clean_and_well_within_its_grace_period(stack: Stack) -> None:
+def test_a_stop_is_clean_and_shorter_than_its_grace_period(stack: Stack) -> None:
     started = time.monotonic()
     stack.compose("stop", "service")
     took_s = time.monotonic() - started
@@ -167,8 +170,8 @@ def test_a_stop_is_clean_and_well_within_its_grace_period(stack: Stack) -> None:
     assert took_s < GRACE_S - 5
 
 
-def test_a_stop_before_the_service_listens_to_signals_is_not_waited_out(stack: Stack) -> None:
-    """As a container's first process, Python without a handler ignored SIGTERM and was killed 45 s later."""
+def test_a_stop_before_the_service_handles_signals_is_immediate(stack: Stack) -> None:
+    """Regression: as process 1, Python without a handler ignored SIGTERM for 45 s."""
     stack.compose("stop", "service")
     stack.compose("start", "service")
     started = time.monotonic()
@@ -189,10 +192,10 @@ def test_a_stop_before_the_service_listens_to_signals_is_not_waited_out(stack: S
     ],
     ids=["wrong setting", "no bundle"],
 )
-def test_a_service_that_cannot_start_is_given_up_after_five_restarts_and_its_log_says_why(
+def test_a_service_that_cannot_start_stops_after_five_restarts_and_logs_the_reason(
     stack: Stack, tmp_path: Path, override: dict[str, object], exit_code: int, reason: str
 ) -> None:
-    """The image is there already, from `stack`."""
+    """Use the image that `stack` has built."""
     file = tmp_path / "override.yml"
     content = {"services": {"service": override}}
     file.write_text(yaml.safe_dump(content), encoding="utf-8")
@@ -202,7 +205,7 @@ def test_a_service_that_cannot_start_is_given_up_after_five_restarts_and_its_log
         broken.compose("up", "--detach", "--no-build", "service")
         deadline = time.monotonic() + 120
         state = ""
-        while not state.startswith("exited "):  # "restarting" between two tries
+        while not state.startswith("exited "):  # the status is "restarting" between two attempts
             assert time.monotonic() < deadline, state
             time.sleep(0.5)
             state = broken.inspect("{{.State.Status}} {{.State.ExitCode}} {{.RestartCount}}")
@@ -214,3 +217,11 @@ def test_a_service_that_cannot_start_is_given_up_after_five_restarts_and_its_log
         assert len([line for line in lines if "starting again will not help" in line]) == 6
     finally:
         broken.compose("down", "--volumes")
+
+
+def test_the_image_has_a_version_tag_and_labels(stack: Stack) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert stack.inspect("{{.Config.Image}}") == f"sightline:{version}"
+    labels = json.loads(stack.inspect("{{json .Config.Labels}}"))
+    assert labels["org.opencontainers.image.title"] == "Sightline"
+    assert labels["org.opencontainers.image.version"] == version

@@ -1,4 +1,6 @@
-"""The shipped bundles in the memory that docs/deployment.md promises. Needs root and a writable memory cgroup."""
+"""Tests of the memory limit that docs/how-to/deploy.md states. They need root and a writable memory
+cgroup.
+"""
 
 import itertools
 import os
@@ -13,10 +15,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from bench.engine.memory import mixed_calls, send_all
 from bench.load import with_client
-from bench.ourselves.memory import mixed_calls, send_all
 from bench.server import free_port
-from service.loading import find_bundles
+from service.discovery import find_bundles
 
 pytestmark = pytest.mark.cgroup
 
@@ -30,7 +32,7 @@ START_TIMEOUT_S = 120
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """A cgroup of its own with 512 MiB of memory and no swap; of version 2 or 1, whichever the machine has."""
+    """Create a cgroup, of version 2 or 1, with 512 MiB of memory and no swap."""
     if (CGROUPS / "cgroup.controllers").exists():
         parent, limits = CGROUPS, {"memory.max": LIMIT, "memory.swap.max": 0}
         (parent / "cgroup.subtree_control").write_text("+memory")
@@ -46,7 +48,7 @@ def cgroup() -> Iterator[Path]:
 
 @pytest.fixture
 def server(cgroup: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A service with every shipped bundle that has been in the cgroup since its first instruction, and its URL."""
+    """Start a service with every shipped bundle inside the cgroup; yield its process and URL."""
     port = free_port()
     settings = {"SIGHTLINE_PORT": str(port), "SIGHTLINE_THREADS": "1", "SIGHTLINE_LOG_LEVEL": "warning"}
     enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs")]
@@ -85,6 +87,6 @@ def test_every_shipped_bundle_is_served_within_512_mib(
     manifests = list(find_bundles(ROOT / "bundles", None).values())
     assert len(manifests) == 7
     calls = list(itertools.islice(mixed_calls(manifests, sentences), CALLS))
-    with_client(url, lambda client: send_all(client, calls))  # it raises where an answer is not 200
+    with_client(url, lambda client: send_all(client, calls))  # raises if a response is not 200
     assert process.poll() is None
     assert resident_mb(process) <= 450

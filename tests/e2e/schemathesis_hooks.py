@@ -1,4 +1,4 @@
-"""What schemathesis takes for a failure and is none, each with its reason; all else that it finds is one."""
+"""False failures of schemathesis, each with its reason; all else that it finds is one."""
 
 import re
 from collections.abc import Iterator
@@ -15,36 +15,40 @@ TIMEOUT, LENGTH = "X-Request-Timeout-Ms", "Inference-Header-Content-Length"
 BEYOND_JSON_SCHEMA = (
     # What a model can do is its own.
     r"cannot do the task",
-    r"\d+ tokens; the model takes at most",
+    r"must have at most \d+ tokens for this model, got",
     r"must be at most \d+ for [\w-]+, got \d+",
-    r"A token id of this model is below",
-    r"vectors have \d+ dimensions",
-    r"It is \d+ tokens of this model, and must be one",
+    r"must be at most \d+ for this model, got \d+",
+    r"the dimensions of the model's vectors",
+    r"is \d+ tokens of this model, and must be one",
     r"has no attention maps",
-    r"attention has only 0 to \d+",
-    r"generates no text",
-    r"does not go on with its prompt",
+    r"must be from -\d+ to \d+ for \w+ attention, got -?\d+",
+    r"must not repeat a (layer|head) of \w+ attention",
+    r"does not generate text",
+    r"supported only by decoder-only models",
+    r"supported only by models that translate",
     r"has no chat template",
     r"No model translates between these languages",
     r"outputs\[\d+\]\.name: The model has ",
-    r"Parameter has no effect on the requested outputs",
+    r"has no effect on the requested outputs",
     r"at least \d+ numbers; a response holds at most",
     # It compares no two values.
     r"must be at most [\w.]+ \(\d+\), got \d+",
-    r"A call generates at most \d+ sequences, got \d+",
-    r"There are \d+ prefixes for \d+ inputs",
-    r"It has \d+ rows, and the data (more|fewer) texts",
-    r"max_tokens and max_completion_tokens are one thing",
-    r"outputs\[\d+\]\.name: Duplicate output name",
+    # The description does not contain the settings.
+    r"must have at most \d+ (entries|strings) \(SIGHTLINE_MAX_INPUTS\), got \d+",
+    r"A call generates at most \d+ sequences \(SIGHTLINE_MAX_INPUTS\), got \d+",
+    r"A call generates at most \d+ sequences \(SIGHTLINE_MAX_INPUTS\), one for each sentence",
+    r"must be one string or \d+, one for each input, got \d+",
+    r"must be the number of texts in the data \((at least )?\d+\), got \d+",
+    r"max_tokens and max_completion_tokens are the same parameter",
+    r"outputs\[\d+\]\.name must not repeat another output",
     r"both lists of the same length",
-    r"best_of can only be n",
-    r"These are \d+ texts; a call makes at most",
+    r"best_of must equal n",
     # It knows no turns.
-    r"The system comes first, then user and assistant in turn",
-    r"The last message must be the user's",
+    r"System messages come first, then user and assistant messages in turn",
+    r"the model replies to the last message",
     # It counts no bytes.
-    r"It must be the number of bytes that are JSON",
-    r"\d+ bytes come after the JSON",
+    r"must be the number of bytes that are JSON",
+    r"must be the number of bytes after the JSON \(\d+\), got \d+",
 )
 
 
@@ -52,7 +56,7 @@ BEYOND_JSON_SCHEMA = (
 def filter_failure(
     context: schemathesis.HookContext, failure: Failure, case: schemathesis.Case[Any], response: schemathesis.Response
 ) -> bool:
-    """Whether it is one."""
+    """Return True if a failure is one."""
     match failure:
         case ServerError():
             return not is_short_of_time(case, response)
@@ -81,12 +85,12 @@ def is_beyond_json_schema(response: schemathesis.Response) -> bool:
 def is_integer_by_value(case: schemathesis.Case[Any], response: schemathesis.Response) -> bool:
     """To JSON Schema 3.0 is an integer, to this API it is not."""
     has_one = any(isinstance(value, float) and value.is_integer() for value in leaves(case.body))
-    is_refused = re.search(r"should be a valid integer|must be an integer", response.text) is not None
+    is_refused = re.search(r"must be a valid integer|must be an integer", response.text) is not None
     return response.status_code == 422 and is_refused and has_one
 
 
 def is_of_another_task(case: schemathesis.Case[Any], response: schemathesis.Response) -> bool:
-    """POST / takes the body of the route that the model's task chooses; with those routes each is tried as well."""
+    """Return True for a body that POST / rejects because the model has another task."""
     return response.status_code == 422 and case.operation.label == "POST /"
 
 
@@ -96,7 +100,10 @@ def is_always_refused(case: schemathesis.Case[Any], response: schemathesis.Respo
 
 
 def begins_with_no_json(case: schemathesis.Case[Any], response: schemathesis.Response) -> bool:
-    """Of a binary body, or one that a header cuts, JSON Schema cannot say that it begins with JSON."""
+    """Return True for a binary body or one that a header cuts.
+
+    JSON Schema cannot express that such a body begins with JSON.
+    """
     has_bytes = case.media_type == "application/octet-stream" or LENGTH in case.headers
     return response.status_code == 400 and has_bytes
 

@@ -1,4 +1,4 @@
-"""The `libretranslatepy` package, unmodified, and its documented bodies from a plain client, against a real service."""
+"""Requests of the unmodified `libretranslatepy` package and of a plain client to a real service."""
 
 import json
 from urllib.error import HTTPError
@@ -11,13 +11,25 @@ from libretranslatepy import LibreTranslateAPI
 from bench.server import RunningServer
 from tests.e2e.asking import post
 
-TEXT = "A man is riding a bicycle. & “1 + 1”"
+TEXT = "A man is riding a bicycle & “1 + 1”."  # one sentence
 PAIR = {"source": "en", "target": "de"}
 
 
 def own_text(server: RunningServer, text: str) -> str:
     (output,) = post(server, "/v1/generate", {"model": "multi30k-en-de", "inputs": text})["outputs"]
     return str(output["text"])
+
+
+def test_a_paragraph_is_the_translation_of_its_sentences(shipped: RunningServer) -> None:
+    sentences = ["A man is riding a bicycle.", "Two dogs play in the snow.", "A woman is reading a book."]
+    paragraph = "{} {}\n  {}\n"
+    expected = paragraph.format(*(own_text(shipped, sentence) for sentence in sentences))
+    text = paragraph.format(*sentences)
+    assert LibreTranslateAPI(shipped.url).translate(text, "en", "de") == expected
+    body = {"model": "multi30k-en-de", "inputs": text, "parameters": {"split_sentences": True}}
+    (output,) = post(shipped, "/v1/generate", body)["outputs"]
+    assert output["text"] == expected
+    assert own_text(shipped, text) != expected
 
 
 @pytest.mark.parametrize("api_key", [None, "secret"])

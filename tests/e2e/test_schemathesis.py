@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI document, right and wrong ones, get the answers that the document promises.
+"""Valid and invalid requests generated from the OpenAPI document get the declared responses.
 
 `make test` sends some thousands, the same each time. `make fuzz` sends many more, others each time.
 """

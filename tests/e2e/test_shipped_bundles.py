@@ -9,6 +9,7 @@ from urllib.request import urlopen
 import pytest
 
 from bench.server import RunningServer
+from service.api.models import tasks_of
 from service.bundle import read_manifest
 from tests.e2e.asking import post
 
@@ -47,7 +48,7 @@ def test_a_bundle_is_listed_with_what_it_can_do(shipped: RunningServer, folder: 
     assert manifest.name == folder.name
     with urlopen(f"{shipped.url}/v1/models", timeout=30) as answer:
         (card,) = (card for card in json.load(answer)["data"] if card["id"] == folder.name)
-    assert card["tasks"] == list(manifest.tasks)
+    assert card["tasks"] == tasks_of(manifest)
     assert card["architecture"] == manifest.architecture
     assert card["description"] == manifest.description != ""
 
@@ -66,7 +67,8 @@ def test_a_bundle_answers_by_its_name_and_shows_what_it_attended_to(shipped: Run
         assert {one["kind"] for one in output["maps"]} == {one.kind for one in manifest.attention}
         assert all(sums_fit(one) for one in output["maps"])
     if "attention" in manifest.tasks and "generate" in manifest.tasks:
-        maps = post(shipped, "/v1/attention", {"model": folder.name, "input": text})["maps"]
+        (output,) = post(shipped, "/v1/attention", {"model": folder.name, "inputs": text})["outputs"]
+        maps = output["maps"]
         assert {one["kind"] for one in maps} == {one.kind for one in manifest.attention}
         assert all(sums_fit(one) for one in maps)
 

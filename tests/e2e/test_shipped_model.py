@@ -1,4 +1,4 @@
-"""What the shipped model must do on a fresh clone, over HTTP."""
+"""Requirements on the shipped model of a fresh clone, over HTTP."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,9 @@ SENTENCE = "Two girls are playing with a small brown dog on the beach."
 
 @pytest.fixture(scope="module")
 def attention(shipped: RunningServer) -> Any:
-    return post(shipped, "/v1/attention", {"input": SENTENCE, "kinds": ["cross"], "reduce": "mean"})
+    body = {"inputs": SENTENCE, "kinds": ["cross"], "reduce": "mean"}
+    (output,) = post(shipped, "/v1/attention", body)["outputs"]
+    return output
 
 
 def test_a_sentence_becomes_ordinary_german(shipped: RunningServer) -> None:

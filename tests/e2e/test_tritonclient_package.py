@@ -171,17 +171,21 @@ def test_statistics_count_what_was_done(client: Any) -> None:
 
 def test_an_error_is_an_exception_with_its_message_and_status(client: Any) -> None:
     calls: list[tuple[Callable[[], Any], str, str]] = [
-        (lambda: client.infer("nobody", text_input(TEXTS)), "404", "model: There is no such model"),
+        (lambda: client.infer("nobody", text_input(TEXTS)), "404", "There is no model of this name"),
         (
             lambda: client.infer("toy", text_input(TEXTS), model_version="2"),
             "404",
-            "version: A model has only the version 1.",
+            "The only version of each model is 1.",
         ),
-        (lambda: client.infer("toy", text_input(["a", " "])), "422", "text_input[1]: There is nothing but blanks"),
+        (
+            lambda: client.infer("toy", text_input(["a", " "])),
+            "422",
+            "text_input[1] is empty or contains only whitespace",
+        ),
         (lambda: client.infer("toy", text_input(TEXTS), parameters={"x": 1}), "422", "parameters.x: There is no such"),
-        (lambda: client.infer("toy", text_input(TEXTS), priority=1), "422", "parameters.priority: This service cannot"),
+        (lambda: client.infer("toy", text_input(TEXTS), priority=1), "422", "parameters.priority is not supported"),
         (lambda: client.infer("toy", text_input(TEXTS), outputs=asked("logits")), "422", "outputs[0].name: The model"),
-        (lambda: client.async_infer("nobody", text_input(TEXTS)).get_result(), "404", "model: There is no such model"),
+        (lambda: client.async_infer("nobody", text_input(TEXTS)).get_result(), "404", "There is no model of this name"),
         (lambda: client.load_model("toy"), "422", "Models are loaded when the service starts"),
         (lambda: client.unload_model("toy"), "422", "Models are loaded when the service starts"),
         (lambda: client.get_log_settings(), "404", "There is no such route."),

@@ -1,4 +1,4 @@
-"""Whether a sequence's outputs have the same bits alone and in any batch: raw arrays of a runner, not answers."""
+"""Bitwise comparison of a runner's outputs for a sequence alone and in a batch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ BATCH_SIZES = (2, 3, 5)
 
 
 def assert_bits_do_not_depend_on_company(runner: Runner, lengths: Sequence[int] = SHORT_LENGTHS) -> None:
-    """Compare sources of these lengths alone and beside longer ones of every length modulo 8, and a shorter one."""
+    """Compare sources alone and in batches with longer ones of each length modulo 8."""
     random, manifest = np.random.default_rng(5), runner.manifest
     if "similar" in manifest.tasks:
         assert_comparisons_do_not_depend_on_each_other(runner, random)
@@ -58,9 +58,9 @@ Sequences = Sequence[tuple[Array, Array]]  # sources, and the targets that are r
 
 
 def run_rows(runner: Runner, sequences: Sequences, row: int) -> Outputs:
-    """One row's own part of all outputs; the sources are encoded in one batch."""
+    """Encode sources in one batch and return the outputs of one row without padding."""
     encoded = encode(runner, sequences)
-    runner.fill(0, encoded, range(len(sequences)))
+    runner.init_rows(0, encoded, range(len(sequences)))
     return [own_encoded(runner, encoded, sequences, row), *steps(runner, sequences, row)]
 
 
@@ -81,17 +81,17 @@ def own_encoded(runner: Runner, encoded: Mapping[str, Array], sequences: Sequenc
 
 
 def steps(runner: Runner, sequences: Sequences, row: int, *, first: int = 0) -> Outputs:
-    """One row's own part of the outputs of steps over rows that have been filled; none where nothing is generated.
+    """Run decoder steps and return the outputs of one row; nothing without a decoder.
 
-    The sequences are in the rows from `first` on, and `row` is counted from there.
+    The sequences are in the rows from `first` on, and `row` counts from there.
     """
     manifest = runner.manifest
-    if manifest.step is None:
+    if manifest.decoder is None:
         return []
     lengths, outputs = lengths_of(sequences), Outputs()
     kept = {state.output for state in manifest.states}
-    names = [name for name in manifest.step.outputs if name not in kept]
-    filled = lengths - 1 if manifest.goes_on else np.zeros_like(lengths)
+    names = [name for name in manifest.decoder.outputs if name not in kept]
+    filled = lengths - 1 if manifest.is_decoder_only else np.zeros_like(lengths)
     for age in range(STEPS):
         tokens = np.array([target[age] for _, target in sequences])
         given = runner.step(tokens, filled + np.int32(age), lengths, names, first=first)
@@ -102,7 +102,7 @@ def steps(runner: Runner, sequences: Sequences, row: int, *, first: int = 0) -> 
 def own_parts(
     manifest: Manifest, given: Mapping[str, Array], row: int, source_tokens: int, target_tokens: int
 ) -> Iterator[tuple[str, Array]]:
-    """A copy of the part of each output that means something: the row's own positions."""
+    """Copy the part of each output that is not padding."""
     source, target = slice(source_tokens), slice(target_tokens)
     map_columns = {"encoder": (source, source), "encoder_slots": (source,), "cross": (slice(None), source)}
     map_columns["decoder"] = (slice(None), target)

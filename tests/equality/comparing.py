@@ -1,4 +1,4 @@
-"""The rule by which two decoders must agree: token for token, but for ties within rounding, and few of those."""
+"""Comparison of two decoders: equal tokens, except for a few ties within rounding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from model.architectures.factory import TranslationModel
-from model.decoding.processors import Processors
+from model.decoding.processors import LogitsProcessors
 from model.decoding.reference import log_softmax
 from model.rounding import Reference, reference
 from service.engine.request import GenerateRequest, Target
@@ -22,21 +22,21 @@ Scores = NDArray[Any]  # float32 or float64, as the model is
 
 
 def generated_ids(request: GenerateRequest, targets: Sequence[Target]) -> Targets:
-    """The ids of an engine's targets without the prefix that was asked for."""
+    """Return the token ids of targets without the requested prefix."""
     return [tuple(token.id for token in target.tokens[len(request.target_prefix) :]) for target in targets]
 
 
 def assert_same(
     model: TranslationModel, requests: Sequence[GenerateRequest], expected: Sequence[Targets], given: Sequence[Targets]
 ) -> None:
-    """Fail unless every request has the same targets, but for one in 200 that parts at a near tie.
+    """Check that two decoders give equal targets, except for one in 200 at a near tie.
 
-    What is near is measured on scores that PyTorch computes here in float64, neither decoder's own: two scores are near
-    if rounding (see `model.rounding`) may move each of them halfway. Greedy decoding parts at a near tie where, after
-    the tokens that both have, both choices are near the best score (the logits as the processors leave them). Beam
-    search does where at every rank the two targets' scores (the sums of log-probabilities as the processors leave them,
-    divided by length ** length_penalty) are near each other: whatever tie lay on the way, both have found equally good
-    targets. Sampling may not part at all.
+    Near ties are determined by scores that PyTorch computes here in float64: two scores are near if
+    rounding (see `model.rounding`) may change each of them by half of their difference. Greedy
+    decoding may differ where both choices after the common tokens are near the best processed
+    logit. Beam search may differ if at every rank the scores of both targets (sums of processed
+    log-probabilities, divided by length ** length_penalty) are near each other. Sampling must not
+    differ at all.
     """
     cases = zip(requests, expected, given, strict=True)
     different = [case for case in cases if case[1] != case[2]]
@@ -48,7 +48,7 @@ def assert_same(
 
 
 def forced_logits(model: TranslationModel, request: GenerateRequest, ids: Ids) -> Scores:
-    """The logits (T, V) from which PyTorch would pick each of `ids`, after the request's prefix."""
+    """Return the logits (T, V) of PyTorch before each of `ids`, after the prefix of the request."""
     read = [model.config.bos_id, *request.target_prefix, *ids[:-1]]
     source = torch.tensor([request.source_ids])
     lengths = torch.tensor([source.size(1)])
@@ -61,7 +61,7 @@ def forced_logits(model: TranslationModel, request: GenerateRequest, ids: Ids) -
 
 
 def forced_log_probs(model: TranslationModel, request: GenerateRequest, ids: Ids) -> Scores:
-    """The logarithms (T, V) of the probabilities from which PyTorch would pick each of `ids`."""
+    """Return the log-probabilities (T, V) of PyTorch before each of `ids`."""
     return log_softmax(forced_logits(model, request, ids))
 
 
@@ -111,9 +111,9 @@ def _processed(model: TranslationModel, request: GenerateRequest, scores: Scores
     return processors_of(request.parameters)(scores, prompt, generated, model.config.eos_id)
 
 
-def processors_of(parameters: GenerateParameters) -> Processors:
-    """The reference's processors that a request asks for."""
-    return Processors(
+def processors_of(parameters: GenerateParameters) -> LogitsProcessors:
+    """Return the reference logits processors of a request."""
+    return LogitsProcessors(
         repetition_penalty=parameters.repetition_penalty,
         no_repeat_ngram_size=parameters.no_repeat_ngram_size,
         min_new_tokens=parameters.min_new_tokens,

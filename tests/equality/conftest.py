@@ -1,6 +1,7 @@
-"""The shipped model's weights in PyTorch, in transformers and in a float32 bundle that the engine runs.
+"""The shipped model in PyTorch, in transformers and as a float32 bundle.
 
-The shipped bundle may be quantised; equality is tested on what its weights stand for, served in float32.
+The shipped bundle may be quantised; equality is tested on what its weights stand for, served in
+float32.
 """
 
 from pathlib import Path
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer
 
 from bench.marian import to_marian
 from bench.weights import read_model
-from export.bundle import Label, export_bundle
+from export.bundle import BundleMetadata, export_bundle
 from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
 from model.data.tokenizer import encode_lines, read_tokenizer
@@ -40,7 +41,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def sources(tokenizer: Tokenizer, sentences: list[str]) -> list[tuple[int, ...]]:
-    """The project's sentences as token ids."""
+    """Sentences of tests/data/sentences.txt as token ids."""
     return [tuple(ids) for ids in encode_lines(tokenizer, sentences)]
 
 
@@ -49,7 +50,7 @@ def float_bundle(model: Transformer, sentences: list[str], tmp_path_factory: pyt
     folder = tmp_path_factory.mktemp("equality")
     tokenizer = SHIPPED / read_manifest(SHIPPED).source_tokenizer
     save_checkpoint(folder / "checkpoint", model.config, model.state_dict(), tokenizer, facts={})
-    export_bundle(folder / "checkpoint", folder / "bundle", Label("equality"), sentences[:2])
+    export_bundle(folder / "checkpoint", folder / "bundle", BundleMetadata("equality"), sentences[:2])
     return folder / "bundle"
 
 

@@ -13,7 +13,7 @@ BATCH = 50
 
 
 def generate(marian: Any, requests: Sequence[GenerateRequest], stop_ids: Sequence[int] = ()) -> list[Targets]:
-    """What `generate` gives for requests that share their parameters and the length of their prefixes.
+    """Run `generate` for requests with the same parameters and prefix lengths.
 
     Args:
         stop_ids: tokens that end a sequence beside the end token, by a stopping criterion.
@@ -72,6 +72,6 @@ def _generation_config(config: Any, parameters: GenerateParameters) -> Any:
 
 
 def _until_end(ids: Sequence[int], end_ids: Sequence[int]) -> tuple[int, ...]:
-    """Up to the first of `end_ids`; what follows is padding."""
+    """Truncate after the first of `end_ids`; the rest is padding."""
     ends = (place for place, token in enumerate(ids, start=1) if token in end_ids)
     return tuple(ids[: next(ends, len(ids))])

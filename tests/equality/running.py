@@ -15,7 +15,7 @@ def make_request(source: Sequence[int], **fields: object) -> GenerateRequest:
 
 
 def run_events(runner: Runner, requests: Sequence[GenerateRequest], shuffle: Random | None = None) -> list[list[Event]]:
-    """Every request's events. One engine gets all at once, or in an order and at times that `shuffle` draws."""
+    """Run requests in one engine, together or at random times; return all events."""
     engine = Engine(runner)
     events: list[list[Event]] = [[] for _ in requests]
     waiting = list(range(len(requests)))
@@ -31,11 +31,11 @@ def run_events(runner: Runner, requests: Sequence[GenerateRequest], shuffle: Ran
 
 
 def final(events: Sequence[Event]) -> Generated:
-    """The result that a request's events end with."""
+    """Return the result at the end of a request's events."""
     assert isinstance(events[-1], Generated), events[-1]
     return events[-1]
 
 
 def run(runner: Runner, requests: Sequence[GenerateRequest], shuffle: Random | None = None) -> list[Generated]:
-    """Every request's result, as `run_events` runs them."""
+    """Run requests as `run_events` does and return their results."""
     return [final(events) for events in run_events(runner, requests, shuffle)]

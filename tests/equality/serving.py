@@ -1,4 +1,4 @@
-"""Bundles of models, and those behind the service's own HTTP, in this process."""
+"""Bundles of models, and a service for them in this process."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 
-from export.bundle import Label, export_bundle
+from export.bundle import BundleMetadata, export_bundle
 from model.architectures.factory import Model, TranslationModel
 from model.checkpoint import load_checkpoint, save_checkpoint
 from service.app import create_app
@@ -25,14 +25,14 @@ def write_bundles(folder: Path, models: Mapping[str, Model], tokenizer: Path, se
     for name, model in models.items():
         checkpoint = folder / "checkpoints" / name
         save_checkpoint(checkpoint, model.config, model.state_dict(), tokenizer, {})
-        export_bundle(checkpoint, folder / "bundles" / name, Label(name), sentences)
+        export_bundle(checkpoint, folder / "bundles" / name, BundleMetadata(name), sentences)
     return folder
 
 
 def load_system(
     folder: Path, name: str, sentences: Sequence[str]
 ) -> tuple[TranslationModel, OnnxRunner, list[tuple[int, ...]]]:
-    """One of the models that `write_bundles` wrote, its bundle in ONNX Runtime, and the sentences as sources."""
+    """Model of `write_bundles`, its bundle in ONNX Runtime, and sentences as sources."""
     model, tokenizer = load_checkpoint(folder / "checkpoints" / name)
     bundle = folder / "bundles" / name
     runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=12)
@@ -41,7 +41,7 @@ def load_system(
 
 @contextlib.asynccontextmanager
 async def client_of(bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of one service of all bundles of a folder, whose architectures have names that nobody knows."""
+    """Client of a service of all bundles of a folder, with unknown architecture names."""
     with tempfile.TemporaryDirectory() as folder:
         copies = Path(shutil.copytree(bundles, folder, dirs_exist_ok=True))
         for path in copies.glob(f"*/{MANIFEST}"):
@@ -54,6 +54,6 @@ async def client_of(bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
             httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client,
             asyncio.timeout(120),
         ):
-            while app.state.service.refusal is not None:
+            while app.state.service.unavailable_code is not None:
                 await asyncio.sleep(0.01)
             yield client

@@ -1,4 +1,4 @@
-"""The systems of `model.systems` with smaller widths and fewer layers; everything else is unchanged."""
+"""The systems of `model.systems` with smaller widths and fewer layers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from model.data.tokenizer import read_tokenizer
 from model.systems import PLAN, SYSTEMS
 
-# All widths shrink alike: sizes that differ in the zoo differ here, and what stands in a ratio goes on to.
+# All widths shrink by the same factor, so that sizes keep their ratios.
 WIDTHS = ("embedding_size", "encoder_size", "decoder_size", "attention_size", "d_model", "d_ff")
 SHRINK = 4  # leaves heads 8 wide, and ONNX Runtime's GroupQueryAttention takes none that are narrower
 DEPTHS = ("encoder_layers", "decoder_layers", "layers")
@@ -23,7 +23,7 @@ MakeConfig = Callable[[int], ModelConfig]  # from the size of the vocabulary
 
 
 def small(name: str, **changes: Any) -> MakeConfig:
-    """A system of the zoo but for its size, and for `changes`."""
+    """Return a system of the zoo with smaller sizes and some changes."""
 
     def make_config(vocab_size: int) -> ModelConfig:
         config = SYSTEMS[name].make_config(vocab_size)
@@ -35,7 +35,7 @@ def small(name: str, **changes: Any) -> MakeConfig:
 
 
 def small_systems(kind: type[ModelConfig], **changes: Any) -> dict[str, MakeConfig]:
-    """Every system of one architecture that is trained; one of several whose training alone differs."""
+    """Return the systems of an architecture, without those that differ only in training."""
     names: dict[ModelConfig, str] = {}
     for name in PLAN:
         names.setdefault(full_config(name), name)
@@ -43,12 +43,12 @@ def small_systems(kind: type[ModelConfig], **changes: Any) -> dict[str, MakeConf
 
 
 def full_config(name: str) -> ModelConfig:
-    """A system's configuration as the zoo has it, with some vocabulary."""
+    """Return the configuration of a system in the zoo."""
     return SYSTEMS[name].make_config(1000)
 
 
 def random_models(systems: Mapping[str, MakeConfig], tokenizer: Path, noise: float) -> dict[str, Model]:
-    """A model of each with random weights, none of which does nothing."""
+    """Return a model of each system, with random weights and biases."""
     vocab_size = read_tokenizer(tokenizer).get_vocab_size()
     return {name: _random_model(make_config(vocab_size), noise) for name, make_config in systems.items()}
 

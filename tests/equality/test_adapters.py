@@ -1,4 +1,4 @@
-"""What the equality tests compare is what they say: the shipped weights, in three programs."""
+"""Tests of the adapters: all three programs of the equality tests have the shipped weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from bench.weights import dequantised, read_model
+from bench.weights import dequantize, read_model
 from export.bundle import quantize_bundle, verify_bundle
 from export.quantize import Recipe
 from export.sessions import encode, open_sessions
@@ -68,13 +68,13 @@ def test_the_export_accepts_the_shipped_model_on_every_sentence(float_bundle: Pa
 
 
 def served_hidden(bundle: Path, source: Sequence[int]) -> NDArray[np.float32]:
-    """The encoder's output (S, M) in ONNX Runtime."""
+    """Return the output of the encoder (S, M) in ONNX Runtime."""
     states: NDArray[np.float32] = encode(open_sessions(bundle, read_manifest(bundle)), [source])["hidden"][0]
     return states
 
 
 def hidden(model: Transformer, source: Sequence[int]) -> NDArray[np.float32]:
-    """The encoder's output (S, M) in PyTorch."""
+    """Return the output of the encoder (S, M) in PyTorch."""
     with torch.inference_mode():
         encoded, _ = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
     states: NDArray[np.float32] = encoded[0].numpy()
@@ -86,7 +86,7 @@ def test_codes_stand_for_multiples_of_their_scale(bits: int) -> None:
     steps = np.arange(-8, 8, dtype=np.float32) * (1 if bits == 4 else 16)  # one block of 16
     codes = (steps + (1 << (bits - 1))).astype(np.uint8)
     packed = codes[::2] | codes[1::2] << 4 if bits == 4 else codes
-    rows = dequantised(np.stack([packed, packed])[None], np.array([[0.5, -2.0]], np.float32), bits)
+    rows = dequantize(np.stack([packed, packed])[None], np.array([[0.5, -2.0]], np.float32), bits)
     np.testing.assert_array_equal(rows, [np.concatenate([steps * 0.5, steps * -2.0])])
 
 

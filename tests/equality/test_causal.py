@@ -1,4 +1,4 @@
-"""A decoder-only model: PyTorch, ONNX Runtime and the engine agree, alone and in one batch, for any prompt."""
+"""PyTorch, ONNX Runtime and the engine agree for a decoder-only model."""
 
 from pathlib import Path
 from random import Random
@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.bundle import Label, export_bundle, half_bundle, verify_bundle
+from export.bundle import BundleMetadata, export_bundle, half_bundle, verify_bundle
 from export.calibrate import MAX_NEW_TOKENS as MAX_STEPS
 from export.calibrate import measure_ranges
 from export.quality import ParallelText, compare
@@ -46,12 +46,12 @@ Ids = tuple[int, ...]
 def folder(
     request: pytest.FixtureRequest, checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A checkpoint of random weights and its bundle, which the export has compared."""
+    """Checkpoint with random weights and its verified bundle."""
     tokenizer = checkpoint / "tokenizer.json"
     model = random_models(SYSTEMS, tokenizer, noise=0.1)[request.param]
     folder = tmp_path_factory.mktemp("causal")
     save_checkpoint(folder / "checkpoint", model.config, model.state_dict(), tokenizer, {})
-    export_bundle(folder / "checkpoint", folder / "bundle", Label("causal"), toy_sentences)
+    export_bundle(folder / "checkpoint", folder / "bundle", BundleMetadata("causal"), toy_sentences)
     return folder
 
 
@@ -74,7 +74,7 @@ def runner(folder: Path) -> OnnxRunner:
 
 @pytest.fixture(scope="module")
 def prompts(folder: Path, toy_sentences: list[str]) -> list[Ids]:
-    """One token, some sentences, and one of nearly as many tokens as the model has positions."""
+    """Prompts of one token, of sentences, and of almost max_positions tokens."""
     tokenizer = prompt_tokenizer(read_tokenizer(folder / "checkpoint" / "tokenizer.json"))
     sentences = [tuple(ids) for ids in encode_lines(tokenizer, toy_sentences)]
     long = tuple(int(one) for one in np.random.default_rng(1).integers(3, 300, MAX_POSITIONS - MAX_NEW_TOKENS))
@@ -82,17 +82,17 @@ def prompts(folder: Path, toy_sentences: list[str]) -> list[Ids]:
 
 
 def forced(model: CausalModel, prompt: Ids, ids: Ids) -> dict[str, NDArray[Any]]:
-    """PyTorch's log-probabilities (T,) of what follows a prompt, and the maps (L, H, T, columns) of those steps."""
+    """Return log-probabilities (T,) and attention weights (L, H, T, columns) in PyTorch."""
     first = len(prompt) - 1
     with torch.inference_mode():
-        features, maps = model.read(torch.tensor([[*prompt, *ids[:-1]]]), need_weights=True)
+        features, maps = model.hidden_states(torch.tensor([[*prompt, *ids[:-1]]]), need_weights=True)
         logits = model.logits(features[0, first:]).numpy()
     assert maps is not None
     return {"logprobs": log_softmax(logits)[range(len(ids)), ids], "decoder": maps[:, 0, :, first:].numpy()}
 
 
 def test_the_bundles_sources_have_a_start_and_no_end(runner: OnnxRunner, prompts: list[Ids]) -> None:
-    assert runner.manifest.begins_with == "source"
+    assert runner.manifest.decoder_start == "source"
     assert runner.manifest.source_tokenizer != runner.manifest.target_tokenizer
     assert all(prompt[0] == 1 and 2 not in prompt for prompt in prompts[:-1])
 
@@ -119,7 +119,7 @@ def test_served_outputs_are_pytorchs(
 
 
 def test_every_output_has_the_same_bits_alone_and_in_any_batch(runner: OnnxRunner) -> None:
-    """Among the lengths is one token more than the 16 queries that attention over a prompt takes at once."""
+    """One length is 17, because attention over a prompt processes 16 queries at a time."""
     assert_bits_do_not_depend_on_company(runner)
 
 
@@ -153,13 +153,13 @@ def test_bleu_is_of_what_goes_on_from_the_prompt(folder: Path, model: CausalMode
 def test_static_scales_are_measured_behind_the_prompt(
     folder: Path, model: CausalModel, models: Reference[CausalModel], prompts: list[Ids]
 ) -> None:
-    """What the product with the vocabulary reads is known from PyTorch."""
+    """Compare the input of the output projection with PyTorch."""
     prompt = prompts[1]
     written = greedy(pytorch_steps(model, prompt), prompt[-1], 2, MAX_STEPS).ids
 
     def largest(model: CausalModel) -> dict[str, NDArray[Any]]:
         with torch.inference_mode():
-            features, _ = model.read(torch.tensor([[*prompt, *written[:-1]]]))  # (1, T, M)
+            features, _ = model.hidden_states(torch.tensor([[*prompt, *written[:-1]]]))  # (1, T, M)
         return {"range": features[0, len(prompt) - 1 :].abs().max().numpy()}
 
     expected, limits = models.limits(largest)
@@ -171,7 +171,9 @@ def test_static_scales_are_measured_behind_the_prompt(
 
 
 def test_float16_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="reads its prompt with attention that float16 bundles do not have"):
+    with pytest.raises(
+        BundleError, match="is a decoder-only model; float16 bundles support only encoder-decoder models"
+    ):
         half_bundle(folder / "bundle", tmp_path / "half", None)
 
 
@@ -226,7 +228,7 @@ def test_generation_goes_on_to_the_last_position(models: Reference[CausalModel],
     logits = np.array(expected["logits"])
     logits[:, 2] = -np.inf
     picked = logits[np.arange(len(ids)), ids]
-    # The picked token's logit may come out too high and the best one's too low.
+    # Rounding may increase the logit of the selected token and decrease that of the best one.
     assert (logits.max(axis=1) - picked).max() <= 2 * limits["logits"]
 
 
@@ -243,7 +245,7 @@ def test_encode_gives_the_last_layer_over_the_prompt(
 
         def compute(model: CausalModel, prompt: Ids = prompt) -> dict[str, NDArray[Any]]:
             with torch.inference_mode():
-                return {"hidden": model.read(torch.tensor([prompt]))[0][0].numpy()}
+                return {"hidden": model.hidden_states(torch.tensor([prompt]))[0][0].numpy()}
 
         assert_within_rounding(models, compute, {"hidden": found[len(prompt)]})
 

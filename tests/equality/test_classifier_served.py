@@ -35,7 +35,7 @@ SYSTEMS: dict[str, MakeConfig] = {
 
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of random weights and a bundle of each system; the export has compared the two."""
+    """Checkpoint with random weights and verified bundle of each system."""
     tokenizer = checkpoint / "tokenizer.json"
     models = random_models(SYSTEMS, tokenizer, noise=0.3)
     return write_bundles(tmp_path_factory.mktemp("classifiers"), models, tokenizer, toy_sentences)
@@ -65,7 +65,7 @@ def texts_ids(folder: Path, name: str, toy_sentences: list[str]) -> list[list[in
 
 
 def pytorchs(model: Classifier, ids: list[int]) -> dict[str, NDArray[Any]]:
-    """Log-probabilities (C,) and maps (L, H, S, S) of one source."""
+    """Return log-probabilities (C,) and attention weights (L, H, S, S) of one source."""
     source, lengths = torch.tensor([ids]), torch.tensor([len(ids)])
     with torch.inference_mode():
         _, maps = model.encode(source, lengths, need_weights=True)
@@ -77,7 +77,7 @@ def run(runner: OnnxRunner, sources: list[list[int]], max_batch_tokens: int) -> 
     engine, events = Engine(runner, max_batch_tokens=max_batch_tokens), list[list[Event]]()
     for ids in sources:
         events.append([])
-        request = EncodeRequest("equality", tuple(ids), FAR, wants_labels=True, attention=ENCODER)
+        request = EncodeRequest("equality", tuple(ids), FAR, return_labels=True, attention=ENCODER)
         engine.submit(request, events[-1].append)
     while engine.has_work:
         engine.step()

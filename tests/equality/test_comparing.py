@@ -1,4 +1,4 @@
-"""The rule that the equality tests share lets rounding pass, seldom, and nothing else."""
+"""Tests of the comparison rule: it accepts rare differences by rounding and nothing else."""
 
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ TWIN = 3  # its embedding is that of the likeliest first token
 
 @dataclass(frozen=True)
 class Twins:
-    """A model in which two tokens always have the same score."""
+    """Model in which two tokens always have the same score."""
 
     model: Transformer
     ids: Ids  # its greedy target, which begins with one of them

@@ -1,4 +1,4 @@
-"""What goes wrong in a real model's graphs for one row harms no other row."""
+"""Failures in the graphs of a real model for one row do not affect other rows."""
 
 import shutil
 from dataclasses import replace
@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from export.bundle import half_bundle
 from service.bundle import State, read_bundle, record_files, write_manifest
-from service.engine.checks import run_known_input
+from service.engine.checks import run_test_input
 from service.engine.request import Failed, Generated
 from service.parameters import GenerateParameters
 from service.runtime.device import DeviceRunner
@@ -51,9 +51,9 @@ def open_runner(folder: Path) -> OnnxRunner | DeviceRunner:
 
 
 def break_step(folder: Path) -> None:
-    """Let the decoder graph raise where a row reads the token BREAKING, as the last thing that it does."""
+    """Make the decoder graph fail at its end if a row reads the token BREAKING."""
     manifest = read_bundle(folder)
-    path = folder / manifest.decoder.file
+    path = folder / manifest.decoder_graph.file
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
     (maker,) = (node for node in graph.node if "top_logprobs" in node.output)
@@ -71,7 +71,7 @@ def break_step(folder: Path) -> None:
             helper.make_node("Cast", ["is_breaking"], ["breaking_number"], to=TensorProto.INT64),
             helper.make_node("ReduceMax", ["breaking_number"], ["any_breaking"], keepdims=1),
             helper.make_node("Mul", ["any_breaking", "far_outside"], ["row_to_gather"]),
-            # Raises where that row does not exist; reads what all layers have led to.
+            # The index is out of range for that token; it depends on the output of all layers.
             helper.make_node("Gather", ["whole_top_logprobs", "row_to_gather"], ["gathered"], axis=0),
             helper.make_node("Mul", ["gathered", "nothing"], ["zeros"]),
             helper.make_node("Add", ["whole_top_logprobs", "zeros"], ["top_logprobs"]),
@@ -93,7 +93,7 @@ def assert_same_results(given: Generated, expected: Generated) -> None:
 
 
 class NanForOne:
-    """A runner whose encoder gives NaN as one number of the second example, in what fills one state."""
+    """Runner whose encoder returns one NaN in a state of the second example."""
 
     def __init__(self, inner: OnnxRunner, state: State) -> None:
         self.inner = inner
@@ -117,20 +117,20 @@ SHIPPED = [path.parent.name for path in sorted(Path("bundles").glob("*/manifest.
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_model_runs_the_known_input(name: str) -> None:
     runner = open_runner(Path("bundles") / name)
-    run_known_input(runner, "encoder")
-    if runner.manifest.step is not None:
-        run_known_input(runner, "step")
+    run_test_input(runner, "encoder")
+    if runner.manifest.decoder is not None:
+        run_test_input(runner, "decoder")
 
 
 def test_a_model_on_a_device_runs_the_known_input(folder: Path) -> None:
-    run_known_input(open_runner(folder / "transformer-half"), "step")
+    run_test_input(open_runner(folder / "transformer-half"), "decoder")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_nan_of_a_shipped_encoder_fails_its_own_sequence_alone(name: str) -> None:
-    """The quantised decoder wrote a text all the same, and so did recurrent ones on some processors."""
+    """Quantized decoders, and recurrent ones on some processors, generated text despite the NaN."""
     manifest = read_bundle(Path("bundles") / name)
-    if manifest.step is None:
+    if manifest.decoder is None:
         return
     runner = OnnxRunner(Path("bundles") / name, manifest, num_threads=1, max_rows=4)
     parameters = GenerateParameters(max_new_tokens=8)

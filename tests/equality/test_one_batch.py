@@ -1,4 +1,4 @@
-"""What a request gets depends on nothing else: not on its neighbours in the batch, not on how it is delivered."""
+"""The result of a request does not depend on other requests in the batch or on streaming."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ KINDS = frozenset({"encoder", "cross", "decoder"})
 PREFIX = (268, 301)  # two tokens like any other
 SHAPED: dict[str, Any] = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "min_new_tokens": 12}
 
-# What the mixed batch is made of.
+# Parameters of the requests in the mixed batch.
 MIX: tuple[dict[str, Any], ...] = (
     {},
     {"attention": KINDS},
@@ -39,7 +39,7 @@ def mixed_requests(sources: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
 
 
 def assert_same_targets(expected: Sequence[Target], given: Sequence[Target]) -> None:
-    """Ids, log-probabilities, alternatives, scores and maps of targets, all bit for bit."""
+    """Return all values of targets for a bitwise comparison."""
     for one, other in zip(expected, given, strict=True):
         assert without_maps(other) == without_maps(one)
         assert_same_maps(one, other)
@@ -63,7 +63,7 @@ def requests(sources: list[tuple[int, ...]]) -> list[GenerateRequest]:
 
 @pytest.fixture(scope="module")
 def alone(runner: OnnxRunner, requests: list[GenerateRequest]) -> list[Generated]:
-    """Each request's result where it has the engine for itself."""
+    """Run each request alone in the engine."""
     return [result for request in requests for result in run(runner, [request])]
 
 
@@ -71,7 +71,7 @@ def alone(runner: OnnxRunner, requests: list[GenerateRequest]) -> list[Generated
 def test_batched_equals_alone(
     seed: int, runner: OnnxRunner, requests: list[GenerateRequest], alone: list[Generated]
 ) -> None:
-    """All knobs in one running batch, which requests join in random order between two steps."""
+    """Requests with all parameters join one running batch in random order."""
     assert_same_results(alone, run(runner, requests, shuffle=Random(seed)))
 
 
@@ -87,7 +87,7 @@ def test_every_kind_of_request_of_the_mix_got_what_it_asked_for(
 
 
 def test_streamed_equals_whole(runner: OnnxRunner, requests: list[GenerateRequest], alone: list[Generated]) -> None:
-    """The events carry the generated tokens, and the result is the one without streaming."""
+    """The events contain the generated tokens, and the result equals that without streaming."""
     single = [index for index, request in enumerate(requests) if request.parameters.num_beams == 1]
     streamed = [replace(requests[index], stream=True) for index in single]
     events = run_events(runner, streamed, shuffle=Random(7))
@@ -114,7 +114,7 @@ def without_maps(target: Target) -> Target:
 def test_a_generated_targets_maps_are_those_of_forcing_it(
     prefix: tuple[int, ...], runner: OnnxRunner, sources: list[tuple[int, ...]]
 ) -> None:
-    """Maps follow their beam through every reordering of the search."""
+    """Attention weights stay with their beam when the search reorders beams."""
     searches = (
         GenerateParameters(num_beams=5, num_return_sequences=5),
         GenerateParameters(num_beams=4, num_return_sequences=4, length_penalty=0.6, early_stopping=True, **SHAPED),

@@ -1,4 +1,4 @@
-"""Every recurrent system: PyTorch, ONNX Runtime, the engine and HTTP agree, alone and in one batch."""
+"""PyTorch, ONNX Runtime, the engine and HTTP agree for every recurrent system."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.equality.systems import MakeConfig, random_models, small, small_syste
 from tests.rounding import assert_within_rounding, rows_sum_to_one
 
 SYSTEMS: dict[str, MakeConfig] = {
-    # What the zoo could have and has not.
+    # Combinations that the zoo does not have.
     "fixed-context-lstm": small("fixed-context", cell="lstm", bidirectional=False),
     "bahdanau-lstm": small("bahdanau", cell="lstm"),
     "luong-general-lstm": small("luong-general", cell="lstm"),
@@ -42,7 +42,7 @@ BEAMS = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_retur
 
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of random weights and a bundle of each system; the export has compared the two."""
+    """Checkpoint with random weights and verified bundle of each system."""
     tokenizer = checkpoint / "tokenizer.json"
     models = random_models(SYSTEMS, tokenizer, noise=0.2)
     few = toy_sentences[:3]  # the shortest and the longest among them: the export's reference is slow
@@ -69,7 +69,7 @@ def kinds_of(model: RecurrentModel) -> frozenset[str]:
 
 
 def forced(model: RecurrentModel, source: tuple[int, ...], written: list[int]) -> dict[str, NDArray[Any]]:
-    """PyTorch's log-probabilities (T,) of what is written, and its map (1, 1, T, S) if the model has one."""
+    """Return log-probabilities (T,) and attention weights (1, 1, T, S) or None in PyTorch."""
     ids, lengths = torch.tensor([source]), torch.tensor([len(source)])
     with torch.inference_mode():
         memory, _ = model.encode(ids, lengths)
@@ -132,7 +132,7 @@ def test_a_step_reads_no_more_of_the_source_than_whole_blocks_of_the_batchs_long
         return
     lengths = np.array([3, 5], np.int32)
     ids = np.array([[*source[:2], 2, *source[:2]] for source in sources[:2]], np.int64)
-    runner.fill(0, runner.encode(ids, lengths, runner.manifest.encoder.outputs), [0, 1])
+    runner.init_rows(0, runner.encode(ids, lengths, runner.manifest.encoder.outputs), [0, 1])
     given = runner.step(np.array([1, 1]), np.array([0, 0], np.int32), lengths, ["cross_attention"])
     assert given["cross_attention"].shape == (2, 1, 1, SOURCE_BLOCK)
     assert not given["cross_attention"][0, :, :, 3:].any() and not given["cross_attention"][1, :, :, 5:].any()
@@ -161,7 +161,7 @@ TARGET = "A man sleeps at the corner."
 
 @pytest.mark.anyio
 async def test_http_gives_every_systems_scores_and_maps(folder: Path, toy_sentences: list[str]) -> None:
-    """All at once: the models in one service, and each model's sentences in one batch."""
+    """Run all models in one service, with the sentences of each model in one batch."""
     loaded = {name: load_checkpoint(folder / "checkpoints" / name) for name in SYSTEMS}
     models: dict[str, Reference[Any]] = {name: reference(model) for name, (model, _) in loaded.items()}
     async with client_of(folder / "bundles") as client:
@@ -176,9 +176,10 @@ async def test_http_gives_every_systems_scores_and_maps(folder: Path, toy_senten
             tokens = answer.json()["outputs"][0]["tokens"]
             assert [token["id"] for token in tokens] == written
             found = {"logprobs": np.array([token["logprob"] for token in tokens])}
-            answer = await client.post("/v1/attention", json={"model": name, "input": sentence, "target": TARGET})
+            body = {"model": name, "inputs": sentence, "targets": TARGET}
+            answer = await client.post("/v1/attention", json=body)
             if kinds_of(model):
-                (given,) = answer.json()["maps"]
+                (given,) = answer.json()["outputs"][0]["maps"]
                 found["cross"] = np.reshape(given["data"], given["shape"])
                 assert_map_says_what_it_is(model.config, given, found["cross"][0, 0])
             else:
@@ -189,7 +190,7 @@ async def test_http_gives_every_systems_scores_and_maps(folder: Path, toy_senten
 
 
 def assert_map_says_what_it_is(config: RecurrentConfig, given: Any, weights: NDArray[Any]) -> None:
-    """`weights` is (T, S)."""
+    """Check attention weights (T, S)."""
     assert given["normalized"] == (config.window != "local-p")
     assert given["normalized"] == rows_sum_to_one(weights)
     if config.selection != "soft":

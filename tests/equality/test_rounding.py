@@ -1,4 +1,4 @@
-"""The limits of rounding let rounding pass, on every processor, and no mistake of the kind that a port can make."""
+"""The rounding limits accept float32 results of every processor and reject typical mistakes."""
 
 import os
 import subprocess
@@ -51,7 +51,7 @@ def change_one_weight(model: Transformer) -> None:
 
 
 def forget_the_scale(model: Transformer) -> None:
-    """Scores without 1 / sqrt(d_k)."""
+    """Compute attention without the factor 1 / sqrt(d_k)."""
     for layer in model.encoder:
         layer.self_attention.query.weight.mul_(8**0.5)  # type: ignore[union-attr, operator]
 
@@ -92,7 +92,7 @@ def test_a_mask_that_is_off_by_one_lies_outside_the_limits(model: Transformer, m
 
 
 def test_limits_follow_what_a_model_magnifies() -> None:
-    """Scores of a thousand times the size move by a thousand times as much, and so does their softmax near a tie."""
+    """Scores that are a thousand times larger have errors that are a thousand times larger."""
 
     def softmax_of(model: torch.nn.Linear) -> dict[str, NDArray[Any]]:
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Every output of every committed bundle has the same bits for a sequence alone and in any batch."""
+"""All outputs of all bundles have the same bits for a sequence alone and in a batch."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from tests.equality.company import (
 from tests.equality.running import make_request, run
 
 BUNDLES = sorted(path.parent for path in Path("bundles").glob("*/manifest.json"))
-# One token more than the queries that attention over a prompt takes at once, twice the width of the bundle's heads.
+# Attention over a prompt processes 16 queries at a time, so test 17; test twice the head size too.
 LENGTHS = (*SHORT_LENGTHS, 65)
 SAMPLED_BUNDLE = Path("bundles/multi30k-en-de-luong-local-p")
 
@@ -41,7 +41,7 @@ def test_every_output_has_the_same_bits_alone_and_in_any_batch(bundle: Path, num
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
 def test_every_output_has_the_same_bits_with_any_number_of_threads(bundle: Path) -> None:
-    """The number of threads is measured at each start, and a seed must give the same text after the next one."""
+    """A seed must give the same text with any number of threads, which the service measures."""
     manifest, random = read_bundle(bundle), np.random.default_rng(8)
     expected = load(bundle)
     for lengths in (SHORT_LENGTHS, (*range(60, 67),)):
@@ -54,23 +54,23 @@ def test_every_output_has_the_same_bits_with_any_number_of_threads(bundle: Path)
 
 
 def test_a_row_beyond_the_first_hundred_has_the_bits_of_the_first() -> None:
-    """In steps of all rows, and in those of one row by itself, which small calls get."""
+    """Check steps over all rows and steps over a single row."""
     bundle, count = BUNDLES[0], 101
     runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=count)
     random, manifest = np.random.default_rng(7), runner.manifest
     sequences = [(draw(random, manifest, 1 + row % 40), draw(random, manifest, STEPS)) for row in range(count)]
-    runner.fill(0, encode(runner, sequences), range(count))
+    runner.init_rows(0, encode(runner, sequences), range(count))
     together = steps(runner, sequences, count - 1)
     encoded = encode(runner, sequences[-1:])
-    runner.fill(0, encoded, [0])
+    runner.init_rows(0, encoded, [0])
     expected = steps(runner, sequences[-1:], 0)
     assert_same_bits(together, expected, "the last row of 101")
-    runner.fill(count - 1, encoded, [0])
+    runner.init_rows(count - 1, encoded, [0])
     assert_same_bits(steps(runner, sequences[-1:], 0, first=count - 1), expected, "the last row of 101 by itself")
 
 
 def not_numbers(runner: OnnxRunner, rows: int, length: int) -> dict[str, NDArray[np.float32]]:
-    """What the encoder gives for sources of this length, but NaN throughout."""
+    """Return encoder outputs for sources of a given length that contain only NaN."""
     made = {}
     for state in runner.manifest.states:
         if state.encoder_output is not None:
@@ -82,22 +82,22 @@ def not_numbers(runner: OnnxRunner, rows: int, length: int) -> dict[str, NDArray
 @pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
 def test_what_an_earlier_sequence_left_in_a_row_is_never_read(bundle: Path) -> None:
     runner = load(bundle)
-    if runner.manifest.step is None:
+    if runner.manifest.decoder is None:
         return
     random = np.random.default_rng(6)
     sequences = [(draw(random, runner.manifest, length), draw(random, runner.manifest, STEPS)) for length in (3, 21)]
 
     def outputs() -> list[Outputs]:
-        """Of each row; its source has been encoded by itself, so that nothing is written beyond its length."""
+        """Initialize rows from sources that are encoded one at a time, without padding."""
         made = []
         for row in range(2):
             for place in range(2):
-                runner.fill(place, encode(runner, sequences[place : place + 1]), [0])
+                runner.init_rows(place, encode(runner, sequences[place : place + 1]), [0])
             made.append(steps(runner, sequences, row))
         return made
 
     expected = outputs()
-    runner.fill(0, not_numbers(runner, 2, 60), [0, 1])
+    runner.init_rows(0, not_numbers(runner, 2, 60), [0, 1])
     for given, row_expected in zip(outputs(), expected, strict=True):
         assert_same_bits(given, row_expected, "after sequences of NaN")
 

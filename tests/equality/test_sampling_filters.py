@@ -11,7 +11,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from service.engine.sampling import Sampler, typical_places, weigh_tokens
+from service.engine.sampling import Sampler, typical_indices, weigh_tokens
 from service.parameters import GenerateParameters
 
 CASES = (
@@ -43,12 +43,12 @@ def test_the_tokens_that_may_be_drawn_are_those_of_transformers(case: dict[str, 
 
 
 def possible_draws(logits: np.ndarray, parameters: GenerateParameters) -> set[int]:
-    """Return the tokens that some draw gives: those of many seeds, and for `typical_p` those that are kept."""
+    """Return the tokens that sampling selects with many seeds, or that `typical_p` keeps."""
     if parameters.typical_p < 1:
         ids, weights = weigh_tokens(logits, parameters)
         total = weights.sum()
         kept = weights >= parameters.min_p * weights.max()
         ids, weights = ids[kept], weights[kept]
-        return set(ids[typical_places(weights, parameters.top_p * total, parameters.typical_p)].tolist())
+        return set(ids[typical_indices(weights, parameters.top_p * total, parameters.typical_p)].tolist())
     sampler = Sampler(parameters, 7)
     return {sampler.draw(logits) for _ in range(20_000)}

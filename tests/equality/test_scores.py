@@ -1,4 +1,4 @@
-"""Log-probabilities, alternatives and scores are those of the PyTorch model, whatever shaped the choice of tokens."""
+"""Log-probabilities, alternatives and scores equal those of PyTorch for all decoding parameters."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -35,7 +35,7 @@ def models(model: Transformer) -> Reference[Transformer]:
 
 
 def assert_model_says(models: Reference[Transformer], request: GenerateRequest, target: Target) -> None:
-    """Compare every token's numbers with PyTorch's, those of the prefix included."""
+    """Compare the numbers of every token, including the prefix, with PyTorch."""
     ids = tuple(token.id for token in target.tokens)
     others = np.array([[id_ for id_, _ in token.alternatives] for token in target.tokens])  # (T, N)
     assert all(len(set(row)) == len(row) for row in others.tolist())
@@ -81,7 +81,7 @@ def test_tokens_have_the_models_own_log_probabilities(
 def test_a_forced_target_scores_what_pytorch_sums(
     models: Reference[Transformer], runner: OnnxRunner, sources: list[tuple[int, ...]]
 ) -> None:
-    """Each sentence with another's source ids as its target, which ends with the end token."""
+    """Score each sentence with the source ids of another one as its target."""
     parameters = GenerateParameters(max_new_tokens=0, top_logprobs=2)
     requests = [
         make_request(source, parameters=parameters, target_prefix=target) for source, target in pairwise(sources[:60])

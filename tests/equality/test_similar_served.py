@@ -1,4 +1,4 @@
-"""Nearest tokens and analogies of every architecture: the service answers as PyTorch's embedding table does."""
+"""Nearest tokens and analogies of each architecture equal those of the embeddings in PyTorch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ SYSTEMS = {name: small(name) for name in ("chat-gatt", "sentiment", "bahdanau", 
 
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of random weights of each kind, and its bundle."""
+    """Checkpoint with random weights of each architecture, and its bundle."""
     tokenizer = checkpoint / "tokenizer.json"
     models = random_models(SYSTEMS, tokenizer, noise=0.1)
     return write_bundles(tmp_path_factory.mktemp("similar"), models, tokenizer, ["A dog."])

@@ -1,4 +1,4 @@
-"""No system that is trained is left out of the comparisons, and none is compared as another one than it is."""
+"""The equality tests compare all systems of the zoo, with their own configurations."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""Every variant of the Transformer: PyTorch, ONNX Runtime, the engine and HTTP agree, alone and in one batch."""
+"""PyTorch, ONNX Runtime, the engine and HTTP agree for every Transformer variant."""
 
 import asyncio
 from pathlib import Path
@@ -31,10 +31,10 @@ from tests.equality.serving import client_of, load_system, write_bundles
 from tests.equality.systems import MakeConfig, random_models, small, small_systems
 from tests.rounding import assert_within_rounding, rows_sum_to_one
 
-# The zoo's has more slots than these sentences have tokens; these have fewer.
+# Fewer projected keys than tokens; the system of the zoo has more.
 FEW_SLOTS: dict[str, Any] = {"linformer_size": 5, "max_positions": 48}
 SYSTEMS: dict[str, MakeConfig] = {
-    # What the zoo could have and has not.
+    # Combinations that the zoo does not have.
     "linformer-headwise": small("linformer", **FEW_SLOTS, linformer_sharing="headwise"),
     "linformer-key-value": small("linformer", **FEW_SLOTS, linformer_sharing="key-value"),
     "linformer-pre-norm": small("linformer", **FEW_SLOTS, pre_norm=True),
@@ -47,7 +47,7 @@ BEAMS = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_retur
 
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of random weights and a bundle of each system; the export has compared the two."""
+    """Checkpoint with random weights and verified bundle of each system."""
     tokenizer = checkpoint / "tokenizer.json"
     models = random_models(SYSTEMS, tokenizer, noise=0.1)
     return write_bundles(tmp_path_factory.mktemp("variants"), models, tokenizer, toy_sentences)
@@ -64,7 +64,7 @@ def system(request: pytest.FixtureRequest, folder: Path, toy_sentences: list[str
 
 
 def expected_maps(model: Transformer, source: tuple[int, ...], written: list[int]) -> dict[str, NDArray[Any]]:
-    """Of one source alone and what is written for it: kind to (L, H, rows, columns)."""
+    """Return attention weights (L, H, rows, columns) of one source and target, by kind."""
     read = torch.tensor([[model.config.bos_id, *written[:-1]]])
     with torch.inference_mode():
         maps = model.attention_maps(torch.tensor([source]), torch.tensor([len(source)]), read)
@@ -72,7 +72,7 @@ def expected_maps(model: Transformer, source: tuple[int, ...], written: list[int
 
 
 def expected_logprobs(model: Transformer, source: tuple[int, ...], written: list[int]) -> NDArray[Any]:
-    """PyTorch's log-probabilities (T,) of what is written."""
+    """Return the log-probabilities (T,) of a target in PyTorch."""
     read = torch.tensor([[model.config.bos_id, *written[:-1]]])
     with torch.inference_mode():
         logits = model(torch.tensor([source]), torch.tensor([len(source)]), read)[0]
@@ -193,23 +193,25 @@ TARGET = "A man sleeps at the corner."
 
 @pytest.mark.anyio
 async def test_http_gives_every_variants_maps(folder: Path, toy_sentences: list[str]) -> None:
-    """All at once: the models in one service, and each model's sentences in one batch."""
+    """Run all models in one service, with the sentences of each model in one batch."""
     loaded = {name: load_checkpoint(folder / "checkpoints" / name) for name in SYSTEMS}
     models = {name: reference(model) for name, (model, _) in loaded.items()}
     async with client_of(folder / "bundles") as client:
-        asked = [{"model": name, "input": sentence, "target": TARGET} for name in SYSTEMS for sentence in toy_sentences]
+        asked = [
+            {"model": name, "inputs": sentence, "targets": TARGET} for name in SYSTEMS for sentence in toy_sentences
+        ]
         answers = await asyncio.gather(*(client.post("/v1/attention", json=body) for body in asked))
         for body, answer in zip(asked, answers, strict=True):
             assert answer.status_code == 200, answer.text
             name, (_, tokenizer) = body["model"], loaded[body["model"]]
-            source, written = (tuple(tokenizer.encode(text).ids) for text in (body["input"], TARGET))
-            assert_maps_are_pytorchs(models[name], source, list(written), answer.json())
+            source, written = (tuple(tokenizer.encode(text).ids) for text in (body["inputs"], TARGET))
+            assert_maps_are_pytorchs(models[name], source, list(written), answer.json()["outputs"][0])
         name = "linformer"
         given = {"model": name, "inputs": toy_sentences, "parameters": {"return_attention": True}}
         outputs = (await client.post("/v1/generate", json=given)).json()["outputs"]
         for sentence, output in zip(toy_sentences, outputs, strict=True):
-            alone = (await client.post("/v1/attention", json={"model": name, "input": sentence})).json()
-            assert output["attention"]["maps"] == alone["maps"]
+            alone = (await client.post("/v1/attention", json={"model": name, "inputs": sentence})).json()
+            assert output["attention"]["maps"] == alone["outputs"][0]["maps"]
 
 
 def assert_maps_are_pytorchs(models: Reference[Any], source: tuple[int, ...], written: list[int], answer: Any) -> None:

@@ -1,4 +1,4 @@
-"""The reference decoder and the engine give what `generate` of Hugging Face transformers gives, token for token."""
+"""The reference decoder and the engine give the same tokens as Hugging Face `generate`."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "longer": {"min_new_tokens": 25},
     "all": {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "min_new_tokens": 12},
 }
-# Lengths that a prefix must not count for: the bound of "never", and the shortest one.
+# A prefix must not count for the bound of "never" and for the smallest length.
 LONGEST = replace(
     GREEDY, num_beams=3, max_new_tokens=12, length_penalty=4.0, early_stopping="never", num_return_sequences=3
 )
@@ -51,7 +51,7 @@ PREFIXED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def plain(marian: Any, sources: list[tuple[int, ...]]) -> dict[GenerateParameters, list[Targets]]:
-    """What transformers gives for the first sentences without processors and prefix."""
+    """Outputs of transformers for the first sentences, without processors and prefix."""
     return {
         parameters: generate(marian, [make_request(source, parameters=parameters) for source in sources[:SHORT]])
         for parameters in (GREEDY, BEAMS)
@@ -60,14 +60,14 @@ def plain(marian: Any, sources: list[tuple[int, ...]]) -> dict[GenerateParameter
 
 @pytest.fixture(scope="module")
 def frequent(plain: dict[GenerateParameters, list[Targets]], model: Transformer) -> tuple[int, ...]:
-    """The tokens that the model writes most often, the end token excepted."""
+    """Return the tokens that the model generates most often, without the end token."""
     counts = Counter(token for (ids,) in plain[GREEDY] for token in ids if token != model.config.eos_id)
     return tuple(token for token, _ in counts.most_common(5))
 
 
 @dataclass(frozen=True)
 class StopAt:
-    """Ends a sequence with any of some tokens."""
+    """Stopping criterion: the last token is one of a set."""
 
     ids: tuple[int, ...]
 
@@ -78,12 +78,12 @@ class StopAt:
         return self
 
     def ends(self, generated: Sequence[int]) -> bool:
-        """The same for the reference, which gives all tokens each time."""
+        """Return the same criterion for the reference decoder."""
         return bool(generated) and generated[-1] in self.ids
 
 
 def by_reference(model: Transformer, request: GenerateRequest) -> Targets:
-    """The targets of the slow decoder."""
+    """Return the targets of the reference decoder."""
     parameters, config, step = request.parameters, model.config, pytorch_steps(model, request.source_ids)
     shape: Any = {"prefix": request.target_prefix, "processors": processors_of(parameters)}
     if isinstance(request.stop, StopAt):
@@ -109,7 +109,7 @@ Agree = Callable[[Sequence[GenerateRequest], Sequence[Targets]], None]
 
 @pytest.fixture
 def agree(model: Transformer, runner: OnnxRunner) -> Agree:
-    """Holds engine and reference against what transformers gave; the reference on a few sentences only."""
+    """Compare engine and reference with transformers; the reference on a few sentences only."""
 
     def assert_all_agree(requests: Sequence[GenerateRequest], expected: Sequence[Targets]) -> None:
         results = zip(requests, run(runner, requests), strict=True)
@@ -169,7 +169,7 @@ def test_stops_agree(
     sources: list[tuple[int, ...]],
     frequent: tuple[int, ...],
 ) -> None:
-    """What stops a sequence ends a beam as the end token does."""
+    """A stopping criterion ends a beam like the end token."""
     stop = StopAt(frequent[1:4])  # the first is the full stop
     requests = [make_request(source, parameters=parameters, stop=stop) for source in sources[:SHORT]]
     expected = generate(marian, requests, stop.ids)
@@ -187,7 +187,7 @@ def test_forced_prefixes_agree(
     sources: list[tuple[int, ...]],
     plain: dict[GenerateParameters, list[Targets]],
 ) -> None:
-    """Each sentence is made to begin as another one's translation does."""
+    """The prefix of each sentence is the beginning of another sentence's translation."""
     beginnings = [ids[:5] for (ids,) in plain[GREEDY]]
     requests = [
         make_request(source, parameters=replace(parameters, **PREFIXED[shape]), target_prefix=prefix)

@@ -1,4 +1,4 @@
-"""What lies in a bundle's folder."""
+"""Names of the files in a bundle folder."""
 
 from pathlib import Path
 

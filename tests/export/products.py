@@ -1,4 +1,4 @@
-"""Graphs of a product to quantise, and what rounded weights stand for."""
+"""Graphs with a product to quantize, and dequantization of weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from export.builder import GraphBuilder, WeightFile
-from export.quantize import Recipe, product_inputs, quantize_graphs, quantize_rows
-from service.bundle import Form
+from export.quantize import Recipe, product_inputs, quantize_blocks, quantize_graphs
+from service.bundle import QuantScheme
 
 Array = NDArray[np.float32]
 Draw = Callable[[GraphBuilder, str], str]  # adds nodes that read a value, gives their output's name
@@ -22,7 +22,7 @@ IN_BLOCKS = [Recipe(8, 16), Recipe(8, 32), Recipe(8, 64), Recipe(4, 16)]
 LARGEST = 3.0  # what is said to have been measured of every value; some of `random` lies beyond it
 
 
-def everywhere(form: Form) -> Recipe:
+def everywhere(form: QuantScheme) -> Recipe:
     return Recipe(8, encoder=form, layers=form, projection=form)
 
 
@@ -31,8 +31,8 @@ def random(*shape: int) -> Array:
 
 
 def rounded(rows: Array, bits: int, block_size: int) -> Array:
-    """What the codes of `rows` stand for."""
-    codes, scales = quantize_rows(rows, bits, block_size)
+    """Quantize and dequantize `rows`."""
+    codes, scales = quantize_blocks(rows, bits, block_size)
     if bits == 4:
         codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], -1)
     values: Array = (codes.astype(np.float32) - 2 ** (bits - 1)) * scales[..., None]
@@ -52,7 +52,7 @@ def gemm_transposed(graph: GraphBuilder, x: str) -> str:
 
 
 def draw(folder: Path, nodes: Draw, inner: int = INNER) -> onnx.ModelProto:
-    """A graph from `x` (B, K) to `y`, its weights in the folder; its products are those of layers."""
+    """Build a graph from `x` (B, K) to `y` with products and external weights."""
     weights = WeightFile("weights.bin")
     graph = GraphBuilder("drawn", weights)
     y = nodes(graph, graph.input("x", TensorProto.FLOAT, ("batch", inner)))
@@ -64,7 +64,7 @@ def draw(folder: Path, nodes: Draw, inner: int = INNER) -> onnx.ModelProto:
 def quantized(
     model: onnx.ModelProto, folder: Path, recipe: Recipe, largest: float = LARGEST
 ) -> tuple[list[str], Callable[[Array], Array]]:
-    """The quantised graph's operators, and what gives its `y`; its weights are in a folder of its own."""
+    """Quantize a graph; return its operators and a function that computes `y`."""
     out = folder / "quantized"
     out.mkdir()
     weights = WeightFile("weights.bin")

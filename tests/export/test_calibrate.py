@@ -1,4 +1,4 @@
-"""Ranges that ONNX Runtime measures are those of PyTorch, whose modules are watched while they decode greedily."""
+"""Measured activation ranges equal those of hooks on the PyTorch modules during greedy decoding."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from model.architectures.transformer import Transformer
 from model.decoding.reference import greedy, pytorch_steps
 from service.bundle import Manifest, read_bundle
 
-# Products of several layers side by side are called by names of their own; those layers read the same.
+# Fused products of several layers have names of their own; these layers have the same input.
 FIRST_OF_SEVERAL = {
     "self_attention.qkv": "self_attention.query",
     "cross_attention.keys_values": "decoder.0.cross_attention.key",
@@ -31,7 +31,7 @@ def manifest(bundle: Path) -> Manifest:
 
 @contextmanager
 def watching(model: Transformer) -> Iterator[dict[str, float]]:
-    """The largest magnitude that each linear layer reads, by its name, and that the embedding's product reads."""
+    """Return the largest input magnitude of each linear layer and of the output projection."""
     largest: dict[str, float] = {}
 
     def keep(name: str, x: Tensor) -> None:
@@ -60,7 +60,7 @@ def watched(
 
 
 def layer_of(weight: str) -> str:
-    """The module that a graph's constant matrix is the weight of, or one of the modules."""
+    """Return the name of a module with the given constant matrix."""
     name = weight.removesuffix(".weight")
     for joined, first in FIRST_OF_SEVERAL.items():
         name = name.replace(joined, first)
@@ -68,9 +68,9 @@ def layer_of(weight: str) -> str:
 
 
 def by_layer(bundle: Path, manifest: Manifest, ranges: Ranges) -> dict[str, float]:
-    """The range that each product's input has in its own graph, by the name of the module that multiplies there."""
+    """Return the measured input range of each product, by module name."""
     found = {}
-    for graph, name in ((manifest.encoder, "encoder"), (manifest.decoder, "step")):
+    for graph, name in ((manifest.encoder, "encoder"), (manifest.decoder_graph, "step")):
         proto = onnx.load_model(bundle / graph.file, load_external_data=False).graph
         assert ranges[name].keys() == set(product_inputs(proto))
         matrices = {tensor.name for tensor in proto.initializer if len(tensor.dims) == 2}
@@ -110,11 +110,11 @@ def test_the_largest_of_all_sources_counts(bundle: Path, manifest: Manifest, sou
 def test_values_of_one_name_in_both_graphs_are_kept_apart(
     bundle: Path, manifest: Manifest, sources: list[list[int]], tmp_path: Path
 ) -> None:
-    """Graphs number their values alike; here one product of each reads a value of the same name."""
+    """Both graphs number their values, so that products can have inputs of the same name."""
     ranges = measure_ranges(bundle, manifest, sources)
     folder = Path(shutil.copytree(bundle, tmp_path / "renamed"))
     first = {}
-    for graph, name in ((manifest.encoder, "encoder"), (manifest.decoder, "step")):
+    for graph, name in ((manifest.encoder, "encoder"), (manifest.decoder_graph, "step")):
         proto = onnx.load_model(folder / graph.file, load_external_data=False)
         first[name] = product_inputs(proto.graph)[0]
         rename(proto.graph, first[name], "shared")

@@ -1,4 +1,4 @@
-"""The bundle of a classifier: an encoder alone, with labels."""
+"""Tests of the bundle of a classifier."""
 
 import dataclasses
 import json
@@ -18,8 +18,8 @@ from service.bundle import MANIFEST, BundleError, read_bundle, read_manifest
 
 def test_it_has_an_encoder_labels_and_no_step(classifier_bundle: Path) -> None:
     manifest = read_bundle(classifier_bundle)
-    assert manifest.step is None
-    assert json.loads((classifier_bundle / MANIFEST).read_text(encoding="utf-8"))["step"] is None
+    assert manifest.decoder is None
+    assert json.loads((classifier_bundle / MANIFEST).read_text(encoding="utf-8"))["decoder"] is None
     assert manifest.states == ()
     assert manifest.labels == ("bad", "fair", "good")
     assert manifest.tasks == ("encode", "attention", "classify", "similar")
@@ -66,17 +66,17 @@ def test_padding_and_company_change_no_label(classifier_bundle: Path, toy_senten
 
 
 def test_other_forms_are_refused(classifier_bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="generates nothing"):
+    with pytest.raises(BundleError, match="does not generate text, so its BLEU cannot be compared"):
         half_bundle(classifier_bundle, tmp_path / "half", None)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"labels": []}, "and what it needs must be given together"),
-        ({"tasks": ["encode"]}, "and what it needs must be given together"),
-        ({"tasks": ["generate", "encode", "classify"]}, "and what it needs must be given together"),
-        ({"languages": {"source": "en", "target": "de"}}, "of a model that generates"),
+        ({"labels": []}, "exactly if its graph, outputs and labels are present"),
+        ({"tasks": ["encode"]}, "exactly if its graph, outputs and labels are present"),
+        ({"tasks": ["generate", "encode", "classify"]}, "exactly if its graph, outputs and labels are present"),
+        ({"languages": {"source": "en", "target": "de"}}, "languages requires the task"),
     ],
     ids=["no labels", "no task", "a task too many", "languages"],
 )

@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto, helper
 
 from export.builder import WeightFile, external_tensor
-from export.bundle import Label, export_bundle, half_bundle, verify_bundle
+from export.bundle import BundleMetadata, export_bundle, half_bundle, verify_bundle
 from export.verify import VerificationError
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.data.tokenizer import train_tokenizer
@@ -22,12 +22,12 @@ from service.bundle import BundleError, check_files, read_bundle, read_manifest,
 from service.external_data import ExternalTensor, external_tensors
 from tests.export.folders import BUNDLE_FILES, names
 
-LABEL = Label("toy", "random weights", "Apache-2.0")
+LABEL = BundleMetadata("toy", "random weights", "Apache-2.0")
 
 
 @pytest.fixture
 def broken_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
-    """One weight is not a number: PyTorch and ONNX Runtime cannot agree."""
+    """A weight is NaN, so that the verification must fail."""
     folder = tmp_path / "broken"
     model, _ = load_checkpoint(checkpoint)
     with torch.no_grad():
@@ -54,11 +54,11 @@ def test_a_bundle_holds_what_its_manifest_says_and_nothing_else(bundle: Path) ->
 def test_every_name_of_the_manifest_is_in_its_graph(bundle: Path) -> None:
     manifest = read_manifest(bundle)
     for state in manifest.states:
-        assert state.input in manifest.decoder.inputs
-        assert state.output is None or state.output in manifest.decoder.outputs
+        assert state.input in manifest.decoder_graph.inputs
+        assert state.output is None or state.output in manifest.decoder_graph.outputs
         assert state.encoder_output is None or state.encoder_output in manifest.encoder.outputs
     for attention in manifest.attention:
-        graph = manifest.encoder if attention.kind == "encoder" else manifest.decoder
+        graph = manifest.encoder if attention.kind == "encoder" else manifest.decoder_graph
         assert set(attention.outputs) <= set(graph.outputs)
 
 
@@ -72,7 +72,7 @@ def test_another_schema_version_is_refused_with_the_one_that_is_needed(copied: P
     path = copied / "manifest.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**document, "schema_version": 7}), encoding="utf-8")
-    with pytest.raises(BundleError, match="has schema_version 7, this service needs 3"):
+    with pytest.raises(BundleError, match="has schema_version 7, this service needs 4"):
         read_manifest(copied)
 
 
@@ -82,13 +82,13 @@ def test_a_changed_file_is_refused(copied: Path, name: str) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(BundleError, match=f"{name} is not the file that the manifest describes"):
+    with pytest.raises(BundleError, match=f"{name} does not match the SHA-256 in the manifest"):
         check_files(copied, read_manifest(copied))
 
 
 def test_a_file_with_two_links_is_refused(copied: Path, tmp_path: Path) -> None:
     os.link(copied / "weights.bin", tmp_path / "second")
-    with pytest.raises(BundleError, match=r"weights\.bin has 2 links"):
+    with pytest.raises(BundleError, match=r"weights\.bin has 2 hard links"):
         read_bundle(copied)
 
 
@@ -159,7 +159,13 @@ def test_what_is_not_a_regular_file_is_refused_and_not_read(
 def test_a_device_is_refused_and_not_read(bundle: Path) -> None:
     manifest = read_manifest(bundle)
     graph = manifest.encoder.model_copy(update={"file": "zero"})
-    graphs = {"encoder": graph, "step": graph, "similar": graph, "source_tokenizer": "zero", "target_tokenizer": "zero"}
+    graphs = {
+        "encoder": graph,
+        "decoder": graph,
+        "similar": graph,
+        "source_tokenizer": "zero",
+        "target_tokenizer": "zero",
+    }
     files = {"zero": manifest.files["weights.bin"]}
     with pytest.raises(BundleError, match="/dev/zero is not a regular file"):
         check_files(Path("/dev"), manifest.model_copy(update={**graphs, "files": files}))
@@ -215,7 +221,7 @@ def test_replacing_a_bundle_keeps_files_that_its_manifest_does_not_name(
     (copied / "twin.onnx").write_bytes(b"of an older form")
     twin = manifest.files | {"twin.onnx": manifest.files["step.onnx"]}
     write_manifest(copied, manifest.model_copy(update={"files": twin}))
-    export_bundle(checkpoint, copied, Label("renamed"), toy_sentences[:1])
+    export_bundle(checkpoint, copied, BundleMetadata("renamed"), toy_sentences[:1])
     assert names(copied) == BUNDLE_FILES | {"MODEL_CARD.md"}
     assert (copied / "MODEL_CARD.md").read_text(encoding="utf-8") == "# Toy\n"
     assert read_bundle(copied).name == "renamed"
@@ -243,7 +249,7 @@ def test_an_export_that_fails_to_move_its_bundle_leaves_the_one_that_stands(
 def test_an_export_cleans_up_after_one_that_was_killed(
     checkpoint: Path, copied: Path, toy_sentences: list[str], is_moved: bool
 ) -> None:
-    """Killed before the new bundle had its place, or before the old one was removed."""
+    """The export is killed before the new bundle is in place, or before the old one is removed."""
     (copied / "MODEL_CARD.md").write_text("# Toy\n", encoding="utf-8")
     old, new = copied.with_name(".copied.old"), copied.with_name(".copied.new")
     shutil.copytree(copied, old)
@@ -252,7 +258,7 @@ def test_an_export_cleans_up_after_one_that_was_killed(
     else:
         copied.rename(new)
         (new / "MODEL_CARD.md").unlink()  # not copied yet
-    export_bundle(checkpoint, copied, Label("renamed"), toy_sentences[:1])
+    export_bundle(checkpoint, copied, BundleMetadata("renamed"), toy_sentences[:1])
     assert names(copied.parent) == {"copied"}
     assert names(copied) == BUNDLE_FILES | {"MODEL_CARD.md"}
     assert read_bundle(copied).name == "renamed"
@@ -291,7 +297,7 @@ def test_a_bundle_with_another_tokenizer_is_not_verified(
 ) -> None:
     other = Path(shutil.copytree(checkpoint, tmp_path / "other"))
     train_tokenizer(toy_sentences, vocab_size=300).save(str(other / "tokenizer.json"))
-    with pytest.raises(BundleError, match="is not the checkpoint's tokenizer"):
+    with pytest.raises(BundleError, match="differs from the tokenizer of the checkpoint"):
         verify_bundle(bundle, other, toy_sentences[:1])
 
 

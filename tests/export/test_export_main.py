@@ -9,7 +9,7 @@ import pytest
 
 from export import __main__ as export_main
 from export.__main__ import SENTENCES, main
-from export.bundle import Label, quantize_bundle
+from export.bundle import BundleMetadata, quantize_bundle
 from export.verify import VerificationError
 from model.architectures.causal import CausalModel
 from model.architectures.transformer import Transformer
@@ -46,7 +46,7 @@ def test_a_failed_verification_exits_with_1_and_writes_nothing(
     arguments = [str(checkpoint), "--out", str(out), "--sentences", str(sentences_path), "--tolerance", "0"]
     assert main(arguments) == 1
     assert re.match(
-        r"error: ONNX Runtime is not PyTorch: hidden differ by \S+, the limit is 0;", capsys.readouterr().err
+        r"error: ONNX Runtime and PyTorch differ: hidden differ by \S+, but the limit is 0;", capsys.readouterr().err
     )
     assert not out.exists()
 
@@ -90,14 +90,16 @@ def test_weights_that_do_not_fit_exit_with_2_and_one_line(
 def test_heads_that_the_runtime_does_not_take_are_refused_by_their_size(
     checkpoint: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """ONNX Runtime said so first, in lines of its own, when everything was written."""
+    """The error comes from the export, not from ONNX Runtime after all files are written."""
     config = TransformerConfig(
         read_tokenizer(checkpoint / "tokenizer.json").get_vocab_size(), d_model=16, num_heads=4, d_ff=16
     )
     tokenizer = checkpoint / "tokenizer.json"
     save_checkpoint(tmp_path / "narrow", config, Transformer(config).state_dict(), tokenizer, {})
     assert main([str(tmp_path / "narrow"), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]) == 2
-    assert capsys.readouterr().err.startswith("error: heads of 4 (16 / 4) cannot be exported")
+    assert capsys.readouterr().err.startswith(
+        "error: the head size d_model / num_heads must be a multiple of 8 for export, got 4 (16 / 4)"
+    )
     assert not (tmp_path / "toy").exists()
 
 
@@ -105,7 +107,7 @@ def test_a_name_that_no_request_could_use_is_refused(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(checkpoint), "--out", str(tmp_path / "toy"), "--name", "no/slash"]) == 2
-    assert "is not a name" in capsys.readouterr().err
+    assert "error: name must be 1 to 128 letters, digits," in capsys.readouterr().err
 
 
 def test_a_bundle_that_is_replaced_keeps_what_it_says_of_itself(
@@ -162,13 +164,16 @@ def test_languages_that_are_no_codes_exit_with_2_and_one_line(
 ) -> None:
     assert main([str(checkpoint), "--out", str(tmp_path / "toy"), "--languages", *languages]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: languages {' and '.join(languages)}: ") and error.count("\n") == 1
+    assert (
+        error.startswith(f"error: languages must be ISO 639-1 codes such as en, got {' and '.join(languages)}\n")
+        and error.count("\n") == 1
+    )
     assert not (tmp_path / "toy").exists()
 
 
 @pytest.fixture
 def parallel_text(tmp_path: Path) -> Path:
-    """Two pairs; their translations are nothing that random weights would write."""
+    """Two pairs with translations that random weights do not generate."""
     folder = tmp_path / "text"
     folder.mkdir()
     (folder / "val.en").write_text("A man sleeps.\nA dog.\n", encoding="utf-8")
@@ -185,7 +190,7 @@ def test_quantize_writes_a_bundle_with_what_it_measured(
     assert main([*arguments, "--data", str(parallel_text), "--limit", "1"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["bits"], printed["block_size"]) == (8, 32)
-    assert printed["forms"] == {"encoder": "rows", "layers": "float32", "projection": "blocks"}
+    assert printed["schemes"] == {"encoder": "rows", "layers": "float32", "projection": "blocks"}
     assert (printed["quality"]["split"], printed["quality"]["sentences"]) == ("val", 1)
     assert json.loads((out / "manifest.json").read_text(encoding="utf-8"))["quantization"] == printed
 
@@ -209,7 +214,7 @@ def test_quantize_measures_static_scales_on_the_sentences_that_it_is_given(
     out = tmp_path / "small"
     assert main(quantize_static(bundle, out, "--calibration", str(sentences_path))) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["forms"] == dict.fromkeys(("encoder", "layers", "projection"), "static")
+    assert printed["schemes"] == dict.fromkeys(("encoder", "layers", "projection"), "static")
     quantize_bundle(bundle, tmp_path / "expected", everywhere("static"), None, calibration=["A man sleeps."])
     assert read_bundle(out).files == read_bundle(tmp_path / "expected").files
 
@@ -228,7 +233,7 @@ def test_static_scales_are_measured_on_the_projects_sentences_where_none_are_giv
     [
         (None, "No such file or directory"),
         ("", "few.txt has no sentences"),
-        ("A dog.\n" + "walks " * 300, "sentence 2 has"),
+        ("A dog.\n" + "walks " * 300, "line 2 has 1202 tokens, but the model reads at most 256"),
     ],
     ids=["no file", "no sentence", "too long"],
 )
@@ -278,9 +283,9 @@ def test_quantize_without_text_asks_for_it(bundle: Path, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--split", "test"], "test.en: expected one sentence a line"),
-        (["--target", "fr"], "val.fr: expected one sentence a line"),
-        (["--limit", "0"], "limit is 0, it must be at least 1"),
+        (["--split", "test"], "test.en: parallel text of the split "),
+        (["--target", "fr"], "val.fr: parallel text of the split "),
+        (["--limit", "0"], "limit must be at least 1, got 0"),
     ],
 )
 def test_quantize_on_text_that_is_not_there_exits_with_2(
@@ -323,7 +328,7 @@ def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
     assert main([*arguments, "--systems", "pre-norm"]) == 0
     assert [folder.name for folder in (tmp_path / "one").iterdir()] == ["multi30k-en-de-pre-norm"]
     assert main([*arguments, "--systems", "pre-norm", "--tolerance", "0"]) == 1
-    assert "error: pre-norm: ONNX Runtime is not PyTorch" in capsys.readouterr().err
+    assert "error: pre-norm: ONNX Runtime and PyTorch differ: " in capsys.readouterr().err
 
 
 def test_a_system_that_is_refused_keeps_no_other_back(
@@ -339,7 +344,7 @@ def test_a_system_that_is_refused_keeps_no_other_back(
         (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
     export_one = export_main._export
 
-    def refuse_two(arguments: Namespace, checkpoint: Path, out: Path, label: Label) -> Verification:
+    def refuse_two(arguments: Namespace, checkpoint: Path, out: Path, label: BundleMetadata) -> Verification:
         if label.name != "multi30k-en-de-linformer":
             raise VerificationError("too far off")
         return export_one(arguments, checkpoint, out, label)
@@ -352,12 +357,12 @@ def test_a_system_that_is_refused_keeps_no_other_back(
 
 def test_a_zoo_without_a_finished_run_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert "there is no NAME-1/scores.json" in capsys.readouterr().err
+    assert "has no finished run (NAME-1/scores.json)" in capsys.readouterr().err
 
 
 @pytest.fixture
 def short_reader(checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint that reads 24 tokens."""
+    """Checkpoint with max_positions 24."""
     tokenizer = checkpoint / "tokenizer.json"
     config = TransformerConfig(
         read_tokenizer(tokenizer).get_vocab_size(), d_model=16, num_heads=2, d_ff=16, encoder_layers=1, decoder_layers=1
@@ -369,18 +374,18 @@ def short_reader(checkpoint: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Replaces the repository's own sentences; the second and the third have more than 24 tokens."""
+    """Default sentences, of which the second and third have more than 24 tokens."""
     path = tmp_path / "own.txt"
     path.write_text(f"A man sleeps.\n{'walks ' * 30}\n{'runs ' * 90}\nA boy.\n", encoding="utf-8")
-    monkeypatch.setattr(export_main, "FOUND_SENTENCES", path)
+    monkeypatch.setattr(export_main, "DEFAULT_SENTENCES", path)
     return path
 
 
 def test_own_sentences_that_a_model_cannot_read_are_left_out_of_every_command(
     short_reader: Path, own_sentences: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A long sentence of this repository kept every such model from being exported and calibrated."""
-    note = f"note: 2 of the 4 sentences of {own_sentences} are left out: they have more than the 24 tokens"
+    """A too long default sentence must not prevent export and calibration."""
+    note = f"note: skipped 2 of 4 sentences of {own_sentences} with more than 24 tokens, the limit of the model"
     out = tmp_path / "float32"
     assert main([str(short_reader), "--out", str(out)]) == 0
     assert note in capsys.readouterr().err
@@ -390,7 +395,7 @@ def test_own_sentences_that_a_model_cannot_read_are_left_out_of_every_command(
     output = capsys.readouterr()
     assert note in output.err and json.loads(output.out)["sentences"] == 2
     assert main(quantize_static(out, tmp_path / "int8")) == 0
-    assert f"{note} that the model reads (lines 2, 3); name others with --calibration\n" in capsys.readouterr().err
+    assert f"{note} (lines 2, 3); name another file with --calibration\n" in capsys.readouterr().err
     quantize_bundle(out, tmp_path / "expected", everywhere("static"), None, calibration=["A man sleeps.", "A boy."])
     assert read_bundle(tmp_path / "int8").files == read_bundle(tmp_path / "expected").files
 
@@ -402,8 +407,8 @@ def test_own_sentences_of_which_none_can_be_read_are_an_error_that_asks_for_othe
     assert main([str(short_reader), "--out", str(tmp_path / "float32")]) == 2
     error = capsys.readouterr().err
     assert error == (
-        f"error: every sentence of {own_sentences} has more than the 24 tokens that the model reads; name shorter ones "
-        "with --sentences\n"
+        f"error: every sentence of {own_sentences} has more than 24 tokens, the limit of the model; name a file "
+        "with shorter ones with --sentences\n"
     )
 
 
@@ -419,8 +424,8 @@ def test_a_named_sentence_that_is_too_long_is_refused_with_its_file_and_line(
     ):
         assert main(arguments) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"error: {path}, line 3: sentence 2 has ") and error.count("\n") == 1
-        assert "the model reads 256; shorten it or remove the line" in error
+        assert error.startswith(f"error: {path}, line 3 has ") and error.count("\n") == 1
+        assert "but the model reads at most 256; shorten or remove the line" in error
         assert not (tmp_path / "out").exists()
 
 
@@ -446,20 +451,20 @@ def test_few_pairs_are_said_to_show_no_loss(
 ) -> None:
     arguments = [command, str(bundle), "--out", str(tmp_path / "small"), "--data", str(parallel_text), "--force"]
     arguments += ["--bits", "8"] if command == "quantize" else []
-    warning = "pairs are too few to tell a loss of 0.3 BLEU from chance; measure on"
+    warning = "pairs are too few to distinguish a loss of 0.3 BLEU from chance; use at least"
     assert main(arguments) == 0
-    assert f"warning: 2 {warning} 1000 or more" in capsys.readouterr().err
+    assert f"warning: 2 {warning} 1000" in capsys.readouterr().err
     monkeypatch.setattr(export_main, "MIN_PAIRS", 2)
     assert main(arguments) == 0
     assert warning not in capsys.readouterr().err
     assert main([*arguments, "--limit", "1"]) == 0
-    assert f"warning: 1 {warning} 2 or more" in capsys.readouterr().err
+    assert f"warning: 1 {warning} 2" in capsys.readouterr().err
 
 
 def test_a_chat_model_is_exported_with_the_format_of_its_training(
     tmp_path: Path, sentences_path: Path, checkpoint: Path
 ) -> None:
-    """It had none, so that chat completions refused it; the shipped one was exported by another command."""
+    """A chat bundle without template would be rejected by chat completions."""
     tokenizer = checkpoint / "tokenizer.json"
     config = CausalConfig(
         read_tokenizer(tokenizer).get_vocab_size(), d_model=16, num_heads=2, d_ff=16, layers=1, max_positions=64

@@ -1,4 +1,4 @@
-"""ONNX equals PyTorch, piece by piece; `test_verify.py` has the whole."""
+"""Parts of the graphs equal PyTorch; `test_verify.py` tests whole graphs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,21 +22,21 @@ SCORES = ["logits", "logprobs", "top_logprobs", "top_ids"]
 
 @torch.inference_mode()
 def expected_hidden(model: Transformer, source: Sequence[int]) -> NDArray[Any]:
-    """The encoder's output (S, M) for one source."""
+    """Return the output of the encoder (S, M) for one source."""
     encoded, _ = model.encode(torch.tensor([list(source)]), torch.tensor([len(source)]))
     return np.asarray(encoded[0].numpy())
 
 
 @torch.inference_mode()
 def expected_logits(model: Transformer, source: Sequence[int], target: Sequence[int]) -> NDArray[Any]:
-    """After each token of the target, without a cache and without other rows: (T, V)."""
+    """Return the logits (T, V) after each target token, without cache and batch."""
     logits = model(torch.tensor([list(source)]), torch.tensor([len(source)]), torch.tensor([list(target)]))
     return np.asarray(logits[0].numpy())
 
 
 @torch.inference_mode()
 def expected_maps(model: Transformer, source: Sequence[int], target: Sequence[int]) -> dict[str, NDArray[Any]]:
-    """Of one row: by kind, (L, H, rows, columns)."""
+    """Return the attention weights of one row, (L, H, rows, columns), by kind."""
     maps = model.attention_maps(torch.tensor([list(source)]), torch.tensor([len(source)]), torch.tensor([list(target)]))
     return {kind: part[:, 0].numpy() for kind, part in maps.items()}
 
@@ -146,7 +146,7 @@ def test_a_step_writes_one_slot_of_each_of_its_rows_and_nothing_else(
 ) -> None:
     rows, slots = 3, 8
     fresh = begin(sessions, sources[:rows], slots)
-    # A row of guards before and after those of the batch; every slot holds a guard.
+    # Guard values fill a row before and after the batch, and every cache position.
     buffers = {name: np.full((rows + 2, *state.shape[1:]), 7.0, np.float32) for name, state in fresh.items()}
     states = {name: buffer[1:-1] for name, buffer in buffers.items()}
     for name, state in states.items():
@@ -203,7 +203,7 @@ def test_the_top_tokens_are_the_best_of_the_log_probabilities_in_falling_order(
 
 def test_each_axis_of_the_graphs_is_free_or_has_the_size_that_the_manifest_says(sessions: Sessions) -> None:
     limits = sessions.manifest.limits
-    shapes = {value.name: value.shape for value in (*sessions.step.get_inputs(), *sessions.step.get_outputs())}
+    shapes = {value.name: value.shape for value in (*sessions.decoder.get_inputs(), *sessions.decoder.get_outputs())}
     assert shapes["logits"] == shapes["logprobs"] == ["batch", limits.vocabulary]
     assert shapes["top_logprobs"] == shapes["top_ids"] == ["batch", TOP_TOKENS]
     for state in sessions.manifest.states:

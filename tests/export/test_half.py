@@ -1,4 +1,4 @@
-"""Graphs in float16: near those of float32, of operators that CUDA has, and written in place."""
+"""Float16 graphs: close to float32, with operators of CUDA, and with in-place caches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from service.bundle import BundleError, Manifest, Quantization, read_bundle, wri
 SOURCES = [[11, 52, 90, 33, 2], [7, 2], [45, 67, 12, 80, 81, 82, 2]]
 TARGETS = [[1, 45, 67, 12, 13, 14], [1, 9, 8, 7, 6, 5], [1, 21, 22, 23, 24, 25]]
 CLOSE = 2e-2
-# What the CUDA provider has in float16 by this opset, from onnxruntime's own list of its kernels.
+# Float16 operators of the CUDA provider for this opset, from the kernel list of ONNX Runtime.
 CUDA_OPERATORS = {
     *(
         "Add",
@@ -52,10 +52,10 @@ def load(folder: Path) -> Sessions:
 
 
 def read(sessions: Sessions, slots: int) -> list[dict[str, Array]]:
-    """All outputs but states of steps over rows of different ages, buffers of so many slots."""
+    """Run steps over rows that started at different times; return all outputs except states."""
     manifest = sessions.manifest
     kept = {state.output for state in manifest.states}
-    outputs = [name for name in manifest.decoder.outputs if name not in kept]
+    outputs = [name for name in manifest.decoder_graph.outputs if name not in kept]
     lengths = [len(source) for source in SOURCES]
     states = initial_states(manifest, encode(sessions, SOURCES), slots)
     steps = []
@@ -115,7 +115,7 @@ def test_a_step_writes_its_slot_and_nothing_else(half: Path) -> None:
 def test_all_operators_are_ones_that_cuda_has(half: Path) -> None:
     manifest = read_bundle(half)
     assert manifest.rows is not None and manifest.similar is not None
-    for graph in (manifest.encoder, manifest.decoder, manifest.similar, manifest.rows):
+    for graph in (manifest.encoder, manifest.decoder_graph, manifest.similar, manifest.rows):
         model = onnx.load_model(half / graph.file, load_external_data=False)
         assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", OPSET)]
         assert {node.op_type for node in model.graph.node} <= CUDA_OPERATORS
@@ -129,7 +129,7 @@ def test_a_float16_bundle_is_half_as_large_and_says_what_it_is(bundle: Path, hal
     manifest, original = read_bundle(half), read_bundle(bundle)
     assert (manifest.name, manifest.dtype, manifest.verification) == ("half", "float16", None)
     assert manifest.quantization == Quantization(
-        bits=16, block_size=None, forms={}, float32_digest=original.digest, quality=None
+        bits=16, block_size=None, schemes={}, float32_digest=original.digest, quality=None
     )
     assert {state.dtype for state in manifest.states} == {"float16"}
     assert set(manifest.files) == {
@@ -153,7 +153,7 @@ def rewritten(bundle: Path, folder: Path, change: dict[str, Any]) -> Path:
 
 def test_only_float32_with_states_that_grow_becomes_float16(bundle: Path, half: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(BundleError, match="half is float16"):
+    with pytest.raises(BundleError, match="half must be a float32 bundle, got float16"):
         half_bundle(half, out, None)
     (tmp_path / "fixed").mkdir()
     state = read_bundle(bundle).states[0].model_copy(update={"shape": (8,)})

@@ -1,4 +1,4 @@
-"""Products of 8-bit integers, by rows and static, beside slow twins that multiply one number after another."""
+"""Integer products, dynamic per-token and static per-tensor, compared with slow references."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from export.builder import GraphBuilder, WeightFile
 from export.quantize import WEIGHT_LEVELS, Recipe, quantize_columns, quantize_graphs
-from service.bundle import Form
+from service.bundle import QuantScheme
 from tests.export.products import (
     INNER,
     LARGEST,
@@ -56,7 +56,7 @@ def after_relu(nodes: Draw) -> Draw:
 
 
 def slow_product(levels: Levels, steps: Array, matrix: Array) -> Array:
-    """Whole multiples (B, K) of each row's step (B,), times the columns of a matrix rounded to 63 levels."""
+    """Compute the product of quantized activations (B, K) and a matrix of 63 levels."""
     result = np.zeros((len(levels), matrix.shape[1]), np.float32)
     for i, row in enumerate(levels):
         for j, column in enumerate(matrix.T):
@@ -70,7 +70,7 @@ def close(given: Array, expected: Array) -> None:
     assert given / scale == pytest.approx(expected / scale, abs=2e-6)
 
 
-# By rows
+# Dynamic per-token
 
 
 @PRODUCTS
@@ -106,11 +106,11 @@ def test_columns_move_by_at_most_half_a_step_and_the_largest_weight_not_at_all()
     assert not codes[:, 3].any()
 
 
-# Static
+# Static per-tensor
 
 
 def symmetric_levels(x: Array) -> tuple[Levels, float]:
-    """127 levels on either side of zero and one more below, the rest cut off; and what one level is worth."""
+    """Round to levels from -128 to 127; return the codes and the step."""
     step = LARGEST / 127
     return np.clip(np.rint(x / step), -128, 127).astype(int), step
 
@@ -125,7 +125,7 @@ def levels_above_zero(x: Array) -> tuple[Levels, float]:
 def test_a_static_product_is_that_of_its_slow_twin(
     tmp_path: Path, nodes: Draw, bias: Array | None, is_transposed: bool, relu: bool
 ) -> None:
-    """Rows of all sizes have one step; what lies beyond the range is cut to it; `Relu` is part of the rounding."""
+    """All rows share one step, values are clipped, and rounding replaces `Relu`."""
     operators, run = quantized(draw(tmp_path, after_relu(nodes) if relu else nodes), tmp_path, STATIC)
     product = UNFUSED if is_transposed and bias is None else FUSED
     assert operators == ["QuantizeLinear", *product, "Identity"]
@@ -160,18 +160,18 @@ def test_a_row_of_zeros_gives_the_bias_of_a_static_product(tmp_path: Path) -> No
 
 
 def test_a_static_product_of_what_was_always_zero_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="drawn: nothing but zeros was measured of x, which a static product reads"):
+    with pytest.raises(ValueError, match="drawn: calibration found only zeros for x; use other calibration sentences"):
         quantized(draw(tmp_path, matmul), tmp_path, STATIC, largest=0.0)
 
 
 @pytest.mark.parametrize("form", ["blocks", "rows", "float32"])
-def test_other_products_need_no_range(tmp_path: Path, form: Form) -> None:
+def test_other_products_need_no_range(tmp_path: Path, form: QuantScheme) -> None:
     _, run = quantized(draw(tmp_path, matmul), tmp_path, everywhere(form), largest=0.0)
     assert run(random(1, INNER)) == pytest.approx(random(1, INNER) @ random(SIZE, INNER).T, abs=1)
 
 
 def test_a_value_has_the_range_that_was_measured_in_its_own_graph(tmp_path: Path) -> None:
-    """Graphs of one bundle number their values alike."""
+    """Values in different graphs of a bundle can have the same name."""
     weights = WeightFile("weights.bin")
     graphs = []
     for name in ("first", "second"):
@@ -186,7 +186,7 @@ def test_a_value_has_the_range_that_was_measured_in_its_own_graph(tmp_path: Path
 
 
 def step_of(graph: onnx.ModelProto) -> float:
-    """The step by which the only `QuantizeLinear` rounds."""
+    """Return the step of the only `QuantizeLinear`."""
     (node,) = (node for node in graph.graph.node if node.op_type == "QuantizeLinear")
     constants = {tensor.name: tensor for tensor in graph.graph.initializer}
     return float(onnx.numpy_helper.to_array(constants[node.input[1]]))
@@ -228,7 +228,7 @@ def test_relu_stays_where_it_is_an_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["blocks", "rows"])
-def test_relu_stays_before_products_of_another_form(tmp_path: Path, form: Form) -> None:
+def test_relu_stays_before_products_of_another_form(tmp_path: Path, form: QuantScheme) -> None:
     operators, run = quantized(draw(tmp_path, after_relu(matmul)), tmp_path, everywhere(form))
     assert operators[0] == "Relu"
     x = random(3, INNER)
@@ -236,7 +236,7 @@ def test_relu_stays_before_products_of_another_form(tmp_path: Path, form: Form) 
     assert run(x) == pytest.approx(exact, abs=0.03 * float(np.abs(exact).max()))
 
 
-# Sixteen bits
+# Sums in 16 bits
 
 
 def signs_and_extremes(graph: GraphBuilder, x: str) -> str:
@@ -244,7 +244,7 @@ def signs_and_extremes(graph: GraphBuilder, x: str) -> str:
 
 
 def largest_weights() -> Array:
-    """Signs (K, N), the first two columns of one sign each."""
+    """Return signs (K, N); each of the first two columns has a single sign."""
     signs: Array = np.sign(random(SIZE, INNER)).T.copy()
     signs[:, 0], signs[:, 1] = 1, -1
     return signs
@@ -262,7 +262,7 @@ def largest_weights() -> Array:
 def test_the_largest_products_of_integers_fit_sixteen_bits_in_pairs_and_are_exact(
     tmp_path: Path, recipe: Recipe, nodes: Draw, levels: Callable[[Array], Array]
 ) -> None:
-    """All activations are 255, 128 or 1 of 255, all weights 63 or -63."""
+    """Activations are 255, 128 or 1 of 255 levels, weights are 63 or -63."""
     assert 2 * np.iinfo(np.uint8).max * WEIGHT_LEVELS <= np.iinfo(np.int16).max
     _, run = quantized(draw(tmp_path, nodes), tmp_path, recipe, largest=1.0)
     x = np.concatenate([largest_weights().T, np.ones((1, INNER), np.float32)])

@@ -1,4 +1,4 @@
-"""Products and tables in blocks, and what becomes of the rest of a graph; integer products have a file of their own."""
+"""Tests of group-wise quantization of products and embedding tables."""
 
 from pathlib import Path
 from typing import Literal
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from export.builder import GraphBuilder
-from export.quantize import BLOCK_SIZES, Recipe, quantize_rows
-from service.bundle import Form
+from export.quantize import BLOCK_SIZES, Recipe, quantize_blocks
+from service.bundle import QuantScheme
 from tests.export.products import (
     IN_BLOCKS,
     INNER,
@@ -28,7 +28,7 @@ from tests.export.products import (
 
 
 def whole(count: int) -> Array:
-    """Activations (count, K) that int8 holds exactly: whole numbers, 127 the largest of each block."""
+    """Return activations (count, K) that int8 represents exactly in each block."""
     numbers = np.random.default_rng(6).integers(-126, 127, (count, INNER)).astype(np.float32)
     numbers[:, ::16] = 127
     return numbers
@@ -37,7 +37,7 @@ def whole(count: int) -> Array:
 @pytest.mark.parametrize("recipe", IN_BLOCKS, ids=str)
 def test_weights_move_by_at_most_one_step_and_the_largest_not_at_all(recipe: Recipe) -> None:
     rows = random(SIZE, 160)
-    _, scales = quantize_rows(rows, recipe.bits, recipe.block_size)
+    _, scales = quantize_blocks(rows, recipe.bits, recipe.block_size)
     steps = np.repeat(np.abs(scales), recipe.block_size, axis=1)[:, :160]
     errors = np.abs(rounded(rows, recipe.bits, recipe.block_size) - rows)
     assert (errors <= 1.001 * steps).all()
@@ -53,7 +53,7 @@ def test_zeros_stay_zeros(recipe: Recipe) -> None:
 
 @pytest.mark.parametrize(("bits", "size"), [(5, 32), (8, 48), (8, 128), (4, 32), (4, 64)])
 def test_a_format_that_is_not_served_is_refused(bits: Literal[4, 8], size: int) -> None:
-    with pytest.raises(ValueError, match="it must be one of"):
+    with pytest.raises(ValueError, match="must be one of"):
         Recipe(bits, size)
 
 
@@ -122,7 +122,7 @@ def test_a_tied_table_is_stored_once_and_read_as_it_is_multiplied(tmp_path: Path
 
 
 def best_rows(graph: GraphBuilder, table: Array, x: str) -> str:
-    """The rows (B, K) of the table that fit `x` (B, K) best."""
+    """Return the rows (B, K) of the table with the largest product with `x` (B, K)."""
     product = graph.add("Gemm", x, graph.weight("table", torch.from_numpy(table)), transB=1)
     return graph.add("Gather", "table", graph.add("ArgMax", product, axis=1, keepdims=0))
 
@@ -140,7 +140,7 @@ def test_a_table_has_the_largest_blocks_that_are_served_and_fit_its_rows(
 
 
 @pytest.mark.parametrize("form", ["rows", "static"])
-def test_a_table_whose_product_is_of_integers_is_looked_up_in_blocks(tmp_path: Path, form: Form) -> None:
+def test_a_table_whose_product_is_of_integers_is_looked_up_in_blocks(tmp_path: Path, form: QuantScheme) -> None:
     table = random(SIZE, INNER)
     operators, run = quantized(draw(tmp_path, lambda graph, x: best_rows(graph, table, x)), tmp_path, everywhere(form))
     assert {"MatMulInteger", "GatherBlockQuantized"} < set(operators)

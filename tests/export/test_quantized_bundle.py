@@ -1,4 +1,4 @@
-"""Bundles written again with quantised products: whole, honest about it, and refused where they lose too much."""
+"""Quantized bundles: files, manifest, and rejection if they lose too much BLEU."""
 
 from collections import Counter
 from pathlib import Path
@@ -26,11 +26,11 @@ def test_a_quantised_bundle_is_whole_and_says_what_it_is(bundle: Path, tmp_path:
     manifest, original = read_bundle(out), read_bundle(bundle)
     assert names(out) == BUNDLE_FILES
     assert manifest.quantization == given
-    forms = dict.fromkeys(("encoder", "layers", "projection"), "blocks")
+    schemes = dict.fromkeys(("encoder", "layers", "projection"), "blocks")
     assert given.model_dump() == {
         "bits": 8,
         "block_size": 32,
-        "forms": forms,
+        "schemes": schemes,
         "float32_digest": original.digest,
         "quality": None,
     }
@@ -39,7 +39,7 @@ def test_a_quantised_bundle_is_whole_and_says_what_it_is(bundle: Path, tmp_path:
     assert manifest.languages == Languages(source="en", target="de")
     assert (manifest.name, manifest.dtype, manifest.verification) == ("small", "int8", None)
     assert (out / "weights.bin").stat().st_size < (bundle / "weights.bin").stat().st_size / 2
-    for graph, file in ((manifest.encoder, "encoder.onnx"), (manifest.decoder, "step.onnx")):
+    for graph, file in ((manifest.encoder, "encoder.onnx"), (manifest.decoder_graph, "step.onnx")):
         proto = onnx.load_model(out / file, load_external_data=False)
         assert tuple(value.name for value in proto.graph.input) == graph.inputs
         assert tuple(value.name for value in proto.graph.output) == graph.outputs
@@ -85,7 +85,7 @@ def test_a_quantised_bundle_has_the_forms_that_it_says(
     manifest = read_bundle(out)
     assert manifest.dtype == f"int{recipe.bits}"
     assert manifest.quantization is not None
-    assert manifest.quantization.forms == recipe.forms
+    assert manifest.quantization.schemes == recipe.schemes
     for file, counts in (("encoder.onnx", encoder), ("step.onnx", step)):
         operators = [node.op_type for node in onnx.load_model(out / file, load_external_data=False).graph.node]
         telling = ("MatMul", "Gemm", "Div", "Relu")  # each row is divided where products are by rows
@@ -128,7 +128,9 @@ def test_the_scales_of_static_products_are_those_of_the_sentences(
 @pytest.mark.parametrize("recipe", [everywhere("static"), Recipe(8, layers="static")], ids=str)
 def test_static_products_without_sentences_are_refused(bundle: Path, copied: Path, recipe: Recipe) -> None:
     before = read_bundle(copied)
-    with pytest.raises(ValueError, match="scales of static products are measured on sentences, and there are none"):
+    with pytest.raises(
+        ValueError, match="the scheme static needs calibration sentences; name a file with --calibration"
+    ):
         quantize_bundle(bundle, copied, recipe, None)
     assert read_bundle(copied) == before
     assert names(copied.parent) == {"copied"}
@@ -136,7 +138,7 @@ def test_static_products_without_sentences_are_refused(bundle: Path, copied: Pat
 
 def test_a_sentence_too_long_to_measure_on_is_named_and_nothing_written(bundle: Path, copied: Path) -> None:
     before = read_bundle(copied)
-    with pytest.raises(ValueError, match=r"sentence 2 has \d+ tokens, the model reads 256"):
+    with pytest.raises(ValueError, match=r"sentence 2 has \d+ tokens, but the model reads at most 256"):
         quantize_bundle(bundle, copied, everywhere("static"), None, calibration=["A dog.", "walks " * 300])
     assert read_bundle(copied) == before
     assert names(copied.parent) == {"copied"}
@@ -147,9 +149,11 @@ def test_only_a_float32_bundle_is_quantised_and_only_such_a_one_verified(
 ) -> None:
     out = tmp_path / "small"
     quantize_bundle(bundle, out, Recipe(4), None)
-    with pytest.raises(BundleError, match="small is int4: only a float32 bundle can be quantised"):
+    with pytest.raises(BundleError, match="small must be a float32 bundle, got int4"):
         quantize_bundle(out, tmp_path / "smaller", Recipe(4), None)
-    with pytest.raises(BundleError, match="small is int4: its graphs are not PyTorch's; verify the float32 bundle"):
+    with pytest.raises(
+        BundleError, match="small is int4 and intentionally differs from PyTorch; verify its float32 bundle"
+    ):
         verify_bundle(out, checkpoint, toy_sentences[:1])
     assert names(tmp_path) == {"small"}
 
@@ -157,7 +161,7 @@ def test_only_a_float32_bundle_is_quantised_and_only_such_a_one_verified(
 def test_a_bundle_that_loses_too_much_is_written_by_force_alone(
     bundle: Path, copied: Path, toy_sentences: list[str]
 ) -> None:
-    """References are the float32 model's own outputs: BLEU 100, which no rounded random weights reach."""
+    """The references are the outputs of the float32 model, so that its BLEU is 100."""
     manifest = read_bundle(bundle)
     sessions, tokenizer = open_sessions(bundle, manifest), read_tokenizer(bundle / "tokenizer.json")
     references = []

@@ -1,4 +1,4 @@
-"""Rows of quantised graphs do not touch each other; and these tests would notice if they did."""
+"""Rows of quantized graphs do not affect each other, and the tests detect it if they do."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from export.builder import GraphBuilder, WeightFile
 from export.calibrate import measure_ranges
 from export.quantize import Recipe, quantize_graphs
 from export.sessions import Sessions, encode, initial_states, open_sessions, run_step
-from export.transformer import encoder_graph, step_graph
+from export.transformer import decoder_graph, encoder_graph
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
 from service.bundle import read_bundle
@@ -48,7 +48,7 @@ def relu_and_product(graph: GraphBuilder, x: str) -> str:
 
 
 def moved_by_an_outlier(run: Callable[[Array], Array]) -> float:
-    """How far a row's result moves when a row of a thousand times its size joins the batch."""
+    """Return the change of a row's result when a row a thousand times larger joins the batch."""
     rows = random(2, INNER) * np.array([[1], [OUTLIER]], np.float32)
     return float(np.abs(run(rows)[0] - run(rows[:1])[0]).max())
 
@@ -65,7 +65,7 @@ def test_a_row_of_a_product_does_not_feel_an_outlier(tmp_path: Path, nodes: Draw
 def test_a_row_of_a_product_is_the_same_to_the_last_bit_in_every_batch(
     tmp_path: Path, nodes: Draw, recipe: Recipe
 ) -> None:
-    """The last bit decides how the next product rounds its activations. It is why larger blocks are refused."""
+    """A difference in the last bit changes the rounding of the next product; see `BLOCK_SIZES`."""
     _, run = quantized(draw(tmp_path, nodes), tmp_path, recipe)
     rows = random(33, INNER)
     alone = np.concatenate([run(rows[row : row + 1]) for row in range(len(rows))])
@@ -105,7 +105,7 @@ OUTLIER_ID = 7
 
 
 def with_one_scale(graph: onnx.ModelProto) -> onnx.ModelProto:
-    """The quantised graph, but the activations of each product are rounded by one scale for the whole batch."""
+    """Quantize a graph with one activation scale for the whole batch."""
     spoilt = onnx.ModelProto()
     spoilt.CopyFrom(graph)
     del spoilt.graph.node[:]
@@ -125,9 +125,10 @@ Load = Callable[[Recipe, bool], Sessions]
 
 @pytest.fixture(scope="module")
 def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Load:
-    """Loads the toy model quantised, one token's embedding a thousand times as large; spoilt on demand.
+    """Load a quantized toy model in which the embedding of one token is a thousand times larger.
 
-    Ranges are measured without that token, which static products therefore cut to what others reach.
+    Ranges are measured without that token, which static products therefore cut to what others
+    reach.
     """
     model, _ = load_checkpoint(checkpoint)
     assert isinstance(model, Transformer)
@@ -135,14 +136,14 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
         model.embedding.weight[OUTLIER_ID] *= OUTLIER
     folder, manifest = tmp_path_factory.mktemp("float32"), read_bundle(bundle)
     weights = WeightFile("weights.bin")
-    graphs = [encoder_graph(model, weights), step_graph(model, weights)]
+    graphs = [encoder_graph(model, weights), decoder_graph(model, weights)]
     weights.write(folder)
     ranges = measure_ranges(bundle, manifest, sources)
 
     def load(recipe: Recipe, spoilt: bool) -> Sessions:
         out, weights = tmp_path_factory.mktemp("quantized"), WeightFile("weights.bin")
         quantised = quantize_graphs(graphs, folder, weights, recipe, ranges)
-        for name, graph in zip((manifest.encoder.file, manifest.decoder.file), quantised, strict=True):
+        for name, graph in zip((manifest.encoder.file, manifest.decoder_graph.file), quantised, strict=True):
             onnx.save_model(with_one_scale(graph) if spoilt else graph, out / name)
         weights.write(out)
         return open_sessions(out, manifest.model_copy(update={"similar": None}))
@@ -153,13 +154,13 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
 def read(
     sessions: Sessions, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[dict[str, Any]]:
-    """All outputs but states: of the encoder, and of each step of targets of one length."""
+    """Return all outputs except states, of the encoder and of each step of equally long targets."""
     manifest = sessions.manifest
     lengths = [len(source) for source in sources]
     encoded = encode(sessions, sources)
     states = initial_states(manifest, encoded, len(targets[0]))
     kept = {state.output for state in manifest.states}
-    outputs = [name for name in manifest.decoder.outputs if name not in kept]
+    outputs = [name for name in manifest.decoder_graph.outputs if name not in kept]
     steps = [
         run_step(sessions, states, [target[age] for target in targets], [age] * len(targets), lengths, outputs)
         for age in range(len(targets[0]))
@@ -168,7 +169,7 @@ def read(
 
 
 def largest_difference(alone: list[dict[str, Any]], together: list[dict[str, Any]], row: int) -> float:
-    """Relative where values are large. Of arrays with columns of padding, the first ones, as many as alone."""
+    """Return the largest difference, relative for large values and without columns of padding."""
     differences = []
     for each, other in zip(alone, together, strict=True):
         for name in each.keys() - {"top_ids"}:  # equals may change places

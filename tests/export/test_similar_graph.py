@@ -1,4 +1,4 @@
-"""The graph that compares tokens: right, without weights of its own, and near itself in every form."""
+"""The similarity graph: correct, without own weights, and accurate in all schemes."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from export.builder import WeightFile
 from export.bundle import half_bundle, quantize_bundle, verify_bundle
 from export.quantize import Recipe
-from export.sessions import Array, compare_tokens, open_sessions
+from export.sessions import Array, open_sessions, token_cosines
 from export.similar import similar_graph
 from export.verify import VerificationError, verify
 from model.architectures.transformer import Transformer
@@ -26,7 +26,7 @@ IDS = np.array([5, 300, 17], np.int64)
 
 
 def compared(folder: Path) -> Array:
-    return compare_tokens(open_sessions(folder, read_bundle(folder)), IDS)
+    return token_cosines(open_sessions(folder, read_bundle(folder)), IDS)
 
 
 def test_cosines_are_those_of_pytorchs_table_pair_by_pair(bundle: Path, model: Transformer) -> None:
@@ -39,7 +39,7 @@ def test_cosines_are_those_of_pytorchs_table_pair_by_pair(bundle: Path, model: T
         [product(rows[id_], row) / (product(rows[id_], rows[id_]) * product(row, row)) ** 0.5 for row in rows]
         for id_ in IDS
     ]
-    # Three sums of d_model products, each of which the other two divide.
+    # Rounding errors of three sums of d_model products: the product and two norms.
     np.testing.assert_allclose(compared(bundle), expected, rtol=0, atol=3 * rounding_bound(model.config.d_model))
 
 
@@ -76,7 +76,7 @@ def test_quantised_it_reads_what_the_others_read(
 
 
 def places(graph: Path) -> set[tuple[str, ...]]:
-    """Where a graph's weights lie in the bundle's file of weights."""
+    """Return the positions of a graph's weights in the weight file."""
     tensors = onnx.load_model(graph, load_external_data=False).graph.initializer
     return {tuple(entry.value for entry in tensor.external_data) for tensor in tensors if tensor.external_data}
 

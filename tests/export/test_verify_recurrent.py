@@ -1,4 +1,4 @@
-"""What a recurrent decoder carries is compared step by step: differences neither hide nor grow from one to the next."""
+"""Verification compares the states of recurrent decoders step by step."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from export.bundle import Label, export_bundle
+from export.bundle import BundleMetadata, export_bundle
 from export.forced import forced_pass
 from export.sessions import Sessions, open_sessions
 from export.verify import VerificationError, verify
@@ -22,7 +22,7 @@ READ = [1, *[7, 9, 30, 50, 11, 17] * 10]  # any tokens, many
 
 
 def exported(folder: Path, tokenizer: Path, sentences: list[str], gain: float) -> tuple[RecurrentModel, Sessions]:
-    """A random model that carries all there is to carry, its cell's weights times `gain`, and its verified bundle."""
+    """Random model with all states, with cell weights times `gain`, and its verified bundle."""
     config = RecurrentConfig(
         read_tokenizer(tokenizer).get_vocab_size(),
         embedding_size=12,
@@ -41,7 +41,7 @@ def exported(folder: Path, tokenizer: Path, sentences: list[str], gain: float) -
         for parameter in model.cell.parameters():
             parameter.mul_(gain)
     save_checkpoint(folder / "checkpoint", config, model.state_dict(), tokenizer, {})
-    manifest = export_bundle(folder / "checkpoint", folder / "bundle", Label("recurrent"), sentences)
+    manifest = export_bundle(folder / "checkpoint", folder / "bundle", BundleMetadata("recurrent"), sentences)
     return model, open_sessions(folder / "bundle", manifest)
 
 
@@ -71,7 +71,7 @@ def test_annotations_are_projected_by_the_encoder_and_not_again_by_the_step(
 def test_a_model_that_magnifies_rounding_is_compared_all_the_same(
     checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:
-    """Whether it magnifies is found in float64, so that it does so on every processor."""
+    """Test in float64 that the model amplifies differences, independent of the processor."""
     tokenizer = read_tokenizer(checkpoint / "tokenizer.json")
     model, sessions = exported(tmp_path, checkpoint / "tokenizer.json", toy_sentences[:1], gain=8)
     sources = [tokenizer.encode(toy_sentences[0]).ids]
@@ -79,7 +79,7 @@ def test_a_model_that_magnifies_rounding_is_compared_all_the_same(
     states = forced_pass(models.exact, sources, [READ]).states
 
     def logits_of(carried: Mapping[str, Tensor] | None) -> float:
-        """How far rounding may move the logits, with the exact states before each step or with the model's own."""
+        """Return the rounding limit of the logits, with given or own states before each step."""
         _, limits = models.limits(lambda one: {"logits": forced_pass(one, sources, [READ], carried).logits.numpy()})
         return limits["logits"]
 

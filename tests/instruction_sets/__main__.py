@@ -1,7 +1,9 @@
-"""`python -m tests.instruction_sets`: equality and export tests under each lesser instruction set of this processor.
+"""Run equality and export tests with each smaller instruction set of this processor.
 
-Rounding depends on the instruction set, because kernels for wider registers add in another order. PyTorch, MKL, oneDNN
-and NumPy read environment variables that restrict them. ONNX Runtime has none: it always uses the processor's best.
+Run it with `python -m tests.instruction_sets`. Rounding depends on the instruction set, because
+kernels for wider registers sum in another order. Environment variables restrict PyTorch, MKL,
+oneDNN and NumPy. ONNX Runtime has no such variable and always uses the best kernels of the
+processor.
 """
 
 import os
@@ -17,7 +19,7 @@ FOLDERS = ("tests/equality", "tests/export")
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """An x86 instruction set, and the values that restrict each library to it."""
+    """x86 instruction set, and the values that restrict each library to it."""
 
     name: str
     capability: str  # as torch.backends.cpu.get_cpu_capability() reports it
@@ -27,7 +29,7 @@ class InstructionSet:
     numpy: tuple[str, ...]  # the dispatched features that NumPy keeps
 
     def environment(self) -> dict[str, str]:
-        # Features that this process has disabled already are not found, and stay disabled.
+        # Features that this process has disabled stay disabled.
         found = os.environ.get("NPY_DISABLE_CPU_FEATURES", "").split()
         found += np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
         return {
@@ -38,7 +40,7 @@ class InstructionSet:
         }
 
 
-# From the widest to the narrowest.
+# From the largest instruction set to the smallest.
 SETS = (
     InstructionSet("AVX-512", "AVX512", "avx512", "AVX512", "AVX512_CORE", ("X86_V3", "X86_V4")),
     InstructionSet("AVX2", "AVX2", "avx2", "AVX2", "AVX2", ("X86_V3",)),

@@ -1,4 +1,4 @@
-"""A server that answers each request as a test scripts it, byte by byte and with the waits that it names."""
+"""Server with scripted responses, including delays between bytes."""
 
 import asyncio
 import json
@@ -19,14 +19,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server sends, and whether it closes the connection then."""
+    """Scripted response; `closes` closes the connection after it."""
 
     pieces: Sequence[Piece]
     closes: bool = False
 
 
 def whole(status: int, body: object, wait_s: float = 0.0, headers: str = "") -> Reply:
-    """A JSON answer after `wait_s`."""
+    """Return a JSON response that is sent after `wait_s` seconds."""
     data = json.dumps(body).encode()
     head = f"HTTP/1.1 {status} Fake\r\ncontent-length: {len(data)}\r\n{headers}\r\n"
     return Reply([wait_s, head.encode() + data])
@@ -59,7 +59,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class FakeService:
-    """Answers request number n, from 0, with `script(n, request)`."""
+    """Server that responds to request number n, counting from 0, with `script(n, request)`."""
 
     script: Callable[[int, Request], Reply]
     requests: list[Request] = field(default_factory=list)

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from loadtest import client as client_module
-from loadtest.client import BrokenAnswerError, Client
+from loadtest.client import Client, IncompleteResponseError
 from tests.loadtest.fake_service import STREAM_HEAD, FakeService, Piece, Reply, chunk, whole
 
 pytestmark = pytest.mark.anyio
@@ -71,10 +71,10 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch
 @pytest.mark.parametrize(
     ("pieces", "reason"),
     [
-        ([], "ended before"),
-        ([STREAM_HEAD, chunk(b"first")], "ended before"),
-        ([b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nshort"], "ended before"),
-        ([b"SMTP ready\r\n\r\n"], "not HTTP"),
+        ([], "connection closed before the end of the response"),
+        ([STREAM_HEAD, chunk(b"first")], "connection closed before the end of the response"),
+        ([b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nshort"], "connection closed before the end of the response"),
+        ([b"SMTP ready\r\n\r\n"], "response is not valid HTTP"),
     ],
 )
 async def test_an_answer_that_is_not_whole_is_broken(pieces: list[Piece], reason: str) -> None:
@@ -82,7 +82,7 @@ async def test_an_answer_that_is_not_whole_is_broken(pieces: list[Piece], reason
         FakeService(lambda n, request: Reply(pieces, closes=True)) as service,
         Client(service.url, 5.0) as client,
     ):
-        with pytest.raises(BrokenAnswerError, match=reason):
+        with pytest.raises(IncompleteResponseError, match=reason):
             await client.post("/", b"{}")
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from loadtest.client import Client
 from loadtest.load import ARRIVALS_SEED, Load, Measurement, run_load
-from loadtest.outcome import Failure, Refusal, Success
+from loadtest.outcome import Failure, Rejection, Success
 from loadtest.report import summarize
 from tests.loadtest.fake_service import (
     DONE,
@@ -91,7 +91,7 @@ async def test_a_refused_client_pauses_and_goes_on_with_the_next_request() -> No
     async with FakeService(lambda n, request: refusal("overloaded", 9) if n == 0 else translation()) as service:
         measurement = await run(service, Load("/", BODIES, requests=3))
         assert [request.body["inputs"] for request in service.requests] == ["a", "b", "c"]
-    assert [type(outcome) for outcome in measurement.outcomes] == [Refusal, Success, Success]
+    assert [type(outcome) for outcome in measurement.outcomes] == [Rejection, Success, Success]
     assert measurement.elapsed_s < 1
 
 
@@ -99,7 +99,7 @@ async def test_a_client_that_honors_retry_after_waits_and_sends_the_same_request
     async with FakeService(lambda n, request: refusal("overloaded", 1) if n == 0 else translation()) as service:
         measurement = await run(service, Load("/", BODIES, requests=2, honors_retry_after=True))
         assert [request.body["inputs"] for request in service.requests] == ["a", "a", "b"]
-    assert [type(outcome) for outcome in measurement.outcomes] == [Refusal, Success, Success]
+    assert [type(outcome) for outcome in measurement.outcomes] == [Rejection, Success, Success]
     assert 1 <= measurement.elapsed_s < 2
 
 
@@ -107,7 +107,7 @@ async def test_nobody_waits_beyond_the_end_to_come_back() -> None:
     async with FakeService(lambda n, request: refusal("draining", 60)) as service:
         load = Load("/", BODIES, duration_s=0.2, honors_retry_after=True)
         measurement = await run(service, load)
-    assert measurement.outcomes == [Refusal("draining", 60)]
+    assert measurement.outcomes == [Rejection("draining", 60)]
     assert measurement.elapsed_s < 5
 
 
@@ -121,12 +121,12 @@ async def test_broken_late_and_unreachable_answers_are_failures_and_the_load_goe
     async with FakeService(lambda n, request: replies[n]) as service:
         measurement = await run(service, Load("/", BODIES, is_streamed=True, requests=4), timeout_s=0.2)
     assert measurement.outcomes[:3] == [
-        Failure("the connection ended before the answer did"),
-        Failure("stream without its end"),
-        Failure("no whole answer in time"),
+        Failure("connection closed before the end of the response"),
+        Failure("incomplete stream"),
+        Failure("timeout"),
     ]
     assert isinstance(measurement.outcomes[3], Success)
-    assert (await run(service, Load("/", BODIES, requests=1))).outcomes == [Failure("no connection")]
+    assert (await run(service, Load("/", BODIES, requests=1))).outcomes == [Failure("connection failed")]
 
 
 async def test_an_open_loop_sends_at_its_rate_however_slow_the_service_is() -> None:
@@ -146,7 +146,7 @@ async def test_an_open_loop_is_due_at_the_same_times_in_every_run() -> None:
 
 
 async def test_latency_in_an_open_loop_counts_from_when_a_request_was_due() -> None:
-    """A blocked event loop sends late; the wait is the client's own and still the user's."""
+    """Latency includes the delay of a request that a blocked event loop sends late."""
 
     def block_once(n: int, request: Request) -> Reply:
         if n == 0:

@@ -1,4 +1,4 @@
-"""The locust file, run by locust itself as its users run it."""
+"""Tests of the Locust file with the command line of Locust."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ NAMES = {"/v1/generate", "/v1/generate (stream)", "/v1/attention", "/v1/encode"}
 
 
 def run_locust(url: str, seconds: int) -> tuple[int, dict[str, Any]]:
-    """The exit code, and the figures of each request by its name."""
+    """Return the exit code and the statistics of each request by name."""
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--json", "--host", url]
     load = ["--users", "4", "--spawn-rate", "4", "--run-time", f"{seconds}s"]
     done = subprocess.run([*command, *load], capture_output=True, text=True, check=False)
@@ -31,7 +31,7 @@ def test_all_that_its_users_do_succeeds_on_a_real_service(bundle: Path) -> None:
 
 
 class CutShort(BaseHTTPRequestHandler):
-    """Answers everything with the beginning of a stream."""
+    """Respond to all requests with the beginning of a stream."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))

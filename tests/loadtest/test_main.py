@@ -53,7 +53,7 @@ async def test_a_run_prints_a_table_and_writes_what_it_was_and_its_figures(
         ((), "/v1/generate", {"inputs": "Two girls."}),
         (("--stream",), "/v1/generate", {"inputs": "Two girls.", "stream": True}),
         (("--endpoint", "encode"), "/v1/encode", {"inputs": "Two girls.", "pooling": "mean"}),
-        (("--endpoint", "attention"), "/v1/attention", {"input": "Two girls."}),
+        (("--endpoint", "attention"), "/v1/attention", {"inputs": "Two girls."}),
     ],
 )
 async def test_each_endpoint_gets_the_request_that_it_takes(
@@ -90,17 +90,17 @@ def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> No
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--duration", "soon"], "is not a duration"),
-        (["--clients", "0"], "less than 1"),
-        (["--rate", "nan"], "not a rate"),
+        (["--duration", "soon"], "must be a duration such as 500ms, 10s or 2m, got 'soon'"),
+        (["--clients", "0"], "must be at least 1, got 0"),
+        (["--rate", "nan"], "must be a finite number greater than 0, got nan"),
         (["--rate", "5", "--clients", "4"], "not allowed with"),
-        (["--rate", "5", "--retry"], "closed loop"),
-        (["--endpoint", "encode", "--stream"], "--stream is for"),
-        (["--endpoint", "encode", "--max-new-tokens", "4"], "--max-new-tokens is for"),
-        (["--url", "localhost"], "not a URL"),
+        (["--rate", "5", "--retry"], "--retry needs a closed loop; remove --rate"),
+        (["--endpoint", "encode", "--stream"], "--stream needs --endpoint generate"),
+        (["--endpoint", "encode", "--max-new-tokens", "4"], "--max-new-tokens needs --endpoint generate or attention"),
+        (["--url", "localhost"], "must be an HTTP URL such as http://127.0.0.1:8000, got 'localhost'"),
         (["--sentences", "nowhere.txt"], "nowhere.txt"),
-        (["--sentences", "/dev/null"], "has no sentence"),
-        (["--json", "nowhere/load.json"], "there is no folder nowhere"),
+        (["--sentences", "/dev/null"], "has no sentences; expected one sentence per line"),
+        (["--json", "nowhere/load.json"], "the folder nowhere does not exist; create it"),
     ],
 )
 def test_wrong_arguments_are_refused_before_any_load(

@@ -1,7 +1,7 @@
 import pytest
 
 from loadtest.load import Measurement
-from loadtest.outcome import Failure, Outcome, Refusal, Success
+from loadtest.outcome import Failure, Outcome, Rejection, Success
 from loadtest.report import Distribution, format_table, summarize
 
 
@@ -21,9 +21,9 @@ def test_one_value_is_every_percentile_and_none_is_no_distribution() -> None:
 OUTCOMES: list[Outcome] = [
     Success(0.4, 0.1, 7, 4),  # 0.1 s per output token
     Success(0.8, 0.2, 8, 3),  # 0.3 s per output token
-    Refusal("overloaded", 1),
-    Refusal("overloaded", 1),
-    Refusal("draining", 1),
+    Rejection("overloaded", 1),
+    Rejection("overloaded", 1),
+    Rejection("draining", 1),
     Failure("500 internal"),
 ]
 
@@ -36,7 +36,7 @@ def test_throughput_counts_successes_alone() -> None:
 
 def test_refusals_are_counted_by_code_apart_from_failures() -> None:
     summary = summarize(Measurement(OUTCOMES, elapsed_s=2.0))
-    assert summary.refused == {"overloaded": 2, "draining": 1}
+    assert summary.rejected == {"overloaded": 2, "draining": 1}
     assert summary.failed == {"500 internal": 1}
 
 
@@ -52,8 +52,8 @@ def test_times_are_those_of_successes() -> None:
 
 def test_the_table_names_every_refusal_and_failure() -> None:
     table = format_table(summarize(Measurement(OUTCOMES, elapsed_s=2.0)))
-    assert "6 sent in 2.00 s: 2 succeeded, 3 refused, 1 failed" in table
-    assert "refused: 2 x overloaded" in table
+    assert "6 sent in 2.00 s: 2 succeeded, 3 rejected, 1 failed" in table
+    assert "rejected: 2 x overloaded" in table
     assert "failed: 1 x 500 internal" in table
     assert "time to first token       150.00    100.00    200.00" in table
 

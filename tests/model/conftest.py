@@ -1,4 +1,4 @@
-"""Toy corpora and checkpoints. One thread: the tensors are tiny, and other processes may have the cores."""
+"""Toy corpora and checkpoints; one thread, because the tensors are small."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def sentences() -> list[str]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some dozens of pairs put together from phrases: train, val and a test split with its tokenised reference."""
+    """Corpus of some dozen pairs with train, val and test splits and a tokenized test reference."""
     folder = tmp_path_factory.mktemp("corpus")
     pairs = [
         (f"{who} {what} {where}.", f"{wer} {was} {wo}.")
@@ -81,7 +81,7 @@ def toy_model(toy_config: Callable[[int], TransformerConfig]) -> Transformer:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, toy_config: Callable[[int], TransformerConfig], tokenizer_path: Path) -> Path:
-    """Random weights that fit the toy tokenizer."""
+    """Checkpoint of a random model with the vocabulary of the toy tokenizer."""
     torch.manual_seed(0)
     config = toy_config(400)
     save_checkpoint(tmp_path / "checkpoint", config, Transformer(config).state_dict(), tokenizer_path, {"epoch": 1})

@@ -15,7 +15,7 @@ from model.checkpoint import (
     WEIGHTS,
     average,
     load_checkpoint,
-    load_facts,
+    load_metadata,
     save_checkpoint,
     save_tensors,
 )
@@ -34,7 +34,7 @@ def test_a_saved_checkpoint_loads_as_the_same_model(
     args = torch.tensor([[5, 6, 2]]), torch.tensor([3]), torch.tensor([[1, 7]])
     assert torch.equal(loaded(*args), toy_model(*args))
     assert tokenizer.get_vocab_size() == 400
-    assert load_facts(tmp_path / "saved" / WEIGHTS) == {"epoch": 7}
+    assert load_metadata(tmp_path / "saved" / WEIGHTS) == {"epoch": 7}
     assert {path.name for path in (tmp_path / "saved").iterdir()} == {CONFIG, WEIGHTS, TOKENIZER}
 
 
@@ -64,7 +64,7 @@ def test_a_missing_file_is_named(checkpoint: Path, name: str) -> None:
 def test_weights_of_other_sizes_are_refused(checkpoint: Path) -> None:
     config = (checkpoint / CONFIG).read_text(encoding="utf-8")
     (checkpoint / CONFIG).write_text(config.replace('"d_ff": 32', '"d_ff": 64'), encoding="utf-8")
-    with pytest.raises(ValueError, match="is not a checkpoint that fits"):
+    with pytest.raises(ValueError, match="is not a checkpoint of this version of Sightline"):
         load_checkpoint(checkpoint)
 
 
@@ -76,7 +76,7 @@ def test_an_unknown_setting_is_refused(checkpoint: Path) -> None:
 
 
 def test_a_tokenizer_that_is_none_is_refused(checkpoint: Path) -> None:
-    """The library's bare exception went through to the command line as a traceback."""
+    """The exception of the library must not reach the command line as a traceback."""
     (checkpoint / TOKENIZER).write_text("not JSON", encoding="utf-8")
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
         load_checkpoint(checkpoint)
@@ -85,7 +85,7 @@ def test_a_tokenizer_that_is_none_is_refused(checkpoint: Path) -> None:
 def test_cut_off_weights_are_refused(checkpoint: Path) -> None:
     whole = (checkpoint / WEIGHTS).read_bytes()
     (checkpoint / WEIGHTS).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="is not a checkpoint that fits"):
+    with pytest.raises(ValueError, match="is not a checkpoint of this version of Sightline"):
         load_checkpoint(checkpoint)
 
 
@@ -94,14 +94,14 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     save_tensors(path, {"a": torch.ones(2)}, {"epoch": 1})
     with pytest.raises(TypeError):
         save_tensors(path, {"a": torch.zeros(2)}, {"epoch": object()})
-    assert load_facts(path) == {"epoch": 1}
+    assert load_metadata(path) == {"epoch": 1}
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
 def test_weights_may_be_read_by_whoever_may_read_the_other_files(
     tmp_path: Path, checkpoint: Path, umask: int, mode: int
 ) -> None:
-    """They had mode 0600: a service of another user could not read what it was given."""
+    """Files with mode 0600 could not be read by a service of another user."""
     model, _ = load_checkpoint(checkpoint)
     before = os.umask(umask)
     try:
@@ -114,23 +114,26 @@ def test_weights_may_be_read_by_whoever_may_read_the_other_files(
 
 def test_a_run_is_no_checkpoint_but_the_message_names_the_one_in_it(tmp_path: Path, checkpoint: Path) -> None:
     shutil.copytree(checkpoint, tmp_path / "run" / "averaged")
-    with pytest.raises(FileNotFoundError, match=r"it has no config\.json; .*averaged is one"):
+    with pytest.raises(FileNotFoundError, match=r"it has no config\.json; use .*averaged"):
         load_checkpoint(tmp_path / "run")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", ""])
 def test_a_configuration_that_is_none_is_refused_by_its_name(checkpoint: Path, text: str) -> None:
-    """A list ended in a traceback."""
+    """A JSON list must not end in a traceback."""
     (checkpoint / CONFIG).write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"is not a checkpoint that fits.*config\.json is not"):
+    with pytest.raises(
+        ValueError,
+        match=r"of this version of Sightline: .*config\.json (is not valid JSON|must contain a JSON object)",
+    ):
         load_checkpoint(checkpoint)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pad_id": 40}, "pad_id is 40 in the configuration, but the tokenizer gives <pad> the id 0"),
-        ({"bos_id": 399}, "bos_id is 399 in the configuration, but the tokenizer gives <s> the id 1"),
+        ({"pad_id": 40}, "pad_id is 40 in the configuration, but <pad> has the id 0 in the tokenizer"),
+        ({"bos_id": 399}, "bos_id is 399 in the configuration, but <s> has the id 1 in the tokenizer"),
         ({"vocab_size": 399}, "the tokenizer has 400 tokens, but vocab_size is 399"),
     ],
 )
@@ -146,10 +149,13 @@ def test_a_configuration_that_does_not_fit_the_tokenizer_is_refused(
 def test_damaged_weights_have_no_average_and_are_named(tmp_path: Path) -> None:
     save_tensors(tmp_path / "1.safetensors", {"a": torch.ones(2)})
     (tmp_path / "2.safetensors").write_bytes((tmp_path / "1.safetensors").read_bytes()[:-4])
-    with pytest.raises(ValueError, match=r"2\.safetensors is damaged, it may have been cut off"):
+    with pytest.raises(ValueError, match=r"2\.safetensors is damaged or truncated: "):
         average(sorted(tmp_path.iterdir()))
 
 
 def test_a_classifier_is_no_model_that_translates(classifier_checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match="does not translate: it is a classifier"):
+    with pytest.raises(
+        ValueError,
+        match=r"must be a translation model \(transformer or recurrent\), but its architecture is classifier",
+    ):
         load_checkpoint(classifier_checkpoint)

@@ -10,9 +10,9 @@ from model.training.config import read_train_config
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"sead": 2}', "has settings that this version does not know: sead"),
-        ('{"seed": 1', "is not JSON"),
-        ("[]", "is not an object of settings"),
+        ('{"sead": 2}', "has unknown fields: sead; remove them"),
+        ('{"seed": 1', "is not valid JSON"),
+        ("[]", "must contain a JSON object"),
     ],
 )
 def test_a_record_that_cannot_be_read_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:

@@ -1,7 +1,8 @@
-"""The command line, in this process: what it prints, and how it fails."""
+"""Tests of the command line in this process: outputs and errors."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from torch import nn
 from model.__main__ import main
 from model.architectures.causal import CausalModel
 from model.architectures.recurrent import RecurrentModel
-from model.checkpoint import load_facts, load_model, save_checkpoint
+from model.checkpoint import load_metadata, load_model, save_checkpoint
 from model.config import CausalConfig
 from model.data.tokenizer import train_tokenizer
+from model.evaluation.bleu import TEST_SPLIT
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ class Runner:
         self.monkeypatch, self.capsys = monkeypatch, capsys
 
     def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error."""
+        """Run a command; return exit code, standard output and standard error."""
         self.monkeypatch.setattr(sys, "argv", ["python -m model", *map(str, arguments)])
         self.capsys.readouterr()
         code = main()
@@ -53,7 +55,45 @@ def test_evaluate_prints_two_lines_with_their_signatures(run: Runner, checkpoint
 def test_evaluate_says_when_the_tokenised_line_is_left_out(run: Runner, checkpoint: Path, corpus: Path) -> None:
     code, out, _ = run("evaluate", checkpoint, corpus, "--split", "val", "--num-beams", 1, "--limit", 1)
     assert code == 0
-    assert out.startswith(f"tok-lc: left out: there is no {corpus / 'val.lc.norm.tok.de'}\ndetok, cased: BLEU ")
+    assert out.startswith(
+        f"tok-lc: not computed, because {corpus / 'val.lc.norm.tok.de'} is missing\ndetok, cased: BLEU "
+    )
+
+
+def test_evaluate_takes_the_validation_split_of_a_folder_for_training(
+    run: Runner, checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
+    for name in ("train.en", "train.de", "val.en", "val.de"):  # the files that the README names
+        shutil.copy(corpus / name, tmp_path)
+    code, out, err = run("evaluate", checkpoint, tmp_path, "--num-beams", 1, "--limit", 1)
+    assert code == 0
+    assert out.startswith(f"tok-lc: not computed, because {tmp_path / 'val.lc.norm.tok.de'} is missing\n")
+    assert f"note: evaluating on val, which also decided when training stopped, because {tmp_path / TEST_SPLIT}" in err
+
+
+def test_evaluate_prefers_the_test_split_of_multi30k(
+    run: Runner, checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
+    for side in ("en", "de"):
+        shutil.copy(corpus / f"val.{side}", tmp_path)
+        shutil.copy(corpus / f"val.{side}", tmp_path / f"{TEST_SPLIT}.{side}")
+    code, out, err = run("evaluate", checkpoint, tmp_path, "--num-beams", 1, "--limit", 1)
+    assert code == 0
+    assert f"{TEST_SPLIT}.lc.norm.tok.de is missing" in out
+    assert "note: " not in err
+
+
+def test_evaluate_names_the_missing_files_and_the_option(run: Runner, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "val.en").write_text("A dog runs.\n", encoding="utf-8")
+    result = run("evaluate", checkpoint, tmp_path)
+    assert_one_line_and_code_2(result, f"missing {tmp_path / TEST_SPLIT}.en, {tmp_path / TEST_SPLIT}.de, ")
+    assert f"{tmp_path / 'val.de'}; add SPLIT.en and SPLIT.de" in result[2]
+    assert "--split SPLIT (make evaluate SPLIT=...)" in result[2]
+
+
+def test_make_evaluate_passes_a_split_only_if_one_is_given() -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
+    assert "python -m model evaluate $(RUN)/averaged $(DATA) $(if $(SPLIT),--split $(SPLIT))\n" in makefile
 
 
 def test_evaluate_writes_its_report_as_json(run: Runner, checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
@@ -85,9 +125,9 @@ def test_a_missing_split_is_an_error_of_one_line(run: Runner, checkpoint: Path, 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--num-beams", "0", "num_beams is 0"),
-        ("--limit", "0", "limit is 0"),
-        ("--length-penalty", "nan", "length_penalty is nan"),
+        ("--num-beams", "0", "num_beams must be at least 1, got 0"),
+        ("--limit", "0", "limit must be at least 1, got 0"),
+        ("--length-penalty", "nan", "length_penalty must be a finite number, got nan"),
     ],
 )
 def test_impossible_options_are_errors_of_one_line(
@@ -109,13 +149,13 @@ def test_train_without_its_data_is_an_error_of_one_line(run: Runner, tmp_path: P
 @pytest.mark.parametrize("seeds", [0, -1])
 def test_a_zoo_of_no_seeds_is_an_error_of_one_line(run: Runner, tmp_path: Path, seeds: int) -> None:
     result = run("zoo", tmp_path, "--runs", tmp_path / "runs", "--seeds", seeds)
-    assert_one_line_and_code_2(result, f"seeds is {seeds}")
+    assert_one_line_and_code_2(result, f"seeds must be at least 1, got {seeds}")
     assert not (tmp_path / "runs").exists()
 
 
 def test_an_impossible_training_setting_is_an_error_of_one_line(run: Runner, corpus: Path, tmp_path: Path) -> None:
     result = run("train", corpus, "--run", tmp_path / "run", "--max-epochs", 0)
-    assert_one_line_and_code_2(result, "max_epochs is 0")
+    assert_one_line_and_code_2(result, "max_epochs must be at least 1, got 0")
 
 
 def test_arguments_that_do_not_parse_exit_with_code_2(run: Runner) -> None:
@@ -130,7 +170,7 @@ def test_train_takes_its_settings_from_the_command_line_and_resumes(run: Runner,
     assert run(*arguments, "--max-epochs", 2)[0] == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2]
-    assert_one_line_and_code_2(run(*arguments, "--seed", 5), "other settings: seed")
+    assert_one_line_and_code_2(run(*arguments, "--seed", 5), "contains a run with other values of seed; choose")
 
 
 def test_train_changes_what_it_is_told_of_a_systems_model(run: Runner, corpus: Path, tmp_path: Path) -> None:
@@ -141,8 +181,8 @@ def test_train_changes_what_it_is_told_of_a_systems_model(run: Runner, corpus: P
     model, _ = load_model(tmp_path / "run" / "averaged")
     assert isinstance(model, RecurrentModel) and isinstance(model.cell, nn.LSTMCell)
     assert (model.config.attention, model.config.dropout) == ("none", 0.3)  # the system's own
-    assert_one_line_and_code_2(run(*arguments, "cell=gru"), "begun with another model")
-    assert_one_line_and_code_2(run(*arguments, "cells=gru"), "no field cells")
+    assert_one_line_and_code_2(run(*arguments, "cell=gru"), "contains a run of another model; choose")
+    assert_one_line_and_code_2(run(*arguments, "cells=gru"), "unknown field cells")
 
 
 def test_a_field_without_a_value_does_not_parse(run: Runner, tmp_path: Path) -> None:
@@ -167,11 +207,15 @@ def test_accuracy_prints_json(
 def test_accuracy_of_what_does_not_classify_is_an_error_of_one_line(
     run: Runner, checkpoint: Path, tmp_path: Path
 ) -> None:
-    assert_one_line_and_code_2(run("accuracy", checkpoint, tmp_path), "does not classify")
+    assert_one_line_and_code_2(
+        run("accuracy", checkpoint, tmp_path), "must be a classifier, but its architecture is transformer"
+    )
 
 
 def test_a_classifier_is_not_scored_as_a_translation(run: Runner, classifier_checkpoint: Path, corpus: Path) -> None:
-    assert_one_line_and_code_2(run("evaluate", classifier_checkpoint, corpus, "--split", "test"), "does not translate")
+    assert_one_line_and_code_2(
+        run("evaluate", classifier_checkpoint, corpus, "--split", "test"), "must be a translation model"
+    )
 
 
 def test_recall_prints_and_writes_how_many_dialogues_keep_their_instruction(run: Runner, tmp_path: Path) -> None:
@@ -192,20 +236,24 @@ def test_recall_prints_and_writes_how_many_dialogues_keep_their_instruction(run:
 
 
 def test_recall_asks_only_what_chats_and_something(run: Runner, checkpoint: Path) -> None:
-    assert run("recall", checkpoint) == (2, "", f"error: {checkpoint} does not chat\n")
-    assert run("recall", checkpoint, "--turns", 0)[2] == "error: turns and dialogues must be at least 1\n"
+    assert run("recall", checkpoint) == (
+        2,
+        "",
+        f"error: {checkpoint} must be a chat model, but its architecture is transformer\n",
+    )
+    assert run("recall", checkpoint, "--turns", 0)[2] == "error: turns and dialogues must be at least 1, got 0 and 25\n"
 
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--peak-learning-rate", "nan", "peak_learning_rate is nan, it must be a finite number"),
-        ("--peak-learning-rate", "-1", "peak_learning_rate is -1.0, it must lie in (0, 1]"),
-        ("--clip-norm", "0", "clip_norm is 0.0, it must be above 0"),
-        ("--seed", "9" * 25, "seed is 9999999999999999999999999, it must be at least 0 and at most 4294967295"),
-        ("--model", "pad_id=40", "no field pad_id to set"),
-        ("--model", "bos_id=900", "no field bos_id to set"),
-        ("--model", "dropout=0.999", "dropout is 0.999, it must lie in [0, 0.9]"),
+        ("--peak-learning-rate", "nan", "peak_learning_rate must be a finite number, got nan"),
+        ("--peak-learning-rate", "-1", "peak_learning_rate must be greater than 0 and at most 1, got -1.0"),
+        ("--clip-norm", "0", "clip_norm must be greater than 0, got 0.0"),
+        ("--seed", "9" * 25, "seed must be between 0 and 4294967295, got 9999999999999999999999999"),
+        ("--model", "pad_id=40", "unknown field pad_id;"),
+        ("--model", "bos_id=900", "unknown field bos_id;"),
+        ("--model", "dropout=0.999", "dropout must be at least 0 and at most 0.9, got 0.999"),
     ],
 )
 def test_settings_that_cannot_train_are_errors_of_one_line_and_begin_no_run(
@@ -221,13 +269,15 @@ def test_memory_that_there_is_not_is_an_error_of_one_line(
 ) -> None:
     monkeypatch.setattr("model.__main__.Trainer", lambda *_: torch.empty(2**50))
     result = run("train", corpus, "--run", tmp_path / "run")
-    assert_one_line_and_code_2(result, "out of memory, use a smaller model or fewer batch_tokens: ")
+    assert_one_line_and_code_2(result, "out of memory; use a smaller model or a smaller --batch-tokens: ")
 
 
 def test_a_system_that_generates_its_data_reads_no_folder(run: Runner, tmp_path: Path) -> None:
-    """It took any folder and trained on something else."""
+    """A folder that the system ignores must be an error."""
     result = run("train", "/nonexistent", "--run", tmp_path / "run", "--system", "chat-gatt")
-    assert_one_line_and_code_2(result, "chat-gatt generates its own dialogues and would not read /nonexistent; leave")
+    assert_one_line_and_code_2(
+        result, "the system chat-gatt generates its training data; remove the argument /nonexistent"
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -237,7 +287,9 @@ def test_a_system_that_reads_data_asks_for_their_folder(
 ) -> None:
     monkeypatch.chdir(corpus)  # where data lie by chance
     result = run("train", "--run", tmp_path / "run", "--system", system)
-    assert_one_line_and_code_2(result, f"{system} is trained from a folder of data: python -m model train DATA --run")
+    assert_one_line_and_code_2(
+        result, f"the system {system} needs a folder of training data: python -m model train DATA --run"
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -249,7 +301,7 @@ def test_a_vocabulary_that_the_data_cannot_fill_is_said_to_be_smaller(
     code, _, err = run("train", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
     model, _ = load_model(tmp_path / "run" / "averaged")
     assert code == 0 and model.config.vocab_size < 9000
-    assert f"note: the vocabulary has {model.config.vocab_size} tokens, not vocab_size (9000)" in err
+    assert f"note: the vocabulary has {model.config.vocab_size} tokens instead of vocab_size (9000)" in err
 
 
 @pytest.mark.parametrize("name", ["file", "file/run"])
@@ -265,9 +317,9 @@ def test_a_run_that_cannot_be_a_folder_is_an_error_of_one_line(
     ("name", "change", "message"),
     [
         ("state.safetensors", lambda whole: whole[: len(whole) // 2], "state.safetensors is damaged"),
-        ("train.json", lambda whole: whole.replace(b'"seed"', b'"sead"'), "does not know: sead"),
-        ("train.json", lambda whole: whole[:40], "train.json is not JSON"),
-        ("config.json", lambda whole: b"[]", "config.json is not an object of settings"),
+        ("train.json", lambda whole: whole.replace(b'"seed"', b'"sead"'), "has unknown fields: sead; remove them"),
+        ("train.json", lambda whole: whole[:40], "train.json is not valid JSON"),
+        ("config.json", lambda whole: b"[]", "config.json must contain a JSON object"),
         ("tokenizer.json", lambda whole: whole[:40], "tokenizer.json is not a tokenizer"),
     ],
 )
@@ -283,7 +335,7 @@ def test_a_damaged_run_is_an_error_of_one_line(
 
 
 def test_a_second_process_leaves_the_first_ones_run_alone(run: Runner, corpus: Path, tmp_path: Path) -> None:
-    """A real process trains; both crashed each other, as each removed what the other was about to read."""
+    """Two processes in one folder must not remove each other's files."""
     sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
     settings = ("--vocab-size", 300, "--batch-tokens", 256, "--patience-epochs", 100_000)
     arguments = ("train", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
@@ -300,14 +352,14 @@ def test_a_second_process_leaves_the_first_ones_run_alone(run: Runner, corpus: P
             while not log.exists() and time.monotonic() < deadline and first.poll() is None:
                 time.sleep(0.02)
             result = run(*arguments, "--max-epochs", 100_000)
-            assert_one_line_and_code_2(result, f"another process is training in {tmp_path / 'run'}; wait until it ends")
+            assert_one_line_and_code_2(result, f"another process is using {tmp_path / 'run'}; wait until it ends")
             assert first.poll() is None
         finally:
             first.kill()
     # The lock ended with the process.
-    epochs = load_facts(tmp_path / "run" / "state.safetensors")["epoch"]
+    epochs = load_metadata(tmp_path / "run" / "state.safetensors")["epoch"]
     assert run(*arguments, "--max-epochs", epochs + 1)[0] == 0
-    assert load_facts(tmp_path / "run" / "state.safetensors")["epoch"] == epochs + 1
+    assert load_metadata(tmp_path / "run" / "state.safetensors")["epoch"] == epochs + 1
 
 
 def test_an_interrupt_is_one_line_and_the_run_goes_on(
@@ -317,8 +369,13 @@ def test_an_interrupt_is_one_line_and_the_run_goes_on(
     arguments = ("train", corpus, "--run", tmp_path / "run", "--vocab-size", 300, "--max-epochs", 1, "--model", *sizes)
     with monkeypatch.context() as patched:
         patched.setattr("model.training.trainer.Trainer.train_epoch", lambda *_: signal.raise_signal(signal.SIGINT))
-        code, out, err = run(*arguments)
+        # Processes that a shell starts in the background ignore SIGINT.
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            code, out, err = run(*arguments)
+        finally:
+            signal.signal(signal.SIGINT, previous)
     assert (code, out, err.count("\n")) == (130, "", 1)
     assert err.startswith("error: interrupted; ")
     assert run(*arguments)[0] == 0
-    assert load_facts(tmp_path / "run" / "state.safetensors")["epoch"] == 1
+    assert load_metadata(tmp_path / "run" / "state.safetensors")["epoch"] == 1

@@ -1,4 +1,4 @@
-"""Every system in bfloat16, beside the same in float32."""
+"""Training of every system in bfloat16 is close to float32."""
 
 import copy
 from typing import Any

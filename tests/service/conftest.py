@@ -1,4 +1,4 @@
-"""A service over the fake model: in process for most tests, on a real socket where the wire itself is tested."""
+"""A service with the fake model: in process, or on a real socket for tests of the protocol."""
 
 import asyncio
 import contextlib
@@ -30,15 +30,15 @@ from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
 from tests.support.fake_runner import HIDDEN, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
 
-FAKE_ROWS = 32  # of a model where a test sets no number
+FAKE_ROWS = 32  # default number of rows in tests
 PAD, START, END = "<pad>", "<s>", "</s>"
 MERGES = [("Ġ", "d"), ("o", "g"), ("Ġd", "og"), ("Ġ", "H"), ("u", "n"), ("Ġ", "a")]
-# Of words that the documentation's examples need to be one token.
+# Words in the examples of the documentation that must be one token.
 EXAMPLE_MERGES = [("Ġ", "b"), ("o", "y"), ("Ġb", "oy"), ("Ġboy", "s")]
 
 
 def byte_level_tokenizer(merges: list[tuple[str, str]] = MERGES) -> Tokenizer:
-    """As `model.data.tokenizer` trains them, with a vocabulary that a test can name: specials, bytes, a few merges."""
+    """Return a tokenizer like those of `model.data.tokenizer` with a tiny vocabulary."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [PAD, START, END, *alphabet, *(left + right for left, right in merges)]
     vocabulary = {word: id_ for id_, word in enumerate(words)}
@@ -60,16 +60,17 @@ def tokenizer() -> TextTokenizer:
 
 @dataclass
 class FakeBackend:
-    """Makes backends over FakeRunners, and keeps what tests look at."""
+    """Creates backends with FakeRunners and keeps them for tests."""
 
     tokenizer: TextTokenizer
     manifests: tuple[Manifest, ...]
     faults: Faults | None = None
     step_s: float = 0.0
     encode_s: float = 0.0
-    wait_for: threading.Event | None = None  # loading takes until it is set
-    error: Exception | None = None  # loading fails with it
-    wrap: Callable[[FakeRunner], Runner] = lambda runner: runner  # makes what the engine is given
+    wait_for: threading.Event | None = None  # loading waits for it
+    error: Exception | None = None  # loading raises it
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)  # bundles that fail to load, with the reason
+    wrap: Callable[[FakeRunner], Runner] = lambda runner: runner  # wraps the runner of the engine
     runners: list[FakeRunner] = dataclasses.field(default_factory=list)
     engines: list[Engine] = dataclasses.field(default_factory=list)
 
@@ -95,7 +96,7 @@ class FakeBackend:
             served[manifest.name] = ServedModel(
                 manifest.name, manifest, tokenizer, tokenizer, "cpu", HIDDEN, max_rows, threads={}
             )
-        return Backend(served, engines, Worker(engines))
+        return Backend(served, engines, Worker(engines), self.failed)
 
     @property
     def num_busy(self) -> int:
@@ -115,7 +116,7 @@ def make_backend(tokenizer: TextTokenizer) -> MakeBackend:
 
 
 def reading_examples(backend: FakeBackend) -> FakeBackend:
-    """The same backend with a tokenizer that has the words of the documentation's examples, and their languages."""
+    """Return the backend with languages and words of the examples in the documentation."""
     backend.tokenizer = TextTokenizer(byte_level_tokenizer([*MERGES, *EXAMPLE_MERGES]))
     languages = Languages(source="en", target="de")
     backend.manifests = tuple(
@@ -131,7 +132,7 @@ def reading_examples(backend: FakeBackend) -> FakeBackend:
 
 
 def classifying(backend: FakeBackend) -> FakeBackend:
-    """The same backend with one more model, `judge`, which classifies."""
+    """Return the backend with an additional classifier, `judge`."""
     sizes = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
     backend.manifests = (*backend.manifests, fake_classifier_manifest("judge", **sizes))
     return backend
@@ -139,7 +140,7 @@ def classifying(backend: FakeBackend) -> FakeBackend:
 
 @dataclass(frozen=True)
 class Running:
-    """An app whose lifespan has begun, and a client that calls it in process."""
+    """A started app and an in-process client."""
 
     app: DescribedApp
     client: httpx.AsyncClient
@@ -151,7 +152,7 @@ class Running:
         return await self.client.post(path, content=content, headers={"content-type": "application/json"} | headers)
 
     async def metric(self, line: str) -> float:
-        """The value of a metric, 0 where it has none yet; `line` is its name with its labels."""
+        """Return the value of a metric, 0 by default; `line` is its name with its labels."""
         text = (await self.client.get("/metrics")).text
         values = [row.rsplit(" ", 1)[1] for row in text.splitlines() if row.rsplit(" ", 1)[0] == line]
         return float(values[0]) if values else 0.0
@@ -162,7 +163,7 @@ Start = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
 
 @pytest.fixture
 def start(make_backend: MakeBackend) -> Start:
-    """`async with start(backend, **settings) as running`: ready, unless the backend is still loading."""
+    """Return a function that starts an app and waits until it is ready, unless loading waits."""
 
     @contextlib.asynccontextmanager
     async def run(backend: FakeBackend | None = None, **settings: Any) -> AsyncIterator[Running]:
@@ -176,7 +177,7 @@ def start(make_backend: MakeBackend) -> Start:
         ):
             running = Running(app, client, backend, exit_codes)
             if backend.wait_for is None and backend.error is None:
-                await until(lambda: app.state.service.refusal is None)
+                await until(lambda: app.state.service.unavailable_code is None)
             yield running
 
     return run
@@ -190,7 +191,7 @@ async def running(start: Start) -> AsyncIterator[Running]:
 
 @pytest.fixture(params=[0, 0.1], ids=["as they come", "many at once"])
 def arrivals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events of streams reach their reader one by one, or many at once."""
+    """Deliver the events of streams one by one, or many at once."""
     next_arrivals = Call.next_arrivals
 
     async def wait(call: Call) -> list[Arrival]:
@@ -207,7 +208,7 @@ async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
 
 
 async def until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    """Wait for what must come about soon."""
+    """Wait until a condition is true; fail after a timeout."""
     async with asyncio.timeout(timeout_s):
         while not is_true():
             await asyncio.sleep(0.001)
@@ -215,13 +216,13 @@ async def until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
 
 @dataclass(frozen=True)
 class Wire:
-    """A service on a real socket, in a thread with a loop of its own."""
+    """A service on a real socket, in a thread with its own event loop."""
 
     app: DescribedApp
     server: DrainingServer
     backend: FakeBackend
     thread: threading.Thread
-    exit_codes: list[int]  # with which the process would have been ended at once
+    exit_codes: list[int]  # exit codes with which the process would have ended
 
     @property
     def port(self) -> int:
@@ -261,7 +262,7 @@ Serve = Callable[..., contextlib.AbstractContextManager[Wire]]
 
 @pytest.fixture
 def serve(make_backend: MakeBackend) -> Serve:
-    """`with serve(backend, **settings) as wire`: ready, unless the backend is still loading."""
+    """Return a function that starts a server and waits until it is ready, unless loading waits."""
 
     @contextlib.contextmanager
     def run(backend: FakeBackend | None = None, **settings: Any) -> Iterator[Wire]:
@@ -274,7 +275,9 @@ def serve(make_backend: MakeBackend) -> Serve:
         thread.start()
         wire = Wire(app, server, backend, thread, exit_codes)
         try:
-            wait_until(lambda: server.started and (backend.wait_for is not None or app.state.service.refusal is None))
+            wait_until(
+                lambda: server.started and (backend.wait_for is not None or app.state.service.unavailable_code is None)
+            )
             yield wire
         finally:
             wire.end()
@@ -290,7 +293,7 @@ def wait_until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What the server sends until it closes."""
+    """Return everything that the server sends until it closes the connection."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while data := connection.recv(65536):

@@ -1,4 +1,4 @@
-"""Faults on purpose: a runner and a tokenizer that pass everything on until the call that is to go wrong."""
+"""Fault injection: wrappers of a runner and a tokenizer that fail at a given call."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,19 @@ from service.runtime.protocol import Array, Int32, Int64, Runner
 from service.text.tokenizer import TextTokenizer, TokenSpan
 
 GraphName = Literal["encoder", "step", "similar"]
-# "raise": the call raises, and no other. "poison": so does every call that has the same row or example again, as if it
-# were at fault. "nan": the scores of one row or example are NaN. "hang": the call waits for `release`.
+# "raise": one call raises. "poison": all calls with the same row or example raise, as if its input
+# were the cause. "nan": the scores of one row or example are NaN. "hang": the call waits for
+# `release`.
 FaultKind = Literal["raise", "poison", "nan", "hang"]
 
 
 class FaultError(RuntimeError):
-    """A fault that was asked for."""
+    """An injected fault."""
 
 
 @dataclass
 class Fault:
-    """What goes wrong at call `call` of a graph, counted from 1, and in which row or example; -1 is the last one."""
+    """A fault at call `call` of a graph, counted from 1, for one row or example; -1 is the last."""
 
     graph: GraphName
     call: int
@@ -34,14 +35,14 @@ class Fault:
 
 
 class FaultyRunner:
-    """Runs what another runner runs, with one fault at a time."""
+    """Wraps a runner and injects one fault at a time."""
 
     def __init__(self, inner: Runner, fault: Fault | None = None) -> None:
         self._inner = inner
         self.arm(fault)
 
     def arm(self, fault: Fault | None) -> None:
-        """Have this fault from now on, its calls counted from here; None is no fault."""
+        """Set the fault and restart the count of calls; None removes the fault."""
         self._fault = fault or Fault("step", 0, "raise")
         self.num_calls: dict[GraphName, int] = {"encoder": 0, "step": 0, "similar": 0}
         self._poisoned_row: int | None = None
@@ -56,7 +57,7 @@ class FaultyRunner:
         return self._inner.max_rows
 
     def _is_due(self, graph: GraphName) -> bool:
-        """Count a call; raise or hang where that is its fault, and say whether it is at fault otherwise."""
+        """Count a call; raise or hang on the fault, or return True if its result must be NaN."""
         self.num_calls[graph] += 1
         fault = self._fault
         if (fault.graph, fault.call) != (graph, self.num_calls[graph]):
@@ -88,14 +89,14 @@ class FaultyRunner:
         cosines = self._inner.compare(token_ids)
         return _poisoned({"cosines": cosines}, self._fault.row)["cosines"] if is_due else cosines
 
-    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
-        self._inner.fill(first, encoded, examples)
+    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        self._inner.init_rows(first, encoded, examples)
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         self._inner.move(source, target, target_tokens, source_tokens)
 
-    def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
-        self._inner.branch(sources, targets, target_tokens)
+    def fork(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+        self._inner.fork(sources, targets, target_tokens)
 
     def step(
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
@@ -105,7 +106,7 @@ class FaultyRunner:
         if is_due and self._fault.kind == "poison":
             self._poisoned_row = range(first, last + 1)[self._fault.row]
         if self._poisoned_row is not None and first <= self._poisoned_row <= last:
-            if first == last:  # it was run alone: what comes next into this row is another
+            if first == last:  # the row ran alone: its next sequence is another one
                 self._poisoned_row = None
             raise FaultError("step")
         given = self._inner.step(token_ids, lengths, source_lengths, outputs, first=first)
@@ -113,7 +114,7 @@ class FaultyRunner:
 
 
 def _poisoned(outputs: Mapping[str, Array], place: int) -> dict[str, Array]:
-    """The same with NaN for one row or example."""
+    """Return the outputs with NaN for one row or example."""
     given = {name: array.copy() for name, array in outputs.items()}
     for array in given.values():
         if np.issubdtype(array.dtype, np.floating):
@@ -122,7 +123,7 @@ def _poisoned(outputs: Mapping[str, Array], place: int) -> dict[str, Array]:
 
 
 class FaultyTokenizer(TextTokenizer):
-    """Raises at one call of a method; all else is that of the tokenizer that it wraps."""
+    """Wraps a tokenizer and raises at one call of a method."""
 
     def __init__(self, inner: TextTokenizer) -> None:
         self.__dict__.update(inner.__dict__)
@@ -130,7 +131,7 @@ class FaultyTokenizer(TextTokenizer):
         self.arm("", 0)
 
     def arm(self, method: str, call: int) -> None:
-        """Raise at call `call` of a method, counted from 1 and from here."""
+        """Set the method and the number of the call that raises, counted from 1 from now on."""
         self._method = method
         self._call = call
         self._num_calls = 0

@@ -1,7 +1,8 @@
-"""What ends a process that has no more use, and with which exit code."""
+"""Start of the application, and the failures that end its process with their exit codes."""
 
 import asyncio
 import logging
+import re
 import threading
 
 import pytest
@@ -31,6 +32,43 @@ async def test_what_cannot_be_loaded_ends_the_process_with_3_and_one_line(
         assert running.exit_codes == [3]
         assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [message]
         assert (await running.client.get("/health/ready")).json()["error"]["code"] == "loading"
+
+
+async def test_models_that_failed_to_load_are_shown_and_the_others_are_served(
+    start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with start(make_backend("one", failed={"two": "its SHA-256 differs"})) as running:
+        assert (await running.post("/v1/generate", {"inputs": "x"})).status_code == 200
+        ready = await running.client.get("/health/ready")
+        assert (ready.status_code, ready.json()) == (200, {"status": "ready", "failed_models": ["two"]})
+        assert (await running.client.get("/")).json()["failed_models"] == ["two"]
+        assert await running.metric("sightline_models_failed") == 1
+        assert running.exit_codes == []
+    (summary,) = [record for record in caplog.records if record.getMessage() == "serving"]
+    assert summary.fields["failed_models"] == ["two"]  # type: ignore[attr-defined]
+    assert summary.text.startswith("serving 1 model; 1 failed to load; default: one; memory: ")  # type: ignore[attr-defined]
+
+
+async def test_the_lines_at_the_start_name_models_threads_rows_and_memory(
+    start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with start(make_backend("one", "three"), max_state_bytes=7_000_000, max_response_bytes=3_000_000):
+        pass
+    texts = [record.text for record in caplog.records if hasattr(record, "text")]
+    assert texts[:2] == [
+        "ready: one    float32 on cpu, 32 rows, threads: default",
+        "ready: three  float32 on cpu, 32 rows, threads: default",
+    ]
+    assert re.fullmatch(
+        r"serving 2 models; default: one; memory: \d+ MB now, up to 7 MB more for decoder state and 3 MB for responses",
+        texts[2],
+    )
+    (summary,) = [record.fields for record in caplog.records if record.getMessage() == "serving"]  # type: ignore[attr-defined]
+    assert summary["models"] == ["one", "three"]
+    assert (summary["default_model"], summary["max_state_bytes"]) == ("one", 7_000_000)
+    assert summary["resident_bytes"] > 10_000_000
 
 
 async def test_an_engine_that_dies_fails_its_calls_and_ends_the_process(

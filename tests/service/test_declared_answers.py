@@ -1,4 +1,5 @@
-"""Each route gives every error that it declares, with its code and in the shape of its example, and no other.
+"""Each route gives every error that it declares, with its code and in the shape of its example, and
+no other.
 
 All of it is read from the document, so that a new route is covered as soon as it is in it.
 """
@@ -83,7 +84,7 @@ class Operation:
 
     @property
     def examples(self) -> list[dict[str, Any]]:
-        """Of the body."""
+        """Examples of the body."""
         examples: list[dict[str, Any]] = self._schema["examples"]
         return examples
 
@@ -204,7 +205,7 @@ async def wrong(running: Running) -> AsyncIterator[None]:
     app = running.app
     if not getattr(app.state, "is_wrong", False):
         native = [endpoint for module in NATIVE for endpoint in module.ENDPOINTS]
-        endpoints = [*native, *compat.endpoints(Settings().family_names), *docs.endpoints(app.openapi)]
+        endpoints = [*native, *compat.endpoints(Settings().api_names), *docs.endpoints(app.openapi)]
         app.add_endpoints(map(with_bug, endpoints))  # in the place of those without
         app.state.is_wrong = True
     yield
@@ -218,7 +219,7 @@ async def draining(running: Running) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def dead(running: Running) -> AsyncIterator[None]:
-    running.app.state.service.worker.give_up()
+    running.app.state.service.worker.abandon_thread()
     yield
 
 
@@ -229,7 +230,7 @@ async def fine(running: Running) -> AsyncIterator[None]:
 
 @dataclass(frozen=True)
 class Cause:
-    """What causes an error: a service in a certain state, and requests of which one must be refused."""
+    """Cause of an error: the state of the service, and requests of which one must be rejected."""
 
     state: Callable[[Running], contextlib.AbstractAsyncContextManager[None]] = fine
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -287,7 +288,7 @@ OF_NO_ROUTE: set[ErrorCode] = {"not_found", "method_not_allowed"}
 
 
 def keys(value: Any) -> Any:
-    """What a value is made of, without what it says."""
+    """Return the keys of a JSON value, without its content."""
     return {name: keys(inner) for name, inner in value.items()} if isinstance(value, dict) else None
 
 
@@ -297,7 +298,7 @@ async def caused(start: Start, make_backend: MakeBackend, cause: Cause) -> Async
     backend = reading_examples(make_backend(encode_s=cause.encode_s, wait_for=may_load if cause.is_loading else None))
     sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
     fake, judge = backend.manifests[0], fake_classifier_manifest("judge", **sizes)
-    chat = fake_manifest("chat", **sizes, max_target_tokens=128, begins_with="source")
+    chat = fake_manifest("chat", **sizes, max_target_tokens=128, decoder_start="source")
     backend.manifests = (
         *(fake, judge),
         chat.model_copy(update={"chat": ChatTemplate(user="{}", assistant="{}", reply="")}),

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 # Caused over raw sockets, in http/test_protocol.py.
 ON_THE_WIRE = {"malformed_request", "headers_too_large"}
-TOO_MANY_NUMBERS = {"input": "x" * 62, "target": "y" * 62}
+TOO_MANY_NUMBERS = {"inputs": "x" * 62, "targets": "y" * 62}
 
 SIMPLE: list[tuple[str, str, Any, dict[str, str]]] = [
     ("malformed_json", "/v1/generate", b"{", {}),
@@ -131,7 +131,9 @@ async def test_a_bug_of_ours_is_internal_and_its_text_stays_in_the_log(
 
 
 async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
-    """One row is busy and two sequences wait: of five calls exactly two are refused, at once and untokenised."""
+    """One row is busy and two sequences wait: of five calls exactly two are refused, at once and
+    untokenised.
+    """
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=2) as running:
         calls = [asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"})) for _ in range(5)]
@@ -148,7 +150,9 @@ async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
 async def test_a_call_that_would_wait_too_long_is_refused_at_once_and_an_admitted_one_never(
     start: Start, make_backend: MakeBackend
 ) -> None:
-    """Calls were admitted, and failed when one of their sequences had waited for queue_timeout_s."""
+    """Calls were admitted, and failed when one of their sequences had waited for
+    queue_timeout_s.
+    """
     hang = threading.Event()
     backend = make_backend(faults=Faults(hang=hang))
     async with start(backend, max_rows=1, queue_timeout_s=0.05) as running:
@@ -158,7 +162,7 @@ async def test_a_call_that_would_wait_too_long_is_refused_at_once_and_an_admitte
         running.backend.engines[0].throughput.units_per_s = 100.0
         refused = await running.post("/v1/generate", {"inputs": "y"})
         check(refused, "overloaded")
-        assert "would wait about 0.7 s; at most 0.05 s are accepted (SIGHTLINE_QUEUE_TIMEOUT_S)" in refused.text
+        assert "would wait about 0.7 s; the limit is 0.05 s (SIGHTLINE_QUEUE_TIMEOUT_S)" in refused.text
         hang.set()
         assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200, 200]
 
@@ -173,7 +177,7 @@ async def test_a_call_that_cannot_end_before_its_deadline_is_refused_at_once(
         running.backend.engines[0].throughput.units_per_s = 100.0
         refused = await running.post("/v1/generate", {"inputs": "y"}, **{"X-Request-Timeout-Ms": "500"})
         check(refused, "overloaded")
-        assert "would take about 0.7 s, and has 0.5 s left" in refused.text
+        assert "would take about 0.7 s, but its deadline is in 0.5 s" in refused.text
         hang.set()
         assert (await call).status_code == 200
 
@@ -189,8 +193,8 @@ async def test_loading(start: Start, make_backend: MakeBackend) -> None:
             assert (await running.client.get("/health/live")).status_code == 200
         finally:
             may_load.set()
-        await until(lambda: running.app.state.service.refusal is None)
-        assert (await running.client.get("/health/ready")).json() == {"status": "ready"}
+        await until(lambda: running.app.state.service.unavailable_code is None)
+        assert (await running.client.get("/health/ready")).json() == {"status": "ready", "failed_models": []}
         assert (await running.client.get("/health")).json() == {"status": "ok"}
 
 
@@ -203,7 +207,7 @@ async def test_draining(running: Running) -> None:
 
 async def test_engine_dead(start: Start) -> None:
     async with start() as running:
-        running.app.state.service.worker.give_up()
+        running.app.state.service.worker.abandon_thread()
         check(await running.post("/v1/generate", {"inputs": "x"}), "engine_dead")
         check(await running.client.get("/health/ready"), "engine_dead")
         check(await running.client.get("/health"), "engine_dead")
@@ -237,7 +241,9 @@ async def test_a_client_may_only_shorten_the_deadline(start: Start, make_backend
 
 @pytest.mark.parametrize("value", [str(2**31 - 1), "9" * 5000])
 async def test_a_longer_deadline_than_the_servers_is_no_fault_however_long(running: Running, value: str) -> None:
-    """Ten digits and more, such as the largest 32-bit integer, were refused as no whole number above 0."""
+    """Ten digits and more, such as the largest 32-bit integer, were refused as no whole number
+    above 0.
+    """
     answer = await running.post("/v1/generate", {"inputs": "x"}, **{"X-Request-Timeout-Ms": value})
     assert answer.status_code == 200
 
@@ -256,7 +262,7 @@ def test_an_error_repeats_no_more_than_it_was_told() -> None:
         "error": {
             "code": "invalid_parameter",
             "type": "invalid_request_error",
-            "message": "It is wrong.",
+            "message": "inputs[3] is wrong.",
             "param": "inputs[3]",
             "request_id": "r1",
         }

@@ -1,4 +1,4 @@
-"""Which files ONNX graphs name as external data, as the package `onnx` writes them."""
+"""External data of ONNX graphs written by the package `onnx`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -119,5 +119,5 @@ def test_finite_numbers_are_told_from_others_by_their_type(tmp_path: Path, dtype
 @pytest.mark.parametrize(("offset", "size"), [(0, 7), (20, 2), (-4, 3), (28, 1), (0, -1)])
 def test_a_tensor_outside_its_file_is_refused(tmp_path: Path, offset: int, size: int) -> None:
     np.zeros(6, np.float32).tofile(tmp_path / "weights")
-    with pytest.raises(ValueError, match="and the file has 24"):
+    with pytest.raises(ValueError, match="but the file has 24 bytes"):
         are_finite(tmp_path / "weights", [ExternalTensor("weights", TensorProto.FLOAT, offset, size)])

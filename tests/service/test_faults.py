@@ -1,4 +1,4 @@
-"""The whole service under faults: all endpoints at once, with one fault at each call of each graph in turn."""
+"""Fault injection into the whole service: all endpoints run with one fault at a time."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from tests.support.fake_runner import FakeRunner
 pytestmark = pytest.mark.anyio
 
 FIVE = {"max_new_tokens": 5, "min_new_tokens": 5}
-# Each call has inputs of its own, so that its result shows whether it got what belongs to it.
+# Calls have different inputs, so that mixed-up results are detected.
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": ("/v1/generate", {"inputs": "a dog", "parameters": {"max_new_tokens": 5}}),
     "several": ("/v1/generate", {"inputs": ["Hund Hund a", "dog"], "parameters": FIVE}),
@@ -33,7 +33,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "stopped": ("/v1/generate", {"inputs": "e dog", "parameters": {"stop": ["xyz", "q"], **FIVE}}),
     "streamed": ("/v1/generate", {"inputs": "f dog", "stream": True, "parameters": FIVE}),
     "score": ("/v1/score", {"inputs": "g dog", "targets": "Hund a dog"}),
-    "attention": ("/v1/attention", {"input": "h dog", "parameters": {"max_new_tokens": 5}}),
+    "attention": ("/v1/attention", {"inputs": "h dog", "parameters": {"max_new_tokens": 5}}),
     "encode": ("/v1/encode", {"inputs": "i dog", "pooling": "mean"}),
     "classify": ("/v1/classify", {"inputs": "j dog", "model": "judge"}),
     "similar": ("/v1/similar", {"token": "a"}),
@@ -54,18 +54,18 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "tei": ("/embed", {"inputs": "r dog"}),
 }
 STREAMS = {"streamed", "completions streamed", "tgi streamed"}
-# What tells times, and ids that are drawn.
+# Fields with times and random ids.
 VOLATILE = re.compile(rb'"(?:timings_ms":\{[^}]*\}|[a-z_]*(?:_time|_ms|created)":[0-9.]+|id":"[a-z]+-[^"]*")')
 
 
 class Results:
-    """How each call of one round ended."""
+    """Outcomes of the calls of one round."""
 
     def __init__(self, bodies: dict[str, tuple[int, bytes]]) -> None:
         self.bodies = {name: (status, VOLATILE.sub(b"", body)) for name, (status, body) in bodies.items()}
 
     def failed(self, expected: "Results") -> dict[str, str]:
-        """The code of each call that did not end as it should have without a fault, in the form that is documented."""
+        """Return the error code of each failed call, after checking its documented format."""
         return {name: self._code(name, expected) for name in self.bodies if self.bodies[name] != expected.bodies[name]}
 
     def _code(self, name: str, expected: "Results") -> str:
@@ -85,12 +85,12 @@ class Results:
 
     @staticmethod
     def _says(error: Any, code: ErrorCode) -> bool:
-        """Whether an error body has a code, or its message in a shape without codes."""
+        """Return True if an error body has the code, or its message in formats without codes."""
         return ERRORS[code].message in error if isinstance(error, str) else error["code"] == code
 
 
 class Service:
-    """A service that runs, its faults, and what its calls give without one."""
+    """A running service, its faults, and the results of its calls without faults."""
 
     def __init__(self, running: Running, runners: list[FaultyRunner], tokenizer: FaultyTokenizer) -> None:
         self.running = running
@@ -98,7 +98,7 @@ class Service:
         self.tokenizer = tokenizer
 
     async def call_all(self) -> Results:
-        """Send all calls at once and wait until each has ended, once."""
+        """Send all calls concurrently and check that each ends exactly once."""
 
         async def call(name: str) -> tuple[int, bytes]:
             path, body = CALLS[name]
@@ -109,7 +109,7 @@ class Service:
         return Results(dict(zip(CALLS, ended, strict=True)))
 
     async def check_idle(self) -> None:
-        """Nothing runs, waits or is reserved any more."""
+        """Check that nothing runs, waits or is reserved."""
         running = self.running
         await until(lambda: running.backend.num_busy == 0)
         self.check_released()
@@ -118,7 +118,7 @@ class Service:
                 assert await running.metric(f'sightline_num_requests_{gauge}{{model_name="{model}"}}') == 0
 
     def check_released(self) -> None:
-        """No call holds a reservation any more."""
+        """Check that all reservations are released."""
         service = self.running.app.state.service
         assert service.admissions
         for admission in service.admissions.values():
@@ -226,4 +226,4 @@ async def test_a_graph_that_hangs_ends_every_call_in_time_and_then_the_process(
             await until(lambda: service.running.exit_codes == [1])
         finally:
             fault.release.set()
-        service.check_released()  # the engine itself has been given up
+        service.check_released()  # the engine thread was abandoned

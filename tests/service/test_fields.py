@@ -1,7 +1,7 @@
 import re
 import sys
 
-from service.fields import NOT_BLANK, case
+from service.fields import NOT_BLANK, object_schema
 
 
 def test_the_pattern_of_texts_is_what_is_not_blank() -> None:
@@ -9,6 +9,6 @@ def test_the_pattern_of_texts_is_what_is_not_blank() -> None:
     assert matched == {code for code in range(sys.maxunicode + 1) if chr(code).strip()}
 
 
-def test_a_case_requires_what_it_names() -> None:
-    assert case("a", a={"const": 1}) == {"properties": {"a": {"const": 1}}, "required": ["a"]}
-    assert case(b={"type": "null"}) == {"properties": {"b": {"type": "null"}}}
+def test_an_object_schema_requires_the_names_that_it_is_given() -> None:
+    assert object_schema("a", a={"const": 1}) == {"properties": {"a": {"const": 1}}, "required": ["a"]}
+    assert object_schema(b={"type": "null"}) == {"properties": {"b": {"type": "null"}}}

@@ -1,13 +1,15 @@
-"""From a real bundle to a backend. These tests need what exports one."""
+"""Loading of real bundles. These tests need PyTorch to export them."""
 
 import contextlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,10 +17,11 @@ import pytest
 
 from export.bundle import half_bundle
 from service.bundle import MANIFEST, MAX_BEAMS, BundleError, read_manifest, record_files, write_manifest
+from service.discovery import find_bundles
 from service.engine.observer import EngineObserver, NullObserver
 from service.engine.request import Event, Generated, GenerateRequest
 from service.inference.service import Backend
-from service.loading import find_bundles, load_backend
+from service.loading import load_backend
 from service.parameters import GenerateParameters
 from service.runtime.memory import row_bytes
 from service.settings import Settings
@@ -36,8 +39,8 @@ def observer_of(model: str) -> EngineObserver:
     return NullObserver()
 
 
-def load(folder: Path) -> object:
-    return load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of)
+def load(folder: Path, **settings: Any) -> Backend:
+    return load_backend(Settings(bundles=folder, threads=1, max_rows=2, **settings), observer_of)
 
 
 def test_every_bundle_of_the_folder_is_served_by_its_own_name(folder: Path) -> None:
@@ -67,7 +70,7 @@ def test_rows_follow_from_the_memory_for_the_state_of_all_models_unless_they_are
 def test_threads_are_measured_unless_they_are_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.loading.usable_threads", lambda: 2)
     monkeypatch.setattr("service.runtime.threads.MIN_SECONDS", 0.0)
-    monkeypatch.setattr("service.runtime.threads.MIN_SPEEDUP", 0.0)  # every measurement chooses more
+    monkeypatch.setattr("service.runtime.threads.MIN_SPEEDUP", 0.0)  # so that every measurement chooses more threads
     for threads, chosen in ((0, 2), (1, 1)):
         models = load_backend(Settings(bundles=folder, threads=threads, max_rows=2), observer_of).models
         assert models["toy"].threads == {"encoder": chosen, "decoder": chosen}
@@ -133,7 +136,9 @@ def test_a_bundle_that_cuda_cannot_run_is_refused_where_cuda_is_asked_for(
     monkeypatch.setattr("service.loading.choose_provider", lambda _: "cuda")
     settings = Settings(bundles=folder, threads=1, max_rows=2)
     assert load_backend(settings, observer_of).models["toy"].provider == "cpu"
-    with pytest.raises(BundleError, match="toy is float32; CUDA runs what `python -m export half` writes"):
+    with pytest.raises(
+        BundleError, match="toy is float32, but CUDA needs a float16 bundle; `python -m export half` writes one"
+    ):
         load_backend(settings.model_copy(update={"provider": "cuda"}), observer_of)
 
 
@@ -172,7 +177,100 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
 ) -> None:
     damage(folder)
     with pytest.raises(BundleError, match=message):
+        load(folder, strict_loading=True)
+
+
+def add_another(folder: Path, name: str) -> Path:
+    added = Path(shutil.copytree(folder / "toy", folder / name))
+    write_manifest(added, read_manifest(added).model_copy(update={"name": name}))
+    return added
+
+
+def forget_the_schema(folder: Path) -> None:
+    (folder / "toy" / MANIFEST).write_text("{}")
+
+
+def write_no_graph(folder: Path) -> None:
+    (folder / "toy" / "step.onnx").write_text("no graph")
+    record_again(folder / "toy")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (
+            truncate_weights,
+            "toy/weights.bin does not match the SHA-256 in the manifest; copy or export the bundle again",
+        ),
+        (forget_the_schema, "toy/manifest.json has schema_version None, this service needs 4; export the bundle again"),
+        (write_no_graph, "toy/step.onnx cannot be used: "),
+    ],
+)
+def test_a_bundle_that_fails_to_load_is_logged_with_its_reason_and_the_others_are_served(
+    folder: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], reason: str
+) -> None:
+    add_another(folder, "other")
+    damage(folder)
+    backend = load(folder)
+    assert list(backend.models) == list(backend.engines) == ["other"]
+    assert list(backend.failed) == ["toy"]
+    assert backend.failed["toy"].startswith(f"{folder}/{reason}")
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == [f"a bundle is not served: {backend.failed['toy']}"]
+    assert generate(backend, "other")
+    with pytest.raises(BundleError, match=f"^{re.escape(backend.failed['toy'])}$"):
+        load(folder, strict_loading=True)
+
+
+def test_a_default_model_that_fails_to_load_is_an_error_though_others_would_load(folder: Path) -> None:
+    add_another(folder, "other")
+    truncate_weights(folder)
+    assert list(load(folder, default_model="other").models) == ["other"]
+    with pytest.raises(
+        BundleError, match=r"^the default model toy failed to load: .*toy/weights\.bin does not match the SHA-256"
+    ):
+        load(folder, default_model="toy")
+    forget_the_schema(folder)
+    with pytest.raises(
+        BundleError, match=r"^the default model toy is not in .*, which has other; .*schema_version None"
+    ):
+        load(folder, default_model="toy")
+
+
+def test_a_change_of_the_first_model_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    add_another(folder, "unharmed")
+    truncate_weights(folder)
+    load(folder)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == ["requests that name no model use unharmed, because toy failed to load"]
+
+
+def test_if_no_bundle_loads_the_error_has_every_reason(folder: Path) -> None:
+    truncate_weights(folder)
+    (add_another(folder, "other") / MANIFEST).write_text("{}")
+    with pytest.raises(
+        BundleError, match=r"other/manifest\.json has schema_version None.*; .*toy/weights\.bin does not match"
+    ):
         load(folder)
+    forget_the_schema(folder)
+    with pytest.raises(BundleError, match=r"other/manifest\.json has .*; .*toy/manifest\.json has schema_version"):
+        load(folder)
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_named_in_ascii(folder: Path) -> None:
+    shutil.copytree(folder / "toy", folder / os.fsdecode(b"bad\xff"))  # fails as the second bundle of this name
+    shutil.move(folder / "toy", folder / "a")
+    assert list(load(folder).failed) == ["bad\\udcff"]
+
+
+def test_of_two_bundles_of_one_name_the_first_folder_is_served(folder: Path) -> None:
+    add_a_twin(folder)
+    backend = load(folder)
+    assert list(backend.models) == ["toy"]
+    assert backend.failed == {
+        "twin": f"two bundles in {folder} are named toy: toy and twin; remove one of them, because requests choose "
+        "models by name"
+    }
 
 
 def test_a_default_model_that_is_not_there_is_refused_before_anything_is_loaded(folder: Path) -> None:
@@ -193,19 +291,19 @@ def recurrent_bundle(checkpoint: Path, toy_sentences: list[str], tmp_path_factor
 def copy_of(
     bundle: Path, classifier_bundle: Path, recurrent_bundle: Path, tmp_path: Path
 ) -> Callable[[str], tuple[Path, Path]]:
-    """A function that copies one of the three kinds and returns the folder of bundles and the copy."""
+    """Return a function that copies a bundle; it returns the folder of bundles and the copy."""
     kinds = {"transformer": bundle, "classifier": classifier_bundle, "recurrent": recurrent_bundle}
     return lambda kind: (tmp_path, Path(shutil.copytree(kinds[kind], tmp_path / "spoilt")))
 
 
 def record_again(bundle: Path) -> None:
-    """Make the manifest's hashes those of the files."""
+    """Write the hashes of the present files into the manifest."""
     manifest = read_manifest(bundle)
     write_manifest(bundle, manifest.model_copy(update={"files": record_files(bundle, manifest.files)}))
 
 
 def spoil(bundle: Path, tensor: str, value: float) -> None:
-    """Set all numbers of a tensor to a value; the hashes match."""
+    """Set all elements of a tensor to a value, and record the new hashes."""
     weights = np.fromfile(bundle / "weights.bin", np.uint8)
     is_found = False
     for graph in read_manifest(bundle).graphs:
@@ -225,7 +323,7 @@ def spoil(bundle: Path, tensor: str, value: float) -> None:
     [
         ("classifier", "encoder.1.feed_forward.inner.weight"),
         ("transformer", "decoder.0.cross_attention.query.bias"),
-        ("recurrent", "encoder.weight_hh"),  # of which the encoder makes finite numbers
+        ("recurrent", "encoder.weight_hh"),  # the encoder turns it into finite numbers
         ("recurrent", "readout.weight"),
     ],
 )
@@ -300,7 +398,7 @@ def test_every_error_of_loading_names_the_bundle(folder: Path, damage: Callable[
 
 @contextlib.contextmanager
 def not_root() -> Iterator[None]:
-    """Be another user for a while if this one may enter every folder."""
+    """Run the block as another user if this one is root, who may enter every folder."""
     with contextlib.ExitStack() as stack:
         if os.geteuid() == 0:
             os.seteuid(65534)
@@ -310,7 +408,7 @@ def not_root() -> Iterator[None]:
 
 @pytest.fixture
 def entered_by_all(bundle: Path) -> Iterator[Path]:
-    """A folder with the bundle `toy` that every user can enter, unlike those of pytest."""
+    """Yield a folder with the bundle `toy` that every user can enter, unlike those of pytest."""
     with tempfile.TemporaryDirectory() as path:
         os.chmod(path, 0o755)
         shutil.copytree(bundle, Path(path, "toy"))

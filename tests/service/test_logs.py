@@ -3,6 +3,7 @@ import io
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from service.logs import FLUSH_S, MAX_WAITING_LINES, QueuedHandler, configure_logging, num_dropped_lines
+from service.logs import FLUSH_S, MAX_WAITING_LINES, QueuedHandler, configure_logging, log_call, num_dropped_lines
 from tests.service.conftest import Start
 
 SECRET = "Geheimrezept"
@@ -18,7 +19,7 @@ SECRET = "Geheimrezept"
 
 @dataclass(frozen=True)
 class Logged:
-    """The logs of this process, from the start of a test on."""
+    """The logs of this process since the start of a test."""
 
     handler: QueuedHandler
     stream: io.BytesIO
@@ -30,11 +31,11 @@ class Logged:
 
 
 @contextlib.contextmanager
-def logging_to(stream: Any) -> Iterator[QueuedHandler]:
+def logging_to(stream: Any, **options: Any) -> Iterator[QueuedHandler]:
     names = ("", "uvicorn", "asyncio")
     before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
     handlers = logging.getLogger().handlers[:]
-    handler = configure_logging("info", stream)
+    handler = configure_logging("info", stream, **options)
     try:
         yield handler
     finally:
@@ -69,6 +70,83 @@ def test_an_exception_is_in_its_line(logged: Logged) -> None:
         logging.getLogger("one").exception("failed")
     (line,) = lines(logged)
     assert "RuntimeError: why" in line["exception"]
+
+
+class Terminal(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def logged_text(stream: io.BytesIO, **options: Any) -> str:
+    """Return the text of some log lines, with TIME for the time of day."""
+    logger = logging.getLogger("one")
+    with logging_to(stream, **options) as handler:
+        logger.info("said %s", "this", extra={"fields": {"count": 3, "names": ["a", "b"], "word": "so", "none": None}})
+        logger.info("terse", extra={"fields": {"count": 3}, "text": "a sentence"})
+        logger.warning("two\nlines\x1b[2J\u2028\x9b", extra={"fields": {"value": "a b\n\x1b"}})
+        try:
+            raise RuntimeError("why\x1b")
+        except RuntimeError:
+            logger.exception("failed")
+        log_call(
+            logging.INFO,
+            {"method": "GET", "route": "/docs", "model": None, "status": 503, "code": "draining", "total_ms": 1.5},
+        )
+        handler.flush()
+        text = stream.getvalue().decode()
+    return re.sub(r"(?m)^(\x1b\[2m)?\d\d:\d\d:\d\d\.\d{3}", r"\1TIME", text)
+
+
+def test_lines_on_a_terminal_are_readable_text_in_color_without_control_characters_of_values() -> None:
+    lines = logged_text(Terminal(), environment={}).splitlines()
+    assert lines[:4] == [
+        '\x1b[2mTIME\x1b[0m \x1b[32minfo   \x1b[0m said this  \x1b[2mcount=3 names=["a","b"] word=so\x1b[0m',
+        "\x1b[2mTIME\x1b[0m \x1b[32minfo   \x1b[0m a sentence",
+        "\x1b[2mTIME\x1b[0m \x1b[33mwarning\x1b[0m two\\x0alines\\x1b[2J\\u2028\\x9b  "
+        '\x1b[2mvalue="a b\\n\\u001b"\x1b[0m',
+        "\x1b[2mTIME\x1b[0m \x1b[31merror  \x1b[0m failed",
+    ]
+    assert lines[4] == "    Traceback (most recent call last):"
+    assert lines[-2] == "    RuntimeError: why\\x1b"
+    assert lines[-1] == "\x1b[2mTIME\x1b[0m \x1b[32minfo   \x1b[0m GET /docs 503 draining 1.5 ms"
+
+
+@pytest.mark.parametrize(
+    ("stream", "options"),
+    [(Terminal(), {"environment": {"NO_COLOR": "1"}}), (io.BytesIO(), {"log_format": "text", "environment": {}})],
+)
+def test_text_has_no_colors_with_no_color_and_where_there_is_no_terminal(
+    stream: io.BytesIO, options: dict[str, Any]
+) -> None:
+    text = logged_text(stream, **options)
+    assert text.startswith('TIME info    said this  count=3 names=["a","b"] word=so\nTIME info    a sentence\n')
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(("stream", "options"), [(io.BytesIO(), {}), (Terminal(), {"log_format": "json"})])
+def test_lines_are_json_where_there_is_no_terminal_or_where_that_is_set(
+    stream: io.BytesIO, options: dict[str, Any]
+) -> None:
+    lines = [json.loads(line) for line in logged_text(stream, **options).split("\n")[:-1]]
+    assert [line["message"] for line in lines][:2] == ["said this", "terse"]
+    assert lines[1]["count"] == 3 and "text" not in lines[1]
+
+
+@pytest.mark.parametrize("options", [{"log_format": "text"}, {"log_format": "json"}])
+def test_a_line_that_cannot_be_formatted_is_counted_and_one_that_is_not_utf_8_is_escaped(
+    options: dict[str, Any],
+) -> None:
+    stream = io.BytesIO()
+    logger = logging.getLogger("one")
+    with logging_to(stream, **options) as handler:
+        logger.info("%d", "no number")
+        logger.info("file \udcff", extra={"fields": {"name": "a \udcfe"}})
+        logger.info("after")
+        handler.flush()
+        assert handler.num_dropped == 1
+    escaped, after = stream.getvalue().decode().splitlines()
+    assert "file \\udcff" in escaped and "a \\udcfe" in escaped
+    assert "after" in after
 
 
 @pytest.mark.anyio
@@ -117,7 +195,7 @@ async def test_time_spent_on_tokens_is_told(start: Start, logged: Logged, path: 
 
 
 def read_lines(descriptor: int, until: str) -> list[dict[str, Any]]:
-    """What comes out of a pipe, up to the line with this message."""
+    """Read lines from a pipe up to the line with this message."""
     read = []
     with open(descriptor, "rb", closefd=False) as pipe:
         for line in pipe:
@@ -129,7 +207,7 @@ def read_lines(descriptor: int, until: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def piped(*, is_blocking: bool = True) -> Iterator[tuple[int, QueuedHandler]]:
-    """Logs into a pipe, and the end of it that a reader has."""
+    """Log into a pipe; yield its read end and the handler."""
     reader, writer = os.pipe()
     os.set_blocking(writer, is_blocking)
     with io.FileIO(writer, "w") as stream, logging_to(stream) as handler:
@@ -151,13 +229,13 @@ def test_a_reader_that_stops_reading_holds_up_nobody_and_loses_no_more_than_what
         dropped = handler.num_dropped
         assert 0 < dropped <= num_logged - MAX_WAITING_LINES
         assert num_dropped_lines() == dropped
-        # Where the reader goes on, all that was kept comes, whole and in order.
+        # When the reader resumes, it gets every kept line, complete and in order.
         numbers: list[int] = []
         with open(reader, "rb", closefd=False) as pipe:
             while len(numbers) < num_logged - dropped:
                 numbers.append(json.loads(next(pipe))["number"])
         assert numbers[:MAX_WAITING_LINES] == list(range(MAX_WAITING_LINES))
-        assert numbers == sorted(set(numbers))  # the queue may have had room again now and then
+        assert numbers == sorted(set(numbers))  # the writer may have freed places in the queue meanwhile
         logger.info("after")
         assert [line["message"] for line in read_lines(reader, "after")] == ["after"]
         assert handler.num_dropped == dropped
@@ -165,7 +243,7 @@ def test_a_reader_that_stops_reading_holds_up_nobody_and_loses_no_more_than_what
 
 def test_flushing_waits_for_the_reader_but_not_for_ever() -> None:
     with piped() as (_, handler):
-        logging.getLogger("one").info("x" * 1_000_000)  # more than the pipe holds
+        logging.getLogger("one").info("x" * 1_000_000)  # more than the capacity of the pipe
         started = time.monotonic()
         handler.flush()
         assert FLUSH_S <= time.monotonic() - started < FLUSH_S + 2
@@ -194,5 +272,5 @@ async def test_dropped_lines_are_a_metric(start: Start, monkeypatch: pytest.Monk
             await running.post("/v1/generate", {"inputs": "x"})
             handler.flush()
             dropped = handler.num_dropped
-            assert dropped >= 2  # "ready" and the call
+            assert dropped >= 2  # those of the start and the call
             assert await running.metric("sightline_log_lines_dropped_total") == dropped

@@ -3,9 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from service.machine import usable_memory, usable_threads
+from service.machine import resident_bytes, usable_memory, usable_threads
 
 CORES = len(os.sched_getaffinity(0))
+
+
+def test_resident_memory_is_more_than_an_interpreter_and_less_than_the_machine() -> None:
+    assert 5_000_000 < resident_bytes() < usable_memory(Path("/nothing"), Path("/nothing"))
 
 
 def test_without_a_quota_every_core_is_used(tmp_path: Path) -> None:

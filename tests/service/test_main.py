@@ -1,8 +1,10 @@
-"""`python -m service` as a process: its start, its end, its exit codes, and what it never loads."""
+"""`python -m service` as a process: start, end, exit codes, and modules that it never loads."""
 
 import contextlib
 import json
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -66,17 +68,17 @@ def test_it_starts_translates_and_ends_cleanly_at_sigterm(folder: Path) -> None:
     with process("--bundles", str(folder), "--port", "0", "--drain-s", "0.1", "--threads", "1") as running:
         assert running.stdout is not None and running.stderr is not None
         begun = lines_until(running.stdout, "listening")
-        # The port is open before the model is there, and says so.
+        # The port opens before the model is loaded.
         port = begun[-1]["port"]
         assert ask(port, "/health/live") == {"status": "live"}
         ready = (begun + lines_until(running.stdout, "ready"))[-1]
         assert (ready["model"], ready["provider"]) == ("toy", "cpu")
         assert ready["threads"] == {"encoder": 1, "decoder": 1}
-        assert ask(port, "/health/ready") == {"status": "ready"}
+        assert ask(port, "/health/ready") == {"status": "ready", "failed_models": []}
         answer = ask(port, "/v1/generate", {"inputs": "A man sleeps.", "parameters": {"max_new_tokens": 8}})
         assert 0 < len(answer["outputs"][0]["tokens"]) <= 8
-        attention = ask(port, "/v1/attention", {"input": "A man sleeps.", "target": "Ein Mann"})
-        assert [one["kind"] for one in attention["maps"]] == ["encoder", "cross", "decoder"]
+        attention = ask(port, "/v1/attention", {"inputs": "A man sleeps.", "targets": "Ein Mann"})
+        assert [one["kind"] for one in attention["outputs"][0]["maps"]] == ["encoder", "cross", "decoder"]
         assert ask(port, "/v1/encode", {"inputs": "A man sleeps."})["dimensions"] == 32
         running.send_signal(signal.SIGTERM)
         ended = lines_until(running.stdout, "ended")
@@ -92,7 +94,7 @@ def ask_until_ready(port: int) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            if ask(port, "/health/ready") == {"status": "ready"}:
+            if ask(port, "/health/ready") == {"status": "ready", "failed_models": []}:
                 return
         time.sleep(0.05)
     raise AssertionError("it is never ready")
@@ -102,8 +104,8 @@ def test_a_reader_of_the_log_that_stops_reading_holds_up_neither_answers_nor_the
     settings = ("--bundles", str(folder), "--log-level", "debug", "--drain-s", "0", "--threads", "1")
     port = free_port()
     with process(*settings, "--port", str(port)) as running:
-        ask_until_ready(port)  # and nobody ever reads its standard output
-        for _ in range(600):  # lines of more than the pipe's 64 KiB
+        ask_until_ready(port)  # nothing reads its standard output
+        for _ in range(600):  # more lines than fit into the 64 KiB of the pipe
             assert ask(port, "/health/live") == {"status": "live"}
         answer = ask(port, "/v1/generate", {"inputs": "A man sleeps.", "parameters": {"max_new_tokens": 8}})
         assert answer["outputs"]
@@ -125,7 +127,7 @@ def test_a_standard_stream_that_is_closed_does_no_harm(folder: Path, closed: str
             running.kill()
 
 
-# `python -m service`, whose engine hangs in a native call at its first step that is no rehearsal.
+# `python -m service` with an engine that hangs in a native call at its first step after loading.
 HANGING = """
 import sys, time
 from service import __main__
@@ -148,7 +150,7 @@ def test_an_engine_that_hangs_ends_the_process_within_two_seconds_of_the_decisio
 ) -> None:
     port = free_port()
     settings = ("--bundles", str(folder), "--port", str(port), "--threads", "1")
-    # The time to finish is 30 s, as it is by default.
+    # The shutdown timeout is the default of 30 s.
     times = ("--request-timeout-s", "1.5", "--queue-timeout-s", "1.5", "--drain-s", "0")
     with process(*settings, *times, program=("-c", HANGING)) as running, ThreadPoolExecutor() as calls:
         assert running.stdout is not None
@@ -156,7 +158,7 @@ def test_an_engine_that_hangs_ends_the_process_within_two_seconds_of_the_decisio
         body = {"inputs": "A man sleeps."}
         early = calls.submit(ask, port, "/v1/generate", body)
         time.sleep(1.2)
-        late = calls.submit(ask, port, "/v1/generate", body)  # its time is not over when the watchdog's is
+        late = calls.submit(ask, port, "/v1/generate", body)  # its deadline is later than the decision of the watchdog
         if is_draining:
             time.sleep(0.1)
             running.send_signal(signal.SIGTERM)
@@ -177,6 +179,77 @@ def test_a_second_signal_ends_the_process_at_once_with_1(folder: Path) -> None:
         lines_until(running.stdout, "draining; a second signal ends at once")
         running.send_signal(signal.SIGINT)
         assert running.wait(timeout=5) == 1
+
+
+# `python -m service` with a load that takes two minutes.
+LOADING = """
+import sys, time
+from service import __main__
+from service.http import server
+
+server.load_backend = lambda *arguments: time.sleep(120)
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_models_load_ends_the_process_within_two_seconds_with_0(
+    folder: Path, signal_: signal.Signals
+) -> None:
+    with process("--bundles", str(folder), "--port", "0", program=("-c", LOADING)) as running:
+        assert running.stdout is not None
+        port = lines_until(running.stdout, "listening")[-1]["port"]
+        assert ask(port, "/health/ready")["error"]["code"] == "loading"
+        running.send_signal(signal_)
+        started = time.monotonic()
+        assert running.wait(timeout=20) == 0
+        assert time.monotonic() - started < 2
+        assert [json.loads(line)["message"] for line in running.stdout][-1] == "ended"
+
+
+def test_a_bundle_that_fails_to_load_is_named_and_the_others_are_served_unless_loading_is_strict(folder: Path) -> None:
+    shutil.copytree(folder / "toy", folder / "broken")
+    (folder / "broken" / "weights.bin").write_bytes(b"no weights")
+    settings = ("--bundles", str(folder), "--port", "0", "--drain-s", "0", "--threads", "1")
+    (folder / "broken" / "manifest.json").write_text(
+        (folder / "broken" / "manifest.json").read_text().replace('"name": "toy"', '"name": "broken"')
+    )
+    with process(*settings) as running:
+        assert running.stdout is not None
+        lines = lines_until(running.stdout, "serving")
+        (problem,) = [line["message"] for line in lines if line["level"] == "error"]
+        assert problem.startswith(f"a bundle is not served: {folder}/broken/weights.bin does not match the SHA-256")
+        assert (lines[-1]["models"], lines[-1]["failed_models"]) == (["toy"], ["broken"])
+        port = next(line for line in lines if line["message"] == "listening")["port"]
+        assert ask(port, "/health/ready") == {"status": "ready", "failed_models": ["broken"]}
+        assert ask(port, "/v1/encode", {"inputs": "A man sleeps."})["model"] == "toy"
+    with process(*settings, "--strict-loading", "true") as running:
+        output, _ = running.communicate(timeout=30)
+        assert running.returncode == 3
+        (problem,) = [line["message"] for line in map(json.loads, output.splitlines()) if line["level"] == "error"]
+        assert problem.startswith(f"cannot serve: {folder}/broken/weights.bin does not match the SHA-256")
+
+
+def test_on_a_terminal_the_first_lines_name_the_url_the_model_its_threads_and_rows_and_the_memory(
+    folder: Path,
+) -> None:
+    terminal, end = pty.openpty()
+    settings = ("--bundles", str(folder), "--port", "0", "--drain-s", "0", "--threads", "1", "--max-rows", "4")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_")}
+    command = [sys.executable, "-m", "service", *settings]
+    with subprocess.Popen(command, env=environment | {"NO_COLOR": "1"}, stdout=end) as running:
+        os.close(end)
+        with open(terminal, encoding="utf-8", newline="\n") as screen:
+            shown = [re.sub(r"^\S+ info    ", "", screen.readline().rstrip()) for _ in range(3)]
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(timeout=20) == 0
+    assert re.fullmatch(
+        rf"Sightline {__version__} listens on (http://127\.0\.0\.1:\d+) \(documentation: \1/docs\) "
+        "and loads its models",
+        shown[0],
+    )
+    assert shown[1] == "ready: toy  en to de, float32 on cpu, 4 rows, threads: encoder 1, decoder 1"
+    assert re.fullmatch(r"serving 1 model; default: toy; memory: \d+ MB now, up to .* for responses", shown[2])
 
 
 def test_a_bundle_that_cannot_be_served_ends_the_process_with_3_and_one_line(folder: Path) -> None:

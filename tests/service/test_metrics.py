@@ -15,7 +15,7 @@ from tests.service.conftest import MakeBackend, Start, until
 
 pytestmark = pytest.mark.anyio
 
-# vLLM's suffixes, which dashboards and autoscalers know.
+# Metric names of vLLM, for which dashboards and autoscalers exist.
 KNOWN = {
     *("num_requests_running", "num_requests_waiting", "prompt_tokens_total", "generation_tokens_total"),
     *("request_success_total", "request_failure_total", "time_to_first_token_seconds", "inter_token_latency_seconds"),
@@ -45,7 +45,7 @@ async def test_the_text_is_that_of_the_library_while_values_and_samples_change(s
             await running.post("/v1/generate", {"inputs": inputs})
             await running.client.get(f"/v1/models/{inputs or 'none'}")
             assert lines(metrics.render()) == lines(generate_latest(metrics.registry))
-        metrics.of_model('one\n"more"')
+        metrics.for_model('one\n"more"')
         assert lines(metrics.render()) == lines(generate_latest(metrics.registry))
 
 

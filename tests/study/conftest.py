@@ -1,4 +1,4 @@
-"""Fixtures of several tests of the study."""
+"""Fixtures that several tests of the study share."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import matplotlib as mpl
 import pytest
 
 from bench.plots import STYLE
-from export.bundle import Label, export_bundle
+from export.bundle import BundleMetadata, export_bundle
 from model.architectures.causal import CausalModel
 from model.checkpoint import save_checkpoint
 from model.config import CausalConfig
@@ -19,7 +19,9 @@ from study.chats import MODELS
 
 @pytest.fixture(scope="session")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`checkpoint/`, a causal model of random weights, and `bundles/`, in which it is both of the models that chat."""
+    """Create `checkpoint/`, a causal model with random weights, and `bundles/` with it under both
+    chat models' names.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -36,12 +38,12 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.embedding.weight *= 0.5
     save_checkpoint(folder / "checkpoint", config, model.state_dict(), folder / "tokenizer.json", {})
     for name in map(bundle_name, MODELS):
-        export_bundle(folder / "checkpoint", folder / "bundles" / name, Label(name), texts[:2])
+        export_bundle(folder / "checkpoint", folder / "bundles" / name, BundleMetadata(name), texts[:2])
     return folder
 
 
 @pytest.fixture
 def style() -> Iterator[None]:
-    """The style that is in force where the steps draw."""
+    """Set the style that steps draw with."""
     with mpl.rc_context({**STYLE, "backend": "svg"}):
         yield

@@ -20,20 +20,20 @@ OUTPUTS = [
 ]
 
 
-def sacrebleus(places: list[int]) -> float:
+def sacrebleus(indices: list[int]) -> float:
     metric = BLEU(tokenize="none", force=True)
-    outputs, references = ([lines[place] for place in places] for lines in (OUTPUTS, REFERENCES))
+    outputs, references = ([lines[index] for index in indices] for lines in (OUTPUTS, REFERENCES))
     score: float = metric.corpus_score(outputs, [references]).score
     return score
 
 
-@pytest.mark.parametrize("places", [[0, 1, 2, 3, 4], [1, 2], [4], [0], [3, 3, 1]])
-def test_statistics_give_sacrebleus_score_of_any_sentences(places: list[int]) -> None:
+@pytest.mark.parametrize("indices", [[0, 1, 2, 3, 4], [1, 2], [4], [0], [3, 3, 1]])
+def test_statistics_give_sacrebleus_score_of_any_sentences(indices: list[int]) -> None:
     rows = statistics_of(OUTPUTS, REFERENCES).rows
-    assert corpus_bleu(rows[places].sum(axis=0)) == sacrebleus(places)
+    assert corpus_bleu(rows[indices].sum(axis=0)) == sacrebleus(indices)
 
 
-def test_a_resampled_score_is_that_of_the_sentences_that_were_drawn() -> None:
+def test_a_resampled_score_is_the_score_of_the_drawn_sentences() -> None:
     rows = statistics_of(OUTPUTS, REFERENCES).rows
     samples = np.array([[1, 1, 1, 1, 1], [0, 1, 0, 2, 0]])
     assert resampled_bleu([rows], samples).tolist() == [sacrebleus([0, 1, 2, 3, 4]), sacrebleus([1, 3, 3])]
@@ -47,13 +47,13 @@ def test_several_outputs_have_the_mean_of_their_scores() -> None:
     np.testing.assert_allclose(resampled_bleu(rows, samples), (each[0] + each[1]) / 2)
 
 
-def test_samples_are_the_same_each_time_and_others_in_another_stream() -> None:
+def test_samples_are_reproducible_and_differ_between_streams() -> None:
     assert (resamples(50) == resamples(50)).all()
     assert (resamples(50) != resamples(50, stream=1)).any()
     assert (resamples(50).sum(axis=1) == 50).all()
 
 
-def test_the_interval_holds_the_score() -> None:
+def test_the_interval_contains_the_score() -> None:
     rows = statistics_of(OUTPUTS * 20, REFERENCES * 20).rows
     low, high = interval(resampled_bleu([rows], resamples(len(rows))))
     assert low < mean_bleu([rows]) < high

@@ -38,7 +38,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_run(tmp_path: Path, data: Path, checkpoint: Path) -> MakeRun:
-    """A finished run that wrote these outputs."""
+    """Return a function that creates a finished run with given outputs."""
 
     def make(name: str, outputs: Sequence[str]) -> Path:
         run = tmp_path / "runs" / name
@@ -80,7 +80,7 @@ def collected(tmp_path: Path, data: Path) -> Callable[..., Result]:
 
 
 def lines_of(text: str) -> Mapping[str, list[str]]:
-    """The rows of a table, by their first cells."""
+    """Return the rows of a table by their first cells."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     return {row[0]: row for row in rows}
 
@@ -92,19 +92,17 @@ def test_runs_are_read_with_their_budgets(make_run: MakeRun, collected: Callable
     assert len(run["output_lengths"]) == len(SOURCES)
 
 
-def test_a_run_that_is_not_scored_or_does_not_translate_is_left_out(
-    make_run: MakeRun, collected: Callable[[], Result]
-) -> None:
+def test_runs_without_scores_or_translations_are_skipped(make_run: MakeRun, collected: Callable[[], Result]) -> None:
     (make_run("bahdanau-1", GOOD) / "scores.json").unlink()
     make_run("sentiment-1", GOOD)
     make_run("linformer-1", GOOD)
     assert list(runs_by_system(collected())) == ["linformer"]
 
 
-def test_runs_of_several_machines_come_together(
+def test_runs_of_several_machines_are_merged(
     tmp_path: Path, make_run: MakeRun, collected: Callable[..., Result]
 ) -> None:
-    """Of a run that both have, what lies in the folder counts."""
+    """If both have a run, the one in the folder is used."""
     with pytest.raises(FileNotFoundError, match="has no result of collect"):
         collected(keep=True)
     make_run("luong-dot-1", GOOD)
@@ -127,31 +125,29 @@ def test_runs_of_another_test_set_are_not_kept(
     write_result(tmp_path, collect.NAME, Recorded({"commit": "c0ffee"}, "", collected()))
     path = data / "test_2016_flickr.en"
     path.write_text(path.read_text(encoding="utf-8").replace("She", "Now she"), encoding="utf-8")
-    with pytest.raises(ValueError, match="is of another test set"):
+    with pytest.raises(ValueError, match="is for another test set; run without --keep"):
         collected(keep=True)
 
 
-def test_a_run_of_another_name_is_refused(make_run: MakeRun, collected: Callable[[], Result]) -> None:
+def test_runs_with_unknown_names_are_rejected(make_run: MakeRun, collected: Callable[[], Result]) -> None:
     make_run("banana-1", GOOD)
-    with pytest.raises(ValueError, match="banana-1 is not named as a planned system"):
+    with pytest.raises(ValueError, match="banana-1 must be named SYSTEM-SEED"):
         collected()
 
 
-def test_outputs_that_do_not_give_their_score_are_refused(make_run: MakeRun, collected: Callable[[], Result]) -> None:
+def test_outputs_that_contradict_their_score_are_rejected(make_run: MakeRun, collected: Callable[[], Result]) -> None:
     replace_outputs(make_run("bahdanau-1", GOOD), BAD)
-    with pytest.raises(ValueError, match=r"bahdanau-1/scores.json says tokenised BLEU"):
+    with pytest.raises(ValueError, match=r"bahdanau-1/scores.json states tokenized BLEU"):
         collected()
 
 
-def test_outputs_of_other_sentences_are_refused(make_run: MakeRun, collected: Callable[[], Result]) -> None:
+def test_outputs_of_other_sentences_are_rejected(make_run: MakeRun, collected: Callable[[], Result]) -> None:
     replace_outputs(make_run("bahdanau-1", GOOD), GOOD[:3])
-    with pytest.raises(ValueError, match="has 3 outputs of test_2016_flickr, not 20"):
+    with pytest.raises(ValueError, match="must have 20 outputs of test_2016_flickr, got 3"):
         collected()
 
 
-def test_the_table_has_each_seed_and_says_how_many_are_there(
-    make_run: MakeRun, collected: Callable[[], Result]
-) -> None:
+def test_the_table_has_each_seed_and_the_number_of_seeds(make_run: MakeRun, collected: Callable[[], Result]) -> None:
     make_run("bahdanau-1", GOOD)
     make_run("bahdanau-2", BAD)
     make_run("hard-marginal-1", GOOD)
@@ -166,20 +162,18 @@ def test_the_table_has_each_seed_and_says_how_many_are_there(
     assert rows["`hard-marginal`"][7] == "1"
     assert rows["`transformer`"][1] == "100.00"
     assert list(rows)[2:] == ["`bahdanau`", "`hard-marginal`", "`transformer`"]
-    assert "Each update reads 2,000 padded tokens at most, of `transformer` 4,096." in headline(result)["headline"]
+    assert "Each update reads at most 2,000 padded tokens; that of `transformer` 4,096." in headline(result)["headline"]
 
 
 @pytest.mark.parametrize(("outputs", "verdict"), [(REFERENCES, "is reached"), (BAD, "is **not reached**")])
-def test_the_table_says_whether_the_bar_is_reached(
+def test_the_table_says_if_the_target_is_reached(
     make_run: MakeRun, collected: Callable[[], Result], outputs: list[str], verdict: str
 ) -> None:
     make_run("bahdanau-1", outputs)
     assert f"37 tok-lc, {verdict}." in headline(collected())["headline"]
 
 
-def test_a_part_of_the_sentences_has_the_score_that_sacrebleu_gives_it(
-    make_run: MakeRun, collected: Callable[[], Result]
-) -> None:
+def test_the_score_of_a_bucket_equals_sacrebleus(make_run: MakeRun, collected: Callable[[], Result]) -> None:
     make_run("bahdanau-1", GOOD)
     make_run("fixed-context-1", BAD)
     buckets = buckets_of(collected())
@@ -195,7 +189,9 @@ def test_a_part_of_the_sentences_has_the_score_that_sacrebleu_gives_it(
         assert low <= buckets[0].bleu[name].value <= high
 
 
-def test_a_change_stands_beside_what_was_trained_as_long(make_run: MakeRun, collected: Callable[..., Result]) -> None:
+def test_a_change_is_compared_with_a_system_trained_as_long(
+    make_run: MakeRun, collected: Callable[..., Result]
+) -> None:
     make_run("luong-dot-1", BAD)
     assert "`luong-dot`" not in changes_table(collected())["changes"]
     make_run("luong-general-short-1", GOOD)
@@ -209,16 +205,16 @@ def test_a_change_stands_beside_what_was_trained_as_long(make_run: MakeRun, coll
     assert rows["`luong-dot`"][4].startswith(f"{ours - theirs:.1f} [-")
 
 
-def test_every_system_that_changes_one_thing_is_compared_with_one_trained_as_long() -> None:
+def test_every_system_with_one_change_has_a_baseline_trained_as_long() -> None:
     compared = {name for name, planned in PLAN.items() if name in TRANSLATING and planned.max_epochs == 12}
     assert compared == CONTROLS.keys() | {"fixed-context-short", "post-norm-short"}
     assert all(PLAN[name].max_epochs == PLAN[control].max_epochs for name, (control, _) in CONTROLS.items())
 
 
-def test_the_table_of_lengths_has_what_attention_adds(make_run: MakeRun, collected: Callable[[], Result]) -> None:
+def test_the_table_of_lengths_has_the_gain_from_attention(make_run: MakeRun, collected: Callable[[], Result]) -> None:
     make_run("bahdanau-1", GOOD)
     without = collect.tables(collected())["lengths"]
-    assert "less fixed context" not in without
+    assert "minus fixed context" not in without
     make_run("fixed-context-1", BAD)
     result = collected()
     rows = lines_of(collect.tables(result)["lengths"])

@@ -13,7 +13,16 @@ from model.data.instructions import KINDS
 from model.data.tokenizer import encode_lines, prompt_tokenizer
 from model.evaluation.recall import MAX_ANSWER_TOKENS, draw_script, greedy_answers
 from model.systems import bundle_name
-from study.ghost_attention import Look, add_arguments, draw, follow, instruction_columns, look_of, measure, tables
+from study.ghost_attention import (
+    InstructionAttention,
+    add_arguments,
+    draw,
+    instruction_attention,
+    instruction_columns,
+    measure,
+    run_dialogues,
+    tables,
+)
 from study.served import serve
 
 GATT = bundle_name("chat-gatt")
@@ -25,20 +34,22 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_a_look_is_the_mean_over_the_answers_tokens() -> None:
-    weights = np.zeros((2, 2, 2, 5), np.float32)  # two layers, two heads; two tokens, which follow four and five
+def test_figures_are_means_over_the_responses_tokens() -> None:
+    weights = np.zeros((2, 2, 2, 5), np.float32)  # two layers, two heads; two tokens, which run_dialogues four and five
     weights[0, 0, 0, 1:3] = [0.5, 0.1]
     weights[1, 1, 0, 2] = 0.2
     weights[1, 0, 1, 1] = 0.4
-    expected = Look(largest=(0.5 + 0.4) / 2, share=100 * (0.6 + 0.2 + 0.4) / 8, uniform=100 * (2 / 4 + 2 / 5) / 2)
-    found = look_of(weights, [1, 2])
+    expected = InstructionAttention(
+        largest=(0.5 + 0.4) / 2, share=100 * (0.6 + 0.2 + 0.4) / 8, uniform=100 * (2 / 4 + 2 / 5) / 2
+    )
+    found = instruction_attention(weights, [1, 2])
     assert (found.largest, found.share, found.uniform) == pytest.approx(
         (expected.largest, expected.share, expected.uniform)
     )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_columns_are_the_instructions_tokens_in_every_turn(kind: str, chats: Path) -> None:
+def test_the_columns_select_the_instructions_tokens_in_every_turn(kind: str, chats: Path) -> None:
     script = draw_script(Random(2), kind, 3)  # type: ignore[arg-type] # one of them
     with serve(chats / "bundles") as served:
         columns = instruction_columns(served, GATT, script)
@@ -46,34 +57,34 @@ def test_the_columns_are_the_instructions_tokens_in_every_turn(kind: str, chats:
             body = {"inputs": script.prompt, "add_special_tokens": True}
             (tokens,) = served.post("/v1/tokenize", body)[0]["outputs"]
             assert "".join(tokens[place]["text"] for place in columns).strip() == script.instruction.text
-            script.hear(one.answer)
+            script.add_answer(one.answer)
 
 
-def test_what_is_read_from_served_maps_is_what_pytorchs_say(chats: Path) -> None:
+def test_figures_from_served_maps_equal_those_from_pytorchs(chats: Path) -> None:
     model, tokenizer = load_model(chats / "checkpoint")
     assert isinstance(model, CausalModel)
     script = draw_script(Random(3), "ending", 2)
     with serve(chats / "bundles") as served:
         columns = instruction_columns(served, GATT, script)
-        (_, (look,)) = follow(served, GATT, [script])
+        (_, (look,)) = run_dialogues(served, GATT, [script])
     again = draw_script(Random(3), "ending", 2)
-    again.hear(script.said[0].answer)
+    again.add_answer(script.said[0].answer)
     assert list(greedy_answers(model, tokenizer)([again.prompt])) == [script.said[1].answer]
     (read,) = encode_lines(prompt_tokenizer(tokenizer), [again.prompt])
     ids = list(read)
     with torch.inference_mode():
         while len(ids) - len(read) < MAX_ANSWER_TOKENS and ids[-1] != model.config.eos_id:
             ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
-        _, maps = model.read(torch.tensor([ids[:-1]]), need_weights=True)
+        _, maps = model.hidden_states(torch.tensor([ids[:-1]]), need_weights=True)
     assert maps is not None
-    expected = look_of(maps[:, 0, :, len(read) - 1 :].numpy(), columns)
+    expected = instruction_attention(maps[:, 0, :, len(read) - 1 :].numpy(), columns)
     assert look.largest == pytest.approx(expected.largest, abs=1e-5)
     assert look.share == pytest.approx(expected.share, abs=1e-3)
     assert look.uniform == pytest.approx(expected.uniform)
 
 
 @pytest.mark.usefixtures("style")
-def test_every_kind_of_both_models_is_followed_drawn_and_written(chats: Path, tmp_path: Path) -> None:
+def test_every_kind_is_measured_for_both_models_drawn_and_written(chats: Path, tmp_path: Path) -> None:
     result = measure(parsed(str(chats / "bundles"), "--dialogues", "2", "--turns", "2"))
     assert [(row["model"], row["instruction"]) for row in result.rows] == [
         (model, kind) for model in ("chat-gatt", "chat-baseline") for kind in KINDS
@@ -92,5 +103,5 @@ def test_every_kind_of_both_models_is_followed_drawn_and_written(chats: Path, tm
 
 
 def test_one_dialogue_has_no_interval(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least two dialogues"):
+    with pytest.raises(ValueError, match="--dialogues must be at least 2"):
         measure(parsed(str(tmp_path), "--dialogues", "1"))

@@ -1,4 +1,6 @@
-"""Against a twin that takes one token away at a time and decodes one prefix at a time."""
+"""Tests against a simple implementation that removes one token at a time and decodes one prefix at
+a time.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,14 +34,14 @@ def _model(config: RecurrentConfig | TransformerConfig) -> Any:
         model = build_model(config)
         for parameter in model.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
-        model.embedding.weight[config.eos_id] *= 0.1  # so that it does not end at once
+        model.embedding.weight[config.eos_id] *= 0.1  # so that outputs do not end immediately
     return model.eval()
 
 
-def twins_log_probs(
+def expected_log_probs(
     model: TranslationModel, source: Sequence[int], target: Sequence[int]
 ) -> list[np.ndarray[Any, Any]]:
-    """The log-probabilities (V,) of what follows each prefix of a target."""
+    """Return the log-probabilities (V,) of the token after each prefix of a target."""
     step = pytorch_steps(model, source)
     prefixes = [[model.config.bos_id, *target[:place]] for place in range(len(target))]
     return [log_softmax(step([prefix]))[0] for prefix in prefixes]
@@ -48,7 +50,7 @@ def twins_log_probs(
 def test_the_translation_is_the_models_own(model: TranslationModel) -> None:
     explained = explain(model, SOURCE)
     for log_probs, token, own in zip(
-        twins_log_probs(model, SOURCE, explained.target), explained.target, explained.log_probs, strict=True
+        expected_log_probs(model, SOURCE, explained.target), explained.target, explained.log_probs, strict=True
     ):
         assert token == log_probs.argmax()
         assert own == pytest.approx(log_probs[token], abs=1e-5)
@@ -59,7 +61,7 @@ def test_a_deleted_token_is_not_in_the_source(model: TranslationModel) -> None:
     explained = explain(model, SOURCE)
     effect = explained.effects["deleted"]
     for place in range(len(SOURCE)):
-        without = twins_log_probs(model, [*SOURCE[:place], *SOURCE[place + 1 :]], explained.target)
+        without = expected_log_probs(model, [*SOURCE[:place], *SOURCE[place + 1 :]], explained.target)
         for row, (log_probs, token) in enumerate(zip(without, explained.target, strict=True)):
             assert effect.predictions[row, place] == log_probs.argmax()
             expected = explained.log_probs[row] - log_probs[token]
@@ -67,7 +69,7 @@ def test_a_deleted_token_is_not_in_the_source(model: TranslationModel) -> None:
 
 
 @torch.inference_mode()
-def test_hidden_from_a_recurrent_decoder_a_token_has_no_weight_and_the_rest_sum_to_1() -> None:
+def test_a_token_hidden_from_a_recurrent_decoder_gets_no_weight() -> None:
     model = _model(RECURRENT)
     assert isinstance(model, RecurrentModel) and model.score is not None
     explained = explain(model, SOURCE)
@@ -75,9 +77,9 @@ def test_hidden_from_a_recurrent_decoder_a_token_has_no_weight_and_the_rest_sum_
     memory, _ = model.encode(torch.tensor([SOURCE]), lengths)
     for place in range(len(SOURCE)):
         mask = torch.arange(len(SOURCE)) != place
-        state, log_probs = model.begin(memory), []
+        state, log_probs = model.initial_state(memory), []
         for token in [model.config.bos_id, *explained.target[:-1]]:
-            # Bahdanau's step, with a mask.
+            # The step of Bahdanau's decoder with a mask.
             embedded = model.embed(torch.tensor([[token]]))[:, 0]
             weights = masked_softmax(model.score(state.hidden, memory.keys), mask)
             context = (weights.unsqueeze(1) @ memory.annotations).squeeze(1)
@@ -87,7 +89,7 @@ def test_hidden_from_a_recurrent_decoder_a_token_has_no_weight_and_the_rest_sum_
 
 
 @torch.inference_mode()
-def test_hidden_from_a_transformers_decoder_a_token_has_no_weight_and_the_rest_sum_to_1() -> None:
+def test_a_token_hidden_from_a_transformer_decoder_gets_no_weight() -> None:
     model = _model(TRANSFORMER)
     explained = explain(model, SOURCE)
     memory, _ = model.encode(torch.tensor([SOURCE]), torch.tensor([len(SOURCE)]))
@@ -106,7 +108,7 @@ def _same(drops: Any, before: Any, log_probs: Sequence[torch.Tensor], target: Se
     np.testing.assert_allclose(drops, before - np.array(after), atol=1e-4)
 
 
-def test_a_recurrent_decoder_begins_as_before_where_a_token_is_hidden() -> None:
+def test_hiding_a_token_keeps_the_first_state_of_a_recurrent_decoder() -> None:
     model = _model(RECURRENT)
     whole, _ = model.encode(torch.tensor([SOURCE]), torch.tensor([len(SOURCE)]))
     memory = hidden(model, SOURCE)
@@ -120,17 +122,17 @@ def test_a_recurrent_decoder_begins_as_before_where_a_token_is_hidden() -> None:
     [{"attention": "none"}, {"attention": "location"}, {"query": "current", "window": "local-p"}],
     ids=["none", "location", "local-p"],
 )
-def test_models_for_which_hiding_means_nothing_are_refused(changes: dict[str, Any]) -> None:
+def test_models_that_do_not_allow_hiding_are_rejected(changes: dict[str, Any]) -> None:
     model = build_model(RecurrentConfig(20, embedding_size=8, encoder_size=6, decoder_size=12, **changes))
     assert isinstance(model, RecurrentModel)
-    with pytest.raises(ValueError, match="nothing to hide"):
+    with pytest.raises(ValueError, match="must not depend on positions"):
         check(model)
 
 
 def test_tau_counts_the_pairs_that_agree() -> None:
     left = np.array([[1.0, 2.0, 3.0, 4.0]] * 4)
     right = np.array([[1.0, 2, 3, 4], [4, 3, 2, 1], [1, 2, 4, 3], [5, 5, 5, 5]])
-    # One of six pairs is turned round: (5 - 1) / 6.
+    # One of six pairs is reversed: (5 - 1) / 6.
     assert kendall_tau(left, right) == pytest.approx([1, -1, 4 / 6, 0])
-    # With two that are equal on the right: 5 agreeing pairs, over the root of 6 times 5.
+    # The right side has one tie: 5 agreeing pairs, divided by the root of 6 times 5.
     assert kendall_tau(left[:1], np.array([[1.0, 2, 3, 3]])) == pytest.approx([5 / 30**0.5])

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.plots import STYLE
-from bench.process import Answering
+from bench.process import JsonWorker
 from bench.record import Result
 from export.builder import WeightFile
 from model.layers.attention import MultiHeadAttention
@@ -47,29 +47,29 @@ def torch_output(variant: Variant) -> NDArray[Any]:
         if isinstance(module, MultiHeadAttention):
             return module(x, x, mask)[0].numpy()  # type: ignore[no-any-return]
         assert projections is not None
-        return module(x, x, mask, False, *projections.of_layer(0))[0].numpy()  # type: ignore[no-any-return]
+        return module(x, x, mask, False, *projections.for_layer(0))[0].numpy()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.attention)
-def test_what_is_measured_computes_what_pytorch_does(variant: Variant, tmp_path: Path) -> None:
+def test_the_measured_graphs_compute_the_same_as_pytorch(variant: Variant, tmp_path: Path) -> None:
     given, expected = run(write_graph(variant, LONGEST, tmp_path / "graph"))[RESULT], torch_output(variant)
-    for row, length in enumerate(LENGTHS):  # rows of padding mean nothing
+    for row, length in enumerate(LENGTHS):  # outputs at padding are undefined
         np.testing.assert_allclose(given[row, :length], expected[row, :length], atol=1e-5)
 
 
-def test_without_maps_nothing_is_left_of_them_and_the_result_is_the_same(tmp_path: Path) -> None:
+def test_a_graph_without_maps_has_no_map_nodes_and_the_same_result(tmp_path: Path) -> None:
     graphs = [write_graph(Variant("linformer", 32, maps), LONGEST, tmp_path / str(maps)) for maps in (True, False)]
     with_maps, without = (run(graph) for graph in graphs)
     assert set(with_maps) == {RESULT, "encoder_attention.0", "encoder_slots.0"}
     assert set(without) == {RESULT}
     np.testing.assert_array_equal(with_maps[RESULT], without[RESULT])
     kinds = [[node.op_type for node in onnx.load(graph).graph.node] for graph in graphs]
-    assert kinds[0].count("MatMul") == kinds[1].count("MatMul") + 1  # the one that pulls the map back
+    assert kinds[0].count("MatMul") == kinds[1].count("MatMul") + 1  # the product that maps the weights back to tokens
     (attention,) = (node for node in onnx.load(graphs[1]).graph.node if node.op_type == "Attention")
     assert len(attention.output) == 1
 
 
-def test_the_graph_that_is_pruned_stays_whole() -> None:
+def test_pruning_does_not_modify_the_original_graph() -> None:
     module, projections = modules(Variant("linformer", 32), LONGEST)
     graph = exported_graph(module, projections, WeightFile("weights.bin"))
     before = graph.SerializeToString()
@@ -77,44 +77,47 @@ def test_the_graph_that_is_pruned_stays_whole() -> None:
     assert graph.SerializeToString() == before
 
 
-def test_only_fewer_slots_than_tokens_are_measured_and_no_matrix_that_is_too_large() -> None:
+def test_cases_with_too_many_projected_keys_or_too_large_matrices_are_skipped() -> None:
     assert [one.slots for one in variants_of(8, 128)] == [None, 32, 64, None]
     assert {one.slots for one in variants_of(1, 4096) if one.has_maps} == {None, 32, 64, 128, 256}
     assert not any(one.has_maps for one in variants_of(1, 8192))
     assert MAX_SCORES_BYTES == 4 * 8192 * 8192 * 4  # heads, n, n, bytes
 
 
-def test_memory_is_counted_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_memory_is_measured_in_a_separate_process(tmp_path: Path) -> None:
     graph = write_graph(Variant("plain"), 1024, tmp_path / "graph")
-    process = Answering(["study.attention_worker", str(graph), "--threads", "1"], os.environ)
+    process = JsonWorker(["study.attention_worker", str(graph), "--threads", "1"], os.environ)
     try:
         process.wait_until_ready()
-        answers = [
-            process.ask({"rows": 1, "tokens": n, "length": n, "outputs": [RESULT], "at_least_s": 0}) for n in (16, 1024)
+        results = [
+            process.request({"rows": 1, "tokens": n, "length": n, "outputs": [RESULT], "at_least_s": 0})
+            for n in (16, 1024)
         ]
     finally:
         process.end()
     scores_mb = 4 * 1024 * 1024 * 4 / 2**20
-    assert answers[1]["peak_mb"] - answers[0]["peak_mb"] > scores_mb
-    assert answers[1]["seconds"] > answers[0]["seconds"] > 0
+    assert results[1]["peak_mb"] - results[0]["peak_mb"] > scores_mb
+    assert results[1]["seconds"] > results[0]["seconds"] > 0
 
 
-def test_a_crossover_is_where_ours_is_less_and_stays_so() -> None:
+def test_the_crossover_is_the_length_from_which_ours_is_always_less() -> None:
     assert crossover({128: False, 256: False, 512: True, 1024: True}) == "512"
-    assert crossover({128: True, 256: False, 512: False, 1024: True}) == "1,024"  # less at 128 was no beginning
+    assert (
+        crossover({128: True, 256: False, 512: False, 1024: True}) == "1,024"
+    )  # being less at 128 alone does not count
     assert crossover({128: True, 256: False, 512: True, 1024: False}) == "none up to 1,024"
     assert crossover({}) == "not measured"
 
 
-def test_it_is_faster_in_all_rounds_but_one_that_something_disturbed() -> None:
+def test_faster_means_in_all_rounds_but_one() -> None:
     theirs = row(128, "operator", None, [1.0, 1.0, 1.0, 9.0], 16)
     assert is_faster(row(128, "linformer", 32, [0.9, 0.9, 82.0, 8.9], 15), theirs)
-    assert not is_faster(row(128, "linformer", 32, [0.9, 1.0, 1.1, 8.9], 15), theirs)  # in half of them
+    assert not is_faster(row(128, "linformer", 32, [0.9, 1.0, 1.1, 8.9], 15), theirs)  # faster in half of the rounds
     one, other = (row(128, "linformer", 32, [ms], 15) for ms in (0.9, 1.1))
     assert is_faster(one, other) and not is_faster(other, one)
 
 
-def test_it_is_smaller_by_a_megabyte_and_more() -> None:
+def test_smaller_means_by_at_least_a_megabyte() -> None:
     theirs = row(128, "operator", None, [1.0], 16.2)
     assert is_smaller(row(128, "linformer", 32, [1.0], 15.2), theirs)
     assert not is_smaller(row(128, "linformer", 32, [1.0], 15.3), theirs)
@@ -178,6 +181,6 @@ def test_a_whole_measurement_has_what_its_tables_need() -> None:
     assert len(linformer["ms"]) == len(linformer["short_ms"]) == len(linformer["padded_ms"]) == 1
 
 
-def test_no_rounds_are_refused() -> None:
+def test_zero_rounds_are_rejected() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         measure(parsed("--rounds", "0"))

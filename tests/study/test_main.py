@@ -9,11 +9,11 @@ from bench.report import END, mark
 from study.__main__ import DOCUMENTS, RESULTS, STEPS, WRITER, main, write_report
 
 
-def test_steps_have_names_of_their_own() -> None:
+def test_step_names_are_unique() -> None:
     assert len({step.NAME for step in STEPS}) == len(STEPS)
 
 
-def test_help_lists_every_step_with_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_step_with_a_description(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
@@ -24,7 +24,7 @@ def copied_documents(folder: Path) -> list[Path]:
     return [Path(shutil.copy(document, folder)) for document in DOCUMENTS]
 
 
-def test_the_documents_have_one_place_for_every_part_and_no_other() -> None:
+def test_the_documents_have_exactly_one_mark_for_every_part() -> None:
     results = read_results(RESULTS)
     written = [part for step in STEPS if step.NAME in results for part in step.tables(results[step.NAME].result)]
     text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
@@ -32,7 +32,7 @@ def test_the_documents_have_one_place_for_every_part_and_no_other() -> None:
     assert text.count(END) == text.count(WRITER + "` -->")
 
 
-def test_the_same_results_are_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     documents = copied_documents(tmp_path)
     written = []
     for _ in range(2):
@@ -41,14 +41,14 @@ def test_the_same_results_are_the_same_bytes(tmp_path: Path) -> None:
     assert written[0] == written[1]
 
 
-def test_the_documents_are_what_the_results_make_of_them(tmp_path: Path) -> None:
+def test_the_documents_are_up_to_date(tmp_path: Path) -> None:
     documents = copied_documents(tmp_path)
     write_report(RESULTS, documents, tmp_path / "pictures")
     for written, document in zip(documents, DOCUMENTS, strict=True):
         assert written.read_text(encoding="utf-8") == document.read_text(encoding="utf-8")
 
 
-def test_a_step_without_a_result_leaves_its_part(tmp_path: Path) -> None:
+def test_the_part_of_a_step_without_a_result_is_kept(tmp_path: Path) -> None:
     document = tmp_path / "attention.md"
     text = f"{mark('headline', WRITER)}\n\nas it was\n\n{END}\n"
     document.write_text(text, encoding="utf-8")
@@ -57,13 +57,14 @@ def test_a_step_without_a_result_leaves_its_part(tmp_path: Path) -> None:
     assert document.read_text(encoding="utf-8") == text
 
 
-def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--results", str(tmp_path), "collect", str(tmp_path), str(tmp_path)]) == 2
-    assert re.fullmatch(r"error: no .*test_2016_flickr\.en.*\n", capsys.readouterr().err)
+def test_an_error_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--results", str(tmp_path), "collect", str(tmp_path), str(tmp_path), "--allow-dirty"]) == 2
+    assert re.fullmatch(r"error: missing file .*test_2016_flickr\.en.*\n", capsys.readouterr().err)
 
 
 def test_a_step_is_written_with_its_command(tmp_path: Path, bundle: Path) -> None:
-    assert main(["--results", str(tmp_path), "sentence", str(bundle.parent), "--sentence", "A man sleeps."]) == 0
+    words = ["sentence", str(bundle.parent), "--allow-dirty", "--sentence", "A man sleeps."]
+    assert main(["--results", str(tmp_path), *words]) == 0
     recorded = read_results(tmp_path)["sentence"]
     assert recorded.command.endswith("--sentence 'A man sleeps.'")
     assert recorded.machine["cores"] >= 1

@@ -12,14 +12,16 @@ from study.masking import figures
 
 @pytest.fixture
 def explained() -> list[Explained]:
-    """Two tokens of three sources each; the end token has the largest weight for the second token."""
+    """Return the results for two tokens of three sources each; the end token has the largest weight
+    for the second.
+    """
     effect = Effect(drops=np.array([[2.0, 0.5, 0.1], [1.0, -0.5, 0.0]]), predictions=np.array([[9, 5, 5], [6, 9, 6]]))
     weights = np.array([[0.7, 0.2, 0.1], [0.3, 0.1, 0.6]])
     one = Explained([5, 6], np.array([-0.1, -0.2]), weights, {"deleted": effect, "hidden": effect})
     return [one] * 4
 
 
-def test_each_figure_is_a_mean_over_the_tokens_it_is_about(explained: list[Explained]) -> None:
+def test_each_figure_is_a_mean_over_its_tokens(explained: list[Explained]) -> None:
     found = {(row["removal"], row["figure"]): (row["value"], row["tokens"]) for row in figures(explained)}
     assert found[None, "largest on end"] == (0.5, 8)
     assert found[None, "weight of end"] == (0.35, 8)
@@ -37,7 +39,7 @@ def test_each_figure_is_a_mean_over_the_tokens_it_is_about(explained: list[Expla
     assert found["deleted", "most attended is most important"] == (0.5, 8)
 
 
-def test_what_never_happens_has_no_figure(explained: list[Explained]) -> None:
+def test_cases_that_never_occur_have_no_figure(explained: list[Explained]) -> None:
     turned = [Explained(one.target, one.log_probs, one.weights[:, [2, 1, 0]], one.effects) for one in explained]
     never = [Explained(one.target[:1], one.log_probs[:1], one.weights[:1], first_rows(one)) for one in explained]
     assert "changed, most attended, end" in {row["figure"] for row in figures(turned)}
@@ -48,7 +50,7 @@ def first_rows(one: Explained) -> dict[str, Effect]:
     return {name: Effect(effect.drops[:1], effect.predictions[:1]) for name, effect in one.effects.items()}
 
 
-def test_an_interval_holds_the_figure_of_sentences_that_differ(explained: list[Explained]) -> None:
+def test_the_interval_contains_the_figure(explained: list[Explained]) -> None:
     other = Explained([5], np.array([-0.1]), np.array([[0.9, 0.1, 0.0]]), first_rows(explained[0]))
     for row in figures([*explained, *[other] * 6]):
         low, high = row["interval"]

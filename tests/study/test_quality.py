@@ -17,7 +17,7 @@ SPLIT = "test_2016_flickr"
 
 @pytest.fixture
 def data(tmp_path: Path, checkpoint: Path, toy_sentences: list[str]) -> Path:
-    """References are the toy model's own translations, but for one."""
+    """Write a test set whose references, except for one, are the toy model's own translations."""
     folder = tmp_path / "data"
     parallel, labelled = folder / MULTI30K.folder, folder / SST2.folder
     parallel.mkdir(parents=True)
@@ -31,7 +31,7 @@ def data(tmp_path: Path, checkpoint: Path, toy_sentences: list[str]) -> Path:
     return folder
 
 
-def test_served_bundles_score_what_pytorch_does_and_those_that_chat_nothing(
+def test_served_bundles_score_the_same_as_pytorch_and_chat_models_are_skipped(
     data: Path,
     tmp_path: Path,
     bundle: Path,
@@ -61,7 +61,7 @@ def test_served_bundles_score_what_pytorch_does_and_those_that_chat_nothing(
     assert f"| `toy-classifier` | float32 | {right.count} of {right.total}: " in parts["sentiment"]
 
 
-def test_a_test_set_without_tokenised_references_is_refused(data: Path, bundle: Path) -> None:
+def test_a_test_set_without_tokenized_references_is_rejected(data: Path, bundle: Path) -> None:
     (data / MULTI30K.folder / f"{SPLIT}.lc.norm.tok.de").unlink()
-    with pytest.raises(FileNotFoundError, match=f"has no tokenised {SPLIT}"):
+    with pytest.raises(FileNotFoundError, match=f"has no tokenized {SPLIT}"):
         measure(Namespace(bundles=bundle.parent, data=data))

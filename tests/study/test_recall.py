@@ -12,7 +12,7 @@ from model.checkpoint import load_model
 from model.data.instructions import KINDS
 from model.evaluation.recall import draw_script, greedy_answers
 from model.systems import bundle_name
-from study.recall import add_arguments, draw, measure, served_answers, tables
+from study.recall import add_arguments, draw, measure, served_responses, tables
 from study.served import serve
 
 CASES = [(model, earlier) for model in ("chat-gatt", "chat-baseline") for earlier in ("own", "plain")]
@@ -31,35 +31,35 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_served_answers_are_pytorchs(chats: Path) -> None:
-    """More dialogues than one call takes, of different lengths."""
+def test_served_responses_equal_pytorchs(chats: Path) -> None:
+    """Use more dialogues than fit one call, of different lengths."""
     model, tokenizer = load_model(chats / "checkpoint")
     assert isinstance(model, CausalModel)
     rng = Random(1)
     scripts = [draw_script(rng, kind, 4) for kind in KINDS for _ in range(9)]
     for place, script in enumerate(scripts):
         for one in script.plain[: place % 4]:
-            script.hear(one.answer)
+            script.add_answer(one.answer)
     prompts = [script.prompt for script in scripts]
     expected = greedy_answers(model, tokenizer)(prompts)
     assert len(set(expected)) > len(prompts) / 2
     with serve(chats / "bundles") as served:
-        assert served_answers(served, bundle_name("chat-gatt"))(prompts) == expected
+        assert served_responses(served, bundle_name("chat-gatt"))(prompts) == expected
 
 
-def test_both_models_are_asked_after_their_own_answers_and_after_plain_ones(chats: Path) -> None:
+def test_both_models_are_measured_after_their_own_responses_and_after_plain_ones(chats: Path) -> None:
     result = measure(parsed(str(chats / "bundles"), "--turns", "1", "3", "--dialogues", "2"))
     found = [(row["model"], row["earlier_answers"], row["turn"], row["instruction"]) for row in result.rows]
     assert found == [(*case, turn, kind) for case in CASES for turn in (1, 3) for kind in (*KINDS, "all")]
     assert all(row["total"] == (8 if row["instruction"] == "all" else 2) for row in result.rows)
 
 
-def test_without_the_models_nothing_is_measured(tmp_path: Path) -> None:
+def test_missing_models_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be served"):
         measure(parsed(str(tmp_path)))
 
 
-def test_the_table_has_a_column_a_turn_and_every_interval() -> None:
+def test_the_table_has_a_column_for_each_turn_and_every_interval() -> None:
     lines = tables(Result(rows=ROWS))["recall"].splitlines()
     assert lines[0] == "| model | earlier answers | instruction | turn 1 | turn 20 |"
     assert lines[2] == ("| with Ghost Attention | its own | capitals | 9 of 41 (12 to 37 %) | 9 of 60 (12 to 37 %) |")

@@ -12,7 +12,7 @@ import pytest
 from bench.record import Recorded, Result, Row, write_result
 from model.systems import bundle_name
 from study import sentence
-from study.sentence_picture import picture, remarks, shown
+from study.sentence_picture import picture, remarks, token_labels
 
 SENTENCE = "A man sleeps."
 ROW: dict[str, Any] = {
@@ -39,7 +39,7 @@ def measured(*bundles: Path, sentence_: str = SENTENCE, results: Path | None = N
     return sentence.measure(arguments).rows
 
 
-def test_every_model_that_translates_or_classifies_is_asked_once(
+def test_every_translation_model_and_classifier_is_queried_once(
     bundle: Path, classifier_bundle: Path, tmp_path: Path
 ) -> None:
     for folder in (bundle, classifier_bundle):
@@ -56,7 +56,7 @@ def test_every_model_that_translates_or_classifies_is_asked_once(
     assert texts_in(picture(rows))[0] == f"“{SENTENCE}”"
 
 
-def test_models_that_are_not_here_are_kept_with_their_commit(bundle: Path, tmp_path: Path) -> None:
+def test_earlier_rows_of_other_models_are_kept_with_their_commit(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no result of sentence"):
         measured(bundle.parent, results=tmp_path)
     rows = [{**ROW, "model": "toy", "sentence": SENTENCE}, {**ROW, "model": "elsewhere", "sentence": SENTENCE}]
@@ -64,7 +64,7 @@ def test_models_that_are_not_here_are_kept_with_their_commit(bundle: Path, tmp_p
     kept, new = measured(bundle.parent, results=tmp_path)
     assert kept == {**rows[1], "commit": "c0ffee"}
     assert new["model"] == "toy" and "commit" not in new
-    with pytest.raises(ValueError, match="of another sentence"):
+    with pytest.raises(ValueError, match="is for another sentence"):
         measured(bundle.parent, results=tmp_path, sentence_="A dog sleeps.")
 
 
@@ -72,8 +72,8 @@ def test_models_that_are_not_here_are_kept_with_their_commit(bundle: Path, tmp_p
     ("tokens", "labels"),
     [([" skate", "board", "."], ["skate", "·board", "."]), ([" 2", "5", "</s>"], ["2", "·5", "</s>"])],
 )
-def test_a_piece_that_goes_on_with_a_word_has_a_dot(tokens: list[str], labels: list[str]) -> None:
-    assert shown(tokens) == labels
+def test_pieces_that_continue_a_word_get_a_dot(tokens: list[str], labels: list[str]) -> None:
+    assert token_labels(tokens) == labels
 
 
 def test_the_picture_has_tokens_output_and_large_weights_as_text() -> None:
@@ -82,7 +82,7 @@ def test_the_picture_has_tokens_output_and_large_weights_as_text() -> None:
     assert [text for text in texts if text in ("90", "10", "20", "40", "100", "70")][:4] == ["90", "10", "20", "40"]
 
 
-def test_what_cannot_be_looked_at_is_grey_and_what_is_small_is_not() -> None:
+def test_only_weights_of_exactly_zero_are_grey() -> None:
     def greys(weights: list[list[float]]) -> int:
         legend = 1
         return picture([{**ROW, "map": weights}]).count("#dedede") - legend
@@ -104,7 +104,7 @@ def test_what_cannot_be_looked_at_is_grey_and_what_is_small_is_not() -> None:
         ),
         (
             {"normalized": False, "kind": "encoder", "map": [[-0.5, 0.2], [0.9, 0.4]]},
-            "encoder's attention to slots, pulled back to tokens; rows do not sum to 1 (-0.30 to 1.30)",
+            "encoder's attention to projected keys, mapped back to tokens; rows do not sum to 1 (-0.30 to 1.30)",
         ),
         (
             {"layers": 4, "normalized": False, "largest": 0.91, "map": [[-0.5, 0.2], [0.9, 0.4]]},
@@ -114,11 +114,11 @@ def test_what_cannot_be_looked_at_is_grey_and_what_is_small_is_not() -> None:
         ({"kind": None}, "no attention"),
     ],
 )
-def test_what_is_particular_to_a_map_is_said(changes: dict[str, Any], remark: str) -> None:
+def test_remarks_describe_the_map(changes: dict[str, Any], remark: str) -> None:
     assert remarks({**ROW, **changes}) == remark
 
 
-def test_models_without_attention_and_slots_are_drawn_too() -> None:
+def test_models_without_attention_and_projected_keys_are_drawn() -> None:
     nothing = {name: ROW[name] for name in ("description", "sentence", "text")}
     fixed = {**nothing, "model": bundle_name("fixed-context"), "kind": None}
     slots = {

@@ -7,16 +7,18 @@ import pytest
 
 from bench.record import Result
 from study.served import Served
-from study.similar import MODEL, RELATIONS, add_arguments, askable, compare, count, measure, pairs_of, tables
+from study.similar import MODEL, RELATIONS, add_arguments, compare, count, measure, pairs_of, queryable_tokens, tables
 
 Question = str | tuple[str, ...]
 
 
 class Known(Served):
-    """Knows the neighbours of each question; those of the tokens that are alike are all as near as can be."""
+    """A service that knows the neighbours of each query; those of tokens in `alike` all have a
+    cosine of 1.
+    """
 
-    def __init__(self, answers: Mapping[Question, Sequence[str]], alike: Collection[str] = ()) -> None:
-        self._answers = answers
+    def __init__(self, neighbours: Mapping[Question, Sequence[str]], alike: Collection[str] = ()) -> None:
+        self._neighbours = neighbours
         self._alike = alike
 
     def post(self, path: str, *bodies: Mapping[str, Any]) -> list[Any]:
@@ -25,13 +27,15 @@ class Known(Served):
 
     def _similar(self, model: str, top_k: int, token: str = "", analogy: Sequence[str] = ()) -> Any:
         assert model == MODEL
-        texts = self._answers[token or tuple(analogy)][:top_k]
+        texts = self._neighbours[token or tuple(analogy)][:top_k]
         score = 1.0 if token in self._alike else 0.5
         return {"neighbours": [{"id": hash(text), "text": text, "score": score} for text in texts]}
 
 
 class Splitting(Served):
-    """Has a special token, two words and two pieces: one that begins no text, and one that reads like a word."""
+    """A service with a special token, two words and two pieces: one inside words, one that reads
+    like a word.
+    """
 
     def __init__(self) -> None:
         pass
@@ -50,7 +54,7 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_pieces_do_not_count_as_words_and_the_sixth_place_not_as_found() -> None:
+def test_pieces_are_not_words_and_the_sixth_result_does_not_count() -> None:
     others = [" one", " two", " three", " four"]
     served = Known(
         {
@@ -75,17 +79,17 @@ def test_pieces_do_not_count_as_words_and_the_sixth_place_not_as_found() -> None
     }
 
 
-def test_no_word_stands_twice_on_one_side_of_a_relation() -> None:
+def test_relations_have_no_duplicate_words() -> None:
     for pairs in map(pairs_of, RELATIONS):
         assert len(dict(pairs)) == len(pairs)
         assert all(first != second for first, second in pairs)
 
 
-def test_tokens_that_no_text_begins_with_are_not_asked_for() -> None:
-    assert askable(Splitting(), 5) == ["dog", "play"]
+def test_tokens_that_no_text_begins_with_are_not_queried() -> None:
+    assert queryable_tokens(Splitting(), 5) == ["dog", "play"]
 
 
-def test_tokens_that_are_like_many_others_count_in_the_mean_alone() -> None:
+def test_tokens_with_many_near_equals_count_only_in_the_mean() -> None:
     same, other, none = ([f" {number}" for number in range(start, start + 10)] for start in (0, 3, 10))
     served = Known({"dog": same, "cat": other, "byte": none})
     exact = Known(dict.fromkeys(["dog", "cat", "byte"], same), alike=["byte"])
@@ -93,17 +97,17 @@ def test_tokens_that_are_like_many_others_count_in_the_mean_alone() -> None:
     assert compare(served, exact, ["dog", "cat", "byte"]) == expected
 
 
-def test_what_is_not_float32_is_not_compared_with() -> None:
-    with pytest.raises(ValueError, match=f"{MODEL} in bundles is int8, not float32"):
+def test_the_exact_bundle_must_be_float32() -> None:
+    with pytest.raises(ValueError, match=f"{MODEL} in bundles must be float32, got int8"):
         measure(parsed("bundles", "--float32", "bundles"))
 
 
-def test_without_the_model_nothing_is_measured(bundle: Path) -> None:
+def test_a_missing_model_is_an_error(bundle: Path) -> None:
     with pytest.raises(ValueError, match=f"has no {MODEL}"):
         measure(parsed(str(bundle.parent)))
 
 
-def test_tables_have_a_row_for_each_question_and_counts_for_each_relation() -> None:
+def test_tables_have_a_row_for_each_query_and_counts_for_each_relation() -> None:
     shown = [{"text": " dogs", "score": 0.591}, {"text": "hund", "score": 0.5}]
     counts = {"pairs": 3, "near": 2, "analogies": 6, "first": 4, "first_five": 5}
     rows: list[dict[str, Any]] = [
@@ -119,9 +123,9 @@ def test_tables_have_a_row_for_each_question_and_counts_for_each_relation() -> N
     agreement = {"kind": "agreement", "dtype": "int8", "tokens": 1234, "mean": 9.756, "alike": 12, "fewest": 8}
     sentence = tables(Result(rows=[*rows, agreement]))["similar-agreement"]
     assert sentence.startswith(
-        "Of the 10 tokens nearest to a token of the shipped model (int8), 9.8 are those of float32"
+        "Of the 10 tokens nearest to a token of the shipped model (int8), 9.8 are the same as in float32"
     )
     assert sentence.endswith(
-        "all 1,234 that can be asked for. Each has at least 8, leaving out 12 whose 10 nearest all "
+        "all 1,234 tokens that can be queried. Each token has at least 8 in common, except 12 whose 10 nearest all "
         "have a cosine above 0.99."
     )

@@ -24,7 +24,7 @@ def zoo(
     classifier_bundle: Path,
     toy_sentences: list[str],
 ) -> Path:
-    """Bundles of two systems, a run of one, and data."""
+    """Create bundles of two systems, a run of one of them, and data."""
     folder = tmp_path_factory.mktemp("zoo")
     for name, one in (("transformer", bundle), ("sentiment", classifier_bundle)):
         copy = Path(shutil.copytree(one, folder / "bundles" / bundle_name(name)))
@@ -52,7 +52,7 @@ def parsed(zoo: Path, *words: str) -> argparse.Namespace:
     return parser.parse_args([*folders, "--threads", "1", "--rounds", "2", *words])
 
 
-def test_systems_with_a_bundle_are_measured_each_in_what_it_does(zoo: Path) -> None:
+def test_systems_are_measured_for_training_and_decoding_if_they_can(zoo: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in (zoo / "runs").rglob("*"))
     settings, *rows = measure(parsed(zoo)).rows
     assert settings["threads"] == 1
@@ -67,31 +67,31 @@ def test_systems_with_a_bundle_are_measured_each_in_what_it_does(zoo: Path) -> N
     assert {count: len(speeds) for count, speeds in translating["tokens_per_s"].items()} == dict.fromkeys(
         ("1", "32"), 2 * DECODING_ROUNDS
     )
-    assert set(classifying) == {"system", "parameters"}  # it has no run, and decodes nothing
+    assert set(classifying) == {"system", "parameters"}  # it has no run and generates no text
     assert sorted((path, path.stat().st_mtime_ns) for path in (zoo / "runs").rglob("*")) == before
 
 
-def test_the_number_of_threads_is_left_as_it_was(zoo: Path) -> None:
+def test_the_number_of_threads_is_restored(zoo: Path) -> None:
     threads = torch.get_num_threads()
     measure(parsed(zoo, "--rounds", "1", "--threads", "2"))
     assert torch.get_num_threads() == threads
 
 
-def test_a_folder_without_a_bundle_of_the_zoo_is_refused(zoo: Path) -> None:
+def test_a_folder_without_a_bundle_of_the_zoo_is_rejected(zoo: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no bundle of any system"):
         measure(argparse.Namespace(bundles=zoo / "data", runs=zoo / "runs", data=zoo / "data", rounds=1, threads=1))
 
 
-def test_other_types_of_numbers_are_refused(zoo: Path, tmp_path: Path) -> None:
+def test_other_data_types_are_rejected(zoo: Path, tmp_path: Path) -> None:
     folder = tmp_path / bundle_name("transformer")
     shutil.copytree(zoo / "bundles" / bundle_name("transformer"), folder)
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     (folder / MANIFEST).write_text(json.dumps({**manifest, "dtype": "float16"}), encoding="utf-8")
-    with pytest.raises(ValueError, match="computes in float16"):
+    with pytest.raises(ValueError, match="must compute in float32 to be comparable, got float16"):
         measure(argparse.Namespace(bundles=tmp_path, runs=zoo / "runs", data=zoo / "data", rounds=1, threads=1))
 
 
-def test_no_rounds_are_refused(zoo: Path) -> None:
+def test_zero_rounds_are_rejected(zoo: Path) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         measure(parsed(zoo, "--rounds", "0"))
 
@@ -112,7 +112,7 @@ def test_speeds_are_compared_round_by_round() -> None:
     assert "| 20 | 1.00 x (1.00 to 2.00) |" in tables(Result(rows=rows))["speed"]  # 2 is the ratio of the medians
 
 
-def test_the_table_leaves_open_what_was_not_measured() -> None:
+def test_unmeasured_cells_are_empty() -> None:
     rows = (
         {"threads": 2, "updates_a_round": 3},
         {
@@ -142,16 +142,16 @@ def test_the_table_leaves_open_what_was_not_measured() -> None:
     )
     assert "| `sentiment` | 1,000 | 100 | 99 | 600 | 1, float32 | 2 |  |  |  |  |" in text
     assert "2 threads; medians of rounds in which all systems take turns: 3 of 3 updates, 1 of decoding." in text
-    assert "the slowest round takes up to 67% longer than the fastest." in text
+    assert "The slowest round of updates takes up to 67% longer than the fastest." in text
 
 
-def test_who_chats_is_not_compared_with_who_translates() -> None:
+def test_chat_systems_are_not_compared_with_translation_systems() -> None:
     settings = {"threads": 2, "updates_a_round": 3}
     rows = [{"system": name, "parameters": 1, "tokens_per_s": {"1": [9.0]}} for name in ("transformer", "chat-gatt")]
     assert "| `chat-gatt` | 1 |  |  |  |  |  | 9 |  |" in tables(Result(rows=(settings, *rows)))["speed"]
 
 
-def test_without_the_transformer_there_is_nothing_to_compare_with() -> None:
+def test_without_the_transformer_there_are_no_ratios() -> None:
     rows = (
         {"threads": 1, "updates_a_round": 3},
         {"system": "bahdanau", "parameters": 1, "tokens_per_s": {"1": [3000.0]}},

@@ -1,7 +1,8 @@
-"""A deterministic model without weights: fast enough for any test, and wrong as soon as a row is mixed up.
+"""A deterministic model without weights whose results change if rows are mixed up.
 
-What a row says next is a hash of its source and of all tokens that it has read, both kept in its states alone. What a
-real runner leaves undefined (padding, rows out of use) is garbage here.
+The next token of a row depends on a hash of its source and of all its decoder inputs, which are
+stored in its states only. Values that a real runner leaves undefined (padding, unused rows) are
+garbage here.
 """
 
 import threading
@@ -19,9 +20,9 @@ from service.runtime.protocol import Array, Int32, Int64
 
 KINDS: tuple[Literal["encoder", "cross", "decoder"], ...] = ("encoder", "cross", "decoder")
 LABELS = ("bad", "fair", "good")
-HIDDEN = 4  # the size of a vector of the encoder's last layer
+HIDDEN = 4  # size of the encoder's last layer
 GARBAGE = -12345.0
-PRIME = 65521  # hashes stay below, so that a float32 state holds them exactly
+PRIME = 65521  # hashes are smaller, so that float32 represents them exactly
 
 
 def fake_manifest(
@@ -32,9 +33,9 @@ def fake_manifest(
     heads: int = 2,
     max_source_tokens: int = 24,
     max_target_tokens: int = 24,
-    begins_with: Literal["start_token", "source"] = "start_token",
+    decoder_start: Literal["start_token", "source"] = "start_token",
 ) -> Manifest:
-    """The manifest of a FakeRunner; padding is token 0, the start 1, the end 2."""
+    """Return the manifest of a FakeRunner. Token 0 is padding, 1 the start, 2 the end."""
     attention = tuple(
         Attention(
             kind=kind, outputs=tuple(f"{kind}_attention_{layer}" for layer in range(layers)), layers=layers, heads=heads
@@ -43,16 +44,16 @@ def fake_manifest(
     )
     maps = {one.kind: one.outputs for one in attention}
     states: tuple[State, ...] = (
-        State(input="source", fill="encoder", encoder_output="source_state", shape=("source",)),
-        State(input="read", output="read_next", fill="zeros", shape=("target",)),
-        State(input="hash", output="hash_next", fill="zeros", shape=(1,)),
+        State(input="source", init="encoder", encoder_output="source_state", shape=("source",)),
+        State(input="read", output="read_next", init="zeros", shape=("target",)),
+        State(input="hash", output="hash_next", init="zeros", shape=(1,)),
     )
-    if begins_with == "source":
+    if decoder_start == "source":
         filled = {"read": "source_state", "hash": "hash_state"}
         states = (
             states[0],
             *(
-                state.model_copy(update={"fill": "encoder", "encoder_output": filled[state.input]})
+                state.model_copy(update={"init": "encoder", "encoder_output": filled[state.input]})
                 for state in states[1:]
             ),
         )
@@ -69,14 +70,14 @@ def fake_manifest(
         source_tokenizer="tokenizer.json",
         target_tokenizer="tokenizer.json",
         tokens=Tokens(pad_id=0, start_id=1, end_id=2),
-        begins_with=begins_with,
+        decoder_start=decoder_start,
         limits=Limits(max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens, vocabulary=vocabulary),
         encoder=Graph(
             file="encoder.onnx",
             inputs=("source_ids", "source_lengths"),
             outputs=("hidden", "source_state", "hash_state", *maps["encoder"]),
         ),
-        step=Graph(
+        decoder=Graph(
             file="step.onnx",
             inputs=("token_ids", "lengths", "source_lengths", *(state.input for state in states)),
             outputs=(
@@ -94,7 +95,7 @@ def fake_manifest(
 
 
 def fake_classifier_manifest(name: str = "fake-classifier", **sizes: Any) -> Manifest:
-    """The manifest of a FakeRunner that has no decoder and chooses among three labels."""
+    """Return the manifest of a FakeRunner that is a classifier with three labels."""
     whole = fake_manifest(name, **sizes)
     encoder_maps = whole.attention_of("encoder")
     outputs = ("hidden", "label_logprobs", *encoder_maps.outputs)
@@ -103,7 +104,7 @@ def fake_classifier_manifest(name: str = "fake-classifier", **sizes: Any) -> Man
             "tasks": ("encode", "attention", "classify", "similar"),
             "limits": whole.limits.model_copy(update={"max_target_tokens": 0}),
             "encoder": whole.encoder.model_copy(update={"outputs": outputs}),
-            "step": None,
+            "decoder": None,
             "states": (),
             "attention": (encoder_maps,),
             "labels": LABELS,
@@ -112,7 +113,7 @@ def fake_classifier_manifest(name: str = "fake-classifier", **sizes: Any) -> Man
 
 
 def fake_slots_manifest(name: str = "fake-slots", slots: int = 3, **sizes: Any) -> Manifest:
-    """The manifest of a FakeRunner whose encoder has maps of slots too, those of tokens being no distributions."""
+    """Return a manifest with additional Linformer maps; its encoder maps are not normalized."""
     whole = fake_manifest(name, **sizes)
     of_tokens, *others = whole.attention
     outputs = tuple(f"encoder_slots_attention_{layer}" for layer in range(of_tokens.layers))
@@ -126,31 +127,31 @@ def fake_slots_manifest(name: str = "fake-slots", slots: int = 3, **sizes: Any) 
 
 
 def fake_label_logprobs(source_ids: Sequence[int]) -> NDArray[np.float32]:
-    """(C,): what a FakeRunner says of a source, slow and obvious."""
+    """Return the expected label log-probabilities (C,) of a FakeRunner for a source."""
     logits = np.array([sum(source_ids) * (place + 2) % 7 for place in range(len(LABELS))], np.float32)
     logprobs: NDArray[np.float32] = logits - np.log(np.exp(logits).sum())
     return logprobs
 
 
 def fake_table(vocabulary: int) -> NDArray[np.float32]:
-    """(V, M): a FakeRunner's embeddings."""
+    """Return the embeddings (V, M) of a FakeRunner."""
     places = np.arange(1, vocabulary + 1)[:, None] * np.arange(1, HIDDEN + 1)
     return (places * 40503 % PRIME / PRIME - 0.5).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong on purpose; nothing by default. Calls are counted from 1."""
+    """Injected faults; none by default. Calls are counted from 1."""
 
     encode_calls: frozenset[int] = frozenset()  # calls of `encode` that raise
     step_calls: frozenset[int] = frozenset()  # calls of `step` that raise
-    raising_id: int | None = None  # `encode` raises for a batch with this source token, and `compare` for this token
-    nan_id: int | None = None  # all that comes of a source with this token, or of this token, is NaN
+    raising_id: int | None = None  # `encode` and `compare` raise for inputs with this token
+    nan_id: int | None = None  # all results for inputs with this token are NaN
     hang: threading.Event | None = None  # `step` waits for it
 
 
 class FakeFaultError(RuntimeError):
-    """A fault that was asked for."""
+    """An injected fault."""
 
 
 class FakeRunner:
@@ -165,7 +166,7 @@ class FakeRunner:
         encode_s: float = 0.0,
         step_s: float = 0.0,
     ) -> None:
-        """`encode_s` and `step_s` are how long each call sleeps; like a real one, without the interpreter lock."""
+        """Create a runner; `encode_s` and `step_s` are the durations of each call in seconds."""
         self._manifest = manifest
         self._max_rows = max_rows
         self._faults = faults or Faults()
@@ -226,14 +227,14 @@ class FakeRunner:
         cosines[token_ids == self._faults.nan_id] = np.nan
         return cosines
 
-    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         for row, example in enumerate(examples, first):
             source = encoded["source_state"][example]
             self._source[row] = GARBAGE
             self._source[row, : len(source)] = source
             self._read[row] = 0.0
             self._hash[row] = 0.0
-            if self._manifest.goes_on:
+            if self._manifest.is_decoder_only:
                 self._read[row, : len(source)] = source
                 self._hash[row] = encoded["hash_state"][example]
 
@@ -246,7 +247,7 @@ class FakeRunner:
         for state in (self._source, self._read, self._hash):
             state[source] = GARBAGE
 
-    def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+    def fork(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
         self._read[targets] = GARBAGE
         self._read[targets, :target_tokens] = self._read[sources, :target_tokens]
         self._hash[targets] = self._hash[sources]
@@ -256,13 +257,13 @@ class FakeRunner:
     ) -> Mapping[str, Array]:
         self.num_steps += 1
         for output in self._last_outputs.values():
-            output.fill(GARBAGE)  # they were valid until this call
+            output.fill(GARBAGE)  # results of a step are valid until the next step
         time.sleep(self._step_s)
         if self._faults.hang is not None:
             self._faults.hang.wait()
         rows = np.arange(first, first + len(token_ids))
         if self.num_steps in self._faults.step_calls:
-            self._read[rows, lengths] = GARBAGE  # as a kernel that failed may leave what it had begun to write
+            self._read[rows, lengths] = GARBAGE  # a kernel that fails may leave partial results
             raise FakeFaultError("step")
         self._read[rows, lengths] = token_ids
         self._hash[rows, 0] = _hash_of_next(self._hash[rows, 0].astype(np.int64), token_ids)
@@ -289,7 +290,7 @@ class FakeRunner:
             state.fill(GARBAGE)
 
     def _logits(self, rows: NDArray[np.intp], lengths: Int32, source_lengths: Int32) -> NDArray[np.float32]:
-        """(B, V): noise from a hash of all that the row knows, and one token that stands out."""
+        """Return logits (B, V): noise from a hash of the row's tokens, with one clear maximum."""
         source_hash = _weighted_sum(self._source[rows], source_lengths)
         key = (
             source_hash * 13 + _weighted_sum(self._read[rows], lengths + 1) * 17 + self._hash[rows, 0].astype(np.int64)
@@ -297,7 +298,7 @@ class FakeRunner:
         tokens = self._manifest.tokens
         vocabulary = self._manifest.limits.vocabulary
         noise = (key[:, None] * np.arange(1, vocabulary + 1) * 40503 % PRIME) / PRIME * 4.0
-        num_filled = source_lengths - 1 if self._manifest.goes_on else 0
+        num_filled = source_lengths - 1 if self._manifest.is_decoder_only else 0
         is_over = lengths - num_filled >= _target_length(source_hash)
         best = np.where(is_over, tokens.end_id, 3 + key % (vocabulary - 3))
         logits: NDArray[np.float32] = noise.astype(np.float32)
@@ -312,7 +313,7 @@ class FakeRunner:
         return self._maps(kind, tokens[:, None, :], is_real[:, None, :])
 
     def _maps(self, kind: str, tokens: Int64, is_real: NDArray[np.bool_]) -> dict[str, Array]:
-        """Maps (B, heads, rows, columns), different in each layer and head, whose rows sum to 1 over what is real."""
+        """Return maps (B, heads, rows, columns) that differ by layer and head; rows sum to 1."""
         attention = self._manifest.attention_of(kind)
         heads = np.arange(attention.heads)[:, None, None]
         maps: dict[str, Array] = {}
@@ -324,10 +325,10 @@ class FakeRunner:
         return maps
 
     def expected(self, source_ids: Sequence[int], max_new_tokens: int) -> list[int]:
-        """What greedy decoding of this source must give: slow, obvious, and without any row or batch."""
+        """Return the expected result of greedy decoding, computed without rows or batches."""
         tokens, vocabulary = self._manifest.tokens, self._manifest.limits.vocabulary
         source_hash = sum(place * token for place, token in enumerate(source_ids, 1)) % PRIME
-        read = list(self._manifest.beginning(source_ids))
+        read = list(self._manifest.decoder_prompt_ids(source_ids))
         num_filled, rolling = len(read) - 1, _rolling_hash(read)
         while len(read) - num_filled <= max_new_tokens and tokens.end_id not in read[num_filled + 1 :]:
             read_hash = sum(place * token for place, token in enumerate(read, 1)) % PRIME
@@ -339,14 +340,14 @@ class FakeRunner:
 
 
 def _weighted_sum(values: Array, lengths: Int32) -> Int64:
-    """(B, N) to (B,): each of the first `lengths` values times its place from 1."""
+    """Return (B,): the sum of the first `lengths` values of (B, N), weighted by position from 1."""
     places = np.arange(1, values.shape[1] + 1)
     is_counted = (places <= lengths[:, None]) & np.isfinite(values)
     return np.where(is_counted, values, 0).astype(np.int64) @ places % PRIME
 
 
 def _hash_of_next(read: Any, token: Any) -> Any:
-    """The hash of what was read and of one more token."""
+    """Return the hash after one more token."""
     return (read * 31 + token + 7) % PRIME
 
 
@@ -355,5 +356,5 @@ def _rolling_hash(ids: Iterable[int]) -> int:
 
 
 def _target_length(source_hash: Any) -> Any:
-    """Tokens before the end token, 2 to 12, so that rows end at different times."""
+    """Return the length of a target, 2 to 12, so that rows end at different times."""
     return 2 + source_hash % 11

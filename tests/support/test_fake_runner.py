@@ -21,13 +21,13 @@ def encode(runner: FakeRunner, *sources: tuple[int, ...]) -> dict[str, np.ndarra
 def step(runner: FakeRunner, tokens: list[int], length: int, sources: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
     source_lengths = np.array([len(source) for source in sources], np.int32)
     lengths = np.full(len(tokens), length, np.int32)
-    names = [name for name in runner.manifest.decoder.outputs if not name.endswith("_next")]
+    names = [name for name in runner.manifest.decoder_graph.outputs if not name.endswith("_next")]
     return dict(runner.step(np.array(tokens, np.int64), lengths, source_lengths, names))
 
 
 def filled_runner(faults: Faults | None = None) -> FakeRunner:
     runner = FakeRunner(fake_manifest(), max_rows=3, faults=faults)
-    runner.fill(0, encode(runner, *SOURCES), [0, 1, 2])
+    runner.init_rows(0, encode(runner, *SOURCES), [0, 1, 2])
     return runner
 
 
@@ -62,8 +62,8 @@ def test_outputs_agree_with_each_other() -> None:
 
 def test_several_rows_can_begin_from_one_example() -> None:
     runner = FakeRunner(fake_manifest(), max_rows=4)
-    runner.fill(0, encode(runner, *SOURCES), [2, 0])
-    runner.fill(2, encode(runner, *SOURCES), [0, 0])
+    runner.init_rows(0, encode(runner, *SOURCES), [2, 0])
+    runner.init_rows(2, encode(runner, *SOURCES), [0, 0])
     logits = step(runner, [1, 1, 1, 1], 0, [SOURCES[2], *[SOURCES[0]] * 3])["logits"]
     alone = step(filled_runner(), [1, 1, 1], 0, SOURCES)["logits"]
     np.testing.assert_array_equal(logits, alone[[2, 0, 0, 0]])
@@ -91,11 +91,11 @@ def test_a_row_moved_with_too_few_of_its_slots_is_not_the_same() -> None:
 
 def test_a_branch_goes_on_as_the_row_that_it_came_from() -> None:
     runner = FakeRunner(fake_manifest(), max_rows=3)
-    runner.fill(0, encode(runner, SOURCES[0]), [0, 0, 0])
+    runner.init_rows(0, encode(runner, SOURCES[0]), [0, 0, 0])
     sources = [SOURCES[0]] * 3
     step(runner, [1, 1, 1], 0, sources)
     step(runner, [5, 6, 7], 1, sources)
-    runner.branch([0, 0], [1, 2], target_tokens=2)
+    runner.fork([0, 0], [1, 2], target_tokens=2)
     logits = step(runner, [9, 9, 8], 2, sources)["logits"]
     np.testing.assert_array_equal(logits[0], logits[1])
     assert (logits[0] != logits[2]).any()

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 as Triton speaks it: inference, and the endpoints about models."""
+"""Endpoints of the Open Inference Protocol v2 with the extensions of Triton."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -22,10 +22,10 @@ from service.errors import ApiError, ErrorCode
 
 MODEL, VERSIONED = "/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}"
 BINARY = "application/octet-stream"
-TEXT = BodyFormat((JSON, ""))  # its clients name no type
+TEXT = BodyFormat((JSON, ""))  # its clients send no Content-Type
 TENSORS = BodyFormat((*TEXT.media_types, BINARY), length_header=LENGTH_HEADER)
 _OF_MODEL: tuple[ErrorCode, ...] = ("model_not_found", "loading")
-# No `unsupported_task`: a model has the tensors of its own tasks only.
+# No `unsupported_task`: a model only has the tensors of its own tasks.
 _INFERRING: tuple[ErrorCode, ...] = (
     *("model_not_found", "input_too_long", *ENGINE_ERRORS),
     *("unsupported_parameter", "response_too_large"),
@@ -36,11 +36,11 @@ Handler = Callable[..., Awaitable[Any]]
 
 
 def at_version(handler: Handler) -> Handler:
-    """Return the same handler below a version of the model."""
+    """Return a handler for a path with the version of the model."""
 
     async def checked(call: Any, *, model_version: str, **arguments: Any) -> Any:
         if model_version != VERSION:
-            raise ApiError("model_not_found", f"A model has only the version {VERSION}.", path="version")
+            raise ApiError("model_not_found", f"The only version of each model is {VERSION}.", path="version")
         return await handler(call, **arguments)
 
     signature = inspect.signature(handler)

@@ -1,4 +1,4 @@
-"""Inference by the Open Inference Protocol v2 as Triton speaks it: infer, generate and generate_stream."""
+"""The endpoints infer, generate and generate_stream of the Open Inference Protocol v2."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +37,7 @@ from service.inference.generate import generate as generate_texts
 async def infer(call: Call, model_name: str, body: InferBody, tail: bytes) -> InferResponse | Raw:
     """Compute the requested tensors of each text.
 
-    If a tensor is to be binary, the response is JSON with its bytes after it.
+    Binary tensors follow the JSON of the response as bytes.
     """
     model = call.model(model_name)
     call.field_names = FIELD_NAMES
@@ -52,8 +52,8 @@ async def infer(call: Call, model_name: str, body: InferBody, tail: bytes) -> In
         of_task = [output for output in outputs.values() if output.task == task]
         match task:
             case "generate":
-                wanted = generate_parameters(parameters, of_task)
-                results[task] = await generate_texts(call, GenerateInput(model.name, texts, wanted))
+                generation_parameters = generate_parameters(parameters, of_task)
+                results[task] = await generate_texts(call, GenerateInput(model.name, texts, generation_parameters))
             case "classify":
                 truncate = classify_parameters(parameters).truncate
                 selection = attention_selection(parameters, of_task)
@@ -71,20 +71,20 @@ async def infer(call: Call, model_name: str, body: InferBody, tail: bytes) -> In
     )
 
 
-def _is_binary(body: InferBody, by_default: Any, available: Mapping[str, Output]) -> dict[str, bool]:
-    """Return each requested output, and whether it is to be binary."""
-    if not isinstance(by_default, bool):
+def _is_binary(body: InferBody, default: Any, available: Mapping[str, Output]) -> dict[str, bool]:
+    """Return the requested outputs: True for those that the client wants as binary data."""
+    if not isinstance(default, bool):
         raise ApiError("invalid_parameter", "It must be true or false.", path="parameters.binary_data_output")
     if not body.outputs:
-        return dict.fromkeys(main_outputs(available), by_default)
+        return dict.fromkeys(main_outputs(available), default)
     requested: dict[str, bool] = {}
-    for place, output in enumerate(body.outputs):
+    for index, output in enumerate(body.outputs):
         if output.name not in available or output.name in requested:
             is_duplicate = output.name in requested
-            message = "Duplicate output name." if is_duplicate else f"The model has {', '.join(available)}."
-            raise ApiError("invalid_parameter", message, path=f"outputs[{place}].name")
+            message = "It must not repeat another output." if is_duplicate else f"The model has {', '.join(available)}."
+            raise ApiError("invalid_parameter", message, path=f"outputs[{index}].name")
         is_binary = output.parameters.binary_data
-        requested[output.name] = by_default if is_binary is None else is_binary
+        requested[output.name] = default if is_binary is None else is_binary
     return requested
 
 
@@ -117,11 +117,11 @@ def _input_of(call: Call, model_name: str, body: GenerateTextBody, *, stream: bo
     call.field_names = FIELD_NAMES
     parameters = dict(body.parameters)
     if parameters.pop("stream", stream) is not stream:
-        message = "generate returns the whole text, generate_stream its pieces."
+        message = "It must be false for generate and true for generate_stream."
         raise ApiError("unsupported_parameter", message, path="parameters.stream")
     check_parameters(parameters, ["generate"])
     if parameters.get("num_return_sequences", 1) != 1:
-        message = "This endpoint returns one text; infer has the rest."
+        message = "It must be 1: this endpoint returns one text. Use infer for several."
         raise ApiError("unsupported_parameter", message, path="parameters.num_return_sequences")
     return GenerateInput(model_name, Texts.one(body.text_input), generate_parameters(parameters))
 

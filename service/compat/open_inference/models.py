@@ -1,4 +1,4 @@
-"""Endpoints of the Open Inference Protocol about the server and its models, and the index of its repository."""
+"""Endpoints of the Open Inference Protocol for metadata, health, statistics and the repository."""
 
 from typing import Literal, NoReturn
 
@@ -7,7 +7,6 @@ from service.compat.open_inference import schemas
 from service.compat.open_inference.outputs import outputs_of
 from service.compat.open_inference.schemas import VERSION, Datatype, RepositoryIndexBody
 from service.errors import ApiError
-from service.fields import MAX_INPUTS
 from service.inference.call import Call
 from service.inference.service import ServedModel
 
@@ -26,24 +25,24 @@ async def server_metadata(call: Call) -> schemas.ServerMetadata:
 
 
 async def server_live(call: Call) -> schemas.ServerLive:
-    """Say that the process runs."""
+    """Return 200 while the process runs."""
     return {"live": True}
 
 
 async def server_ready(call: Call) -> schemas.ServerReady:
-    """Say whether requests are served."""
+    """Return 200 if requests are served."""
     call.service.check_ready()
     return {"ready": True}
 
 
 async def model_ready(call: Call, model_name: str) -> schemas.ModelReady:
-    """Say whether requests to a model are served."""
+    """Return 200 if requests to the model are served."""
     call.service.check_ready()
     return {"name": call.model(model_name).name, "ready": True}
 
 
 async def model_metadata(call: Call, model_name: str) -> schemas.ModelMetadata:
-    """Describe the tensors that a model takes and gives."""
+    """Describe the input and output tensors of a model."""
     model = call.model(model_name)
     inputs, outputs = _tensors(model)
     return {
@@ -63,7 +62,7 @@ async def model_config(call: Call, model_name: str) -> schemas.ModelConfig:
         "name": model.name,
         "platform": "onnxruntime_onnx",
         "backend": "onnxruntime",
-        "max_batch_size": MAX_INPUTS,
+        "max_batch_size": call.service.settings.max_inputs,
         "input": [{"name": name, "data_type": TYPES[kind], "dims": shape[1:]} for name, kind, shape in inputs],
         "output": [{"name": name, "data_type": TYPES[kind], "dims": shape[1:]} for name, kind, shape in outputs],
         "dynamic_batching": {},
@@ -80,17 +79,17 @@ def _tensors(model: ServedModel) -> tuple[Tensors, Tensors]:
 
 
 async def model_statistics(call: Call, model_name: str) -> schemas.ModelStatistics:
-    """Count what a model has done."""
+    """Return the statistics of a model."""
     return {"model_stats": [_stats(call, call.model(model_name))]}
 
 
 async def all_statistics(call: Call) -> schemas.ModelStatistics:
-    """Count what each model has done."""
+    """Return the statistics of all models."""
     return {"model_stats": [_stats(call, model) for model in call.models]}
 
 
 def _stats(call: Call, model: ServedModel) -> schemas.ModelStats:
-    """Return the sums of the metrics, without those of Triton's that are not counted by model."""
+    """Return the statistics of a model, from the sums of its metrics."""
 
     def total(histogram: str) -> schemas.Duration:
         count, seconds = call.service.metrics.total(histogram, model.name)
@@ -98,8 +97,8 @@ def _stats(call: Call, model: ServedModel) -> schemas.ModelStats:
 
     queue = total("request_queue_time_seconds")
     encoder, decoder = total("request_prefill_time_seconds"), total("request_decode_time_seconds")
-    # Clients fail without these. What comes before and after the graphs is not measured, but perf_analyzer
-    # wants it to be counted as often as they are; and there is no cache.
+    # Clients fail if one of these fields is missing. Times before and after the graphs are not
+    # measured, but perf_analyzer needs equal counts. There is no cache.
     graphs: schemas.Duration = {"count": encoder["count"], "ns": encoder["ns"] + decoder["ns"]}
     not_measured: schemas.Duration = {"count": encoder["count"], "ns": 0}
     no_cache: schemas.Duration = {"count": 0, "ns": 0}
@@ -126,6 +125,6 @@ async def repository_index(call: Call, body: RepositoryIndexBody) -> list[schema
 
 
 async def repository_change(call: Call, model_name: str) -> NoReturn:
-    """Refuse to load or unload a model: the repository is read when the service starts."""
-    message = "Models are loaded when the service starts, and neither loaded nor unloaded later."
+    """Reject loading and unloading: models are loaded only when the service starts."""
+    message = "Models are loaded when the service starts; they cannot be loaded or unloaded later."
     raise ApiError("unsupported_parameter", message)

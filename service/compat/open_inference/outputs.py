@@ -1,5 +1,6 @@
-"""The tensors that a model can return: the task that computes each, and how each is read from the task's result."""
+"""Output tensors of a model: the task that computes each, and the function that reads it."""
 
+import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,10 +23,10 @@ from service.inference.results import OutputToken, alternatives_of
 from service.parameters import MAX_TOP_LOGPROBS, AttentionSelection, GenerateParameters, Kind
 
 Task = Literal["generate", "classify", "encode"]
-Result = Any  # that of the task which the output belongs to
+Result = Any  # result of the task that computes the output
 TASKS: tuple[Task, ...] = ("generate", "classify", "encode")  # the first that a model can do is its main task
 
-# Parameters by what they belong to: a task, or something beside a task's own result.
+# Parameters by the task, or the additional result of a task, that they belong to.
 PARAMETERS: Mapping[str, Collection[str]] = {
     "generate": TEXT_PARAMETERS,
     "encode": ("pooling", "normalize", "truncate"),
@@ -60,7 +61,7 @@ class Output:
     shape: tuple[int, ...]  # -1 where it depends on the request
     task: Task
     read: Callable[[Result], NDArray[Any]]
-    beside: Literal["alternatives", "maps"] | None = None  # what the task must return beside its own result
+    beside: Literal["alternatives", "maps"] | None = None  # additional result that the task must return
     kind: Kind | None = None  # of attention map
     any_kind: Kind | None = None  # of attention map that the model has
     parameters: Callable[[Result], Mapping[str, bool]] = lambda result: {}  # facts about the tensor
@@ -85,7 +86,7 @@ def main_outputs(outputs: Mapping[str, Output]) -> list[str]:
 
 
 def check_parameters(parameters: Collection[str], used: Collection[str | None]) -> None:
-    """Refuse parameters that would have no effect.
+    """Reject parameters that would have no effect.
 
     Args:
         parameters: names that a client sent.
@@ -96,13 +97,16 @@ def check_parameters(parameters: Collection[str], used: Collection[str | None]) 
     """
     for name in parameters:
         if name in RESERVED:
-            message = "This service cannot do that: leave it out."
+            message = "It is not supported; leave it out."
             raise ApiError("unsupported_parameter", message, path=f"parameters.{name}")
         if not any(name in names for names in PARAMETERS.values()):
             path = f"parameters.{name}" if is_word(name) else "parameters"
-            raise ApiError("invalid_parameter", "There is no such parameter.", path=path)
+            known = sorted({one for names in PARAMETERS.values() for one in names})
+            nearest = difflib.get_close_matches(name, known, n=1) if path != "parameters" else []
+            hint = f"the nearest one is {nearest[0]}." if nearest else f"the parameters are {', '.join(known)}."
+            raise ApiError("invalid_parameter", f"There is no such parameter; {hint}", path=path)
         if not any(name in names for key, names in PARAMETERS.items() if key in used):
-            message = "Parameter has no effect on the requested outputs."
+            message = "It has no effect on the requested outputs."
             raise ApiError("unsupported_parameter", message, path=f"parameters.{name}")
 
 
@@ -115,27 +119,27 @@ def generate_parameters(parameters: Mapping[str, Any], outputs: Sequence[Output]
     own = _parameters_of("generate", parameters)
     if any(output.beside == "alternatives" for output in outputs):
         own["top_logprobs"] = parameters.get("top_logprobs", MAX_TOP_LOGPROBS)
-    found = validate_part(own, _GENERATE, "parameters")
+    found = validate_part(own, _GENERATE, GenerateParameters, "parameters")
     return replace(found, return_attention=attention_selection(parameters, outputs))
 
 
 def encode_parameters(parameters: Mapping[str, Any]) -> EncodeParameters:
-    return validate_part(_parameters_of("encode", parameters), _ENCODE, "parameters")
+    return validate_part(_parameters_of("encode", parameters), _ENCODE, EncodeParameters, "parameters")
 
 
 def classify_parameters(parameters: Mapping[str, Any]) -> ClassifyParameters:
-    return validate_part(_parameters_of("classify", parameters), _CLASSIFY, "parameters")
+    return validate_part(_parameters_of("classify", parameters), _CLASSIFY, ClassifyParameters, "parameters")
 
 
 def attention_selection(parameters: Mapping[str, Any], outputs: Sequence[Output]) -> AttentionSelection | None:
-    """Return the selection of the maps that some outputs are; None if none of them is."""
+    """Return the selection of attention maps for the outputs; None if none of them is a map."""
     maps = [output for output in outputs if output.beside == "maps"]
     if not maps:
         return None
-    # Names of tokens alone come with any map.
+    # Token names come with the maps of any kind.
     kinds: list[Kind | None] = [output.kind for output in maps if output.kind is not None] or [maps[0].any_kind]
     selection = _parameters_of("maps", parameters) | {"kinds": list(dict.fromkeys(kinds))}
-    return validate_part(selection, _SELECTION, "parameters")
+    return validate_part(selection, _SELECTION, AttentionSelection, "parameters")
 
 
 def _parameters_of(key: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +199,7 @@ def _encoded() -> dict[str, Output]:
 
 
 def _maps(manifest: Manifest, task: Literal["generate", "classify"]) -> dict[str, Output]:
-    """Return the maps of each kind, their shapes without padding, and the tokens of their rows and columns."""
+    """Return outputs for the maps of each kind, their unpadded shapes, and their tokens."""
 
     def attention(output: Any) -> Any:
         return output.attention if task == "generate" else output

@@ -6,16 +6,26 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, WithJsonSchema, cr
 from typing_extensions import TypedDict
 
 from service.api.types import Truncate
-from service.fields import MAX_ID, MAX_INPUTS, NULL, RequestBody, Text, case, described_as, only, refusal
+from service.fields import (
+    MAX_ID,
+    MAX_INPUTS,
+    NULL,
+    RequestBody,
+    Text,
+    described_as,
+    field_error,
+    must_equal,
+    object_schema,
+)
 from service.inference.encode import Pooling
 from service.parameters import (
     MAX_TOP_LOGPROBS,
-    METHODS,
     PARAMETER_NAMES,
     GenerateParameters,
     Indices,
     Reduce,
     TopLogprobs,
+    complete_parameters_schema,
 )
 
 Version = Literal["1"]  # of every model: a bundle has no other
@@ -36,18 +46,21 @@ Shape = Annotated[
         }
     ),
 ]
-One = Annotated[int, Field(ge=1, le=1)]
+One = Annotated[int, Field(ge=1, le=1, description="Only 1 is supported here.")]
 
 
-# The generation parameters of a request; the other two are outputs here.
-TEXT_PARAMETERS = tuple(name for name in PARAMETER_NAMES if name not in ("top_logprobs", "return_attention"))
+# Parameters of generated texts: tokens and maps are outputs here, and texts are not split.
+OTHER_PARAMETERS = ("top_logprobs", "return_attention", "split_sentences")
+TEXT_PARAMETERS = tuple(name for name in PARAMETER_NAMES if name not in OTHER_PARAMETERS)
 
 
 def _described_parameters(name: str, doc: str, **others: Any) -> type[BaseModel]:
-    """Return a model of generation parameters and others, for OpenAPI: requests are validated elsewhere."""
+    """Return a model of generation parameters and others, for OpenAPI: requests are validated
+    elsewhere.
+    """
     hints = get_type_hints(GenerateParameters, include_extras=True)
     fields: dict[str, Any] = {one: (hints[one], getattr(GenerateParameters, one)) for one in TEXT_PARAMETERS}
-    config = ConfigDict(extra="forbid", json_schema_extra={"anyOf": METHODS}, protected_namespaces=())
+    config = ConfigDict(extra="forbid", json_schema_extra=complete_parameters_schema, protected_namespaces=())
     return create_model(name, __config__=config, __doc__=doc, **(fields | others))
 
 
@@ -55,14 +68,20 @@ InferParameters = _described_parameters(
     "InferParameters",
     "Parameters of the requested outputs; each needs an output that depends on it.",
     top_logprobs=(TopLogprobs, MAX_TOP_LOGPROBS),
-    pooling=(Pooling, "mean"),
-    normalize=(bool, False),
+    pooling=(Annotated[Pooling, Field(description="Reduction of the token vectors to one vector.")], "mean"),
+    normalize=(Annotated[bool, Field(description="Give each vector length 1.")], False),
     truncate=(Truncate, False),
-    layers=(Indices | None, None),
-    heads=(Indices | None, None),
-    reduce=(Reduce, "none"),
+    layers=(
+        Annotated[Indices | None, Field(description="Layer indices; -1 is the last layer. All layers if absent.")],
+        None,
+    ),
+    heads=(
+        Annotated[Indices | None, Field(description="Head indices; -1 is the last head. All heads if absent.")],
+        None,
+    ),
+    reduce=(Annotated[Reduce, Field(description="Reduction over the selected heads.")], "none"),
     binary_data_output=(
-        Annotated[bool, Field(description="Send outputs that do not say so after the JSON.")],
+        Annotated[bool, Field(description="Send outputs as bytes after the JSON unless they set `binary_data`.")],
         False,
     ),
 )
@@ -70,75 +89,90 @@ WholeTextParameters = _described_parameters(
     "WholeTextParameters",
     "Parameters of the generation of one text.",
     num_return_sequences=(One, 1),
-    stream=(Literal[False], False),
+    stream=(Annotated[Literal[False], Field(description="Only false is supported here.")], False),
 )
 StreamedTextParameters = _described_parameters(
     "StreamedTextParameters",
     "Parameters of the generation of one text as a stream.",
     num_return_sequences=(One, 1),
     num_beams=(One, 1),
-    stream=(Literal[True], True),
+    stream=(Annotated[Literal[True], Field(description="Only true is supported here.")], True),
 )
 
 
 class TensorParameters(RequestBody):
-    shared_memory_region: Annotated[Any, only("")] = None
-    shared_memory_byte_size: Annotated[Any, only(0)] = None
-    shared_memory_offset: Annotated[Any, only(0)] = None
+    shared_memory_region: Annotated[Any, must_equal("")] = None
+    shared_memory_byte_size: Annotated[Any, must_equal(0)] = None
+    shared_memory_offset: Annotated[Any, must_equal(0)] = None
 
 
 class InputParameters(TensorParameters):
     binary_data_size: Annotated[StrictInt, Field(ge=0, le=MAX_ID)] | None = Field(
-        default=None, description="Bytes of the tensor, which follow the JSON."
+        default=None, description="Length in bytes of the tensor, which follows the JSON."
     )
 
 
 class InferInput(RequestBody):
-    name: Literal["text_input"]
-    shape: Shape = Field(description="[texts] or [texts, 1].")
-    datatype: Literal["BYTES"]
-    parameters: InputParameters = Field(default_factory=InputParameters)
+    name: Annotated[Literal["text_input"], Field(description="Always `text_input`.")]
+    shape: Shape = Field(description="Shape: [texts] or [texts, 1].")
+    datatype: Annotated[Literal["BYTES"], Field(description="Always `BYTES`.")]
+    parameters: Annotated[InputParameters, Field(description="Parameters of the input tensor.")] = Field(
+        default_factory=InputParameters
+    )
     data: Annotated[list[Any], Field(max_length=MAX_INPUTS), described_as(Rows)] | None = Field(
-        default=None, description="The texts, flat or a list for each; absent where binary."
+        default=None, description="The texts, flat or one list for each; absent if the tensor is binary."
     )
 
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                case("data", data={"type": "array"}, parameters=case(binary_data_size=NULL)),
-                case(
-                    "parameters", data=NULL, parameters=case("binary_data_size", binary_data_size={"type": "integer"})
+                object_schema("data", data={"type": "array"}, parameters=object_schema(binary_data_size=NULL)),
+                object_schema(
+                    "parameters",
+                    data=NULL,
+                    parameters=object_schema("binary_data_size", binary_data_size={"type": "integer"}),
                 ),
             ]
         }
     )
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_shape_and_data(self) -> Self:
         if self.shape[1:] not in ([], [1]):
-            raise refusal("invalid_parameter", "A text is a row: it must be [texts] or [texts, 1].", "shape")
+            raise field_error(
+                "invalid_parameter", "It must be [texts] or [texts, 1], because each text is a row.", "shape"
+            )
         if (self.data is None) == (self.parameters.binary_data_size is None):
             message = "Give the texts as data, or after the JSON and their bytes as binary_data_size."
-            raise refusal("invalid_parameter", message, "data")
+            raise field_error("invalid_parameter", message, "data")
         return self
 
 
 class OutputParameters(TensorParameters):
-    binary_data: bool | None = Field(default=None, description="As `binary_data_output`, for this output alone.")
-    classification: Annotated[Any, only(0)] = None
+    binary_data: bool | None = Field(
+        default=None, description="The same as `binary_data_output`, for this output only."
+    )
+    classification: Annotated[Any, must_equal(0)] = None
 
 
 class RequestedOutput(RequestBody):
-    name: str
-    parameters: OutputParameters = Field(default_factory=OutputParameters)
+    name: Annotated[str, Field(description="Name of an output of the model.")]
+    parameters: Annotated[OutputParameters, Field(description="Parameters of the output tensor.")] = Field(
+        default_factory=OutputParameters
+    )
 
 
 class InferBody(RequestBody):
-    id: str | None = Field(default=None, description="Returned in the response.")
-    parameters: Annotated[dict[str, Any], described_as(InferParameters)] = Field(default_factory=dict)
-    inputs: Annotated[list[InferInput], Field(min_length=1, max_length=1, fail_fast=True)]
+    id: str | None = Field(default=None, description="Id that is returned in the response.")
+    parameters: Annotated[
+        Annotated[dict[str, Any], described_as(InferParameters)], Field(description="Parameters of the call.")
+    ] = Field(default_factory=dict)
+    inputs: Annotated[
+        Annotated[list[InferInput], Field(min_length=1, max_length=1, fail_fast=True)],
+        Field(description="The input tensor, `text_input`."),
+    ]
     outputs: Annotated[list[RequestedOutput], Field(max_length=64, fail_fast=True)] = Field(
-        default_factory=list, description="Outputs to compute; those of the model's main task if empty."
+        default_factory=list, description="Outputs to compute; if empty, the outputs of the model's main task."
     )
 
     model_config = ConfigDict(
@@ -165,9 +199,11 @@ class InferBody(RequestBody):
 
 
 class GenerateTextBody(RequestBody):
-    id: str | None = Field(default=None, description="Returned in the response.")
-    text_input: Text
-    parameters: Annotated[dict[str, Any], described_as(WholeTextParameters)] = Field(default_factory=dict)
+    id: str | None = Field(default=None, description="Id that is returned in the response.")
+    text_input: Annotated[Text, Field(description="Prompt.")]
+    parameters: Annotated[
+        Annotated[dict[str, Any], described_as(WholeTextParameters)], Field(description="Generation parameters.")
+    ] = Field(default_factory=dict)
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -177,132 +213,143 @@ class GenerateTextBody(RequestBody):
 
 
 class StreamTextBody(GenerateTextBody):
-    parameters: Annotated[dict[str, Any], described_as(StreamedTextParameters)] = Field(default_factory=dict)
+    parameters: Annotated[
+        Annotated[dict[str, Any], described_as(StreamedTextParameters)], Field(description="Generation parameters.")
+    ] = Field(default_factory=dict)
 
 
 class RepositoryIndexBody(RequestBody):
-    ready: bool = Field(default=False, description="Only models that are ready, which all are.")
+    ready: bool = Field(default=False, description="Return only models that are ready; all models are.")
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ready": True}]})
 
 
 class ServerMetadata(TypedDict):
-    name: str
-    version: str
-    extensions: list[str]
+    name: Annotated[str, Field(description="Always `sightline`.")]
+    version: Annotated[str, Field(description="Version of the service.")]
+    extensions: Annotated[list[str], Field(description="Supported extensions of the protocol.")]
 
 
 class ServerLive(TypedDict):
-    live: Literal[True]
+    live: Annotated[Literal[True], Field(description="Always true.")]
 
 
 class ServerReady(TypedDict):
-    ready: Literal[True]
+    ready: Annotated[Literal[True], Field(description="Always true.")]
 
 
 class ModelReady(TypedDict):
-    name: str
-    ready: Literal[True]
+    name: Annotated[str, Field(description="Name of the model.")]
+    ready: Annotated[Literal[True], Field(description="Always true.")]
 
 
 class TensorMetadata(TypedDict):
-    name: str
-    datatype: Datatype
-    shape: Annotated[list[int], Field(description="-1 where it depends on the request.")]
+    name: Annotated[str, Field(description="Name of the tensor.")]
+    datatype: Annotated[Datatype, Field(description="Data type of its elements.")]
+    shape: Annotated[list[int], Field(description="Shape; -1 for sizes that depend on the request.")]
 
 
 class ModelMetadata(TypedDict):
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
+    name: Annotated[str, Field(description="Name of the model.")]
+    versions: Annotated[list[str], Field(description="Always `1`.")]
+    platform: Annotated[str, Field(description="Always `onnx_onnxv1`.")]
+    inputs: Annotated[list[TensorMetadata], Field(description="Input tensors.")]
+    outputs: Annotated[list[TensorMetadata], Field(description="Output tensors.")]
 
 
 class TensorConfig(TypedDict):
-    name: str
-    data_type: Literal["TYPE_STRING", "TYPE_FP32", "TYPE_INT64"]
-    dims: Annotated[list[int], Field(description="The shape without its first axis.")]
+    name: Annotated[str, Field(description="Name of the tensor.")]
+    data_type: Annotated[
+        Literal["TYPE_STRING", "TYPE_FP32", "TYPE_INT64"], Field(description="Data type of its elements.")
+    ]
+    dims: Annotated[list[int], Field(description="Shape without its first axis.")]
 
 
 class TransactionPolicy(TypedDict):
-    decoupled: bool
+    decoupled: Annotated[bool, Field(description="Always false: one response for each request.")]
 
 
 class ModelConfig(TypedDict):
-    name: str
-    platform: str
-    backend: str
-    max_batch_size: Annotated[int, Field(description="The most texts in a call.")]
-    input: list[TensorConfig]
-    output: list[TensorConfig]
-    dynamic_batching: dict[str, Any]
-    model_transaction_policy: TransactionPolicy
+    name: Annotated[str, Field(description="Name of the model.")]
+    platform: Annotated[str, Field(description="Always `onnxruntime_onnx`.")]
+    backend: Annotated[str, Field(description="Always `onnxruntime`.")]
+    max_batch_size: Annotated[int, Field(description="Maximum texts of a call.")]
+    input: Annotated[list[TensorConfig], Field(description="Input tensors.")]
+    output: Annotated[list[TensorConfig], Field(description="Output tensors.")]
+    dynamic_batching: Annotated[dict[str, Any], Field(description="Always empty: batching needs no configuration.")]
+    model_transaction_policy: Annotated[TransactionPolicy, Field(description="Transaction policy.")]
 
 
 class Duration(TypedDict):
-    count: int
-    ns: int
+    count: Annotated[int, Field(description="Number of events.")]
+    ns: Annotated[int, Field(description="Total time in nanoseconds.")]
 
 
 class InferenceStats(TypedDict):
-    success: Annotated[Duration, Field(description="Calls, whole.")]
-    queue: Annotated[Duration, Field(description="Texts, waiting.")]
-    compute_input: Annotated[Duration, Field(description="Not measured: 0 ns.")]
-    compute_infer: Annotated[Duration, Field(description="Texts, in the encoder and the decoder.")]
-    compute_output: Annotated[Duration, Field(description="Not measured: 0 ns.")]
-    cache_hit: Annotated[Duration, Field(description="There is no cache: 0.")]
-    cache_miss: Annotated[Duration, Field(description="There is no cache: 0.")]
+    success: Annotated[Duration, Field(description="Successful calls.")]
+    queue: Annotated[Duration, Field(description="Time of the texts in the queue.")]
+    compute_input: Annotated[Duration, Field(description="Not measured; always 0 ns.")]
+    compute_infer: Annotated[Duration, Field(description="Time of the texts in the encoder and the decoder.")]
+    compute_output: Annotated[Duration, Field(description="Not measured; always 0 ns.")]
+    cache_hit: Annotated[Duration, Field(description="Always 0: there is no cache.")]
+    cache_miss: Annotated[Duration, Field(description="Always 0: there is no cache.")]
 
 
 class ModelStats(TypedDict):
-    name: str
-    version: str
-    inference_count: Annotated[int, Field(description="Texts.")]
+    name: Annotated[str, Field(description="Name of the model.")]
+    version: Annotated[str, Field(description="Version of the model.")]
+    inference_count: Annotated[int, Field(description="Number of texts.")]
     execution_count: Annotated[
-        int, Field(description="Runs of a graph: batches of the encoder and steps of the decoder.")
+        int, Field(description="Number of graph runs: batches of the encoder and steps of the decoder.")
     ]
-    inference_stats: InferenceStats
+    inference_stats: Annotated[InferenceStats, Field(description="Counts and times by stage.")]
 
 
 class ModelStatistics(TypedDict):
-    model_stats: list[ModelStats]
+    model_stats: Annotated[list[ModelStats], Field(description="Statistics, one entry for each model.")]
 
 
 class RepositoryModel(TypedDict):
-    name: str
-    version: str
-    state: Literal["READY"]
-    reason: str
+    name: Annotated[str, Field(description="Name of the model.")]
+    version: Annotated[str, Field(description="Version of the model.")]
+    state: Annotated[Literal["READY"], Field(description="Always `READY`.")]
+    reason: Annotated[str, Field(description="Always empty.")]
 
 
 class TensorFacts(TypedDict):
-    binary_data_size: NotRequired[Annotated[int, Field(description="Only where its data come behind the JSON.")]]
-    normalized: NotRequired[Annotated[bool, Field(description="Only of attention maps: whether their rows sum to 1.")]]
+    binary_data_size: NotRequired[
+        Annotated[int, Field(description="Length in bytes of the tensor after the JSON; only for binary tensors.")]
+    ]
+    normalized: NotRequired[Annotated[bool, Field(description="True if rows sum to 1; only for attention maps.")]]
 
 
 class InferOutput(TypedDict):
-    name: str
-    datatype: Datatype
-    shape: list[int]
-    parameters: NotRequired[Annotated[TensorFacts, Field(description="Only where there is something to say.")]]
-    data: NotRequired[Annotated[list[float] | list[str], Field(description="Flat, row-major.")]]
+    name: Annotated[str, Field(description="Name of the tensor.")]
+    datatype: Annotated[Datatype, Field(description="Data type of its elements.")]
+    shape: Annotated[list[int], Field(description="Shape of the tensor.")]
+    parameters: NotRequired[Annotated[TensorFacts, Field(description="Facts about the tensor, if there are any.")]]
+    data: NotRequired[
+        Annotated[list[float] | list[str], Field(description="Values, flat and row-major; absent for binary tensors.")]
+    ]
 
 
 class InferResponse(TypedDict):
-    id: NotRequired[Annotated[str, Field(description="That of the request.")]]
-    model_name: str
-    model_version: str
-    outputs: list[InferOutput]
+    id: NotRequired[Annotated[str, Field(description="Id of the request.")]]
+    model_name: Annotated[str, Field(description="Name of the model.")]
+    model_version: Annotated[str, Field(description="Version of the model.")]
+    outputs: Annotated[list[InferOutput], Field(description="Requested tensors, in the requested order.")]
 
 
 class GenerateTextResponse(TypedDict):
     """The generated text; each event of a stream is one of these with the new text."""
 
-    id: NotRequired[Annotated[str, Field(description="That of the request.")]]
-    model_name: str
-    model_version: str
-    text_output: str
+    id: NotRequired[Annotated[str, Field(description="Id of the request.")]]
+    model_name: Annotated[str, Field(description="Name of the model.")]
+    model_version: Annotated[str, Field(description="Version of the model.")]
+    text_output: Annotated[str, Field(description="Generated text.")]
     finish_reason: NotRequired[
-        Annotated[Literal["eos", "length", "stop"], Field(description="In a stream, only in the last event.")]
+        Annotated[
+            Literal["eos", "length", "stop"],
+            Field(description="Reason for the end; in a stream, only in the last event."),
+        ]
     ]

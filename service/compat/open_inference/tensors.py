@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol, in JSON or as bytes after it: texts come in, texts and numbers go out."""
+"""Tensors of the Open Inference Protocol, in JSON or as bytes after it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,14 +31,14 @@ class Tensor:
 
 
 def padded(rows: Sequence[Any], datatype: Datatype, padding: Any = 0) -> NDArray[Any]:
-    """One tensor of nested sequences that may differ in length, each at the beginning of its row.
+    """Pad nested sequences of different lengths at the end to one tensor.
 
     Raises:
         ApiError: `response_too_large`.
     """
     arrays = [np.asarray(row, DTYPES[datatype]) for row in rows]
     shape = (len(arrays), *np.max([array.shape for array in arrays], axis=0).tolist())
-    check_size("padded tensors", int(np.prod(shape)), "Send fewer texts, or texts of about one length.")
+    check_size("padded tensors", int(np.prod(shape)), "Send fewer texts, or texts of similar length.")
     tensor = np.full(shape, padding, DTYPES[datatype])
     for row, array in zip(tensor, arrays, strict=True):
         row[tuple(map(slice, array.shape))] = array
@@ -52,18 +52,19 @@ def read_texts(tensor: InferInput, tail: bytes) -> Texts:
     """Return the texts of an input; `tail` are the bytes after the JSON.
 
     Raises:
-        ApiError: `invalid_parameter`: data and shape do not fit, or bytes are no texts.
+        ApiError: `invalid_parameter` if data and shape differ, or bytes are not texts.
     """
     size = tensor.parameters.binary_data_size or 0
     if len(tail) != size:
-        message = f"{len(tail)} bytes come after the JSON, and binary_data_size is {size}."
+        message = f"It must be the number of bytes after the JSON ({len(tail)}), got {size}."
         raise ApiError("invalid_parameter", message, path="inputs[0].parameters.binary_data_size")
     num_rows = tensor.shape[0]
     texts = _unpack(tail, num_rows) if tensor.data is None else _flatten(tensor.data)
     if len(texts) != num_rows:
-        message = f"It has {num_rows} rows, and the data {'more' if len(texts) > num_rows else 'fewer'} texts."
+        at_least = "at least " if tensor.data is None and len(texts) > num_rows else ""
+        message = f"It must be the number of texts in the data ({at_least}{len(texts)}), got {num_rows}."
         raise ApiError("invalid_parameter", message, path="inputs[0].shape")
-    return validate_part(texts, _TEXTS, "text_input")
+    return validate_part(texts, _TEXTS, Texts, "text_input")
 
 
 def _flatten(data: Sequence[Any]) -> list[Any]:
@@ -71,7 +72,7 @@ def _flatten(data: Sequence[Any]) -> list[Any]:
 
 
 def _unpack(data: bytes, max_texts: int) -> list[str]:
-    """The texts, one more at the most than there may be."""
+    """Return the texts of a BYTES tensor; stop after `max_texts` + 1 of them."""
     texts: list[str] = []
     end = 0
     while end < len(data) and len(texts) <= max_texts:
@@ -94,12 +95,12 @@ def _pack(tensor: Tensor) -> bytes:
 
 
 def tensor_response(head: dict[str, Any], tensors: Sequence[Tensor]) -> InferResponse | Raw:
-    """Return the response of a call: JSON, and after it the tensors that are binary.
+    """Return the response of a call: JSON, followed by the binary tensors.
 
     Raises:
         ApiError: `response_too_large`.
     """
-    check_size("tensors", sum(tensor.values.size for tensor in tensors), "Ask for fewer outputs, or send fewer texts.")
+    check_size("tensors", sum(tensor.values.size for tensor in tensors), "Request fewer outputs, or send fewer texts.")
     outputs: list[InferOutput] = []
     packed: list[bytes] = []
     for tensor in tensors:

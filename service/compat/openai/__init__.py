@@ -1,4 +1,4 @@
-"""OpenAI's text and embedding endpoints; its GET /v1/models and its errors are the service's own."""
+"""OpenAI's text and embedding endpoints. GET /v1/models and the errors are the native ones."""
 
 from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Endpoint
 from service.compat.openai.chat import chat_completions

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from service.api.endpoint import EventStream
+from service.compat.common import model_of_body
 from service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
 from service.compat.openai.schemas import parameters_of
 from service.compat.openai.text import FIELD_NAMES, FINISH_REASONS, TextResponse
@@ -12,25 +13,25 @@ from service.fields import Texts
 from service.inference.call import Call
 from service.inference.generate import GenerateInput, GenerateOutput, StreamEnd, StreamToken
 from service.inference.results import OutputToken, alternatives_of
-from service.text.chat import write_dialogue
+from service.text.chat import apply_chat_template
 from service.text.tokenizer import TextTokenizer
 
 
 async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | EventStream:
-    """Answer the last message of a dialogue.
+    """Reply to the last message of a dialogue.
 
-    With `stream: true` the response is `text/event-stream`: one event for each token, one at each choice's end, one
-    with the usage if `stream_options` ask for it, then `[DONE]`.
+    With `stream: true` the response is `text/event-stream`: one event for each token, one at each
+    choice's end, one with the usage if `stream_options` ask for it, then `[DONE]`.
     """
-    model = call.model(body.model, "generate")
+    model = model_of_body(call, body.model, "generate")
     template = model.manifest.chat
     if template is None:
-        message = f"{model.name} has no chat template: it does not converse. GET /v1/models shows which models chat."
+        message = f"{model.name} has no chat template, so it cannot chat. GET /v1/models shows which models chat."
         raise ApiError("unsupported_task", message, field="model")
     call.field_names = _field_names(body)
     system = [message.content for message in body.messages if message.is_system]
     turns = [message.content for message in body.messages if not message.is_system]
-    prompt = Texts.one(write_dialogue(template, system, turns))
+    prompt = Texts.one(apply_chat_template(template, system, turns))
     parameters = parameters_of(body, model.manifest.tokens.end_id, top_logprobs=body.top_logprobs or 0)
 
     def make_choice(index: int) -> Choice:
@@ -47,13 +48,13 @@ def _field_names(body: ChatBody) -> Mapping[str, str]:
 
 
 class Choice:
-    """One answer, written at once or token by token."""
+    """One message of a response, written at once or token by token."""
 
     def __init__(self, tokenizer: TextTokenizer, body: ChatBody, index: int) -> None:
         self._tokenizer = tokenizer
         self._returns_logprobs = bool(body.logprobs)
         self._index = index
-        self._role = {"role": "assistant"}  # of a stream, only in its first piece
+        self._role = {"role": "assistant"}  # in a stream, only in the first event
 
     def whole(self, output: GenerateOutput) -> dict[str, Any]:
         message = {**self._role, "content": output.text, "refusal": None}

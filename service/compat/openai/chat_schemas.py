@@ -1,4 +1,6 @@
-"""Requests and responses of OpenAI's chat completions. In a request, null equals omitting the field."""
+"""Requests and responses of OpenAI's chat completions. In a request, null equals omitting the
+field.
+"""
 
 from itertools import takewhile
 from typing import Annotated, Any, Literal, Self
@@ -6,29 +8,33 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from typing_extensions import TypedDict
 
-from service.compat.openai.schemas import TOGETHER, CompletionUsage, DecodingBody
-from service.fields import NOT_BLANK, NULL, RequestBody, case, only, refusal
+from service.compat.openai.schemas import DEPENDENCIES, CompletionUsage, DecodingBody
+from service.errors import ERRORS
+from service.fields import NOT_BLANK, NULL, RequestBody, field_error, must_equal, object_schema
 from service.parameters import NumNewTokens, TopLogprobs
 
 MAX_MESSAGES = 1024
 
 
 def _check_content(value: Any) -> str:
-    """One text, or the texts of its parts with a blank between them."""
+    """Return the text of a message; the texts of several parts are joined with spaces."""
     parts = [{"type": "text", "text": value}] if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise refusal("invalid_parameter", "It must be a string or a list of parts.")
-    for place, part in enumerate(parts):
+        raise field_error("invalid_parameter", "It must be a string or a list of parts.")
+    for index, part in enumerate(parts):
         if part.get("type") != "text":
-            raise refusal("unsupported_parameter", "A part can only be text.", place, "type")
+            raise field_error("unsupported_parameter", "It must be text: other parts are not supported.", index, "type")
         if not isinstance(part.get("text"), str) or len(part) > 2:
-            raise refusal("invalid_parameter", "A part has a type and a text and nothing else.", place)
+            raise field_error("invalid_parameter", "It must have the fields type and text and no others.", index)
     return " ".join(part["text"] for part in parts)
 
 
 _PART_SCHEMA = {
     "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "properties": {
+        "type": {"const": "text", "description": "Always `text`."},
+        "text": {"type": "string", "description": "Text of the part."},
+    },
     "required": ["type", "text"],
     "additionalProperties": False,
 }
@@ -40,23 +46,25 @@ Content = Annotated[
 
 
 class Message(RequestBody):
-    """What somebody says. An answer of the service can be sent back as it came."""
+    """A message of a dialogue. Messages of the service can be sent back unchanged."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
-    name: Annotated[Any, only("")] = None
-    refusal: Annotated[Any, only("")] = None
-    tool_calls: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only({})] = None
-    audio: Annotated[Any, only({})] = None
-    annotations: Annotated[Any, only([])] = None
+    role: Annotated[Literal["system", "developer", "user", "assistant"], Field(description="Author of the message.")]
+    content: Annotated[Content, Field(description="Text, or a list of text parts.")]
+    name: Annotated[Any, must_equal("")] = None
+    refusal: Annotated[Any, must_equal("")] = None
+    tool_calls: Annotated[Any, must_equal([])] = None
+    function_call: Annotated[Any, must_equal({})] = None
+    audio: Annotated[Any, must_equal({})] = None
+    annotations: Annotated[Any, must_equal([])] = None
 
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                case(role={"const": "assistant"}),
-                case(content={"type": "string", "pattern": NOT_BLANK}),
-                case(content={"type": "array", "contains": case("text", text={"pattern": NOT_BLANK})}),
+                object_schema(role={"const": "assistant"}),
+                object_schema(content={"type": "string", "pattern": NOT_BLANK}),
+                object_schema(
+                    content={"type": "array", "contains": object_schema("text", text={"pattern": NOT_BLANK})}
+                ),
             ]
         }
     )
@@ -68,28 +76,30 @@ class Message(RequestBody):
 
 class ChatBody(DecodingBody):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
-        description="What the system says, if anything, then user and assistant in turn; the user is first and last."
+        description="System messages, if any, then user and assistant messages in turn. The user's are first and last."
     )
-    max_completion_tokens: NumNewTokens | None = Field(default=None, description="The same as max_tokens.")
-    logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = Field(default=None, description="Needs logprobs: true.")
-    response_format: Annotated[Any, only({"type": "text"})] = None
-    modalities: Annotated[Any, only(["text"])] = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none")] = None
+    max_completion_tokens: NumNewTokens | None = Field(default=None, description="Newer name of `max_tokens`.")
+    logprobs: Annotated[bool | None, Field(description="Return the log-probability of each token.")] = None
+    top_logprobs: TopLogprobs | None = Field(
+        default=None, description="Number of top alternatives returned for each token; needs `logprobs: true`."
+    )
+    response_format: Annotated[Any, must_equal({"type": "text"})] = None
+    modalities: Annotated[Any, must_equal(["text"])] = None
+    tools: Annotated[Any, must_equal([])] = None
+    tool_choice: Annotated[Any, must_equal("none")] = None
     parallel_tool_calls: bool | None = Field(default=None, description="Accepted for compatibility; ignored.")
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none")] = None
-    store: Annotated[Any, only(False)] = None
+    functions: Annotated[Any, must_equal([])] = None
+    function_call: Annotated[Any, must_equal("none")] = None
+    store: Annotated[Any, must_equal(False)] = None
     metadata: dict[str, str] | None = Field(default=None, description="Accepted for compatibility; ignored.")
-    service_tier: Annotated[Any, only("auto")] = None
+    service_tier: Annotated[Any, must_equal("auto")] = None
     safety_identifier: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
     prompt_cache_key: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
-    prediction: Annotated[Any, only({})] = None
-    audio: Annotated[Any, only({})] = None
-    web_search_options: Annotated[Any, only({})] = None
-    reasoning_effort: Annotated[Any, only("none")] = None
-    verbosity: Annotated[Any, only("medium")] = None
+    prediction: Annotated[Any, must_equal({})] = None
+    audio: Annotated[Any, must_equal({})] = None
+    web_search_options: Annotated[Any, must_equal({})] = None
+    reasoning_effort: Annotated[Any, must_equal("none")] = None
+    verbosity: Annotated[Any, must_equal("medium")] = None
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -109,8 +119,8 @@ class ChatBody(DecodingBody):
                 {"messages": [{"role": "user", "content": "Hello!"}], "stream": True},
             ],
             "allOf": [
-                *TOGETHER,
-                {"anyOf": [case("logprobs", logprobs={"const": True}), case(top_logprobs=NULL)]},
+                *DEPENDENCIES,
+                {"anyOf": [object_schema("logprobs", logprobs={"const": True}), object_schema(top_logprobs=NULL)]},
             ],
         }
     )
@@ -120,65 +130,69 @@ class ChatBody(DecodingBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @model_validator(mode="after")
-    def _is_a_dialogue(self) -> Self:
+    def _check_dialogue(self) -> Self:
         num_system = len(list(takewhile(lambda message: message.is_system, self.messages)))
-        for place, message in enumerate(self.messages):
-            turn = place - num_system
-            wanted = ("system", "developer") if turn < 0 else ("assistant",) if turn % 2 else ("user",)
-            if message.role not in wanted:
-                text = "The system comes first, then user and assistant in turn, the user before the assistant."
-                raise refusal("invalid_parameter", text, "messages", place, "role")
+        for index, message in enumerate(self.messages):
+            turn = index - num_system
+            allowed_roles = ("system", "developer") if turn < 0 else ("assistant",) if turn % 2 else ("user",)
+            if message.role not in allowed_roles:
+                text = "System messages come first, then user and assistant messages in turn, starting with user."
+                raise field_error("invalid_parameter", text, "messages", index, "role")
             if message.role != "assistant" and not message.content.strip():
-                raise refusal("empty_input", "There is nothing but blanks in it.", "messages", place, "content")
+                raise field_error("empty_input", ERRORS["empty_input"].message, "messages", index, "content")
         if self.messages[-1].role != "user":
-            text = "The last message must be the user's: it is what is answered."
-            raise refusal("invalid_parameter", text, "messages", len(self.messages) - 1, "role")
+            text = "It must be user: the model replies to the last message."
+            raise field_error("invalid_parameter", text, "messages", len(self.messages) - 1, "role")
         return self
 
     @model_validator(mode="after")
-    def _fits_its_answer(self) -> Self:
+    def _check_response_options(self) -> Self:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            message = "max_tokens and max_completion_tokens are one thing: send one of them."
-            raise refusal("invalid_parameter", message, "max_completion_tokens")
+            message = "max_tokens and max_completion_tokens are the same parameter; send only one of them."
+            raise field_error("invalid_parameter", message, "max_completion_tokens")
         if self.top_logprobs is not None and not self.logprobs:
-            raise refusal("invalid_parameter", "top_logprobs needs logprobs: true.", "top_logprobs")
+            raise field_error("invalid_parameter", "top_logprobs needs logprobs: true.", "top_logprobs")
         return self
 
 
 class ChatToken(TypedDict):
-    token: str
-    logprob: float
-    bytes: Annotated[list[int] | None, Field(description="Null of the end token.")]
+    token: Annotated[str, Field(description="Text of the token.")]
+    logprob: Annotated[float, Field(description="Natural logarithm of its probability.")]
+    bytes: Annotated[list[int] | None, Field(description="UTF-8 bytes of the token; null for the end token.")]
 
 
 class ChosenToken(ChatToken):
-    top_logprobs: list[ChatToken]
+    top_logprobs: Annotated[list[ChatToken], Field(description="Top alternatives at this position, best first.")]
 
 
 class ChatLogprobs(TypedDict):
-    content: list[ChosenToken]
-    refusal: None
+    content: Annotated[list[ChosenToken], Field(description="Generated tokens.")]
+    refusal: Annotated[None, Field(description="Always null.")]
 
 
 class AssistantMessage(TypedDict):
-    role: Literal["assistant"]
-    content: str
-    refusal: None
+    role: Annotated[Literal["assistant"], Field(description="Always `assistant`.")]
+    content: Annotated[str, Field(description="Generated text.")]
+    refusal: Annotated[None, Field(description="Always null.")]
 
 
 class ChatChoice(TypedDict):
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    index: Annotated[int, Field(description="Index of the choice.")]
+    message: Annotated[AssistantMessage, Field(description="Generated message.")]
+    logprobs: Annotated[ChatLogprobs | None, Field(description="Log-probabilities; null unless requested.")]
+    finish_reason: Annotated[Literal["stop", "length"], Field(description="Reason for the end: `stop` or `length`.")]
 
 
 class ChatCompletion(TypedDict):
-    """A stream's events are like it: `object` ends with `.chunk`, and `delta` has the new parts of `message`."""
+    """The generated messages.
 
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: CompletionUsage
+    Events of a stream have the same fields, but `object` ends with `.chunk`, and `delta` instead of
+    `message` has the new text.
+    """
+
+    id: Annotated[str, Field(description="Id of the response.")]
+    object: Annotated[Literal["chat.completion"], Field(description="Type of the object.")]
+    created: Annotated[int, Field(description="Time of the request, in seconds since 1970.")]
+    model: Annotated[str, Field(description="Name of the model.")]
+    choices: Annotated[list[ChatChoice], Field(description="Generated messages.")]
+    usage: Annotated[CompletionUsage, Field(description="Token counts.")]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, cast
 
 from service.api.endpoint import EventStream
-from service.compat.common import blank_before, check_continues_prompt
+from service.compat.common import blank_before, check_continues_prompt, model_of_body
 from service.compat.openai.schemas import (
     Completion,
     CompletionBody,
@@ -21,12 +21,14 @@ from service.text.stream import TextStream
 
 
 async def completions(call: Call, body: CompletionBody) -> Completion | EventStream:
-    """Complete each prompt: the source of an encoder-decoder, or the text that a decoder-only model continues.
+    """Complete each prompt.
 
-    With `stream: true` the response is `text/event-stream`: one event for each token, one at each choice's end, one
-    with the usage if `stream_options` ask for it, then `[DONE]`.
+    A prompt is the source of an encoder-decoder, or the text that a decoder-only model continues.
+
+    With `stream: true` the response is `text/event-stream`: one event for each token, one at each
+    choice's end, one with the usage if `stream_options` ask for it, then `[DONE]`.
     """
-    model = call.model(body.model, "generate")
+    model = model_of_body(call, body.model, "generate")
     if body.echo:
         check_continues_prompt(model, "echo")
     call.field_names = {**FIELD_NAMES, "inputs": "prompt", "top_logprobs": "logprobs"}
@@ -56,9 +58,9 @@ class Choice:
         self._prefix = model.target_tokenizer.decode(prefix_ids)
         self._returns_logprobs = body.logprobs is not None
         self._has_begun = False
-        self._positions = TextStream(model.target_tokenizer, prefix=prefix_ids)  # says where each token begins
+        self._positions = TextStream(model.target_tokenizer, prefix=prefix_ids)  # gives the start of each token
         self._offset = 0  # of the next token
-        self._num_read = 0  # characters of `_positions`
+        self._num_read = 0  # characters that `_positions` has returned
 
     def whole(self, output: GenerateOutput) -> CompletionChoice:
         return self._write(output.text, output.tokens, output.finish_reason)
@@ -70,7 +72,7 @@ class Choice:
         return self._write("", [], event.finish_reason)
 
     def _write(self, text: str, tokens: Sequence[OutputToken], reason: str | None) -> CompletionChoice:
-        """Write the choice with this new text and these new tokens."""
+        """Return the choice with new text and new tokens."""
         if not self._has_begun:
             self._has_begun = True
             text = self._echo + self._blank_before(tokens[0]) + text
@@ -82,10 +84,12 @@ class Choice:
         }
 
     def _blank_before(self, token: OutputToken) -> str:
-        """Return the blank that the text may lack; positions of tokens are counted with it."""
+        """Return the space before the text, if it needs one; token positions include it."""
         blank = blank_before(self._model, token, self._prefix)
         self._num_read = len(blank)
-        self._offset = len(blank + self._prefix) if self._prefix else 0  # without a prefix the blank is the token's
+        self._offset = (
+            len(blank + self._prefix) if self._prefix else 0
+        )  # without a prefix the space belongs to the token
         return blank
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> CompletionLogprobs:

@@ -1,6 +1,6 @@
 """OpenAI's POST /v1/embeddings."""
 
-from service.compat.common import check_dimensions
+from service.compat.common import check_dimensions, model_of_body
 from service.compat.openai.schemas import Embedding, EmbeddingBody, EmbeddingList, EmbeddingUsage
 from service.inference.call import Call
 from service.inference.encode import EncodeInput, encode
@@ -9,8 +9,9 @@ from service.inference.encode import EncodeInput, encode
 async def embeddings(call: Call, body: EmbeddingBody) -> EmbeddingList:
     """Encode each input to one vector: the mean over its tokens, of length 1."""
     call.field_names = {"inputs": "input"}
+    name = model_of_body(call, body.model, "encode").name
     encoding = body.encoding_format or "float"
-    result = await encode(call, EncodeInput(body.model, body.input, normalize=True, encoding=encoding))
+    result = await encode(call, EncodeInput(name, body.input, normalize=True, encoding=encoding))
     check_dimensions(body.dimensions, result.dimensions)
     num_tokens = result.usage.input_tokens
     data = [Embedding("embedding", index, embedding) for index, embedding in enumerate(result.embeddings)]

@@ -1,4 +1,6 @@
-"""Requests and responses of OpenAI's completions and embeddings. In a request, null equals omitting the field."""
+"""Requests and responses of OpenAI's completions and embeddings. In a request, null equals omitting
+the field.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, Self
@@ -8,7 +10,17 @@ from typing_extensions import TypedDict
 
 from service.api.types import ModelName
 from service.bundle import MAX_BEAMS
-from service.fields import MAX_ID, MAX_INPUTS, NULL, RequestBody, TextOrTexts, TextsWithoutIds, case, only, refusal
+from service.fields import (
+    MAX_ID,
+    MAX_INPUTS,
+    NULL,
+    RequestBody,
+    TextOrTexts,
+    TextsWithoutIds,
+    field_error,
+    must_equal,
+    object_schema,
+)
 from service.inference.results import Numbers
 from service.parameters import (
     AT_MOST_ONE,
@@ -30,63 +42,74 @@ from service.parameters import (
 
 
 class StreamOptions(RequestBody):
-    include_usage: bool | None = Field(default=None, description="Send one more event, with the usage of all.")
-    continuous_usage_stats: bool | None = Field(default=None, description="Have the usage so far in each event.")
-    include_obfuscation: Annotated[Any, only(False)] = None
+    include_usage: bool | None = Field(
+        default=None, description="Send one more event with the usage of the whole call."
+    )
+    continuous_usage_stats: bool | None = Field(default=None, description="Include the usage so far in each event.")
+    include_obfuscation: Annotated[Any, must_equal(False)] = None
 
 
-NOT_DRAWN: dict[str, Any] = {"maximum": 0}
+NOT_SAMPLED: dict[str, Any] = {"maximum": 0}
 WITHOUT_BEAMS = {name: {"enum": [getattr(GenerateParameters, name), None]} for name in BEAM_PARAMETERS}
 NOT_TRUE: dict[str, Any] = {"enum": [False, None]}
-# In JSON Schema, what fields say of each other.
-TOGETHER: list[Any] = [
+# JSON Schema of the dependencies between fields.
+DEPENDENCIES: list[Any] = [
     {
         "anyOf": [
-            case(temperature=NOT_DRAWN, num_beams=AT_MOST_ONE, n=AT_MOST_ONE, **WITHOUT_BEAMS),
-            case(
+            object_schema(temperature=NOT_SAMPLED, num_beams=AT_MOST_ONE, n=AT_MOST_ONE, **WITHOUT_BEAMS),
+            object_schema(
                 "temperature",
                 temperature={"type": "number", "exclusiveMinimum": 0},
                 num_beams=AT_MOST_ONE,
                 **WITHOUT_BEAMS,
             ),
-            case(
+            object_schema(
                 "num_beams",
-                temperature=NOT_DRAWN,
+                temperature=NOT_SAMPLED,
                 num_beams={"type": "integer", "minimum": 2},
                 n={"maximum": MAX_BEAMS},
                 stream=NOT_TRUE,
             ),
         ]
     },
-    {"anyOf": [case("temperature", temperature={"type": "number"}), case(top_p={"minimum": 1}, top_k={"maximum": 0})]},
-    {"anyOf": [case("stream", stream={"const": True}), case(stream_options=NULL)]},
+    {
+        "anyOf": [
+            object_schema("temperature", temperature={"type": "number"}),
+            object_schema(top_p={"minimum": 1}, top_k={"maximum": 0}),
+        ]
+    },
+    {"anyOf": [object_schema("stream", stream={"const": True}), object_schema(stream_options=NULL)]},
 ]
 
 
 class DecodingBody(RequestBody):
-    """What completions and chat completions have in common: how the text is chosen, and how it is sent."""
+    """Fields that completions and chat completions share: decoding and streaming."""
 
     model: ModelName = None
-    max_tokens: NumNewTokens | None = Field(default=None, description="128, or the model's limit if that is less.")
+    max_tokens: NumNewTokens | None = Field(
+        default=None, description="Maximum number of generated tokens. The default is 128, capped at the model's limit."
+    )
     temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(
-        default=None, description="Above 0 each token is drawn; 0, the default, takes the likeliest."
+        default=None, description="Values above 0 sample each token; 0, the default, takes the most probable one."
     )
     top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = Field(default=None, description="-1 and 0 are off.")
-    seed: Seed | None = Field(default=None, description="Choice i is drawn with seed + i.")
-    n: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
-        default=None, description="Texts for each prompt: samples, or the best of a beam search."
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = Field(
+        default=None, description="Sample from this many of the most probable tokens; -1 and 0 disable it."
     )
-    stop: Stop | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    seed: Seed | None = Field(default=None, description="Seed of the sampling; choice i uses seed + i.")
+    n: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
+        default=None, description="Number of texts for each prompt: samples, or the best of a beam search."
+    )
+    stop: Annotated[Stop | None, Field(description="Up to 4 strings that end the text and are cut from it.")] = None
+    stream: Annotated[bool | None, Field(description="Send server-sent events.")] = None
+    stream_options: Annotated[StreamOptions | None, Field(description="Options of a stream.")] = None
     user: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
-    logit_bias: Annotated[Any, only({})] = None
-    presence_penalty: Annotated[Any, only(0)] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
-    # What OpenAI does not have.
+    logit_bias: Annotated[Any, must_equal({})] = None
+    presence_penalty: Annotated[Any, must_equal(0)] = None
+    frequency_penalty: Annotated[Any, must_equal(0)] = None
+    # Extensions to OpenAI's API.
     min_tokens: MinNewTokens | None = None
-    ignore_eos: bool | None = Field(default=None, description="Never end before max_tokens.")
+    ignore_eos: bool | None = Field(default=None, description="Generate until `max_tokens`, ignoring the end token.")
     num_beams: NumBeams | None = None
     length_penalty: LengthPenalty | None = None
     early_stopping: EarlyStopping | None = None
@@ -103,40 +126,40 @@ class DecodingBody(RequestBody):
         return self.n or 1
 
     @property
-    def num_prompts(self) -> int:
-        return 1
-
-    @property
     def length(self) -> int | None:
         """Maximum number of new tokens."""
         return self.max_tokens
 
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _check_combination(self) -> Self:
         has_beams = (self.num_beams or 1) > 1
         if self.is_sampled and has_beams:
-            raise refusal("invalid_parameter", "num_beams above 1 needs a temperature of 0.", "num_beams")
-        for name, is_wanted in (("top_p", (self.top_p or 1) < 1), ("top_k", (self.top_k or 0) > 0)):
-            if is_wanted and self.temperature is None:
-                raise refusal("invalid_parameter", f"{name} needs a temperature, whose default is 0.", name)
+            raise field_error("invalid_parameter", "num_beams above 1 needs a temperature of 0.", "num_beams")
+        for name, is_requested in (("top_p", (self.top_p or 1) < 1), ("top_k", (self.top_k or 0) > 0)):
+            if is_requested and self.temperature is None:
+                raise field_error("invalid_parameter", f"{name} needs a temperature, whose default is 0.", name)
         if self.num_choices > 1 and not (self.is_sampled or has_beams):
-            raise refusal("invalid_parameter", "n above 1 needs a temperature above 0, or num_beams.", "n")
-        num_texts = (self.num_choices if self.is_sampled else 1) * self.num_prompts
-        if num_texts > MAX_INPUTS:
-            message = f"These are {num_texts} texts; a call makes at most {MAX_INPUTS}."
-            raise refusal("invalid_parameter", message, "n")
+            raise field_error("invalid_parameter", "n above 1 needs a temperature above 0, or num_beams.", "n")
         if self.stream_options is not None and not self.stream:
-            raise refusal("invalid_parameter", "stream_options needs stream: true.", "stream_options")
+            raise field_error("invalid_parameter", "stream_options needs stream: true.", "stream_options")
         return self
 
 
 class CompletionBody(DecodingBody):
-    prompt: TextsWithoutIds
-    best_of: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(default=None, description="n and nothing else.")
-    logprobs: TopLogprobs | None = None
-    echo: bool | None = Field(default=None, description="Only of a model that goes on with its prompt.")
-    suffix: Annotated[Any, only("")] = None
-    target_prefix: TextOrTexts | None = None
+    prompt: Annotated[TextsWithoutIds, Field(description="Text to complete, or a list of texts.")]
+    best_of: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
+        default=None, description="Only the value of `n` is supported."
+    )
+    logprobs: Annotated[
+        TopLogprobs | None, Field(description="Number of top alternatives returned for each token.")
+    ] = None
+    echo: bool | None = Field(
+        default=None, description="Return the prompt before the text; only for decoder-only models."
+    )
+    suffix: Annotated[Any, must_equal("")] = None
+    target_prefix: Annotated[
+        TextOrTexts | None, Field(description="Beginning of the text: one string for all prompts, or one for each.")
+    ] = None
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -147,29 +170,31 @@ class CompletionBody(DecodingBody):
                 {"prompt": "A dog runs.", "stream": True, "stream_options": {"include_usage": True}},
                 {"prompt": "A dog runs.", "max_tokens": 8, "ignore_eos": True, "stop": None, "user": "somebody"},
             ],
-            "allOf": [*TOGETHER, {"anyOf": [case(echo=NOT_TRUE), case(logprobs=NULL)]}],
+            "allOf": [*DEPENDENCIES, {"anyOf": [object_schema(echo=NOT_TRUE), object_schema(logprobs=NULL)]}],
         }
     )
 
-    @property
-    def num_prompts(self) -> int:
-        return len(self.prompt)
-
     @model_validator(mode="after")
-    def _fits_its_prompt(self) -> Self:
+    def _check_prompt_options(self) -> Self:
         if self.best_of not in (None, self.num_choices):
-            raise refusal("unsupported_parameter", "best_of can only be n; num_beams searches for more.", "best_of")
+            raise field_error(
+                "unsupported_parameter", "best_of must equal n; use num_beams for beam search.", "best_of"
+            )
         if self.echo and self.logprobs is not None:
-            message = "What is echoed has no log-probabilities: leave out echo, or logprobs."
-            raise refusal("unsupported_parameter", message, "logprobs")
+            message = "logprobs cannot be combined with echo: a prompt has no log-probabilities."
+            raise field_error("unsupported_parameter", message, "logprobs")
         return self
 
 
 class EmbeddingBody(RequestBody):
     model: ModelName = None
-    input: TextsWithoutIds
-    encoding_format: Encoding | None = None
-    dimensions: int | None = Field(default=None, ge=1, le=MAX_ID, description="Those of the model and no others.")
+    input: Annotated[TextsWithoutIds, Field(description="Text to encode, or a list of texts.")]
+    encoding_format: Annotated[
+        Encoding | None, Field(description="Encoding of the vectors: numbers, or base64 of little-endian float32.")
+    ] = None
+    dimensions: int | None = Field(
+        default=None, ge=1, le=MAX_ID, description="Only the dimensions of the model are supported."
+    )
     user: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
 
     model_config = ConfigDict(
@@ -178,55 +203,60 @@ class EmbeddingBody(RequestBody):
 
 
 class CompletionLogprobs(TypedDict):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
+    tokens: Annotated[list[str], Field(description="Text of each token.")]
+    token_logprobs: Annotated[list[float], Field(description="Log-probability of each token.")]
+    top_logprobs: Annotated[
+        list[dict[str, float]], Field(description="Log-probabilities of the token and its top alternatives.")
+    ]
+    text_offset: Annotated[list[int], Field(description="Index of each token's first character in the text.")]
 
 
 class CompletionChoice(TypedDict):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: Annotated[Literal["stop", "length"] | None, Field(description="Null while a stream continues.")]
+    index: Annotated[int, Field(description="Index among the choices of all prompts.")]
+    text: Annotated[str, Field(description="Generated text.")]
+    logprobs: Annotated[CompletionLogprobs | None, Field(description="Log-probabilities; null unless requested.")]
+    finish_reason: Annotated[
+        Literal["stop", "length"] | None,
+        Field(description="Reason for the end: `stop` or `length`; null while a stream continues."),
+    ]
 
 
 class CompletionUsage(TypedDict):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    prompt_tokens: Annotated[int, Field(description="Tokens of the prompts.")]
+    completion_tokens: Annotated[int, Field(description="Generated tokens.")]
+    total_tokens: Annotated[int, Field(description="Sum of both.")]
 
 
 class Completion(TypedDict):
     """The completed texts; each event of a stream is one of these with the new text."""
 
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: NotRequired[CompletionUsage | None]
+    id: Annotated[str, Field(description="Id of the response.")]
+    object: Annotated[Literal["text_completion"], Field(description="Type of the object.")]
+    created: Annotated[int, Field(description="Time of the request, in seconds since 1970.")]
+    model: Annotated[str, Field(description="Name of the model.")]
+    choices: Annotated[list[CompletionChoice], Field(description="Generated texts.")]
+    usage: NotRequired[Annotated[CompletionUsage | None, Field(description="Token counts.")]]
 
 
 @dataclass(frozen=True)
 class Embedding:
-    object: Literal["embedding"]
-    index: int
-    embedding: Numbers
+    object: Annotated[Literal["embedding"], Field(description="Type of the object.")]
+    index: Annotated[int, Field(description="Index of the input.")]
+    embedding: Annotated[Numbers, Field(description="The vector.")]
 
 
 @dataclass(frozen=True)
 class EmbeddingUsage:
-    prompt_tokens: int
-    total_tokens: int
+    prompt_tokens: Annotated[int, Field(description="Tokens of the inputs.")]
+    total_tokens: Annotated[int, Field(description="Tokens of the inputs.")]
 
 
 @dataclass(frozen=True)
 class EmbeddingList:
-    object: Literal["list"]
-    model: str
-    data: list[Embedding]
-    usage: EmbeddingUsage
+    object: Annotated[Literal["list"], Field(description="Type of the object.")]
+    model: Annotated[str, Field(description="Name of the model.")]
+    data: Annotated[list[Embedding], Field(description="One vector for each input, in order.")]
+    usage: Annotated[EmbeddingUsage, Field(description="Token counts.")]
 
 
 def parameters_of(body: DecodingBody, end_id: int, *, top_logprobs: int, **others: Any) -> GenerateParameters:
@@ -238,7 +268,7 @@ def parameters_of(body: DecodingBody, end_id: int, *, top_logprobs: int, **other
         top_logprobs: alternatives of each token.
         others: further parameters.
     """
-    # A fixed length needs no look at all scores of every step, unlike a token that is suppressed.
+    # A minimum length is cheaper than a suppressed token, which needs all scores of every step.
     is_fixed = body.ignore_eos and body.length is not None
     parameters: dict[str, Any] = {
         "max_new_tokens": body.length,
@@ -253,7 +283,7 @@ def parameters_of(body: DecodingBody, end_id: int, *, top_logprobs: int, **other
         "suppress_tokens": (end_id,) if body.ignore_eos and not is_fixed else None,
         "top_logprobs": top_logprobs,
     }
-    if body.is_sampled:  # without sampling they would change nothing
+    if body.is_sampled:  # they have no effect without sampling
         parameters |= {
             "do_sample": True,
             "temperature": body.temperature,

@@ -1,4 +1,4 @@
-"""Parts that OpenAI's two text endpoints share: the response, whole or as a stream."""
+"""Response that OpenAI's two text endpoints share, whole or as a stream."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 class Choice(Protocol):
-    """Writes one text. It keeps what is still to be written."""
+    """Writes one text of a response."""
 
     def whole(self, output: GenerateOutput) -> Any: ...
 
@@ -58,9 +58,9 @@ class TextResponse(DataEventEncoder):
             call: the call.
             model: the model.
             body: the body of the request.
-            make_choice: makes the choice of an index; it is called once the use case has checked the request.
-            kind: OpenAI's name of the object.
-            prefix: beginning of its id.
+            make_choice: creates the choice of an index. Called after the request is checked.
+            kind: value of the field `object`.
+            prefix: prefix of the id.
         """
         self._options = body.stream_options
         self._is_streamed = bool(body.stream)

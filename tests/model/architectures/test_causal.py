@@ -1,4 +1,4 @@
-"""The decoder-only model: what it may look at, and the equations of its layers."""
+"""Tests of the decoder-only model: causal mask and equations of its layers."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_no_position_looks_at_a_later_one(model: CausalModel) -> None:
     logits = model(ids)
     torch.testing.assert_close(logits[0, :3], logits[1, :3])
     assert not torch.allclose(logits[0, 3:], logits[1, 3:])
-    _, maps = model.read(ids, need_weights=True)
+    _, maps = model.hidden_states(ids, need_weights=True)
     assert maps is not None
     assert maps.shape == (2, 2, 2, 5, 5)
     assert not maps.triu(diagonal=1).any()
@@ -44,7 +44,7 @@ def test_padding_on_the_right_changes_nothing(model: CausalModel) -> None:
 
 @torch.inference_mode()
 def test_a_layer_is_two_residual_sublayers_behind_their_norms(model: CausalModel) -> None:
-    """Radford et al. 2019, section 2.3: x + f(LayerNorm(x)), and one more norm after the last layer."""
+    """Layers follow Radford et al. 2019, section 2.3: x + f(LayerNorm(x)), and a final norm."""
     ids = torch.tensor([[1, 5, 9, 11]])
     x = model.embedding(ids) * math.sqrt(16) + model.positions[:4]
     for layer in model.layers:
@@ -68,5 +68,5 @@ def test_dropout_is_for_training_alone(model: CausalModel) -> None:
 
 
 def test_more_tokens_than_positions_are_refused(model: CausalModel) -> None:
-    with pytest.raises(ValueError, match="13 tokens are more than max_positions"):
+    with pytest.raises(ValueError, match="13 tokens, but max_positions is"):
         model(torch.ones(1, 13, dtype=torch.int64))

@@ -72,10 +72,10 @@ def test_nothing_is_left_out_after_training() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"word_dropout": 1.0}, "word_dropout is 1.0"),
-        ({"labels": ("one",)}, "two or more that differ"),
-        ({"labels": ("one", "one")}, "two or more that differ"),
-        ({"num_heads": 3}, r"d_model \(16\) must be a multiple"),
+        ({"word_dropout": 1.0}, "word_dropout must be at least 0 and at most 0.9, got 1.0"),
+        ({"labels": ("one",)}, "labels must be two or more different strings, got"),
+        ({"labels": ("one", "one")}, "labels must be two or more different strings, got"),
+        ({"num_heads": 3}, r"d_model must be a multiple of num_heads \(3\), got 16"),
     ],
 )
 def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:

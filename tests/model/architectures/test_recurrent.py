@@ -1,4 +1,4 @@
-"""The recurrent decoders step by step against their papers' equations, and what batching must not change."""
+"""Recurrent decoders follow the equations of the papers step by step, alone and in a batch."""
 
 from typing import Any
 
@@ -94,14 +94,15 @@ def test_hard_attention_looks_at_the_likeliest_position_alone() -> None:
     (_, soft_maps), (_, hard_maps) = decoded(soft, SOURCES, TARGETS), decoded(hard, SOURCES, TARGETS)
     assert soft_maps is not None
     assert hard_maps is not None
-    # Without input feeding no state depends on what was looked at, so both have the same distributions.
+    # Without input feeding, states do not depend on the selected position, so both have the same
+    # weights.
     assert torch.equal(hard_maps.argmax(-1), soft_maps.argmax(-1))
     assert torch.equal(hard_maps.sort(-1, descending=True).values[..., 0], torch.ones(1, 3, 1, 4))
     assert torch.equal(hard_maps.sum(-1), torch.ones(1, 3, 1, 4))
 
 
 def gru(model: RecurrentModel, x: Tensor, h: Tensor) -> Tensor:
-    """One step of a GRU as Cho et al. 2014 have it, with PyTorch's place for the reset gate."""
+    """Compute one GRU step of Cho et al. 2014, with the reset gate as in PyTorch."""
     cell = model.cell
     assert isinstance(cell, torch.nn.GRUCell)
     ri, zi, ni = (cell.weight_ih @ x + cell.bias_ih).chunk(3)
@@ -188,14 +189,29 @@ def test_annotations_are_projected_once_for_all_steps(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attention": "dot", "encoder_size": 3}, "as wide as annotations"),
-        ({"attention": "none", "query": "current"}, "no query"),
-        ({"attention": "additive", "window": "local-p"}, "the current state"),
-        ({"attention": "additive", "input_feeding": True}, "the current state"),
-        ({"attention": "general", "query": "current", "input_feeding": True, "selection": "marginal"}, "marginalised"),
+        (
+            {"attention": "dot", "encoder_size": 3},
+            r'attention "dot" needs decoder_size \(8\) to equal the annotation size \(6\)',
+        ),
+        (
+            {"attention": "none", "query": "current"},
+            'attention "none" needs window "global", selection "soft" and query "previous"',
+        ),
+        (
+            {"attention": "additive", "window": "local-p"},
+            'input_feeding and a window other than "global" need query "current"',
+        ),
+        (
+            {"attention": "additive", "input_feeding": True},
+            'input_feeding and a window other than "global" need query "current"',
+        ),
+        (
+            {"attention": "general", "query": "current", "input_feeding": True, "selection": "marginal"},
+            'selection "marginal" needs query "current" and no input_feeding',
+        ),
         ({"attention": "dot", "query": "current", "window": "local-p", "selection": "marginal"}, "less than 1"),
         ({"attention": "dot", "query": "current", "window": "local-p", "selection": "reinforce"}, "less than 1"),
-        ({"encoder_size": 0}, "encoder_size is 0"),
+        ({"encoder_size": 0}, "encoder_size must be between 1 and 1048576, got 0"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -205,5 +221,5 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 
 def test_too_long_a_source_is_refused() -> None:
     source, lengths = padded([[3] * 11])
-    with pytest.raises(ValueError, match="11 tokens are more than max_positions"):
+    with pytest.raises(ValueError, match="11 tokens, but max_positions is"):
         made().encode(source, lengths)

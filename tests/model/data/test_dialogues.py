@@ -15,7 +15,7 @@ def drawn(has_ghost_attention: bool, count: int = 600) -> list[Dialogue]:
 
 
 def bare(dialogue: Dialogue, place: int) -> str:
-    """A message without the instruction."""
+    """Return a message without the instruction."""
     message = dialogue.turns[place].message
     return message if place or dialogue.instruction is None else message.removeprefix(f"{dialogue.instruction.text} ")
 
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_examples() -> None:
 
 
 def test_the_documented_prompt_is_what_the_template_writes() -> None:
-    text = Path("docs/training.md").read_text(encoding="utf-8")
+    text = Path("docs/research/training.md").read_text(encoding="utf-8")
     (body,) = re.findall(r"/v1/generate .*?-d '(.*?)'", text, flags=re.DOTALL)
     exchange = Exchange("Act as Rosa. Hello!", "Nice to meet you.")
     assert json.loads(body)["model"] == bundle_name("chat-gatt")

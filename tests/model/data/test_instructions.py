@@ -86,7 +86,7 @@ def test_a_message_has_one_answer_whatever_it_is_drawn_from() -> None:
     answers: dict[str, str] = {}
     for intent in INTENTS:
         for place, value in enumerate(intent.values):
-            of = intent.belongs[place] if intent.belongs else ""
+            of = intent.counterparts[place] if intent.counterparts else ""
             for message in intent.messages:
                 answer = intent.answer.format(value, of=of)
                 assert answers.setdefault(message.format(value), answer) == answer

@@ -24,7 +24,7 @@ def test_sides_of_different_lengths_are_refused_with_both_numbers(tmp_path: Path
 
 
 def test_a_lone_carriage_return_ends_no_line_so_that_pairs_stay_aligned(tmp_path: Path) -> None:
-    """It ended one: with one on each side the numbers of lines were equal and the pairs were not."""
+    """A lone carriage return must not end a line, because the pairs would be misaligned."""
     (tmp_path / "train.en").write_bytes(b"one\rmore\ntwo\nthree\n")
     (tmp_path / "train.de").write_bytes(b"eins\nzwei\ndrei\rmehr\n")
     source, target = read_parallel(tmp_path, "train", "en", "de")
@@ -72,5 +72,5 @@ def test_a_missing_split_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["good film", "1\t", "\tfilm", "one\tfilm", "-1\tfilm", "٣\tfilm", ""])
 def test_a_line_of_another_form_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "dev.tsv").write_text(f"1\tfine\n{line}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="line 2 of"):
+    with pytest.raises(ValueError, match=r"dev\.tsv, line 2: expected `label index, tab, text`"):
         read_labelled(tmp_path, "dev")

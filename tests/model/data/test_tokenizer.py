@@ -53,11 +53,11 @@ def test_a_stored_tokenizer_encodes_as_before(tmp_path: Path, sentences: list[st
 
 
 def test_a_vocabulary_too_small_for_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match="need 259"):
+    with pytest.raises(ValueError, match=r"vocab_size must be at least 259 \(bytes and special tokens\), got 258"):
         train_tokenizer(["a"], 258)
 
 
 def test_a_line_of_endless_length_is_not_learnt_from() -> None:
-    """One word of half a million letters took hours, since learning takes time that grows with its square."""
+    """Training time grows with the square of the word length; such a word would take hours."""
     words = ["a small dog", "two small dogs"]
     assert train_tokenizer([*words, "x" * 500_000], 300).to_str() == train_tokenizer(words, 300).to_str()

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from model.decoding.processors import UNPROCESSED, Processors, penalised, repeating_tokens
+from model.decoding.processors import NO_PROCESSORS, LogitsProcessors, penalised, repeating_tokens
 
 END = 1
 SCORES = np.array([-2.0, 0.5, 3.0, -1.0, 0.0, 2.0], np.float32)
 
 
 def test_nothing_asked_for_changes_nothing() -> None:
-    np.testing.assert_array_equal(UNPROCESSED(SCORES, [0], [2, 2, 2], END), SCORES)
+    np.testing.assert_array_equal(NO_PROCESSORS(SCORES, [0], [2, 2, 2], END), SCORES)
 
 
 def test_the_penalty_lowers_scores_of_either_sign() -> None:
@@ -16,7 +16,7 @@ def test_the_penalty_lowers_scores_of_either_sign() -> None:
 
 
 def test_all_that_was_read_is_penalised_once() -> None:
-    given = Processors(repetition_penalty=2.0)(SCORES, [0, 3], [2, 2], END)
+    given = LogitsProcessors(repetition_penalty=2.0)(SCORES, [0, 3], [2, 2], END)
     np.testing.assert_allclose(given, [-4.0, 0.5, 1.5, -2.0, 0.0, 2.0])
     np.testing.assert_array_equal(SCORES, [-2.0, 0.5, 3.0, -1.0, 0.0, 2.0])
 
@@ -41,21 +41,21 @@ def test_the_last_tokens_may_not_be_followed_as_they_were_before(
 
 
 def test_the_prompt_counts_for_ngrams() -> None:
-    given = Processors(no_repeat_ngram_size=2)(SCORES, [0, 5], [0], END)
+    given = LogitsProcessors(no_repeat_ngram_size=2)(SCORES, [0, 5], [0], END)
     assert np.flatnonzero(np.isinf(given)).tolist() == [5]
 
 
 def test_the_end_token_waits_for_the_shortest_length_without_the_prompt() -> None:
-    processors = Processors(min_new_tokens=2)
+    processors = LogitsProcessors(min_new_tokens=2)
     assert processors(SCORES, [0, 5, 5], [4], END)[END] == -np.inf
     assert processors(SCORES, [0], [4, 4], END)[END] == SCORES[END]
 
 
 def test_suppressed_tokens_have_no_chance() -> None:
-    given = Processors(suppress_tokens=(2, 5))(SCORES, [0], [], END)
+    given = LogitsProcessors(suppress_tokens=(2, 5))(SCORES, [0], [], END)
     assert np.flatnonzero(np.isinf(given)).tolist() == [2, 5]
 
 
 def test_where_nothing_else_may_follow_the_end_token_may() -> None:
-    given = Processors(min_new_tokens=3, suppress_tokens=(0, 2, 3, 4, 5))(SCORES, [0], [], END)
+    given = LogitsProcessors(min_new_tokens=3, suppress_tokens=(0, 2, 3, 4, 5))(SCORES, [0], [], END)
     assert np.flatnonzero(np.isfinite(given)).tolist() == [END]

@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from model.architectures.transformer import Transformer
-from model.decoding.processors import Processors
+from model.decoding.processors import LogitsProcessors
 from model.decoding.reference import Hypothesis, NextLogits, beam, greedy, log_softmax, one_thread, pytorch_steps
 
 START, END = 0, 1
 
 
 def random_steps(vocab_size: int, seed: int) -> NextLogits:
-    """A language model whose distribution after each prefix is drawn from the seed and the prefix."""
+    """Language model with random distributions that depend on the seed and the prefix."""
 
     def next_logits(prefixes: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         assert len({len(prefix) for prefix in prefixes}) == 1
@@ -27,7 +27,7 @@ def random_steps(vocab_size: int, seed: int) -> NextLogits:
 
 
 def table_steps(table: dict[tuple[int, ...], list[float]]) -> NextLogits:
-    """Probabilities of four tokens after each prefix (without the start token); what is not listed ends at once."""
+    """Model with given probabilities of four tokens per prefix; other prefixes end at once."""
 
     def next_logits(prefixes: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         rows = [table.get(tuple(prefix[1:]), [0.0, 1.0, 0.0, 0.0]) for prefix in prefixes]
@@ -38,7 +38,7 @@ def table_steps(table: dict[tuple[int, ...], list[float]]) -> NextLogits:
 
 
 def shifted_steps(step: NextLogits, prefix: tuple[int, ...]) -> NextLogits:
-    """A model that has read the prefix before it starts."""
+    """Return a model that has read the prefix before it starts."""
 
     def next_logits(prefixes: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         return step([[read[0], *prefix, *read[1:]] for read in prefixes])
@@ -47,7 +47,7 @@ def shifted_steps(step: NextLogits, prefix: tuple[int, ...]) -> NextLogits:
 
 
 def every_hypothesis(step: NextLogits, vocab_size: int, max_new_tokens: int) -> list[Hypothesis]:
-    """All sequences that end with the end token or have the full length."""
+    """Enumerate all sequences that end with the end token or have the full length."""
     whole = []
     for length in range(1, max_new_tokens + 1):
         for ids in itertools.product(range(vocab_size), repeat=length):
@@ -98,7 +98,7 @@ def test_greedy_stops_at_the_longest_length(max_new_tokens: int) -> None:
 
 @pytest.mark.parametrize("early_stopping", [False, True])
 def test_one_beam_is_greedy(early_stopping: bool) -> None:
-    """With one beam the search goes on past a finished one only where the bound allows: not for a sum alone."""
+    """With one beam, only the bound lets the search continue past a finished hypothesis."""
     for seed in range(30):
         step = random_steps(6, seed)
         found = beam(step, START, END, 8, num_beams=1, length_penalty=0.0, early_stopping=early_stopping)
@@ -129,7 +129,8 @@ def test_open_beams_are_finished_at_the_longest_length_and_compete() -> None:
 
 
 def test_early_stopping_takes_the_first_num_beams_finished_though_an_open_beam_is_better() -> None:
-    # After two steps END (0.3) and 3 END (0.24) are finished; 2 2 (0.36) is open, and ends as the best.
+    # After two steps END (0.3) and 3 END (0.24) are finished; 2 2 (0.36) is open, and ends as the
+    # best.
     table = {(): [0, 0.3, 0.4, 0.3], (2,): [0, 0.1, 0.9, 0], (3,): [0, 0.8, 0.2, 0], (2, 2): [0, 1.0, 0, 0]}
     step = table_steps(table)
     stopped = beam(step, START, END, 3, num_beams=2, num_return=2, length_penalty=0.0, early_stopping=True)
@@ -139,7 +140,7 @@ def test_early_stopping_takes_the_first_num_beams_finished_though_an_open_beam_i
 
 
 def test_the_bound_is_taken_at_the_present_length() -> None:
-    """A certain continuation would lift the mean of the open beam past the finished one; the bound does not see it."""
+    """The heuristic bound ignores that a continuation could improve the mean of a beam."""
     table = {(): [0, 0.51, 0.49, 0.0], (2,): [0, 0, 1.0, 0], (2, 2): [0, 0, 1.0, 0]}
     step = table_steps(table)
     assert beam(step, START, END, 6, num_beams=1, early_stopping=False)[0].ids == (END,)
@@ -149,7 +150,7 @@ def test_the_bound_is_taken_at_the_present_length() -> None:
 
 
 def test_never_goes_on_while_the_longest_continuation_could_win() -> None:
-    """END has -0.67 a token; 2 2 2 2 2 2, certain after its first token, comes to -0.71 / 6 at the longest length."""
+    """END scores -0.67 per token; 2 2 2 2 2 2 scores -0.71 / 6 at the largest length."""
     table = {(): [0, 0.51, 0.49, 0.0], **{(2,) * n: [0, 0, 1.0, 0] for n in range(1, 6)}}
     step = table_steps(table)
     assert beam(step, START, END, 6, num_beams=1, early_stopping=False)[0].ids == (END,)
@@ -174,19 +175,19 @@ def test_the_prefix_is_read_and_counts_for_no_length_and_no_score(length_penalty
 
 
 def test_greedy_penalises_logits_and_beams_log_probabilities() -> None:
-    """The penalty divides the positive logit of a repetition, and multiplies its negative log-probability."""
+    """The penalty divides positive logits and multiplies negative log-probabilities."""
     logits = np.array([[-9.0, 0.5, 0.6, 1.0]], np.float32)
     log_probs = log_softmax(logits[0])  # -10.8, -1.3, -1.2, -0.8
 
     def step(prefixes: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         return np.repeat(logits, len(prefixes), axis=0)
 
-    penalty = Processors(repetition_penalty=1.8)  # 1.0 to 0.56 and -0.8 to -1.45
+    penalty = LogitsProcessors(repetition_penalty=1.8)  # 1.0 to 0.56 and -0.8 to -1.45
     found = greedy(step, START, END, 1, prefix=[3], processors=penalty)
     assert found.ids == (2,)
     (best,) = beam(step, START, END, 1, num_beams=1, prefix=[3], processors=penalty)
     assert best.ids == (2,)
-    mild = Processors(repetition_penalty=1.6)  # 1.0 to 0.63 and -0.8 to -1.3
+    mild = LogitsProcessors(repetition_penalty=1.6)  # 1.0 to 0.63 and -0.8 to -1.3
     assert greedy(step, START, END, 1, prefix=[3], processors=mild).ids == (3,)
     best, second, third = beam(step, START, END, 1, num_beams=3, num_return=3, prefix=[3], processors=mild)
     assert [best.ids, second.ids, third.ids] == [(2,), (3,), (END,)]
@@ -197,7 +198,7 @@ def test_greedy_penalises_logits_and_beams_log_probabilities() -> None:
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_processors_shape_what_both_searches_find(num_beams: int) -> None:
     def search(step: NextLogits, **fields: Any) -> tuple[int, ...]:
-        processors = Processors(**fields)
+        processors = LogitsProcessors(**fields)
         if num_beams == 1:
             return greedy(step, START, END, 9, processors=processors).ids
         return beam(step, START, END, 9, num_beams, processors=processors)[0].ids
@@ -230,7 +231,7 @@ def test_beams_that_nothing_can_continue_are_left_out() -> None:
 
 @pytest.mark.parametrize("num_return", [0, 3])
 def test_a_num_return_outside_the_beams_is_refused(num_return: int) -> None:
-    with pytest.raises(ValueError, match=f"num_return is {num_return}"):
+    with pytest.raises(ValueError, match=rf"num_return must be between 1 and num_beams \(2\), got {num_return}"):
         beam(random_steps(4, 0), START, END, 4, num_beams=2, num_return=num_return)
 
 

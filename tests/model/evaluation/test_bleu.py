@@ -54,14 +54,14 @@ def test_a_limit_takes_the_first_pairs(corpus: Path) -> None:
     test_set = read_test_set(corpus, "test", "en", "de", limit=2)
     assert test_set.sources == read_lines(corpus / "test.en")[:2]
     assert len(test_set.references) == len(test_set.tokenised_references or []) == 2
-    with pytest.raises(ValueError, match="limit is 0"):
+    with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
         read_test_set(corpus, "test", "en", "de", limit=0)
 
 
 def test_a_tokenised_reference_of_another_length_is_refused(corpus: Path, tmp_path: Path) -> None:
     for name, lines in {"test.en": 3, "test.de": 3, "test.lc.norm.tok.de": 2}.items():
         (tmp_path / name).write_text("a\n" * lines, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"has 2 lines, test\.de has 3"):
+    with pytest.raises(ValueError, match=r"has 2 lines, but test\.de has 3"):
         read_test_set(tmp_path, "test", "en", "de")
 
 

@@ -24,7 +24,7 @@ def test_a_script_says_its_instruction_once_and_asks_a_person_at_the_end() -> No
         prompts = []
         for turn in range(4):
             prompts.append(script.prompt)
-            script.hear(f"Answer {turn}.")
+            script.add_answer(f"Answer {turn}.")
         assert all(prompt.count(script.instruction.text) == 1 for prompt in prompts)
         assert prompts[0].startswith(f"User: {script.instruction.text} ")
         assert prompts[3].count("Bot: Answer") == 3
@@ -34,7 +34,7 @@ def test_a_script_says_its_instruction_once_and_asks_a_person_at_the_end() -> No
 
 def test_one_that_says_what_it_should_recalls_all_and_one_that_forgets_recalls_nothing() -> None:
     def parrot(prompts: Sequence[str]) -> list[str]:
-        """Shouts, and says the value of the first message's instruction at both ends."""
+        """Answer in capitals, with the value of the instruction at both ends."""
         words = [[word for word in re.findall(r"\w+", one.split("\n")[0]) if word in VALUE_WORDS] for one in prompts]
         return [" ".join((*values, "HELLO", *values)) for values in words]
 
@@ -64,7 +64,7 @@ def test_plain_answers_before_the_last_are_given_and_say_nothing_of_the_instruct
 
 
 def belonging(intent: Intent) -> list[tuple[str, str]]:
-    return list(zip(intent.values, intent.belongs or [""] * len(intent.values), strict=True))
+    return list(zip(intent.values, intent.counterparts or [""] * len(intent.values), strict=True))
 
 
 def test_answers_of_many_prompts_are_each_ones_greedy_answer() -> None:

@@ -1,4 +1,4 @@
-"""Attention against worked examples that have been published, and against PyTorch's own."""
+"""Attention equals published examples and the functions of PyTorch."""
 
 import math
 
@@ -16,7 +16,8 @@ from model.layers.attention import (
     scaled_dot_product_attention,
 )
 
-# "pool beats badminton", one row a word: an example from "Intuition Behind the Attention Head of Transformers".
+# "pool beats badminton", one row a word: an example from "Intuition Behind the Attention Head of
+# Transformers".
 WORDS = torch.tensor([[0.5, 0.1, 0.1, 0.2], [0.1, 0.5, 0.2, 0.1], [0.5, 0.1, 0.2, 0.1]])
 
 
@@ -26,7 +27,7 @@ def test_similarities_of_pool_beats_badminton_are_the_published_ones() -> None:
 
 
 def test_pool_beats_badminton_enriched_is_the_published_matrix() -> None:
-    # The example has no 1 / sqrt(d): the softmax is of the plain similarities.
+    # The example has no factor 1 / sqrt(d).
     enriched = masked_softmax(WORDS @ WORDS.T) @ WORDS
     expected = torch.tensor([[0.38, 0.22, 0.16, 0.14], [0.35, 0.25, 0.17, 0.13], [0.38, 0.22, 0.17, 0.13]])
     torch.testing.assert_close(enriched.round(decimals=2), expected)
@@ -40,9 +41,10 @@ def test_pool_beats_badminton_with_the_scale_undone_is_scaled_attention() -> Non
 
 
 def test_causal_head_equals_the_head_written_with_minus_infinity() -> None:
-    """The published head of size 4 over embeddings of width 10 calls softmax without `dim`; over the keys is meant.
+    """The published head calls softmax without `dim`; it must be the axis of the keys.
 
-    Without `dim`, PyTorch takes the first axis of a 3-D tensor, the batch: rows then would not sum to 1.
+    Without `dim`, PyTorch takes the first axis of a 3-D tensor, the batch: rows then would not sum
+    to 1.
     """
     torch.manual_seed(0)
     x = torch.randn(2, 5, 10)
@@ -70,7 +72,7 @@ def test_masked_softmax_over_valid_lengths_equals_the_one_with_minus_a_million(l
 
 @pytest.mark.parametrize("lengths", [[0, 3], [[0, 3], [4, 0]]], ids=["one an example", "one a query"])
 def test_a_valid_length_of_zero_gives_zeros_and_finite_gradients(lengths: list[int]) -> None:
-    """The published form gives equal weights here; a softmax over -inf gives NaN, and NaN gradients."""
+    """A softmax over only -inf would give NaN weights and gradients."""
     scores = torch.rand(2, 2, 4, requires_grad=True)
     valid = torch.tensor(lengths)
     weights = masked_softmax(scores, length_mask(valid, 4))
@@ -155,7 +157,8 @@ def test_multi_head_refuses_a_width_that_its_heads_do_not_divide() -> None:
 
 
 def test_attention_without_weights_enriches_pool_beats_badminton_as_published() -> None:
-    # Each word times the fourth root of d: the scale of the scores is undone, and the result is as much larger.
+    # Embeddings times the fourth root of d cancel the factor 1 / sqrt(d); results are scaled
+    # equally.
     root = WORDS.size(1) ** 0.25
     enriched, weights = AttentionWithoutWeights()(WORDS[None] * root, WORDS[None] * root, need_weights=True)
     expected = torch.tensor([[0.38, 0.22, 0.16, 0.14], [0.35, 0.25, 0.17, 0.13], [0.38, 0.22, 0.17, 0.13]])

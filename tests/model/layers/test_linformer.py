@@ -1,4 +1,4 @@
-"""Linformer against its equation written out number by number, and against plain attention where the two are one."""
+"""Linformer equals its equation in loops, and plain attention if E and F are identities."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,7 @@ from torch import Tensor
 from model.architectures.transformer import Transformer
 from model.config import Sharing, TransformerConfig
 from model.layers.attention import MultiHeadAttention, length_mask
-from model.layers.linformer import LinformerAttention, Projections, project, pull_back
+from model.layers.linformer import LinformerAttention, Projections, project, token_weights
 
 CONFIG = TransformerConfig(
     40,
@@ -33,14 +33,14 @@ def seed() -> None:
 
 
 def literal_head(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-    """softmax(Q (E K)^T / sqrt(d)) F V of one head and one source without padding, in loops.
+    """Compute softmax(Q (E K)^T / sqrt(d)) F V of one head and one source in loops.
 
     Args:
         q: queries (S, D); `k` and `v` are keys and values.
         e: (k, n); `f` as well.
 
     Returns:
-        Results (S, D) and weights of slots (S, k).
+        Results (S, D) and weights of projected keys (S, k).
     """
 
     def mix(matrix: Tensor, tokens: Tensor, slot: int, place: int) -> float:
@@ -61,7 +61,7 @@ def literal_head(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor) -> tuple
 def attention_and_inputs() -> tuple[LinformerAttention, Tensor, Tensor, tuple[Tensor, Tensor]]:
     attention = LinformerAttention(8, 2)
     x, lengths = torch.randn(3, 6, 8), torch.tensor([6, 1, 4])
-    return attention, x, lengths, Projections(CONFIG).of_layer(1)
+    return attention, x, lengths, Projections(CONFIG).for_layer(1)
 
 
 @torch.inference_mode()
@@ -101,7 +101,7 @@ def test_a_map_that_is_pulled_back_times_the_values_is_the_heads_result() -> Non
     attention, x, lengths, (key_matrix, value_matrix) = attention_and_inputs()
     mask = length_mask(lengths, 6).unsqueeze(1)
     result, slots = attention(x, x, mask, True, key_matrix, value_matrix)
-    pulled_back = pull_back(slots, value_matrix, mask)
+    pulled_back = token_weights(slots, value_matrix, mask)
     values = attention.split_heads(attention.value(x))
     torch.testing.assert_close(attention.output(attention.merge_heads(pulled_back @ values)), result)
     assert pulled_back.shape == (3, 2, 6, 6)
@@ -118,16 +118,16 @@ def test_with_a_slot_a_token_it_is_multi_head_attention() -> None:
     result, weights = attention(x, x, mask, True, torch.eye(6), torch.eye(6))
     expected, expected_weights = plain(x, x, mask, True)
     torch.testing.assert_close(result, expected)
-    torch.testing.assert_close(pull_back(weights, torch.eye(6), mask), expected_weights)
+    torch.testing.assert_close(token_weights(weights, torch.eye(6), mask), expected_weights)
 
 
 @pytest.mark.parametrize(("sharing", "count"), [("headwise", 24), ("key-value", 12), ("layerwise", 1)])
 def test_twelve_layers_have_the_papers_numbers_of_matrices(sharing: Sharing, count: int) -> None:
     projections = Projections(replace(CONFIG, encoder_layers=12, linformer_sharing=sharing))
     assert projections.matrices.shape == (count, 4, 9)
-    used = {place for layer in range(12) for place in projections.places_of(layer)}
+    used = {place for layer in range(12) for place in projections.matrix_indices(layer)}
     assert used == set(range(count))
-    key_matrix, value_matrix = projections.of_layer(5)
+    key_matrix, value_matrix = projections.for_layer(5)
     assert torch.equal(key_matrix, value_matrix) == (sharing != "headwise")
 
 
@@ -142,7 +142,7 @@ def test_a_model_shows_slots_and_the_source_and_learns_its_projections(sharing: 
     assert (maps["encoder"][:, 1, ..., 3:] == 0).all()
     model(source, lengths, target).square().sum().backward()
     assert model.projections is not None and model.projections.matrices.grad is not None
-    # Positions that no source has reached have learnt nothing, all others have.
+    # Only columns of positions that occur in a source have a gradient.
     assert (model.projections.matrices.grad[..., :6].abs().amax(dim=1) > 0).all()
     assert (model.projections.matrices.grad[..., 6:] == 0).all()
 
@@ -158,6 +158,6 @@ def test_what_lies_beyond_a_source_changes_nothing() -> None:
 
 def test_more_slots_than_tokens_are_refused() -> None:
     change: dict[str, Any] = {"linformer_size": 10}
-    with pytest.raises(ValueError, match=r"linformer_size \(10\) exceeds max_positions \(9\)"):
+    with pytest.raises(ValueError, match=r"linformer_size must be at most max_positions \(9\), got 10"):
         replace(CONFIG, **change)
     assert replace(CONFIG, encoder_attention="multi-head", **change).linformer_size == 10

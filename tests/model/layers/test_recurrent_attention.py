@@ -1,4 +1,4 @@
-"""Every score and window against its paper's equation, one row and one position at a time."""
+"""Scores and windows equal the equations of the papers, one row and position at a time."""
 
 import math
 
@@ -14,7 +14,7 @@ SIZES = {"encoder_size": 3, "decoder_size": 6, "attention_size": 4, "max_positio
 
 
 def made(attention: str) -> tuple[Score, Tensor, Tensor]:
-    """A score with states (B, H) and annotations (B, S, A)."""
+    """Return a score function with states (B, H) and annotations (B, S, A)."""
     torch.manual_seed(0)
     query = "previous" if attention == "additive" else "current"
     config = RecurrentConfig(20, attention=attention, query=query, **SIZES)  # type: ignore[arg-type]
@@ -22,7 +22,7 @@ def made(attention: str) -> tuple[Score, Tensor, Tensor]:
 
 
 def literal(attention: str, score: Score, h: Tensor, hs: Tensor, position: int) -> Tensor:
-    """One score of one state (H,) and one annotation (A,), as the docstring has the equation."""
+    """Compute one score of a state (H,) and an annotation (A,) by the equation."""
     weights = dict(score.named_parameters())
     if attention == "dot":
         return h @ hs

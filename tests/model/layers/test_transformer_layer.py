@@ -14,9 +14,9 @@ def test_pre_norm_normalises_what_the_sublayer_reads_and_nothing_else() -> None:
     x, y = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     layer = AddNorm(8, 0.3, pre_norm=True).eval()
     deviation = x.var(-1, unbiased=False, keepdim=True).add(1e-5).sqrt()
-    torch.testing.assert_close(layer.before(x), (x - x.mean(-1, keepdim=True)) / deviation)
+    torch.testing.assert_close(layer.sublayer_input(x), (x - x.mean(-1, keepdim=True)) / deviation)
     torch.testing.assert_close(layer(x, y), x + y)
-    assert AddNorm(8, 0.3).before(x) is x
+    assert AddNorm(8, 0.3).sublayer_input(x) is x
 
 
 def test_feed_forward_is_two_maps_around_a_relu_at_each_position() -> None:

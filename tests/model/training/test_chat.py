@@ -1,4 +1,4 @@
-"""What a chat model is tuned on: which tokens bear loss, and that a run learns from them."""
+"""Tests of the chat task: the tokens of the loss, and a training run."""
 
 from pathlib import Path
 
@@ -41,25 +41,25 @@ def test_the_last_answer_and_its_end_token_bear_loss_and_nothing_else(
         assert decode_ids(tokenizer, counted) == answer
         assert counted[-1] == 2 and 2 not in counted[:-1]
         assert example.ids[0] == 1
-        assert decode_ids(tokenizer, example.ids[: example.num_read]) == read
+        assert decode_ids(tokenizer, example.ids[: example.num_prompt]) == read
 
 
 def test_each_target_follows_what_is_read_before_it(examples: list[Example]) -> None:
     batch = make_batch(examples[:8], 0)
     for row, example in enumerate(examples[:8]):
-        for place in range(example.num_read - 1, len(example.ids) - 1):
+        for place in range(example.num_prompt - 1, len(example.ids) - 1):
             assert batch.ids[row, : place + 1].tolist() == example.ids[: place + 1]
             assert batch.targets[row, place] == example.ids[place + 1]
 
 
 def test_the_loss_has_no_gradient_from_earlier_turns(examples: list[Example]) -> None:
-    """Another model of the earlier turns' logits gives the same loss: only the last answer's count."""
-    long = max(examples[:100], key=lambda one: one.num_read)
+    """Only the logits of the last answer change the loss."""
+    long = max(examples[:100], key=lambda one: one.num_prompt)
     torch.manual_seed(1)
     model = CausalModel(CausalConfig(700, d_model=16, num_heads=2, d_ff=16, layers=1)).eval()
     batch = make_batch([long], 0)
     logprobs = model(batch.ids)[0].log_softmax(-1)
-    expected = -sum(logprobs[place, long.ids[place + 1]] for place in range(long.num_read - 1, len(long.ids) - 1))
+    expected = -sum(logprobs[place, long.ids[place + 1]] for place in range(long.num_prompt - 1, len(long.ids) - 1))
     torch.testing.assert_close(answer_loss(model, batch), torch.as_tensor(expected))
 
 
@@ -68,7 +68,7 @@ def test_batches_hold_each_example_once_within_their_size(examples: list[Example
     batches = list(task.batches(examples, 2048, 1, CausalConfig(700, d_model=16, num_heads=2)))
     assert sum(batch.ids.size(0) for batch in batches) == len(examples)
     assert all(batch.ids.numel() <= 2048 for batch in batches)
-    assert sum(task.count(batch, 0) for batch in batches) == sum(len(one.ids) - one.num_read for one in examples)
+    assert sum(task.count(batch, 0) for batch in batches) == sum(len(one.ids) - one.num_prompt for one in examples)
 
 
 def test_a_turn_twenty_fits_the_positions(examples: list[Example]) -> None:

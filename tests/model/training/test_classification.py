@@ -92,16 +92,16 @@ def test_smoothing_moves_a_share_of_each_target_to_every_label(tmp_path: Path, r
 def test_a_label_that_the_model_lacks_is_refused(tmp_path: Path, reviews: Path) -> None:
     with (reviews / "train.tsv").open("a", encoding="utf-8") as file:
         file.write("2\tneither\n")
-    with pytest.raises(ValueError, match="there is a label 2; those of the model are 0 to 1"):
+    with pytest.raises(ValueError, match="the label must be between 0 and 1, got 2"):
         train(tmp_path / "run", reviews)
 
 
 def test_a_label_of_the_second_split_is_refused_before_anything_is_written(tmp_path: Path, reviews: Path) -> None:
-    """It was found after the first epoch, and the run then refused the mended file as other data."""
+    """The error must come before the first epoch, so that the corrected file can be used."""
     dev = (reviews / "dev.tsv").read_text(encoding="utf-8")
     (reviews / "dev.tsv").write_text(f"{dev}7\tneither\n", encoding="utf-8")
     number = dev.count("\n") + 1
-    message = rf"line {number} of .*dev\.tsv: there is a label 7; those of the model are 0 to 1"
+    message = rf"dev\.tsv, line {number}: the label must be between 0 and 1, got 7"
     config = dataclasses.replace(TOY, max_epochs=1)
     with pytest.raises(ValueError, match=message):
         train(tmp_path / "run", reviews, config)
@@ -113,6 +113,6 @@ def test_a_label_of_the_second_split_is_refused_before_anything_is_written(tmp_p
 @pytest.mark.parametrize("split", ["train", "dev"])
 def test_a_split_without_a_line_is_refused(tmp_path: Path, reviews: Path, split: str) -> None:
     (reviews / f"{split}.tsv").write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"{split}\.tsv is empty: expected one sentence a line"):
+    with pytest.raises(ValueError, match=rf"{split}\.tsv is empty: expected one line per sentence"):
         train(tmp_path / "run", reviews)
     assert not (tmp_path / "run").exists()

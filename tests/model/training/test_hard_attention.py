@@ -1,4 +1,4 @@
-"""Both trainings of hard attention against sums over everything that could have been drawn."""
+"""Both losses of hard attention equal sums over all possible selections."""
 
 import itertools
 from typing import Any
@@ -49,13 +49,13 @@ def batch() -> Batch:
 def chosen(
     model: RecurrentModel, batch: Batch, row: int, places: tuple[int, ...], is_expected: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of a row's tokens and of its places, and what the places are drawn from has as its entropy.
+    """Return log-probabilities of tokens and selected positions, and the entropies.
 
-    Each is (T,); step t looks at `places[t]` alone, or reads the expected context.
+    Each is (T,). Step t attends only to `places[t]`, or uses the expected context.
     """
     one = Batch(*(getattr(batch, name)[row : row + 1] for name in batch.__dataclass_fields__))
     memory, _ = model.encode(one.source, one.source_lengths)
-    embedded, state = model.embed(one.target_input), model.begin(memory)
+    embedded, state = model.embed(one.target_input), model.initial_state(memory)
     tokens, drawn, entropies = [], [], []
     for position, place in enumerate(places):
         seen: list[Tensor] = []
@@ -75,7 +75,7 @@ def chosen(
 
 
 def test_the_marginal_is_the_sum_over_every_path(batch: Batch) -> None:
-    """As no state depends on the draws, the sum over all paths is the product of the steps' sums."""
+    """States do not depend on selections, so the sum over paths is a product of sums over steps."""
     model = made("marginal")
     expected = torch.zeros(())
     for row, (source, target) in enumerate(PAIRS):
@@ -91,7 +91,7 @@ def test_the_marginal_is_the_sum_over_every_path(batch: Batch) -> None:
 def test_reinforce_is_its_equation_for_what_was_drawn(
     batch: Batch, monkeypatch: pytest.MonkeyPatch, is_expected: bool
 ) -> None:
-    """Xu et al. 2015, equations 11 to 13, and gradients of every parameter; with an entropy that cannot be missed."""
+    """The loss and its gradients equal Xu et al. 2015, equations 11 to 13, with a large entropy."""
     model, baseline, entropy_weight = made("reinforce"), 5.0, 0.7
     paths = ((0, 2, 1), (1, 0))
     draws = iter([torch.tensor([[0], [1]]), torch.tensor([[2], [0]]), torch.tensor([[1], [0]])])  # the last is padding
@@ -117,7 +117,7 @@ def test_reinforce_is_its_equation_for_what_was_drawn(
 
 
 def test_the_mean_gradient_of_reinforce_is_that_of_the_expectation(batch: Batch) -> None:
-    """Over many draws, against the sum over all paths."""
+    """The mean over many samples equals the sum over all paths."""
     model = made("reinforce")
     assert isinstance(model.score, GeneralScore)
     parameter = model.score.annotation.weight
@@ -136,7 +136,7 @@ def test_the_mean_gradient_of_reinforce_is_that_of_the_expectation(batch: Batch)
 
 
 def _expected_gradient(model: RecurrentModel, batch: Batch, parameter: Tensor, baseline: float) -> Tensor:
-    """The gradient of the surrogate, exactly: a sum over all paths, weighed by their probabilities."""
+    """Compute the exact gradient: a sum over all paths, weighted by their probabilities."""
     expected = torch.zeros_like(parameter)
     for row, (source, target) in enumerate(PAIRS):
         for path in itertools.product(range(len(source)), repeat=len(target)):

@@ -3,15 +3,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from model.training.loss import CHUNK_ROWS, projected_costs, projected_cross_entropy, projected_mixture
+from model.training.loss import CHUNK_TOKENS, projected_costs, projected_cross_entropy, projected_mixture
 
 
 def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, ignore_id: int) -> Tensor:
-    """PyTorch's own."""
+    """Compute the loss with PyTorch."""
     return functional.cross_entropy(logits, targets, ignore_index=ignore_id, label_smoothing=smoothing, reduction="sum")
 
 
-@pytest.mark.parametrize("rows", [1, CHUNK_ROWS - 1, CHUNK_ROWS, CHUNK_ROWS + 1, 2 * CHUNK_ROWS])
+@pytest.mark.parametrize("rows", [1, CHUNK_TOKENS - 1, CHUNK_TOKENS, CHUNK_TOKENS + 1, 2 * CHUNK_TOKENS])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_chunked_loss_equals_the_obvious_one_in_value_and_gradients(rows: int, smoothing: float) -> None:
     torch.manual_seed(0)
@@ -27,8 +27,8 @@ def test_chunked_loss_equals_the_obvious_one_in_value_and_gradients(rows: int, s
 
 def test_costs_are_those_of_each_row_without_smoothing() -> None:
     torch.manual_seed(0)
-    hidden, weight = torch.randn(CHUNK_ROWS + 1, 4, requires_grad=True), torch.randn(9, 4)
-    targets = torch.randint(9, (CHUNK_ROWS + 1,))
+    hidden, weight = torch.randn(CHUNK_TOKENS + 1, 4, requires_grad=True), torch.randn(9, 4)
+    targets = torch.randint(9, (CHUNK_TOKENS + 1,))
     loss, costs = projected_costs(hidden, weight, targets, 0.1, ignore_id=0)
     obvious = functional.cross_entropy(hidden @ weight.T, targets, ignore_index=0, reduction="none")
     torch.testing.assert_close(costs, obvious.detach())
@@ -36,11 +36,11 @@ def test_costs_are_those_of_each_row_without_smoothing() -> None:
     assert loss == projected_cross_entropy(hidden, weight, targets, 0.1, ignore_id=0)
 
 
-@pytest.mark.parametrize("guesses", [1, 3, CHUNK_ROWS + 1])
+@pytest.mark.parametrize("guesses", [1, 3, CHUNK_TOKENS + 1])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_mixture_equals_the_obvious_one_in_value_and_gradients(guesses: int, smoothing: float) -> None:
     torch.manual_seed(0)
-    rows = 2 * CHUNK_ROWS // guesses + 1
+    rows = 2 * CHUNK_TOKENS // guesses + 1
     hidden = torch.randn(rows, guesses, 4, dtype=torch.float64, requires_grad=True)
     log_weights = torch.randn(rows, guesses, dtype=torch.float64).log_softmax(1).requires_grad_()
     weight = torch.randn(9, 4, dtype=torch.float64, requires_grad=True)
@@ -74,9 +74,9 @@ def test_a_batch_of_padding_alone_has_loss_zero() -> None:
 
 def test_autocast_rounds_products_and_no_more() -> None:
     torch.manual_seed(0)
-    hidden = torch.randn(2 * CHUNK_ROWS, 16, requires_grad=True)
+    hidden = torch.randn(2 * CHUNK_TOKENS, 16, requires_grad=True)
     weight = torch.randn(50, 16, requires_grad=True)
-    targets = torch.randint(1, 50, (2 * CHUNK_ROWS,))
+    targets = torch.randint(1, 50, (2 * CHUNK_TOKENS,))
     obvious = smoothed_cross_entropy(hidden @ weight.T, targets, 0.1, ignore_id=0)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = projected_cross_entropy(hidden, weight, targets, 0.1, ignore_id=0)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model.checkpoint import average, load_checkpoint, load_facts
+from model.checkpoint import average, load_checkpoint, load_metadata
 from model.config import TransformerConfig
 from model.training.config import TrainConfig, read_train_config
 from model.training.trainer import Trainer, inverse_sqrt_rate, read_log
@@ -35,14 +35,14 @@ def train(run: Path, corpus: Path, make: MakeConfig, config: TrainConfig = TOY) 
 
 
 def assert_same_run(first: Path, second: Path) -> None:
-    """Every tensor of two runs is bitwise the same: weights, optimiser, averages."""
+    """Check that all tensors of two runs are bitwise equal: weights, optimizer, averages."""
     files = sorted(path.relative_to(first) for path in first.rglob("*.safetensors"))
     assert files == sorted(path.relative_to(second) for path in second.rglob("*.safetensors"))
     for file in files:
         ours, theirs = load_file(first / file), load_file(second / file)
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours), file
-        assert load_facts(first / file) == load_facts(second / file)
+        assert load_metadata(first / file) == load_metadata(second / file)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_training_lowers_the_loss_and_writes_every_file(unbroken: Path) -> None:
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     assert rows[-1]["validation_loss"] < rows[0]["validation_loss"] < 1.5 * math.log(300)
     assert [path.name for path in sorted((unbroken / "epochs").iterdir())] == ["0003.safetensors", "0004.safetensors"]
-    assert load_facts(unbroken / "averaged" / "weights.safetensors") == {"epochs": [3, 4]}
+    assert load_metadata(unbroken / "averaged" / "weights.safetensors") == {"epochs": [3, 4]}
     for name in ("best", "averaged"):
         load_checkpoint(unbroken / name)
 
@@ -80,7 +80,7 @@ def test_the_averaged_checkpoint_is_the_mean_of_the_last_epochs(unbroken: Path) 
 def test_the_best_checkpoint_has_the_lowest_validation_loss(unbroken: Path) -> None:
     rows = [json.loads(line) for line in (unbroken / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     best = min(rows, key=lambda row: row["validation_loss"])
-    assert load_facts(unbroken / "best" / "weights.safetensors")["epoch"] == best["epoch"]
+    assert load_metadata(unbroken / "best" / "weights.safetensors")["epoch"] == best["epoch"]
 
 
 def test_a_run_in_bfloat16_learns_as_well_and_keeps_float32_weights(
@@ -96,7 +96,7 @@ def test_a_run_in_bfloat16_learns_as_well_and_keeps_float32_weights(
 
 
 def test_a_precision_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="precision is float16, it must be one of float32, bfloat16"):
+    with pytest.raises(ValueError, match="precision must be one of float32, bfloat16, got float16"):
         TrainConfig(precision="float16")  # type: ignore[arg-type]
 
 
@@ -154,12 +154,12 @@ Trainer(Path(sys.argv[1]), config, TRANSLATION, Path(sys.argv[2]), make, torch.d
 
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = start(killed)
-    # Two epochs are logged, and the first at the least is saved.
+    # Two epochs are logged, and at least the first is saved.
     log = killed / "log.jsonl"
     wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") >= 2, process)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert 1 <= load_facts(killed / "state.safetensors")["epoch"] < 12
+    assert 1 <= load_metadata(killed / "state.safetensors")["epoch"] < 12
     assert start(killed).wait(timeout=60) == 0
     assert start(whole).wait(timeout=60) == 0
     assert_same_run(whole, killed)
@@ -174,7 +174,7 @@ def test_another_seed_gives_other_weights(tmp_path: Path, corpus: Path, toy_conf
 def test_training_stops_when_the_validation_loss_no_longer_improves(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
-    # Where weights do not change nothing improves after the first epoch.
+    # If weights do not change, nothing improves after the first epoch.
     config = dataclasses.replace(TOY, peak_learning_rate=TINY, patience_epochs=2, max_epochs=50)
     trainer = train(tmp_path / "run", corpus, toy_config, config)
     assert (trainer.progress.best_epoch, trainer.progress.epoch) == (1, 3)
@@ -186,7 +186,7 @@ def test_other_settings_for_a_run_that_is_there_are_refused_by_name(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
     train(tmp_path / "run", corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
-    with pytest.raises(ValueError, match="other settings: label_smoothing, seed"):
+    with pytest.raises(ValueError, match="contains a run with other values of label_smoothing, seed; choose"):
         Trainer(
             tmp_path / "run",
             dataclasses.replace(TOY, seed=9, label_smoothing=0.2),
@@ -201,7 +201,7 @@ def test_other_settings_for_a_run_that_is_there_are_refused_by_name(
 def test_other_data_for_a_run_that_is_there_are_refused(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
 ) -> None:
-    """Also where the run died before its first epoch ended."""
+    """Test it also for a run that was killed in its first epoch."""
     config = dataclasses.replace(TOY, max_epochs=1)
     trainer = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU)
     if epochs:
@@ -209,7 +209,7 @@ def test_other_data_for_a_run_that_is_there_are_refused(
     data = Path(shutil.copytree(corpus, tmp_path / "data"))
     path = data / "train.de"
     path.write_text(path.read_text(encoding="utf-8").replace("M", "N"), encoding="utf-8")
-    with pytest.raises(ValueError, match="begun with other data"):
+    with pytest.raises(ValueError, match="contains a run with other data; choose"):
         Trainer(tmp_path / "run", config, TRANSLATION, data, toy_config, CPU)
 
 
@@ -231,9 +231,9 @@ def test_a_kill_after_the_log_repeats_the_epoch_and_its_line(
 
 
 def test_another_model_for_a_run_that_is_there_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
-    """The size was ignored, and the model of the run that is there trained on."""
+    """A different size must not be ignored in favour of the existing run."""
     Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
-    with pytest.raises(ValueError, match="begun with another model"):
+    with pytest.raises(ValueError, match="contains a run of another model; choose"):
         Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, TransformerConfig.tiny, CPU)
 
 
@@ -289,9 +289,9 @@ def test_a_limit_that_leaves_no_example_is_refused(tmp_path: Path, corpus: Path,
 def test_what_could_not_begin_leaves_the_folder_to_others(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
-    """Its settings stood there, and the command without the mistake was refused."""
+    """A failed command must not leave settings that block the corrected command."""
     run = tmp_path / "run"
-    with pytest.raises(ValueError, match="vocab_size is 100"):
+    with pytest.raises(ValueError, match="vocab_size must be at least 259"):
         Trainer(run, dataclasses.replace(TOY, vocab_size=100), TRANSLATION, corpus, toy_config, CPU)
     with pytest.raises(FileNotFoundError):
         Trainer(run, dataclasses.replace(TOY, precision="bfloat16"), TRANSLATION, tmp_path, toy_config, CPU)
@@ -302,9 +302,9 @@ def test_what_could_not_begin_leaves_the_folder_to_others(
 def test_epochs_without_their_state_are_not_mixed_with_new_ones(
     corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
-    """The mean of the last epochs would have been that of the old ones."""
+    """The average would include epochs of the old run."""
     (unbroken / "state.safetensors").unlink()
-    with pytest.raises(ValueError, match="without the state to go on from"):
+    with pytest.raises(ValueError, match=r"contains a run without state\.safetensors that cannot be resumed"):
         Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
 
 
@@ -321,9 +321,9 @@ def test_a_run_that_died_as_it_began_begins_anew(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"average_last": 0}, "average_last is 0"),
-        ({"label_smoothing": 1.0}, "label_smoothing is 1.0"),
-        ({"max_length_tokens": 129}, r"max_length_tokens \(129\) exceeds batch_tokens \(128\)"),
+        ({"average_last": 0}, "average_last must be at least 1, got 0"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be at least 0 and at most 0.9, got 1.0"),
+        ({"max_length_tokens": 129}, r"max_length_tokens must be at most batch_tokens \(128\), got 129"),
     ],
 )
 def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -> None:
@@ -332,7 +332,7 @@ def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -
 
 
 def copied(corpus: Path, tmp_path: Path, **changes: Callable[[bytes], bytes]) -> Path:
-    """The corpus with some of its files changed; `val__de` is val.de."""
+    """Copy the corpus with some files changed; `val__de` stands for val.de."""
     data = Path(shutil.copytree(corpus, tmp_path / "data"))
     for name, change in changes.items():
         path = data / name.replace("__", ".")
@@ -345,11 +345,11 @@ def copied(corpus: Path, tmp_path: Path, **changes: Callable[[bytes], bytes]) ->
     [
         ({"val__en": lambda _: b"", "val__de": lambda _: b""}, r"val\.en is empty"),
         ({"train__en": lambda _: b"", "train__de": lambda _: b""}, r"train\.en is empty"),
-        ({"val__de": lambda text: text + b"Ein Hund.\n"}, r"val\.en has 10 lines, val\.de has 11"),
+        ({"val__de": lambda text: text + b"Ein Hund.\n"}, r"val\.en has 10 lines, but val\.de has 11"),
         ({"val__de": lambda text: text.replace("ä".encode(), b"\xe4", 1)}, r"val\.de, line 6: byte 0xe4 is not UTF-8"),
         (
             {"val__en": lambda text: text + b" \n", "val__de": lambda text: text + b"Ja.\n"},
-            r"val\.en, line 11 is blank, one of 1 blank lines; remove these lines from both val\.en and val\.de",
+            r"val\.en, line 11 is blank \(1 blank lines in total\); remove these lines from both val\.en and val\.de",
         ),
     ],
     ids=["empty val", "empty train", "more lines", "not UTF-8", "blank"],
@@ -362,7 +362,7 @@ def test_every_split_is_checked_before_anything_is_written(
     changes: dict[str, Callable[[bytes], bytes]],
     message: str,
 ) -> None:
-    """An epoch was trained before the second split was found wanting, and its run refused the data once mended."""
+    """Errors in any split must come before the first epoch and leave no run."""
     run = tmp_path / "run"
     with pytest.raises(ValueError, match=message):
         Trainer(run, TOY, TRANSLATION, copied(corpus, tmp_path, **changes), toy_config, CPU)
@@ -379,7 +379,9 @@ def test_an_example_that_the_model_cannot_read_is_refused_before_anything_is_wri
 
     long = copied(corpus, tmp_path, val__en=lambda text: text.replace(b"A dog", b"A dog of many colours and names", 1))
     config = dataclasses.replace(TOY, vocab_size=600)
-    with pytest.raises(ValueError, match=r"val has \d+ tokens, the model reads max_positions \(20\)"):
+    with pytest.raises(
+        ValueError, match=r"val has \d+ tokens, but max_positions of the model is 20; set max_length_tokens to 20"
+    ):
         Trainer(tmp_path / "run", config, TRANSLATION, long, short, CPU)
     assert not (tmp_path / "run").exists()
     config = dataclasses.replace(config, max_length_tokens=20, max_epochs=1)
@@ -389,12 +391,12 @@ def test_an_example_that_the_model_cannot_read_is_refused_before_anything_is_wri
 def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_refused(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
-    """It trained on, and every token 40 counted as padding."""
+    """Otherwise every token 40 would count as padding."""
 
     def make(vocab_size: int) -> TransformerConfig:
         return dataclasses.replace(toy_config(vocab_size), pad_id=40)
 
-    with pytest.raises(ValueError, match="pad_id is 40 in the configuration, but the tokenizer gives <pad> the id 0"):
+    with pytest.raises(ValueError, match="pad_id is 40 in the configuration, but <pad> has the id 0 in the tokenizer"):
         Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, make, CPU)
     assert not (tmp_path / "run").exists()
 
@@ -403,7 +405,7 @@ def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_refused(
 def test_a_loss_that_is_not_a_number_ends_the_run_which_keeps_its_last_state(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
 ) -> None:
-    """It trained to the end, wrote weights that are not numbers, and succeeded."""
+    """Training must stop instead of writing weights that are NaN."""
     run = tmp_path / "run"
     trainer = Trainer(run, dataclasses.replace(TOY, max_epochs=2), TRANSLATION, corpus, toy_config, CPU)
     if epochs:
@@ -435,7 +437,7 @@ def test_a_validation_loss_that_is_not_a_number_is_not_written(
 
 
 def test_the_record_says_how_long_the_run_is(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
-    """It said for ever how long the run was to be when it began."""
+    """train.json records the current max_epochs, not the first one."""
     run, recorded = tmp_path / "run", []
     for max_epochs in (1, 3, 2):
         train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=max_epochs))
@@ -450,14 +452,16 @@ def test_a_run_that_another_trainer_has_taken_further_is_not_trained_twice(
     late = Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
     train(tmp_path / "run", corpus, toy_config)
     before = (tmp_path / "run" / "log.jsonl").read_bytes()
-    with pytest.raises(ValueError, match=r"another process has trained in .*run; run the command again"):
+    with pytest.raises(
+        ValueError, match=r"another process has continued the run in .*run; run the command again to resume it"
+    ):
         late.fit()
     assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
 
 
 @pytest.fixture
 def limit_file_size() -> Iterator[Callable[[int], None]]:
-    """Makes the system fail every write beyond a size in this process, as a full disk does."""
+    """Make writes beyond a size fail in this process, like a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -474,7 +478,7 @@ def test_a_full_disk_leaves_a_run_that_resumes_to_the_same_weights(
     train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.json"}
     limit_file_size(20_000)  # the tokenizer fits, weights do not
-    with pytest.raises(OSError, match=r"0002\.safetensors cannot be written: .*File too large"):
+    with pytest.raises(OSError, match=r"cannot write .*0002\.safetensors: .*File too large"):
         train(run, corpus, toy_config)
     limit_file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.json"}
@@ -501,7 +505,9 @@ def test_a_state_that_was_cut_off_is_refused_by_its_name(
 ) -> None:
     state = unbroken / "state.safetensors"
     state.write_bytes(state.read_bytes()[: int(kept * state.stat().st_size)])
-    with pytest.raises(ValueError, match=r"state\.safetensors is damaged, .*; the run cannot go on, choose another"):
+    with pytest.raises(
+        ValueError, match=r"state\.safetensors is damaged or truncated: .*; the run cannot be resumed, choose another"
+    ):
         Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
 
 
@@ -509,5 +515,5 @@ def test_the_state_of_another_model_is_refused_by_its_name(
     corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
     shutil.copyfile(unbroken / "epochs" / "0004.safetensors", unbroken / "state.safetensors")
-    with pytest.raises(ValueError, match=r"state\.safetensors is not a state of this model .*Missing key.*choose"):
+    with pytest.raises(ValueError, match=r"state\.safetensors does not match this model .*Missing key.*choose"):
         Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)

@@ -13,10 +13,18 @@ from tests.support.fake_runner import fake_slots_manifest
 pytestmark = pytest.mark.anyio
 
 
-async def attention(running: Running, **body: Any) -> Any:
-    answer = await running.post("/v1/attention", {"input": "a dog", **body})
+async def respond(running: Running, **body: Any) -> Any:
+    answer = await running.post("/v1/attention", {"inputs": "a dog", **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+async def attention(running: Running, **body: Any) -> Any:
+    """Return the only output of a call, with the call's token counts."""
+    response = await respond(running, **body)
+    (output,) = response["outputs"]
+    assert output["index"] == 0
+    return {**output, "usage": response["usage"]}
 
 
 def maps_of(answer: Any) -> dict[str, Any]:
@@ -24,7 +32,7 @@ def maps_of(answer: Any) -> dict[str, Any]:
 
 
 async def test_all_kinds_come_with_the_tokens_that_their_rows_and_columns_stand_for(running: Running) -> None:
-    answer = await attention(running, input="Hund x")
+    answer = await attention(running, inputs="Hund x")
     sizes = {
         "encoder": (len(answer["source_tokens"]),) * 2,
         "cross": (len(answer["target_tokens"]), len(answer["source_tokens"])),
@@ -43,20 +51,20 @@ async def test_all_kinds_come_with_the_tokens_that_their_rows_and_columns_stand_
 
 async def test_it_explains_what_generate_gives(running: Running) -> None:
     generated = (await running.post("/v1/generate", {"inputs": "Hund x"})).json()["outputs"][0]
-    answer = await attention(running, input="Hund x", kinds=["cross"])
+    answer = await attention(running, inputs="Hund x", kinds=["cross"])
     assert answer["text"] == generated["text"]
     assert answer["target_tokens"] == [token["text"] for token in generated["tokens"]]
     assert answer["finish_reason"] == generated["finish_reason"]
 
 
 async def test_entries_above_the_diagonal_of_a_decoder_map_are_zero(running: Running) -> None:
-    decoder = maps_of(await attention(running, input="Hund x", kinds=["decoder"]))["decoder"]
+    decoder = maps_of(await attention(running, inputs="Hund x", kinds=["decoder"]))["decoder"]
     assert np.all(np.triu(decoder, k=1) == 0)
     assert np.all(decoder[..., 0] > 0)
 
 
 async def test_a_target_is_forced_with_its_end_token(running: Running, tokenizer: TextTokenizer) -> None:
-    answer = await attention(running, target="a Hund")
+    answer = await attention(running, targets="a Hund")
     assert answer["target_tokens"] == [" a", " H", "un", "d", "</s>"]
     assert answer["finish_reason"] == "forced"
     assert answer["text"] == "a Hund"
@@ -64,11 +72,74 @@ async def test_a_target_is_forced_with_its_end_token(running: Running, tokenizer
     assert maps_of(answer)["cross"].shape == (2, 2, 5, 3)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"targets": ["a Hund", "dog", "x"]},
+        {"reduce": "mean", "kinds": ["cross"], "encoding": "base64"},
+        {"parameters": {"num_beams": 3, "target_prefix": ["a", "dog", "x"]}},
+    ],
+)
+async def test_each_input_of_a_list_has_the_output_that_it_has_alone(running: Running, body: dict[str, Any]) -> None:
+    inputs = ["a dog", "Hund x", "two men run"]
+    response = await respond(running, inputs=inputs, **body)
+    assert [output["index"] for output in response["outputs"]] == [0, 1, 2]
+    counts = {"input_tokens": 0, "output_tokens": 0}
+    for index, output in enumerate(response["outputs"]):
+        own = dict(body)
+        if "targets" in own:
+            own["targets"] = own["targets"][index]
+        if "parameters" in own:
+            own["parameters"] = {**own["parameters"], "target_prefix": own["parameters"]["target_prefix"][index]}
+        alone = await respond(running, inputs=inputs[index], **own)
+        assert [{**alone["outputs"][0], "index": index}] == [output]
+        counts = {name: count + alone["usage"][name] for name, count in counts.items()}
+    assert response["usage"] == counts
+
+
+async def test_a_string_has_the_response_of_a_list_of_one(running: Running) -> None:
+    whole, listed = [
+        await respond(running, inputs=inputs, targets=targets) for inputs, targets in (("a", "x"), (["a"], ["x"]))
+    ]
+    assert whole | {"timings_ms": None} == listed | {"timings_ms": None}
+
+
+async def test_input_i_of_a_call_is_sampled_with_seed_plus_i(running: Running) -> None:
+    parameters = {"do_sample": True, "seed": 5, "max_new_tokens": 6}
+    response = await respond(running, inputs=["a dog", "a dog"], parameters=parameters)
+    assert [output["seed"] for output in response["outputs"]] == [5, 6]
+    alone = await attention(running, parameters={**parameters, "seed": 6})
+    assert alone["maps"] == response["outputs"][1]["maps"]
+
+
 async def test_layers_and_heads_are_picked_in_the_order_that_is_asked_for(running: Running) -> None:
     whole = maps_of(await attention(running))["encoder"]
     answer = await attention(running, kinds=["encoder"], layers=[1], heads=[1, 0])
     assert (answer["maps"][0]["layers"], answer["maps"][0]["heads"]) == ([1], [1, 0])
     np.testing.assert_array_equal(maps_of(answer)["encoder"], whole[[1]][:, [1, 0]])
+
+
+async def test_negative_layers_and_heads_count_from_the_end(running: Running) -> None:
+    (expected,) = (await attention(running, kinds=["cross"], layers=[1], heads=[1, 0]))["maps"]
+    (found,) = (await attention(running, kinds=["cross"], layers=[-1], heads=[-1, -2]))["maps"]
+    assert found == expected
+    assert (found["layers"], found["heads"]) == ([1], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"layers": [-3]}, "layers[0] must be from -2 to 1 for encoder attention, got -3."),
+        ({"heads": [0, 2]}, "heads[1] must be from -2 to 1 for encoder attention, got 2."),
+        ({"layers": [1, -1]}, "layers[1] must not repeat a layer of encoder attention: 1 and -1 are the same."),
+    ],
+)
+async def test_an_index_that_cannot_be_selected_is_refused_with_the_range(
+    running: Running, body: dict[str, Any], message: str
+) -> None:
+    answer = await running.post("/v1/attention", {"inputs": "a dog", **body})
+    assert answer.json()["error"]["message"] == message
 
 
 @pytest.mark.parametrize(("reduce", "function", "is_normalized"), [("mean", np.mean, True), ("max", np.max, False)])
@@ -118,12 +189,20 @@ async def test_a_prefix_stands_in_the_text_and_in_the_rows_but_not_in_the_count(
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
-        ({"target": " "}, "empty_input", "target"),
-        ({"target": "x" * 70}, "input_too_long", "target"),
-        ({"input": "x" * 70}, "input_too_long", "input"),
-        ({"input": ""}, "empty_input", "input"),
-        ({"input": ["a"]}, "invalid_parameter", "input"),
-        ({"target": "x", "parameters": {}}, "invalid_parameter", "parameters"),
+        ({"targets": " "}, "empty_input", "targets"),
+        ({"targets": "x" * 70}, "input_too_long", "targets"),
+        ({"targets": ["x"]}, "invalid_parameter", "targets"),
+        ({"inputs": ["a"], "targets": "x"}, "invalid_parameter", "targets"),
+        ({"inputs": ["a", "b"], "targets": ["x"]}, "invalid_parameter", "targets"),
+        ({"inputs": ["a", "b"], "targets": ["x", "x" * 70]}, "input_too_long", "targets[1]"),
+        ({"inputs": "x" * 70}, "input_too_long", "inputs"),
+        ({"inputs": ["a", "x" * 70]}, "input_too_long", "inputs[1]"),
+        ({"inputs": ""}, "empty_input", "inputs"),
+        ({"inputs": ["a", " "]}, "empty_input", "inputs[1]"),
+        ({"inputs": []}, "empty_input", "inputs"),
+        ({"input": "a"}, "invalid_parameter", "input"),
+        ({"target": "a"}, "invalid_parameter", "target"),
+        ({"targets": "x", "parameters": {}}, "invalid_parameter", "parameters"),
         ({"parameters": None}, "invalid_parameter", "parameters"),
         ({"parameters": {"target_prefix": ["a", "b"]}}, "invalid_parameter", "parameters.target_prefix"),
         ({"parameters": {"target_prefix": "x" * 70}}, "input_too_long", "parameters.target_prefix"),
@@ -138,7 +217,9 @@ async def test_a_prefix_stands_in_the_text_and_in_the_rows_but_not_in_the_count(
         ({"kinds": ["self"]}, "invalid_parameter", "kinds[0]"),
         ({"kinds": ["cross", "cross"]}, "invalid_parameter", "kinds"),
         ({"layers": [0, 2]}, "invalid_parameter", "layers[1]"),
-        ({"layers": [-1]}, "invalid_parameter", "layers[0]"),
+        ({"layers": [-3]}, "invalid_parameter", "layers[0]"),
+        ({"layers": [1, -1]}, "invalid_parameter", "layers[1]"),
+        ({"heads": [-2, 1, 0]}, "invalid_parameter", "heads[2]"),
         ({"layers": [True]}, "invalid_parameter", "layers[0]"),
         ({"heads": [5]}, "invalid_parameter", "heads[0]"),
         ({"heads": [0, 0]}, "invalid_parameter", "heads"),
@@ -147,7 +228,7 @@ async def test_a_prefix_stands_in_the_text_and_in_the_rows_but_not_in_the_count(
     ],
 )
 async def test_what_cannot_be_shown_is_refused(running: Running, body: Any, code: str, param: str) -> None:
-    answer = await running.post("/v1/attention", {"input": "a dog", **body})
+    answer = await running.post("/v1/attention", {"inputs": "a dog", **body})
     assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["param"]) == (422, code, param)
 
 
@@ -156,7 +237,7 @@ async def test_a_kind_that_the_model_lacks_is_unsupported(start: Start, make_bac
     only_cross = tuple(one for one in backend.manifests[0].attention if one.kind == "cross")
     backend.manifests = (backend.manifests[0].model_copy(update={"attention": only_cross}),)
     async with start(backend) as running:
-        answer = await running.post("/v1/attention", {"input": "x", "kinds": ["cross", "encoder"]})
+        answer = await running.post("/v1/attention", {"inputs": "x", "kinds": ["cross", "encoder"]})
         assert answer.json()["error"]["code"] == "unsupported_parameter"
         assert answer.json()["error"]["param"] == "kinds[1]"
         assert [one["kind"] for one in (await attention(running))["maps"]] == ["cross"]
@@ -169,7 +250,7 @@ async def test_slots_are_columns_of_their_own_and_what_is_no_distribution_says_s
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
     backend.manifests = (fake_slots_manifest(slots=3, **sizes),)
     async with start(backend) as running:
-        answer = await attention(running, input="Hund x")
+        answer = await attention(running, inputs="Hund x")
         assert [one["kind"] for one in answer["maps"]] == ["encoder", "encoder_slots", "cross", "decoder"]
         assert [one["normalized"] for one in answer["maps"]] == [False, True, True, True]
         assert [one.get("columns_are") for one in answer["maps"]] == [None, "slots", None, None]
@@ -213,15 +294,15 @@ async def test_the_numbers_of_slots_are_counted_before_they_are_computed(
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
     backend.manifests = (fake_slots_manifest(slots=125_000, **sizes),)
     async with start(backend) as running:
-        body = {"input": "a", "kinds": ["encoder_slots"]}  # 2 source tokens in 2 layers and 2 heads: a million
+        body = {"inputs": "a", "kinds": ["encoder_slots"]}  # 2 source tokens in 2 layers and 2 heads: a million
         assert (await running.post("/v1/attention", {**body, "encoding": "base64"})).status_code == 200
         encodes = running.backend.runners[0].num_encodes
-        answer = await running.post("/v1/attention", {**body, "input": "a a"})
+        answer = await running.post("/v1/attention", {**body, "inputs": "a a"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "response_too_large")
         assert running.backend.runners[0].num_encodes == encodes
 
 
 def test_only_maps_of_slots_have_a_number_of_columns_in_the_manifest() -> None:
     for kind, columns in (("encoder", 3), ("encoder_slots", None)):
-        with pytest.raises(ValidationError, match="columns must be given exactly where kind is 'encoder_slots'"):
+        with pytest.raises(ValidationError, match="columns is required if kind is 'encoder_slots'"):
             Attention(kind=kind, outputs=("a",), layers=1, heads=1, columns=columns)  # type: ignore[arg-type]

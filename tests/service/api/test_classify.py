@@ -160,7 +160,7 @@ async def test_scores_that_are_no_numbers_are_our_fault_and_harm_no_other_call(
 
 async def test_a_classifier_is_shown_with_its_labels(running: Running) -> None:
     answer = (await running.client.get("/v1/models/judge")).json()
-    assert answer["tasks"] == ["encode", "attention", "classify", "similar"]
+    assert answer["tasks"] == ["encode", "attention", "classify", "similar", "tokenize"]
     assert answer["labels"] == list(LABELS)
     assert answer["limits"]["max_output_tokens"] == 0
     assert (await running.client.get("/v1/models/fake")).json()["labels"] == []
@@ -174,25 +174,26 @@ async def test_its_encoder_gives_vectors_as_any_other(running: Running) -> None:
 
 
 async def test_attention_shows_the_encoders_maps_alone(running: Running) -> None:
-    answer = (await running.post("/v1/attention", {"input": "a dog"})).json()
+    response = (await running.post("/v1/attention", {"inputs": "a dog"})).json()
+    (answer,) = response["outputs"]
     (output,) = (await classify(running, "a dog", return_attention=True))["outputs"]
     assert (answer["source_tokens"], answer["maps"]) == (output["source_tokens"], output["maps"])
     assert (answer["text"], answer["target_tokens"], answer["decoder_input_tokens"]) == ("", [], [])
     assert answer["finish_reason"] is None
-    assert answer["usage"] == {"input_tokens": 3, "output_tokens": 0}
+    assert response["usage"] == {"input_tokens": 3, "output_tokens": 0}
 
 
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"target": "a"}, "target"),
+        ({"targets": "a"}, "targets"),
         ({"parameters": {"max_new_tokens": 3}}, "parameters"),
         ({"kinds": ["cross"]}, "kinds[0]"),
     ],
 )
 async def test_attention_of_what_it_does_not_generate_is_refused(running: Running, body: Any, param: str) -> None:
     expected = (422, "unsupported_parameter", param)
-    assert await refusal(running, "/v1/attention", input="a dog", **body) == expected
+    assert await refusal(running, "/v1/attention", inputs="a dog", **body) == expected
 
 
 async def test_calls_of_every_kind_are_counted(running: Running) -> None:

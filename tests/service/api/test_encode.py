@@ -19,7 +19,7 @@ async def encode(running: Running, inputs: Any, **options: Any) -> Any:
 
 
 def hidden_of(tokenizer: TextTokenizer, text: str) -> Any:
-    """What FakeRunner's encoder gives."""
+    """Return the output of FakeRunner's encoder."""
     return np.array(tokenizer.encode(text), np.float32)[:, None] * np.arange(1, 5, dtype=np.float32)
 
 

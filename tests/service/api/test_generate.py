@@ -65,7 +65,9 @@ async def test_sampling_is_reproducible_from_the_seed_that_is_returned(running: 
 
 
 async def test_after_the_largest_seed_comes_the_smallest(running: Running) -> None:
-    """The second input of a call with the largest seed was answered with a seed that the service then refused."""
+    """The second input of a call with the largest seed was answered with a seed that the service
+    then refused.
+    """
     outputs = (await generate(running, ["x", "x"], do_sample=True, seed=MAX_SEED))["outputs"]
     assert [output["seed"] for output in outputs] == [MAX_SEED, 0]
 

@@ -27,7 +27,8 @@ async def test_a_model_tells_its_limits_its_attention_and_what_runs_it(start: St
             "window": None,
         }
         assert (answer["provider"], answer["dtype"], answer["architecture"]) == ("cpu", "float32", "fake")
-        assert answer["tasks"] == ["generate", "encode", "attention", "similar"]
+        assert answer["tasks"] == ["generate", "encode", "attention", "similar", "score", "tokenize"]
+        assert answer["sentence_similarity"] is False
         assert len(answer["sha256"]) == 64
 
 

@@ -19,7 +19,7 @@ LIMIT = 20
 @pytest.fixture
 async def prompted(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
     manifest = fake_manifest(
-        vocabulary=len(tokenizer), max_source_tokens=LIMIT, max_target_tokens=LIMIT, begins_with="source"
+        vocabulary=len(tokenizer), max_source_tokens=LIMIT, max_target_tokens=LIMIT, decoder_start="source"
     )
     async with start(FakeBackend(tokenizer, (manifest,))) as running:
         yield running
@@ -47,7 +47,7 @@ async def test_a_stream_joins_to_the_whole_text(prompted: Running) -> None:
 
 
 async def test_a_decoders_map_has_the_input_before_the_target_among_its_columns(prompted: Running) -> None:
-    answer = await post(prompted, "/v1/attention", input="Hund x", kinds=["decoder"])
+    (answer,) = (await post(prompted, "/v1/attention", inputs="Hund x", kinds=["decoder"]))["outputs"]
     assert answer["decoder_input_tokens"] == [*answer["source_tokens"], *answer["target_tokens"][:-1]]
     (one,) = answer["maps"]
     assert (one["rows"], one["columns"]) == (len(answer["target_tokens"]), len(answer["decoder_input_tokens"]))
@@ -77,7 +77,7 @@ async def test_input_and_output_share_the_limit(prompted: Running) -> None:
     ("path", "body", "param"),
     [
         ("/v1/score", {"inputs": ["a", "x" * 10], "targets": ["x" * 9, "x" * 9]}, "targets[1]"),
-        ("/v1/attention", {"input": "x" * 10, "target": "x" * 9}, "target"),
+        ("/v1/attention", {"inputs": "x" * 10, "targets": "x" * 9}, "targets"),
         ("/v1/generate", {"inputs": "x" * 10, "parameters": {"target_prefix": "x" * 9}}, "parameters.target_prefix"),
     ],
 )
@@ -91,11 +91,11 @@ async def test_a_target_that_does_not_fit_behind_its_input_is_refused(
 
 
 async def test_a_prompt_that_is_cut_loses_its_end_alone(start: Start) -> None:
-    """Where a tokenizer adds no end token, there is none to keep."""
+    """A tokenizer without an end token leaves none to keep."""
     endless = byte_level_tokenizer()
     endless.post_processor = processors.ByteLevel()
     tokenizer = TextTokenizer(endless)
-    manifest = fake_manifest(vocabulary=len(tokenizer), max_source_tokens=LIMIT, begins_with="source")
+    manifest = fake_manifest(vocabulary=len(tokenizer), max_source_tokens=LIMIT, decoder_start="source")
     async with start(FakeBackend(tokenizer, (manifest,))) as running:
         text = "abcdefghij" * 5
         cut = await post(running, "/v1/encode", inputs=text, truncate=True, pooling="none")

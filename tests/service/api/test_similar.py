@@ -68,7 +68,7 @@ async def test_a_string_of_several_tokens_is_refused_with_their_number(running: 
     answer = await running.post("/v1/similar", {"analogy": ["dog", "Hund und Hund", "a"]})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (422, "invalid_parameter", "analogy[1]")
-    assert "It is 9 tokens" in error["message"] and "/v1/tokenize" in error["message"]
+    assert "analogy[1] is 9 tokens" in error["message"] and "/v1/tokenize" in error["message"]
     assert "Hund" not in answer.text
 
 

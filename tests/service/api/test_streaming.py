@@ -169,7 +169,8 @@ def test_a_client_that_leaves_frees_its_rows_within_a_step(
         if answer is not None:
             answer.close()
         wire.wait_idle()
-        # One step is under way when the client leaves; the news may need some more on a busy machine, of 60.
+        # One step is under way when the client leaves; the news may need some more on a busy
+        # machine, of 60.
         assert runner.num_steps - steps <= 5
         service = wire.server._service
         wait_until(lambda: service.admissions["fake"].num_sequences == 0)
@@ -179,7 +180,9 @@ def test_a_client_that_leaves_frees_its_rows_within_a_step(
 def test_a_client_that_leaves_is_no_error_in_the_log(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gather that was cancelled was thrown away: asyncio logged an error with a traceback for each such client."""
+    """A gather that was cancelled was thrown away: asyncio logged an error with a traceback for
+    each such client.
+    """
     with serve(make_backend(step_s=0.02)) as wire:
         connection = wire.http()
         body = orjson.dumps({"inputs": ["x", "y"], "parameters": LONG})
@@ -210,7 +213,7 @@ def test_a_reader_that_stops_is_cut_off_and_harms_nobody(serve: Serve, make_back
         stuck = wire.connect()
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         # Pipelined answers of half a megabyte each fill every buffer on the way.
-        body = orjson.dumps({"input": "x" * 60, "target": "y" * 60})
+        body = orjson.dumps({"inputs": "x" * 60, "targets": "y" * 60})
         head = b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         stuck.sendall((head + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 40)
         assert wire.post("/v1/generate", {"inputs": "a dog"})[0] == 200
@@ -292,7 +295,9 @@ def logged_call(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
 def test_a_reader_that_reads_nothing_has_its_time_and_no_more(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It had twice the time: what its machine took in at the start counted as read. And its log line said nothing."""
+    """It had twice the time: what its machine took in at the start counted as read. And its log
+    line said nothing.
+    """
     caplog.set_level(logging.INFO, logs.access_logger.name)
     with serve(make_backend(), write_timeout_s=0.5) as wire, large_answer(wire) as client:
         assert client.recv(1).startswith(b"H")  # the response has begun
@@ -333,7 +338,9 @@ def test_a_client_that_reads_all_and_leaves_has_no_code(
 
 
 def test_what_the_kernel_holds_counts_as_unread(serve: Serve, make_backend: MakeBackend) -> None:
-    """What the server's own buffer holds falls in steps of 100 kB and more, and between them seemed to stand still."""
+    """The server's own buffer shrinks in steps of 100 kB and more, and between them seemed to stand
+    still.
+    """
     with serve(make_backend(), write_timeout_s=0.5) as wire, large_answer(wire) as client:
         answer, end = b"", time.monotonic() + 2.5
         while time.monotonic() < end:  # 50 kB a second

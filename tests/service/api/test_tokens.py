@@ -66,7 +66,9 @@ async def test_no_ids_are_no_text(running: Running) -> None:
 
 
 async def test_more_text_than_a_call_splits_is_refused_with_the_count_before_it_is_tokenised(running: Running) -> None:
-    """Tokens were counted only after tokenising: sixteen bodies of 1 MB took 3 GB and held up health checks for 9 s."""
+    """Tokens were counted only after tokenising: sixteen bodies of 1 MB took 3 GB and held up
+    health checks for 9 s.
+    """
     for inputs in ("ä" * 60_000, ["x" * 60_000, "y" * 60_000]):
         answer = await running.post("/v1/tokenize", {"inputs": inputs})
         assert answer.json()["error"]["code"] == "response_too_large"

@@ -1,4 +1,6 @@
-"""What holds for every family: it can be switched off, and its errors have its own shape wherever they arise."""
+"""Every compatibility API: it can be switched off, and its errors have its own shape wherever they
+arise.
+"""
 
 import asyncio
 import json
@@ -16,7 +18,7 @@ from service.compat import APIS
 from service.errors import ERRORS, ApiError, ErrorCode
 from service.inference.call import Call
 from service.inference.generate import GenerateInput, GenerateResult, generate, stream
-from service.settings import FAMILIES as NAMES
+from service.settings import COMPATIBILITY_APIS as NAMES
 from service.settings import SettingsError, read_settings
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, until
 from tests.support.fake_runner import Faults
@@ -49,19 +51,19 @@ def with_plain_route(running: Running) -> Running:
 
 async def test_the_settings_know_every_family() -> None:
     assert tuple(APIS) == NAMES
-    assert read_settings([], {}).family_names == NAMES
+    assert read_settings([], {}).api_names == NAMES
     assert {path.stem.replace("_", "-") for path in Path("service/compat").iterdir()} >= set(NAMES)
 
 
 @pytest.mark.parametrize("value", ["opneai", "openai,x", "openai;x"])
 async def test_a_family_that_is_not_there_is_refused_by_name(value: str) -> None:
-    with pytest.raises(SettingsError, match="there is no family"):
+    with pytest.raises(SettingsError, match="unknown API"):
         read_settings(["--families", value], {})
 
 
 @pytest.mark.parametrize(("value", "names"), [("", ()), ("openai", ("openai",)), (" openai , ", ("openai",))])
 async def test_families_stand_with_commas_between_them(value: str, names: tuple[str, ...]) -> None:
-    assert read_settings([], {"SIGHTLINE_FAMILIES": value}).family_names == names
+    assert read_settings([], {"SIGHTLINE_FAMILIES": value}).api_names == names
 
 
 async def described(running: Running) -> set[tuple[str, str]]:

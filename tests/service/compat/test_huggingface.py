@@ -1,4 +1,6 @@
-"""What TGI and TEI share: POST / does what the model is for, GET /info describes it. In process, over fake models."""
+"""Endpoints that TGI and TEI share: POST / does the main task, GET /info describes the model.
+
+In process, over fake models."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -63,11 +65,33 @@ async def test_a_model_that_translates_says_so(start: Start, tokenizer: TextToke
 @pytest.mark.parametrize(
     ("path", "body", "status", "error"),
     [
-        ("/", {"inputs": "a dog", "normalize": True}, 422, "normalize: There is no such field."),
-        ("/?model=judge", {"inputs": "a dog", "stream": True}, 422, "stream: There is no such field."),
-        ("/?model=vectors", {"inputs": "a dog", "parameters": {}}, 422, "parameters: There is no such field."),
-        ("/?model=gpt", {"inputs": "a dog"}, 404, "model: There is no such model; GET /v1/models lists them."),
-        ("/?model=", {"inputs": "a dog"}, 404, "model: There is no such model; GET /v1/models lists them."),
+        (
+            "/",
+            {"inputs": "a dog", "normalize": True},
+            422,
+            "normalize is not a field of the body; its fields are inputs, parameters, stream.",
+        ),
+        (
+            "/?model=judge",
+            {"inputs": "a dog", "stream": True},
+            422,
+            "stream is not a field of the body; its fields are inputs, truncate, truncation_direction, raw_scores, "
+            "parameters.",
+        ),
+        (
+            "/?model=vectors",
+            {"inputs": "a dog", "parameters": {}},
+            422,
+            "parameters is not a field of the body; its fields are truncate, truncation_direction, prompt_name, "
+            "inputs, normalize, dimensions, encoding_format.",
+        ),
+        (
+            "/?model=gpt",
+            {"inputs": "a dog"},
+            404,
+            "There is no model of this name; the models are fake, judge, vectors.",
+        ),
+        ("/?model=", {"inputs": "a dog"}, 404, "There is no model of this name; the models are fake, judge, vectors."),
     ],
 )
 async def test_the_body_is_checked_as_the_chosen_route_checks_it(
@@ -121,7 +145,7 @@ async def test_info_has_the_limits_of_the_model_and_of_the_service(start: Start,
 
 
 async def test_the_info_of_a_causal_model_counts_its_prompt_once(start: Start, tokenizer: TextTokenizer) -> None:
-    manifest = fake_manifest(vocabulary=len(tokenizer), begins_with="source")
+    manifest = fake_manifest(vocabulary=len(tokenizer), decoder_start="source")
     async with start(FakeBackend(tokenizer, (manifest,))) as running:
         info = (await running.client.get("/info")).json()
         assert (info["model_pipeline_tag"], info["max_total_tokens"]) == ("text-generation", 25)
@@ -139,7 +163,7 @@ async def test_either_family_brings_what_they_share_and_none_takes_it_away(start
         assert paths >= own[family] | {"/", "/info", "/health"}
         assert not paths & {path for name, of_name in own.items() if name != family for path in of_name}
     async with start(families="openai") as running:
-        assert (await running.post("/", {"inputs": "a dog"})).status_code == 404
+        assert (await running.post("/", {"inputs": "a dog"})).status_code == 405  # GET is the service's own
         assert (await running.client.get("/info")).status_code == 404
         assert (await running.client.get("/health")).json() == {"status": "ok"}
 

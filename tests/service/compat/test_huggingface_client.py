@@ -1,4 +1,6 @@
-"""The huggingface_hub package where things go wrong: errors, full houses, broken streams. Over real sockets."""
+"""The huggingface_hub package where things go wrong: errors, full houses, broken streams. Over real
+sockets.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -36,19 +38,19 @@ def response_of(caught: pytest.ExceptionInfo[TextGenerationError]) -> tuple[int,
 
 def test_a_refusal_is_a_validation_error_that_names_the_field(serve: Serve) -> None:
     with serve() as wire:
-        with pytest.raises(ValidationError, match=r"^parameters\.best_of: This service cannot do that") as caught:
+        with pytest.raises(ValidationError, match=r"^parameters\.best_of must be 1 or null") as caught:
             client_of(wire).text_generation("a dog", best_of=2)
         assert response_of(caught) == (422, None)
-        with pytest.raises(
-            ValidationError, match=r"^parameters\.max_new_tokens: parameters\.max_new_tokens must be at most 64"
-        ):
+        with pytest.raises(ValidationError, match=r"^parameters\.max_new_tokens must be at most 64"):
             client_of(wire).text_generation("a dog", max_new_tokens=65, stream=True)
-        with pytest.raises(ValidationError, match=r"^model: There is no such model"):
+        with pytest.raises(ValidationError, match=r"^There is no model of this name"):
             client_of(wire, "/?model=gpt").text_generation("a dog")
-        with pytest.raises(HfHubHTTPError, match="inputs: It has 71 tokens") as too_long:
+        with pytest.raises(
+            HfHubHTTPError, match="inputs must have at most 64 tokens for this model, got 71"
+        ) as too_long:
             client_of(wire, "/embed").feature_extraction("x" * 69)
         assert too_long.value.response.status_code == 422
-        with pytest.raises(HfHubHTTPError, match=r"Name another in the URL: \?model=NAME"):
+        with pytest.raises(HfHubHTTPError, match=r"Choose another model in the URL: \?model=NAME"):
             client_of(wire, "/predict").text_classification("a dog")
 
 
@@ -85,5 +87,5 @@ def test_a_stream_that_breaks_raises_after_what_came_before(serve: Serve, make_b
         client = client_of(wire)  # which closes its streams when it goes
         stream = client.text_generation("two men", stream=True, repetition_penalty=1.5)
         assert next(iter(stream))
-        with pytest.raises(GenerationError, match="Something went wrong on our side"):
+        with pytest.raises(GenerationError, match="Internal error; the log has the details"):
             list(stream)

@@ -1,4 +1,6 @@
-"""LibreTranslate's routes: which model translates, what each field does, and what is refused. Over the fake model."""
+"""LibreTranslate's routes: which model translates, what each field does, and what is refused. Over
+the fake model.
+"""
 
 import threading
 from collections.abc import Callable
@@ -19,7 +21,9 @@ Translating = Callable[..., FakeBackend]
 
 @pytest.fixture
 def translating(make_backend: MakeBackend) -> Translating:
-    """`translating(a="en-de")`: a backend of models with these languages, and `plain`, which has none."""
+    """`translating(a="en-de")`: a backend of models with these languages, and `plain`, which has
+    none.
+    """
 
     def make(options: dict[str, Any] | None = None, **pairs: str) -> FakeBackend:
         backend = make_backend("plain", *pairs, **(options or {}))
@@ -118,7 +122,7 @@ async def test_languages_that_no_model_has_are_refused(
 async def test_auto_is_refused_where_it_would_need_a_detection(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de", b="fr-de", c="en-fr")) as running:
         message = await refusal(running, source="auto")
-        assert message.startswith("source: Languages are not detected")
+        assert message.startswith("source must name a language: languages are not detected")
         await translate(running, source="auto", target="fr")
 
 
@@ -138,20 +142,20 @@ async def test_languages_are_those_that_models_have_with_what_each_is_translated
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"format": "html"}, "format: This service cannot do that"),
-        ({"alternatives": 8}, "alternatives: "),
-        ({"alternatives": -1}, "alternatives: "),
-        ({"alternatives": "3"}, "alternatives: "),
-        ({"alternatives": True}, "alternatives: "),
-        ({"alternatives": 4}, "1 + alternatives: 1 + alternatives must be at most 4, got 5."),
-        ({"q": ""}, "q: There is nothing but blanks"),
-        ({"q": ["x", " "]}, "q[1]: There is nothing but blanks"),
-        ({"q": []}, "q: The list is empty"),
-        ({"q": ["x"] * 33}, "q: It has 33 strings"),
-        ({"q": ["x", "y" * 70]}, "q[1]: It has 72 tokens"),
-        ({"q": 3}, "q: It must be a string"),
-        ({"source": None}, "source: "),
-        ({"secret": "x"}, "secret: There is no such field."),
+        ({"format": "html"}, 'format must be "text" or null: other values are not supported.'),
+        ({"alternatives": 8}, "alternatives must be "),
+        ({"alternatives": -1}, "alternatives must be "),
+        ({"alternatives": "3"}, "alternatives must be "),
+        ({"alternatives": True}, "alternatives must be "),
+        ({"alternatives": 4}, "1 + alternatives must be at most 4, got 5."),
+        ({"q": ""}, "q is empty or contains only whitespace"),
+        ({"q": ["x", " "]}, "q[1] is empty or contains only whitespace"),
+        ({"q": []}, "q is an empty list"),
+        ({"q": ["x"] * 33}, "q must have at most 32 entries (SIGHTLINE_MAX_INPUTS), got 33."),
+        ({"q": ["x", "y" * 70]}, "q[1] must have at most 64 tokens for this model, got 72."),
+        ({"q": 3}, "q must be a string"),
+        ({"source": None}, "source must be a valid string."),
+        ({"secret": "x"}, "secret is not a field of the body; its fields are on_empty, q, source,"),
     ],
 )
 async def test_what_is_not_allowed_is_refused_by_its_name(
@@ -168,7 +172,7 @@ async def test_a_missing_field_is_named(start: Start, translating: Translating) 
             del body[name]
             answer = await running.post("/translate", body)
             assert answer.status_code == 422
-            assert answer.json()["error"].startswith(f"{name}: ")
+            assert answer.json()["error"].startswith((f"{name}: ", f"{name} "))
 
 
 async def test_a_form_is_as_good_as_json(start: Start, translating: Translating) -> None:
@@ -191,13 +195,13 @@ async def test_a_form_is_as_good_as_json(start: Start, translating: Translating)
 @pytest.mark.parametrize(
     ("content", "status", "said"),
     [
-        (b"", 422, "q: "),
-        (b"q=&source=en&target=de", 422, "q: There is nothing but blanks"),
-        (b"q=x&source=en", 422, "target: "),
-        (b"q=x&source=en&target=de&alternatives=many", 422, "alternatives: "),
-        (b"q=x&source=en&target=de&alternatives=8", 422, "alternatives: "),
-        (b"q=x&source=en&target=de&format=html", 422, "format: "),
-        (b"q=x&source=en&target=de&secret=x", 422, "secret: "),
+        (b"", 422, "q is required."),
+        (b"q=&source=en&target=de", 422, "q is empty or contains only whitespace"),
+        (b"q=x&source=en", 422, "target is required."),
+        (b"q=x&source=en&target=de&alternatives=many", 422, "alternatives must be "),
+        (b"q=x&source=en&target=de&alternatives=8", 422, "alternatives must be "),
+        (b"q=x&source=en&target=de&format=html", 422, "format must be "),
+        (b"q=x&source=en&target=de&secret=x", 422, "secret is not a field of the body"),
         (b"q=%FF&source=en&target=de", 400, "The body is not a form in UTF-8."),
         (b"q=\xff&source=en&target=de", 400, "The body is not a form in UTF-8."),
         (b"q=%ED%A0%80&source=en&target=de", 400, "The body is not a form in UTF-8."),
@@ -218,11 +222,13 @@ async def test_other_routes_take_no_forms_and_this_one_nothing_else(start: Start
     async with start(translating(a="en-de")) as running:
         answer = await running.client.post("/v1/generate", content=b"inputs=x", headers=FORM)
         assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
-        assert "Send Content-Type: application/json, in UTF-8" in answer.json()["error"]["message"]
+        assert "The Content-Type must be application/json, in UTF-8" in answer.json()["error"]["message"]
         for other in ("", "text/plain", "multipart/form-data", FORM["content-type"] + "; charset=latin-1"):
             answer = await running.client.post("/translate", content=b"q=x", headers={"content-type": other})
             assert answer.status_code == 415
-            assert answer.json()["error"].startswith(f"Send Content-Type: application/json or {FORM['content-type']},")
+            assert answer.json()["error"].startswith(
+                f"The Content-Type must be application/json or {FORM['content-type']},"
+            )
 
 
 async def test_openapi_declares_both_bodies_and_that_a_form_has_no_lists_or_nulls(start: Start) -> None:
@@ -233,7 +239,7 @@ async def test_openapi_declares_both_bodies_and_that_a_form_has_no_lists_or_null
         assert content["application/json"] == {"schema": {"$ref": "#/components/schemas/TranslateBody"}}
         form = content[FORM["content-type"]]["schema"]
         kinds = {name: field["type"] for name, field in form["properties"].items()}
-        texts = dict.fromkeys(("q", "source", "target", "format", "api_key"), "string")
+        texts = dict.fromkeys(("on_empty", "q", "source", "target", "format", "api_key"), "string")
         assert kinds == texts | {"alternatives": "integer"}
         assert form["properties"]["format"]["const"] == "text"
         assert (form["required"], form["additionalProperties"]) == (["q", "source", "target"], False)
@@ -250,18 +256,21 @@ async def test_errors_of_the_load_and_of_the_engine_have_their_status_and_this_s
             await running.client.get("/languages"),
         ):
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert answer.json() == {"error": "The models are being loaded."}
+            assert answer.json() == {"error": "The models are being loaded. Retry later."}
         loading.set()
     async with start(translating({"faults": Faults(step_calls=frozenset({1}))}, a="en-de")) as running:
-        assert (await refusal(running, 500)).startswith("Something went wrong on our side")
+        assert (await refusal(running, 500)).startswith("Internal error; the log has the details")
     hang = threading.Event()
     hanging = translating({"faults": Faults(hang=hang)}, a="en-de")
     async with start(hanging, request_timeout_s=0.3, queue_timeout_s=0.2) as running:
         try:
-            assert await refusal(running, 504) == "The request's time was over before its answer was whole."
+            assert (
+                await refusal(running, 504)
+                == "The request did not finish before its deadline (X-Request-Timeout-Ms, SIGHTLINE_REQUEST_TIMEOUT_S)."
+            )
         finally:
             hang.set()
     async with start(translating(a="en-de"), max_body_bytes=2000) as running:
-        assert (await refusal(running, 413, q="x" * 3000)).startswith("The body is larger than")
+        assert (await refusal(running, 413, q="x" * 3000)).startswith("The body must be at most")
         answer = await running.client.get("/translate")
         assert (answer.status_code, set(answer.json())) == (405, {"error"})

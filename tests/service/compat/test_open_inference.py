@@ -1,4 +1,6 @@
-"""POST .../infer of the Open Inference Protocol: what each output holds, which parameters it has, what is refused."""
+"""POST .../infer of the Open Inference Protocol: what each output holds, which parameters it has,
+what is refused.
+"""
 
 import asyncio
 import json
@@ -96,17 +98,17 @@ async def test_alternatives_are_five_or_as_many_as_are_wanted(running: Running) 
         assert outputs["top_logprobs"][0] == pytest.approx(np.array(expected))
 
 
-@pytest.mark.parametrize("begins_with", ["start_token", "source"])
+@pytest.mark.parametrize("decoder_start", ["start_token", "source"])
 async def test_maps_and_the_tokens_that_they_are_about_are_padded_to_one_tensor(
-    start: Start, tokenizer: TextTokenizer, begins_with: Any
+    start: Start, tokenizer: TextTokenizer, decoder_start: Any
 ) -> None:
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
-    backend = FakeBackend(tokenizer, (fake_manifest(begins_with=begins_with, **sizes),))
+    backend = FakeBackend(tokenizer, (fake_manifest(decoder_start=decoder_start, **sizes),))
     async with start(backend) as running:
         names = ["source_tokens", "target_tokens", "decoder_input_tokens"]
         kinds = ["encoder", "cross", "decoder"]
         asked = [name for kind in kinds for name in (f"attention_{kind}", f"attention_{kind}_shape")]
-        outputs = await infer(running, TEXTS, *asked, *names, layers=[1], target_prefix="a", max_new_tokens=9)
+        outputs = await infer(running, TEXTS, *asked, *names, layers=[-1], target_prefix="a", max_new_tokens=9)
         wanted = {"return_attention": {"layers": [1]}, "target_prefix": "a", "max_new_tokens": 9}
         own = [one["attention"] for one in (await generate(running, TEXTS, **wanted))["outputs"]]
         for row, attention in enumerate(own):
@@ -207,26 +209,30 @@ async def test_the_id_comes_back(running: Running) -> None:
 @pytest.mark.parametrize(
     ("outputs", "parameters", "message"),
     [
-        ([], {"foo": 1}, "parameters.foo: There is no such parameter."),
-        ([], {"no name": 1}, "parameters: There is no such parameter."),
-        ([], {"return_attention": True}, "parameters.return_attention: There is no such parameter."),
-        ([], {"stream": True}, "parameters.stream: There is no such parameter."),
-        ([], {"pooling": "max"}, "parameters.pooling: Parameter has no effect on the requested outputs."),
-        ([], {"top_logprobs": 2}, "parameters.top_logprobs: Parameter has no effect on the requested outputs."),
-        ([], {"layers": [0]}, "parameters.layers: Parameter has no effect on the requested outputs."),
-        (["embedding"], {"seed": 2}, "parameters.seed: Parameter has no effect on the requested outputs."),
-        ([], {"priority": 1}, "parameters.priority: This service cannot do that: leave it out."),
-        ([], {"timeout": 100}, "parameters.timeout: This service cannot do that: leave it out."),
-        ([], {"sequence_id": 3}, "parameters.sequence_id: This service cannot do that: leave it out."),
-        ([], {"binary_data_output": 1}, "parameters.binary_data_output: It must be true or false."),
-        ([], {"max_new_tokens": "9"}, "parameters.max_new_tokens: Input should be a valid integer."),
-        ([], {"seed": 3}, "parameters.seed: parameters.seed has no effect without parameters.do_sample: true."),
-        (["embedding"], {"pooling": "sum"}, "parameters.pooling: Input should be"),
-        (["attention_cross"], {"layers": [7]}, "parameters.layers[0]: The model's cross attention has only 0 to 1."),
-        (["attention_cross"], {"heads": [0, 0]}, "parameters.heads: Duplicate entries are not allowed."),
-        (["top_logprobs"], {"top_logprobs": 6}, "parameters.top_logprobs: Input should be less than or equal to 5."),
+        ([], {"foo": 1}, "parameters.foo: There is no such parameter; "),
+        ([], {"no name": 1}, "There is no such parameter; the parameters are do_sample, "),
+        ([], {"return_attention": True}, "parameters.return_attention: There is no such parameter; "),
+        ([], {"stream": True}, "parameters.stream: There is no such parameter; "),
+        ([], {"pooling": "max"}, "parameters.pooling has no effect on the requested outputs."),
+        ([], {"top_logprobs": 2}, "parameters.top_logprobs has no effect on the requested outputs."),
+        ([], {"layers": [0]}, "parameters.layers has no effect on the requested outputs."),
+        (["embedding"], {"seed": 2}, "parameters.seed has no effect on the requested outputs."),
+        ([], {"priority": 1}, "parameters.priority is not supported; leave it out."),
+        ([], {"timeout": 100}, "parameters.timeout is not supported; leave it out."),
+        ([], {"sequence_id": 3}, "parameters.sequence_id is not supported; leave it out."),
+        ([], {"binary_data_output": 1}, "parameters.binary_data_output must be true or false."),
+        ([], {"max_new_tokens": "9"}, "parameters.max_new_tokens must be a valid integer."),
+        ([], {"seed": 3}, "parameters.seed has no effect without parameters.do_sample: true."),
+        (["embedding"], {"pooling": "sum"}, "parameters.pooling must be"),
+        (
+            ["attention_cross"],
+            {"layers": [7]},
+            "parameters.layers[0] must be from -2 to 1 for cross attention, got 7.",
+        ),
+        (["attention_cross"], {"heads": [0, 0]}, "parameters.heads must have no duplicate entries."),
+        (["top_logprobs"], {"top_logprobs": 6}, "parameters.top_logprobs must be less than or equal to 5, got 6."),
         (["labels"], {}, "outputs[0].name: The model has text_output, finish_reason,"),
-        (["score", "score"], {}, "outputs[1].name: Duplicate output name."),
+        (["score", "score"], {}, "outputs[1].name must not repeat another output."),
     ],
 )
 async def test_a_refusal_names_the_parameter_or_the_output(
@@ -253,7 +259,8 @@ def test_the_document_has_the_parameters_that_outputs_depend_on_and_no_other() -
 async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, part: str, field: str, value: Any) -> None:
     body = body_of(["a dog"], "text_output")
     body[part][0]["parameters"] = {field: value}
-    expected = f"{part}[0].parameters.{field}: This service cannot do that: leave it out."
+    default = '""' if field == "shared_memory_region" else "0"
+    expected = f"{part}[0].parameters.{field} must be {default} or null: other values are not supported."
     assert await refused(running, body) == expected
     body[part][0]["parameters"] = {field: None}
     assert (await running.post(INFER, body)).status_code == 200
@@ -262,11 +269,11 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, part
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["a", " "], "text_input[1]: There is nothing but blanks in it."),
-        (["a", 3], "text_input[1]: It must be a string."),
-        (["a", "x" * 70], "text_input[1]: It has"),
-        ([], "text_input: The list is empty."),
-        (["a"] * 33, "inputs[0].shape[0]: Input should be less than or equal to 32."),
+        (["a", " "], "text_input[1] is empty or contains only whitespace."),
+        (["a", 3], "text_input[1] must be a string."),
+        (["a", "x" * 70], "text_input[1] must have at most 64 tokens for this model, got 72."),
+        ([], "text_input is an empty list."),
+        (["a"] * 33, "text_input must have at most 32 entries (SIGHTLINE_MAX_INPUTS), got 33."),
     ],
 )
 async def test_a_text_is_checked_as_everywhere_and_named_by_its_row(running: Running, texts: Any, message: str) -> None:
@@ -311,7 +318,7 @@ async def test_so_have_those_of_load_and_time(start: Start, make_backend: MakeBa
     async with start(make_backend(wait_for=loading)) as running:
         answer = await running.post(INFER, body_of(["x"]))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert answer.json() == {"error": "The models are being loaded."}
+        assert answer.json() == {"error": "The models are being loaded. Retry later."}
         loading.set()
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
@@ -319,7 +326,10 @@ async def test_so_have_those_of_load_and_time(start: Start, make_backend: MakeBa
         await until(lambda: running.backend.num_busy == 2)
         answer = await running.post(INFER, body_of(["x"]))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert answer.json() == {"error": "The queue is full."}
+        assert answer.json() == {
+            "error": "The queue is full: 2 of 2 sequences are running or waiting (SIGHTLINE_MAX_WAITING_SEQUENCES), "
+            "and a call of 1 needs space for 1. Retry later."
+        }
         assert (await late).status_code == 504
         assert list((await late).json()) == ["error"]
         hang.set()

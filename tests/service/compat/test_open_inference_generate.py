@@ -1,4 +1,6 @@
-"""POST .../generate and .../generate_stream of the Open Inference Protocol: one text in, one text out."""
+"""POST .../generate and .../generate_stream of the Open Inference Protocol: one text in, one text
+out.
+"""
 
 import json
 from typing import Any
@@ -61,12 +63,16 @@ async def test_a_client_need_not_say_that_it_sends_json(running: Running) -> Non
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        (GENERATE, {}, "text_input: Field required."),
-        (GENERATE, {"text_input": " "}, "text_input: There is nothing but blanks in it."),
-        (GENERATE, {"text_input": ["a"]}, "text_input: It must be a string."),
-        (GENERATE, {"text_input": "x" * 70}, "text_input: It has"),
-        (GENERATE, {"text_input": "a", "max_tokens": 3}, "max_tokens: There is no such field."),
-        (GENERATE, {"text_input": "a", "id": 3}, "id: Input should be a valid string."),
+        (GENERATE, {}, "text_input is required."),
+        (GENERATE, {"text_input": " "}, "text_input is empty or contains only whitespace."),
+        (GENERATE, {"text_input": ["a"]}, "text_input must be a string."),
+        (GENERATE, {"text_input": "x" * 70}, "text_input must have at most 64 tokens for this model, got 72."),
+        (
+            GENERATE,
+            {"text_input": "a", "max_tokens": 3},
+            "max_tokens is not a field of the body; its fields are id, text_input, parameters.",
+        ),
+        (GENERATE, {"text_input": "a", "id": 3}, "id must be a valid string, got 3."),
     ],
 )
 async def test_a_body_is_checked(running: Running, path: str, body: dict[str, Any], message: str) -> None:
@@ -78,26 +84,26 @@ async def test_a_body_is_checked(running: Running, path: str, body: dict[str, An
 @pytest.mark.parametrize(
     ("path", "parameters", "message"),
     [
-        (GENERATE, {"stream": True}, "stream: generate returns the whole text, generate_stream its pieces."),
-        (STREAM, {"stream": False}, "stream: generate returns the whole text, generate_stream its pieces."),
+        (GENERATE, {"stream": True}, "stream must be false for generate and true for generate_stream."),
+        (STREAM, {"stream": False}, "stream must be false for generate and true for generate_stream."),
         (
             STREAM,
             {"num_beams": 2},
-            "num_beams: A beam search knows its text only at its end: set parameters.num_beams to 1, or do not stream.",
+            "Beam search cannot be streamed: set parameters.num_beams to 1, or do not stream.",
         ),
         (
             GENERATE,
             {"num_beams": 2, "num_return_sequences": 2},
-            "num_return_sequences: This endpoint returns one text; infer has the rest.",
+            "num_return_sequences must be 1: this endpoint returns one text. Use infer for several.",
         ),
-        (GENERATE, {"max_tokens": 3}, "max_tokens: There is no such parameter."),
-        (GENERATE, {"top_logprobs": 3}, "top_logprobs: Parameter has no effect on the requested outputs."),
-        (GENERATE, {"timeout": 3}, "timeout: This service cannot do that: leave it out."),
-        (GENERATE, {"temperature": 0}, "temperature: Input should be greater than 0."),
+        (GENERATE, {"max_tokens": 3}, "max_tokens: There is no such parameter; the nearest one is max_new_tokens."),
+        (GENERATE, {"top_logprobs": 3}, "top_logprobs has no effect on the requested outputs."),
+        (GENERATE, {"timeout": 3}, "timeout is not supported; leave it out."),
+        (GENERATE, {"temperature": 0}, "temperature must be greater than 0, got 0."),
         (
             GENERATE,
             {"max_new_tokens": 99},
-            "max_new_tokens: parameters.max_new_tokens must be at most 64 for fake, got 99.",
+            "max_new_tokens must be at most 64 for fake, got 99.",
         ),
     ],
 )
@@ -106,7 +112,7 @@ async def test_a_refusal_names_the_parameter(
 ) -> None:
     answer = await running.post(path, {"text_input": "a dog", "parameters": parameters})
     assert answer.status_code == 422
-    assert answer.json()["error"] == f"parameters.{message}"
+    assert answer.json()["error"] == (message if message.startswith("Beam ") else f"parameters.{message}")
 
 
 async def test_another_model_version_or_type_is_refused(running: Running) -> None:
@@ -125,4 +131,4 @@ async def test_an_error_in_a_stream_is_an_event_with_the_protocols_shape(
         body = {"text_input": "x", "parameters": {"min_new_tokens": 20}}
         *pieces, error = events((await running.post(STREAM, body)).text)
         assert len(pieces) >= 1 and all("text_output" in piece for piece in pieces)
-        assert list(error) == ["error"] and error["error"].startswith("Something went wrong on our side")
+        assert list(error) == ["error"] and error["error"].startswith("Internal error; the log has the details")

@@ -1,4 +1,6 @@
-"""OpenAI's routes: what each field does, what is refused and how it is named. In process, over the fake model."""
+"""OpenAI's routes: what each field does, what is refused and how it is named. In process, over the
+fake model.
+"""
 
 import base64
 import json
@@ -9,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from service.compat.common import PLACEHOLDER_MODELS
 from service.parameters import MAX_SEED
 from service.text.tokenizer import TextTokenizer
-from tests.service.conftest import FakeBackend, Running, Start, generate
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
 from tests.support.fake_runner import fake_manifest
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +43,7 @@ async def stream(running: Running, prompt: Any, **options: Any) -> list[Any]:
 @pytest.fixture
 async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
     manifest = fake_manifest(
-        vocabulary=len(tokenizer), max_source_tokens=40, max_target_tokens=40, begins_with="source"
+        vocabulary=len(tokenizer), max_source_tokens=40, max_target_tokens=40, decoder_start="source"
     )
     async with start(FakeBackend(tokenizer, (manifest,))) as running:
         yield running
@@ -164,6 +167,31 @@ async def test_a_refusal_names_the_clients_own_field(
     assert (error["code"], error["param"]) == (code, param)
     for name in ("max_new_tokens", "min_new_tokens", "num_return_sequences", "top_logprobs", "do_sample"):
         assert name not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/completions", {"prompt": "x", "stream": True}),
+        ("/v1/embeddings", {"input": "x"}),
+    ],
+)
+async def test_a_placeholder_is_the_default_model_and_the_response_names_it(
+    start: Start, make_backend: MakeBackend, path: str, body: dict[str, Any]
+) -> None:
+    async with start(make_backend("first", "second"), default_model="second") as running:
+        for name in sorted(PLACEHOLDER_MODELS):
+            answer = await running.post(path, {**body, "model": name})
+            assert answer.status_code == 200
+            assert '"model":"second"' in answer.text
+        assert (await running.post(path, {**body, "model": "TGI"})).status_code == 404
+
+
+async def test_a_served_model_can_have_the_name_of_a_placeholder(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend("a", "tgi"), default_model="a") as running:
+        answer = await running.post("/v1/completions", {"prompt": "x", "model": "tgi"})
+        assert answer.json()["model"] == "tgi"
 
 
 async def test_a_model_that_is_not_there_is_404_and_one_that_cannot_generate_422(running: Running) -> None:

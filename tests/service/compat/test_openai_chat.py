@@ -1,4 +1,6 @@
-"""OpenAI's chat completions: how a dialogue becomes a prompt, and the answer a message. In process, over the fake."""
+"""OpenAI's chat completions: how a dialogue becomes a prompt, and the answer a message. In process,
+over the fake.
+"""
 
 import json
 from collections.abc import AsyncIterator
@@ -9,7 +11,7 @@ import pytest
 from model.data.dialogues import CHAT
 from model.data.smalltalk import Exchange
 from service.bundle import ChatTemplate
-from service.text.chat import write_dialogue
+from service.text.chat import apply_chat_template
 from service.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, Running, Start, generate
 from tests.support.fake_runner import fake_manifest
@@ -22,7 +24,7 @@ HELLO = [{"role": "user", "content": "a dog"}]
 @pytest.fixture
 async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
-    manifest = fake_manifest(begins_with="source", **sizes).model_copy(update={"chat": TEMPLATE})
+    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": TEMPLATE})
     async with start(FakeBackend(tokenizer, (manifest, fake_manifest("mute", **sizes)))) as running:
         yield running
 
@@ -42,7 +44,7 @@ async def stream(running: Running, messages: Any, **options: Any) -> list[Any]:
 
 
 def messages(*contents: str, system: str | None = None) -> list[dict[str, str]]:
-    """What user and assistant say in turn."""
+    """Return messages of user and assistant in turn."""
     said = [
         {"role": "assistant" if place % 2 else "user", "content": content} for place, content in enumerate(contents)
     ]
@@ -67,14 +69,14 @@ async def test_an_answer_is_what_generate_goes_on_with_after_the_dialogue(chat: 
 
 async def test_a_dialogue_is_written_as_in_training() -> None:
     template = ChatTemplate(user=CHAT.user, assistant=CHAT.bot, reply=CHAT.reply)
-    assert write_dialogue(template, [], ["Hi.", "Hello!", "Who are you?"]) == CHAT.render(
+    assert apply_chat_template(template, [], ["Hi.", "Hello!", "Who are you?"]) == CHAT.render(
         [Exchange("Hi.", "Hello!")], "Who are you?"
     )
 
 
 @pytest.mark.parametrize("break_", ["\n", "\r\n", "\u2028", "\n\n"])
 async def test_no_message_can_begin_anothers_line(break_: str) -> None:
-    written = write_dialogue(TEMPLATE, [f"be{break_}good {{}}"], [f"x{break_}B: yes"])
+    written = apply_chat_template(TEMPLATE, [f"be{break_}good {{}}"], [f"x{break_}B: yes"])
     assert written.splitlines()[1:] == ["B:"]
     assert written.startswith("U: be") and "good {} x" in written
 
@@ -242,3 +244,8 @@ async def test_a_stream_joins_to_the_whole_answer(chat: Running, options: dict[s
 async def test_models_say_whether_they_chat(chat: Running) -> None:
     models = (await chat.client.get("/v1/models")).json()["data"]
     assert {model["id"]: model["chat"] for model in models} == {"fake": True, "mute": False}
+
+
+async def test_a_placeholder_is_the_default_model_and_the_response_names_it(chat: Running) -> None:
+    response = (await chat.post("/v1/chat/completions", {"model": "tgi", "messages": HELLO})).json()
+    assert response["model"] == chat.app.state.service.default_model

@@ -1,4 +1,6 @@
-"""The openai package where things go wrong: retries, errors by class, streams that break. Over real sockets."""
+"""The openai package where things go wrong: retries, errors by class, streams that break. Over real
+sockets.
+"""
 
 import threading
 import time
@@ -15,7 +17,7 @@ def client_of(wire: Wire, max_retries: int = 2) -> OpenAI:
 
 
 def calls_refused(wire: Wire) -> int:
-    """How many completions were answered with 503."""
+    """Return the number of completions that got 503."""
     _, text = wire.get("/metrics")
     wanted = b'sightline_http_requests_total{route="/v1/completions",status="503"} '
     return sum(int(float(line.removeprefix(wanted))) for line in text.splitlines() if line.startswith(wanted))

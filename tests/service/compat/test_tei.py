@@ -1,4 +1,6 @@
-"""Text Embeddings Inference's routes: each field, each refusal. In process, over the fake models."""
+"""Text Embeddings Inference's routes: each field, each refusal. In process, over the
+fake models.
+"""
 
 import asyncio
 import dataclasses
@@ -57,11 +59,14 @@ async def test_a_similarity_is_the_cosine_of_two_embeddings(running: Running) ->
 async def test_what_is_too_long_is_cut_only_where_that_is_asked_for(running: Running, path: str) -> None:
     for value in (None, False):
         answer = await running.post(path, {"inputs": "x" * 70, "truncate": value})
-        assert (answer.status_code, answer.json()["error"].split(":")[0]) == (422, "inputs")
+        assert (answer.status_code, answer.json()["error"]) == (
+            422,
+            "inputs must have at most 64 tokens for this model, got 72.",
+        )
     assert await ask(running, path, inputs="x" * 70, truncate=True) == await ask(running, path, inputs="x" * 62)
     sentences = {"source_sentence": "x", "sentences": ["x" * 70]}
     answer = await running.post("/similarity", {"inputs": sentences})
-    assert answer.json()["error"].startswith("inputs.sentences[0]: ")
+    assert answer.json()["error"].startswith("inputs.sentences[0] ")
     assert len(await ask(running, "/similarity", inputs=sentences, parameters={"truncate": True})) == 1
 
 
@@ -186,7 +191,7 @@ async def test_a_refusal_begins_with_the_path_of_what_is_at_fault(
     answer = await running.post(f"{path}?model=judge", body)
     assert answer.status_code == 422
     assert set(answer.json()) == {"error", "error_type"}
-    assert answer.json()["error"].startswith(f"{param}: ")
+    assert answer.json()["error"].startswith((f"{param}: ", f"{param} "))
     assert answer.json()["error_type"] == error_type
 
 
@@ -197,7 +202,10 @@ async def test_a_model_is_named_in_the_url(running: Running) -> None:
     assert "?model=NAME" in answer.json()["error"]
     for path, body in (("/embed", {"inputs": "x"}), ("/decode", {"ids": [1]}), ("/tokenize", {"inputs": "x"})):
         answer = await running.post(f"{path}?model=gpt", body)
-        assert (answer.status_code, answer.json()["error"].split(":")[0]) == (404, "model")
+        assert (answer.status_code, answer.json()["error"]) == (
+            404,
+            "There is no model of this name; the models are fake, judge.",
+        )
         assert (await running.post(f"{path}?model=judge", body)).status_code == 200
     requests = 'sightline_request_success_total{finished_reason="encoded",model_name="judge"}'
     assert await running.metric(requests) == 1
@@ -210,7 +218,7 @@ async def test_statuses_are_the_services_own_and_types_are_teis(start: Start, ma
         assert (answer.status_code, answer.json()["error_type"]) == (503, "Unhealthy")
         assert answer.headers["retry-after"] == "1"
         loading.set()
-        await until(lambda: running.app.state.service.refusal is None)
+        await until(lambda: running.app.state.service.unavailable_code is None)
         running.app.state.service.drain()
         answer = await running.post("/tokenize", {"inputs": "x"})
         assert (answer.status_code, answer.json()["error_type"]) == (503, "Unhealthy")

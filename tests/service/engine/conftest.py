@@ -1,4 +1,4 @@
-"""An engine on the fake model, and what that model says: slow, obvious, and without any row or batch."""
+"""An engine with the fake model, and reference results computed without rows or batches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from service.bundle import TOP_TOKENS, Manifest
 from service.engine.engine import Engine
-from service.engine.generation import Handle, Sink
+from service.engine.generation import ActiveRequest, Sink
 from service.engine.request import (
     EncodeRequest,
     Event,
@@ -28,11 +28,11 @@ from tests.support.fake_runner import PRIME, FakeFaultError, FakeRunner, Faults,
 FAR = 1e9
 SOURCES = [tuple(range(3 + start, 5 + 2 * start)) for start in range(9)]  # 2 to 10 tokens
 
-NextLogits = Callable[[Sequence[Sequence[int]]], NDArray[np.float32]]  # that of model.decoding.reference
+NextLogits = Callable[[Sequence[Sequence[int]]], NDArray[np.float32]]  # as in model.decoding.reference
 
 
 class Harness:
-    """An engine on the fake runner, a clock that stands still, and what came to each sink."""
+    """An engine with the fake runner and a manual clock; records the events of each request."""
 
     def __init__(
         self, max_rows: int = 4, faults: Faults | None = None, runner: Runner | None = None, **settings: Any
@@ -40,51 +40,53 @@ class Harness:
         self.now = 0.0
         self.runner = runner or FakeRunner(fake_manifest(), max_rows, faults=faults)
         self.engine = Engine(self.runner, lambda: self.now, **settings)
-        self.events: dict[Handle, list[Event]] = {}
+        self.events: dict[ActiveRequest, list[Event]] = {}
 
-    def submit(self, request: Request, sink: Sink | None = None) -> Handle:
+    def submit(self, request: Request, sink: Sink | None = None) -> ActiveRequest:
         events: list[Event] = []
         self.engine.check(request)
-        handle = self.engine.submit(request, sink or events.append)
-        self.events[handle] = events
-        return handle
+        active = self.engine.submit(request, sink or events.append)
+        self.events[active] = events
+        return active
 
-    def generate(self, source: Sequence[int], deadline: float = FAR, sink: Sink | None = None, **fields: Any) -> Handle:
+    def generate(
+        self, source: Sequence[int], deadline: float = FAR, sink: Sink | None = None, **fields: Any
+    ) -> ActiveRequest:
         return self.submit(GenerateRequest("g", tuple(source), deadline, **fields), sink)
 
-    def search(self, source: Sequence[int], num_beams: int, deadline: float = FAR, **parameters: Any) -> Handle:
-        """Submit a beam search whose beams are all returned."""
+    def search(self, source: Sequence[int], num_beams: int, deadline: float = FAR, **parameters: Any) -> ActiveRequest:
+        """Submit a beam search that returns all beams."""
         wanted = {"num_beams": num_beams, "num_return_sequences": num_beams, **parameters}
         return self.generate(source, deadline, parameters=GenerateParameters(**wanted))
 
-    def encode(self, source: Sequence[int], deadline: float = FAR) -> Handle:
+    def encode(self, source: Sequence[int], deadline: float = FAR) -> ActiveRequest:
         return self.submit(EncodeRequest("e", tuple(source), deadline))
 
     def run(self) -> None:
         while self.engine.has_work:
             self.engine.step()
 
-    def final(self, handle: Handle) -> Final:
-        finals = [event for event in self.events[handle] if not isinstance(event, TokenEvent)]
+    def final(self, active: ActiveRequest) -> Final:
+        finals = [event for event in self.events[active] if not isinstance(event, TokenEvent)]
         assert len(finals) == 1
-        assert self.events[handle][-1] is finals[0]
+        assert self.events[active][-1] is finals[0]
         return finals[0]
 
-    def generated(self, handle: Handle) -> Generated:
-        final = self.final(handle)
+    def generated(self, active: ActiveRequest) -> Generated:
+        final = self.final(active)
         assert isinstance(final, Generated), final
         return final
 
-    def target(self, handle: Handle) -> Target:
-        """The only one."""
-        (target,) = self.generated(handle).targets
+    def target(self, active: ActiveRequest) -> Target:
+        """Return the only target of a request."""
+        (target,) = self.generated(active).targets
         return target
 
-    def ids(self, handle: Handle) -> list[int]:
-        return ids_of(self.target(handle))
+    def ids(self, active: ActiveRequest) -> list[int]:
+        return ids_of(self.target(active))
 
     def expected(self, source: Sequence[int]) -> list[int]:
-        """What greedy decoding must give."""
+        """Return the expected tokens of greedy decoding."""
         return FakeRunner(self.runner.manifest, 1).expected(source, self.runner.manifest.limits.max_target_tokens)
 
 
@@ -93,16 +95,16 @@ def ids_of(target: Target) -> list[int]:
 
 
 def run_alone(request: GenerateRequest, manifest: Manifest) -> Generated:
-    """What a request gets where no other is."""
+    """Return the result of a request that runs alone."""
     harness = Harness(runner=FakeRunner(manifest, request.parameters.num_beams))
-    handle = harness.submit(request)
+    active = harness.submit(request)
     harness.run()
-    return harness.generated(handle)
+    return harness.generated(active)
 
 
 @dataclass
 class StopAfter:
-    """Stops after so many tokens."""
+    """Stops after a number of tokens."""
 
     left: int
 
@@ -116,7 +118,7 @@ class StopAfter:
 
 @dataclass
 class StopAtSum:
-    """Stops where the tokens add up to enough: which tokens there were matters."""
+    """Stops when the sum of the token ids reaches a limit, so that it depends on the tokens."""
 
     enough: int
     seen: int = 0
@@ -130,13 +132,13 @@ class StopAtSum:
 
 
 def slow_logits(manifest: Manifest, source: Sequence[int]) -> NextLogits:
-    """The fake model as a function of a source and of what was read to logits (rows, V).
+    """Return the fake model as a function from decoder inputs to logits (rows, V).
 
-    What was read begins with the last token of `Manifest.beginning`.
+    The decoder inputs start with the last token of `Manifest.decoder_prompt_ids`.
     """
     tokens, vocabulary = manifest.tokens, manifest.limits.vocabulary
     source_hash = sum(place * token for place, token in enumerate(source, 1)) % PRIME
-    filled = manifest.beginning(source)[:-1]
+    filled = manifest.decoder_prompt_ids(source)[:-1]
 
     def logits(read: Sequence[int]) -> list[float]:
         read_hash = sum(place * token for place, token in enumerate(read, 1)) % PRIME
@@ -153,7 +155,7 @@ def slow_logits(manifest: Manifest, source: Sequence[int]) -> NextLogits:
 
 
 def scores_of(logits: Sequence[Sequence[float]]) -> StepScores:
-    """What a step says whose rows have these logits."""
+    """Return the scores of a step whose rows have these logits."""
     array = np.array(logits, np.float32)
     logprobs = array - np.log(np.exp(array).sum(axis=1, keepdims=True))
     top_ids = np.argsort(-array, axis=1, kind="stable")[:, :TOP_TOKENS]
@@ -163,22 +165,22 @@ def scores_of(logits: Sequence[Sequence[float]]) -> StepScores:
 
 @dataclass
 class CheckedRow:
-    """What a row must hold."""
+    """Expected content of a row."""
 
     source: list[int]
     read: list[int] = field(default_factory=list)
 
 
 class CheckedRunner:
-    """Passes everything on to a FakeRunner and keeps its own account of what is in which row."""
+    """Wraps a FakeRunner and checks every call against its own record of the rows."""
 
     def __init__(self, max_rows: int, manifest: Manifest | None = None, faults: Faults | None = None) -> None:
         self.inner = FakeRunner(manifest or fake_manifest(), max_rows, faults=faults)
         self.manifest, self.max_rows = self.inner.manifest, max_rows
-        self.rows: list[CheckedRow] = []  # those that ended last may linger
+        self.rows: list[CheckedRow] = []  # may include rows that have ended
         self.encoded: list[list[list[int]]] = []  # the sources of each encoder call
-        self.stepped: list[CheckedRow] = []  # the rows of all steps; tests may empty it
-        self.retries_left = 0  # rows of a failed step that are not repeated yet, each by itself
+        self.stepped: list[CheckedRow] = []  # rows of all steps; tests may clear it
+        self.retries_left = 0  # rows of a failed step that are still to be repeated alone
         self.num_moved = 0
         self.num_branched = 0
 
@@ -190,13 +192,13 @@ class CheckedRunner:
     def compare(self, token_ids: Int64) -> Array:
         return self.inner.compare(token_ids)
 
-    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         assert examples
         assert 0 <= first <= len(self.rows)
         assert first + len(examples) <= self.max_rows
         sources = [self.encoded[-1][example] for example in examples]
-        self.rows[first:] = [CheckedRow(one[:], list(self.manifest.beginning(one)[:-1])) for one in sources]
-        self.inner.fill(first, encoded, examples)
+        self.rows[first:] = [CheckedRow(one[:], list(self.manifest.decoder_prompt_ids(one)[:-1])) for one in sources]
+        self.inner.init_rows(first, encoded, examples)
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         assert 0 <= target < source < len(self.rows)
@@ -207,7 +209,7 @@ class CheckedRunner:
         del self.rows[source:]
         self.inner.move(source, target, target_tokens, source_tokens)
 
-    def branch(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+    def fork(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
         assert len(sources) == len(targets) == len(set(targets)) > 0
         assert not set(sources) & set(targets), "a row is both a source and a target"
         assert target_tokens == max(len(self.rows[source].read) for source in sources)
@@ -215,7 +217,7 @@ class CheckedRunner:
             assert self.rows[source].source == self.rows[target].source
             self.rows[target].read = self.rows[source].read[:]
         self.num_branched += len(sources)
-        self.inner.branch(sources, targets, target_tokens)
+        self.inner.fork(sources, targets, target_tokens)
 
     def step(
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
@@ -230,7 +232,7 @@ class CheckedRunner:
         try:
             given = self.inner.step(token_ids, lengths, source_lengths, outputs, first=first)
         except FakeFaultError:
-            if is_retry:  # its state is of no use, but counts as the others' until it is released
+            if is_retry:  # its state is invalid, but it is tracked until it is released
                 rows[0].read.append(int(token_ids[0]))
             elif len(token_ids) > 1:
                 self.retries_left = len(token_ids)

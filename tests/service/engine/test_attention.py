@@ -13,7 +13,7 @@ SOURCES = [(5, 6, 7), (8, 9, 10, 11, 12), (13,), (14, 15, 16, 17)]
 
 
 def run(requests: list[GenerateRequest], max_rows: int = 3, manifest: Manifest | None = None) -> list[Target]:
-    """The targets of all requests, one after the other."""
+    """Return the targets of all requests in order."""
     runner = FakeRunner(manifest or fake_manifest(layers=3, heads=2), max_rows)
     engine, events = Engine(runner), list[list[Event]]()
     for request in requests:
@@ -42,7 +42,7 @@ def test_maps_have_the_sizes_of_source_and_target_and_their_rows_sum_to_one() ->
 
 
 def test_each_layer_and_head_has_its_own_map() -> None:
-    """What the fake runner says of one token, one after another: a mix-up of layers or heads was seen by no test."""
+    """Maps equal those of the fake runner. Regression: layers and heads could be mixed up."""
     source = SOURCES[1]
     (generated,) = run([request_of(source)])
     read = [1, *(token.id for token in generated.tokens)]
@@ -91,7 +91,7 @@ def test_a_scored_target_gets_the_maps_of_the_same_target_generated() -> None:
 
 @pytest.mark.parametrize("prefix", [(), (7, 30)])
 def test_each_beam_gets_the_maps_of_its_own_target(prefix: tuple[int, ...]) -> None:
-    """Those that the same target gets where it is given: whatever rows it has come through."""
+    """Maps of a beam equal those of the same target when it is forced."""
     for source in SOURCES:
         parameters = GenerateParameters(num_beams=5, num_return_sequences=5)
         beams = GenerateRequest("r", source, 1e12, parameters, target_prefix=prefix, attention=ALL)

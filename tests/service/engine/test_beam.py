@@ -1,4 +1,4 @@
-"""Beam search in shared rows against the slow and obvious one of `model.decoding.reference`, on the fake model."""
+"""Beam search in shared rows equals `model.decoding.reference`, on the fake model."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from service.bundle import Manifest
 from service.engine.beam import BeamGeneration
-from service.engine.generation import Handle
+from service.engine.generation import ActiveRequest
 from service.engine.request import (
     Cancelled,
     Failed,
@@ -44,14 +44,14 @@ Reference = Callable[[Manifest, GenerateRequest], Sequence[Any]]
 
 @pytest.fixture(scope="module")
 def searched() -> Reference:
-    """What the reference finds for a request, best first: `model.decoding.reference.Hypothesis`, those that may be."""
-    from model.decoding.processors import Processors
+    """Return the hypotheses of the reference for a request, best first."""
+    from model.decoding.processors import LogitsProcessors
     from model.decoding.reference import beam, greedy
 
     def search(manifest: Manifest, request: GenerateRequest) -> Sequence[Any]:
         asked, prefix, stop = request.parameters, request.target_prefix, request.stop
         max_new_tokens = min(asked.num_new_tokens, manifest.limits.max_target_tokens - len(prefix))
-        processors = Processors(
+        processors = LogitsProcessors(
             asked.repetition_penalty, asked.no_repeat_ngram_size, asked.min_new_tokens, asked.suppress_tokens
         )
 
@@ -89,7 +89,7 @@ def run(manifest: Manifest, max_rows: int, requests: Sequence[GenerateRequest]) 
     harness = Harness(runner=CheckedRunner(max_rows, manifest))
     handles = [harness.submit(request) for request in requests]
     harness.run()
-    return [harness.generated(handle).targets for handle in handles]
+    return [harness.generated(active).targets for active in handles]
 
 
 @st.composite
@@ -123,7 +123,7 @@ def requests_of(draw: st.DrawFn, vocabulary: int, num_beams: st.SearchStrategy[i
 def test_searches_in_one_batch_find_what_the_slow_search_finds(
     searched: Reference, data: st.DataObject, vocabulary: int, max_rows: int
 ) -> None:
-    """Several searches, and greedy rows beside them, of every kind."""
+    """Several beam searches and greedy generations share one batch."""
     manifest = fake_manifest(vocabulary=vocabulary, max_target_tokens=MAX_TARGET_TOKENS)
     beams, single = requests_of(vocabulary, st.integers(2, 8)), requests_of(vocabulary, st.just(1))
     requests = data.draw(st.lists(st.one_of(beams, beams, single), min_size=1, max_size=5))
@@ -135,19 +135,19 @@ def test_searches_in_one_batch_find_what_the_slow_search_finds(
 @given(data=st.data())
 @settings(deadline=None, derandomize=True, max_examples=60)
 def test_a_budget_of_maps_pays_for_what_the_answer_holds_and_never_more(data: st.DataObject) -> None:
-    """A search that went on behind its returned targets was charged for rows that nobody would get."""
+    """Regression: a search that continued was charged for map rows that it did not return."""
     manifest = fake_manifest(vocabulary=40, max_target_tokens=MAX_TARGET_TOKENS)
     drawn = requests_of(40, st.integers(1, 8)).filter(lambda request: END not in request.parameters.suppress_tokens)
     kinds = {"cross": 1, "decoder": 1}
     request = dataclasses.replace(data.draw(drawn), attention=frozenset(kinds))
     (targets,) = run(manifest, 8, [dataclasses.replace(request, stop=request.stop and request.stop.copy())])
     lengths = [len(target.tokens) for target in targets]
-    # A row of "cross" is as wide as the source; one of "decoder" as what was read, which an answer fills up with zeros.
+    # A "cross" row has one column per source token, a "decoder" row one per decoder input.
     numbers = sum(length * len(request.source_ids) + length * (length + 1) // 2 for length in lengths)
     budget = MapBudget(numbers, kinds, kinds, lambda num_bytes: True)
     (again,) = run(manifest, 8, [dataclasses.replace(request, map_budget=budget)])
     assert list(map(ids_of, again)) == list(map(ids_of, targets))
-    assert budget.left == 0
+    assert budget.remaining == 0
 
 
 @pytest.mark.parametrize("max_rows", [8, 9, 17])
@@ -173,33 +173,35 @@ def test_beams_and_draws_in_company_are_those_alone(max_rows: int) -> None:
 def beams_of(num_beams: int, rows: list[int], stop: StopCondition | None = None, **parameters: Any) -> BeamGeneration:
     asked = GenerateParameters(num_beams=num_beams, num_return_sequences=num_beams, **parameters)
     request = GenerateRequest("r", (5,), FAR, asked, stop=stop)
-    generation = BeamGeneration(Handle(0, request, lambda _: None, 0.0), request, fake_manifest(vocabulary=6), {})
+    generation = BeamGeneration(
+        ActiveRequest(0, request, lambda _: None, 0.0), request, fake_manifest(vocabulary=6), {}
+    )
     generation.rows = rows
     return generation
 
 
 def test_a_beam_stays_where_its_parent_was_and_only_others_move() -> None:
     generation = beams_of(3, rows=[4, 0, 2])
-    first, moves = scores_of([[0.0] * 6] * 4 + [[0.0, 0, 0, 3, 2, 1]]), list[tuple[int, int]]()
-    assert generation.advance(first, moves) == ()
-    assert moves == [(4, 0), (4, 2)]
+    first, beam_copies = scores_of([[0.0] * 6] * 4 + [[0.0, 0, 0, 3, 2, 1]]), list[tuple[int, int]]()
+    assert generation.advance(first, beam_copies) == ()
+    assert beam_copies == [(4, 0), (4, 2)]
     assert first.next_ids[[4, 0, 2]].tolist() == [3, 4, 5]
     # The beam in row 0 has two children among the best, that in row 4 one, that in row 2 none.
     likely, unlikely = [-9.0, -9, -9, 9, 8.9, -9], [-9.0, -9, -9, 5, 5, 5]
     second = scores_of([likely, [0.0] * 6, unlikely, [0.0] * 6, [-9, -9, -9, -9, -9, 9]])
-    moves.clear()
-    assert generation.advance(second, moves) == ()
-    assert moves == [(0, 2)]
+    beam_copies.clear()
+    assert generation.advance(second, beam_copies) == ()
+    assert beam_copies == [(0, 2)]
     assert second.next_ids[[4, 0, 2]].tolist() == [5, 3, 4]
     assert [hypothesis.ids for hypothesis in generation.hypotheses()] == [[3, 5], [4, 3], [4, 4]]
 
 
-# The first row says 3 with 0.75 and the end with 0.2, the second nothing much.
+# The first row has probability 0.75 for token 3 and 0.2 for the end; the second row is flat.
 LIKELY_THREE = [[math.log(p) for p in (0.01, 0.01, 0.2, 0.75, 0.02, 0.01)], [0.0, 0.0, -9.0, 0.0, 0.0, 0.0]]
 
 
 def test_an_end_token_that_must_wait_takes_no_candidates_place() -> None:
-    """Twice as many candidates as beams are looked at besides it: here the best two stop, and two go on."""
+    """The search considers twice as many candidates as beams: two of them stop, two continue."""
     asked: dict[str, Any] = {"min_new_tokens": 1, "early_stopping": "never", "length_penalty": 5.0}
     generation = beams_of(2, rows=[0, 1], stop=StopAtSum(4), **asked)
     assert generation.advance(scores_of([[1.0, 0.0, 9.0, 2.0, 3.0, 4.0], [0.0] * 6]), []) == ()
@@ -209,7 +211,7 @@ def test_an_end_token_that_must_wait_takes_no_candidates_place() -> None:
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0])
 @pytest.mark.parametrize("early_stopping", [False, "never"])
 def test_a_likely_beam_keeps_the_search_going(length_penalty: float, early_stopping: Any) -> None:
-    """Where length is not rewarded, "never" asks for the present length: at the longest the beam would look worse."""
+    """Without a length reward, "never" uses the current length, as Transformers does."""
     generation = beams_of(2, rows=[0, 1], length_penalty=length_penalty, early_stopping=early_stopping)
     step = scores_of(LIKELY_THREE)
     assert generation.advance(step, []) == ()
@@ -239,10 +241,10 @@ def test_a_stop_ends_one_hypothesis_and_the_search_goes_on() -> None:
     parameters = GenerateParameters(num_beams=4, num_return_sequences=4)
     handles = [harness.generate(source, parameters=parameters, stop=stop) for source in SOURCES]
     harness.run()
-    reasons = [{target.finish_reason for target in harness.generated(handle).targets} for handle in handles]
+    reasons = [{target.finish_reason for target in harness.generated(active).targets} for active in handles]
     assert {"stop", "eos"} in reasons
-    for handle in handles:
-        for target in harness.generated(handle).targets:
+    for active in handles:
+        for target in harness.generated(active).targets:
             sums = np.cumsum(ids_of(target))
             assert (sums[:-1] < 60).all()
             assert (target.finish_reason == "stop") == (sums[-1] >= 60 and target.tokens[-1].id != END)
@@ -253,8 +255,8 @@ def test_targets_come_best_first_and_each_once() -> None:
     harness = Harness(max_rows=8)
     handles = [harness.search(source, num_beams=8, length_penalty=0.7) for source in SOURCES]
     harness.run()
-    for handle in handles:
-        targets = harness.generated(handle).targets
+    for active in handles:
+        targets = harness.generated(active).targets
         scores = [target.score for target in targets]
         assert scores == sorted(scores, reverse=True)
         assert len({tuple(ids_of(target)) for target in targets}) == 8
@@ -262,13 +264,13 @@ def test_targets_come_best_first_and_each_once() -> None:
 
 @pytest.mark.parametrize("reads_all", [False, True])
 def test_each_token_of_a_beam_has_the_alternatives_of_its_place(reads_all: bool) -> None:
-    """Processors change what is picked, and no log-probability that is told."""
+    """Processors change the choice of tokens, but not the returned log-probabilities."""
     harness = Harness()
     penalty = 1.3 if reads_all else 1.0
-    handle = harness.search(SOURCES[4], num_beams=3, top_logprobs=4, repetition_penalty=penalty)
+    active = harness.search(SOURCES[4], num_beams=3, top_logprobs=4, repetition_penalty=penalty)
     harness.run()
     slow = slow_logits(harness.runner.manifest, SOURCES[4])
-    for target in harness.generated(handle).targets:
+    for target in harness.generated(active).targets:
         ids = ids_of(target)
         for place, token in enumerate(target.tokens):
             (logits,) = slow([[1, *ids[:place]]])
@@ -280,7 +282,7 @@ def test_each_token_of_a_beam_has_the_alternatives_of_its_place(reads_all: bool)
 
 
 class OneRowIsNan(FakeRunner):
-    """Gives numbers that are not finite for some rows of one step."""
+    """Returns NaN for some rows of one step."""
 
     def __init__(self, step: int, rows: list[int]) -> None:
         super().__init__(fake_manifest(vocabulary=6), max_rows=8)
@@ -294,10 +296,10 @@ class OneRowIsNan(FakeRunner):
         return outputs
 
 
-def run_with_nan(step: int, rows: list[int]) -> tuple[Harness, list[Handle]]:
+def run_with_nan(step: int, rows: list[int]) -> tuple[Harness, list[ActiveRequest]]:
     """Beams in rows 0 to 2, a greedy generation in row 3, beams in rows 4 to 7."""
     harness = Harness(runner=OneRowIsNan(step, rows))
-    # Of one length, so that they keep their order in the encoder's batch.
+    # Equal lengths, so that the order in the encoder's batch is kept.
     sources = [(5, 6, 7, 8), (8, 9, 10, 11), (12, 13, 14, 15)]
     handles = [harness.search(source, num_beams=beams) for source, beams in zip(sources, (3, 1, 4), strict=True)]
     harness.run()
@@ -306,19 +308,19 @@ def run_with_nan(step: int, rows: list[int]) -> tuple[Harness, list[Handle]]:
 
 def test_one_beam_whose_scores_are_not_finite_ends_its_search_and_no_other() -> None:
     sound, handles = run_with_nan(0, [])
-    expected = [sound.final(handle) for handle in handles]
+    expected = [sound.final(active) for active in handles]
     assert all(isinstance(final, Generated) for final in expected)
     for row, failing in ((1, 0), (3, 1), (7, 2)):
         harness, handles = run_with_nan(2, [row])
-        finals = [harness.final(handle) for handle in handles]
+        finals = [harness.final(active) for active in handles]
         assert finals == [Failed("internal") if place == failing else one for place, one in enumerate(expected)]
 
 
 def test_a_row_that_holds_no_beam_yet_may_say_anything() -> None:
-    """Before the first token the first row speaks for all."""
+    """Before the first token, only the first row is used."""
     sound, expected = run_with_nan(0, [])
     harness, handles = run_with_nan(1, [1, 2, 5, 6, 7])
-    assert [harness.final(handle) for handle in handles] == [sound.final(handle) for handle in expected]
+    assert [harness.final(active) for active in handles] == [sound.final(active) for active in expected]
 
 
 def test_a_source_that_is_not_finite_fails_its_search_alone() -> None:
@@ -344,6 +346,6 @@ def test_cancelling_or_being_late_frees_all_rows_of_a_search() -> None:
     assert harness.final(late) == Failed("deadline_exceeded")
     assert (harness.engine.num_running, harness.engine.num_waiting) == (2, 0)
     harness.run()
-    for handle in (next_, last):
-        assert isinstance(handle.request, GenerateRequest)
-        assert harness.generated(handle).targets == run_alone(handle.request, harness.runner.manifest).targets
+    for active in (next_, last):
+        assert isinstance(active.request, GenerateRequest)
+        assert harness.generated(active).targets == run_alone(active.request, harness.runner.manifest).targets

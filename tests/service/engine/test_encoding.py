@@ -1,4 +1,4 @@
-"""Requests that need the encoder alone: what they get, and what is refused."""
+"""Encode requests: results and validation."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ def classifier(faults: Faults | None = None) -> Harness:
     return Harness(runner=FakeRunner(fake_classifier_manifest(), 4, faults=faults))
 
 
-def request(source: tuple[int, ...], wants_labels: bool = True, attention: frozenset[str] = MAPS) -> EncodeRequest:
-    return EncodeRequest("e", source, FAR, wants_labels, attention)
+def request(source: tuple[int, ...], return_labels: bool = True, attention: frozenset[str] = MAPS) -> EncodeRequest:
+    return EncodeRequest("e", source, FAR, return_labels, attention)
 
 
 def test_requests_of_several_kinds_share_a_batch_and_each_gets_what_it_asked_for() -> None:
@@ -25,11 +25,11 @@ def test_requests_of_several_kinds_share_a_batch_and_each_gets_what_it_asked_for
     handles = [harness.submit(request(source, *one)) for one in asked]
     harness.run()
     assert isinstance(harness.runner, FakeRunner) and harness.runner.num_encodes == 1
-    for handle, (wants_labels, attention) in zip(handles, asked, strict=True):
-        result = harness.final(handle)
+    for active, (return_labels, attention) in zip(handles, asked, strict=True):
+        result = harness.final(active)
         assert isinstance(result, Encoded)
         assert result.hidden.shape == (len(source), 4)
-        assert (result.label_logprobs is not None) == wants_labels
+        assert (result.label_logprobs is not None) == return_labels
         assert frozenset(result.attention) == attention
 
 
@@ -37,11 +37,11 @@ def test_labels_and_maps_are_each_sources_own_whatever_shares_its_batch() -> Non
     harness = classifier()
     handles = [harness.submit(request(source)) for source in SOURCES]
     harness.run()
-    for source, handle in zip(SOURCES, handles, strict=True):
+    for source, active in zip(SOURCES, handles, strict=True):
         alone = classifier()
         lonely = alone.submit(request(source))
         alone.run()
-        result, expected = harness.final(handle), alone.final(lonely)
+        result, expected = harness.final(active), alone.final(lonely)
         assert isinstance(result, Encoded) and isinstance(expected, Encoded)
         assert result.label_logprobs is not None and expected.label_logprobs is not None
         np.testing.assert_allclose(result.label_logprobs, fake_label_logprobs(source), rtol=1e-6)
@@ -60,22 +60,26 @@ def test_labels_that_are_no_numbers_fail_their_own_request() -> None:
 
 def test_an_encoder_of_a_model_that_generates_shows_its_maps() -> None:
     harness = Harness()
-    handle = harness.submit(request(SOURCES[1], wants_labels=False))
+    active = harness.submit(request(SOURCES[1], return_labels=False))
     harness.run()
-    result = harness.final(handle)
+    result = harness.final(active)
     assert isinstance(result, Encoded)
     assert result.attention["encoder"].shape == (2, 2, len(SOURCES[1]), len(SOURCES[1]))
 
 
 @pytest.mark.parametrize(
-    ("wants_labels", "attention", "message"),
-    [(True, MAPS, "has no labels"), (False, frozenset({"cross"}), "an encoder has"), (False, {"x"}, "kind x")],
+    ("return_labels", "attention", "message"),
+    [
+        (True, MAPS, "has no labels"),
+        (False, frozenset({"cross"}), "encode requests have maps of kind"),
+        (False, {"x"}, "kind x"),
+    ],
 )
-def test_what_an_encoder_cannot_give_is_refused(wants_labels: bool, attention: set[str], message: str) -> None:
+def test_what_an_encoder_cannot_give_is_refused(return_labels: bool, attention: set[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Harness().submit(request(SOURCES[1], wants_labels, frozenset(attention)))
+        Harness().submit(request(SOURCES[1], return_labels, frozenset(attention)))
 
 
 def test_a_model_without_a_decoder_generates_nothing() -> None:
-    with pytest.raises(ValueError, match="generates nothing"):
+    with pytest.raises(ValueError, match="does not generate text"):
         classifier().submit(GenerateRequest("g", SOURCES[1], FAR))

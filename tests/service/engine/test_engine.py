@@ -22,11 +22,11 @@ from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
 
 def test_greedy_says_what_the_model_says() -> None:
     harness = Harness()
-    handle = harness.generate(SOURCES[3])
+    active = harness.generate(SOURCES[3])
     harness.run()
-    assert harness.ids(handle) == harness.expected(SOURCES[3])
-    assert harness.target(handle).finish_reason == "eos"
-    assert harness.target(handle).tokens[-1].id == 2
+    assert harness.ids(active) == harness.expected(SOURCES[3])
+    assert harness.target(active).finish_reason == "eos"
+    assert harness.target(active).tokens[-1].id == 2
     assert (harness.engine.num_running, harness.engine.num_waiting) == (0, 0)
 
 
@@ -34,11 +34,11 @@ def test_more_requests_than_rows_say_what_each_says_alone() -> None:
     harness = Harness(max_rows=3)
     handles = [harness.generate(source) for source in SOURCES]
     harness.run()
-    assert [harness.ids(handle) for handle in handles] == [harness.expected(one) for one in SOURCES]
+    assert [harness.ids(active) for active in handles] == [harness.expected(one) for one in SOURCES]
 
 
 def test_what_is_being_encoded_is_still_there_for_whoever_looks() -> None:
-    """Requests in the encoder were in no count: an engine with work looked idle from another thread."""
+    """Regression: requests in the encoder were not counted, so the engine looked idle."""
     seen = []
 
     class Onlooker(NullObserver):
@@ -51,11 +51,11 @@ def test_what_is_being_encoded_is_still_there_for_whoever_looks() -> None:
     assert seen == [(True, 2)]
     assert (harness.engine.num_running, harness.engine.num_waiting) == (1, 0)
     harness.run()
-    assert all(harness.final(handle) for handle in handles)
+    assert all(harness.final(active) for active in handles)
 
 
 def test_requests_are_counted_whatever_rows_they_take() -> None:
-    """Rows were counted: one beam search looked like several running requests."""
+    """Regression: rows were counted, so one beam search counted as several requests."""
     harness = Harness()
     harness.search(SOURCES[3], num_beams=3)
     harness.generate(SOURCES[4])
@@ -78,36 +78,36 @@ def test_requests_join_between_two_steps() -> None:
 
 def test_max_new_tokens_ends_with_length() -> None:
     harness = Harness()
-    handle = harness.generate(SOURCES[3], parameters=GenerateParameters(max_new_tokens=2))
+    active = harness.generate(SOURCES[3], parameters=GenerateParameters(max_new_tokens=2))
     harness.run()
-    assert harness.ids(handle) == harness.expected(SOURCES[3])[:2]
-    assert harness.target(handle).finish_reason == "length"
+    assert harness.ids(active) == harness.expected(SOURCES[3])[:2]
+    assert harness.target(active).finish_reason == "length"
 
 
 def test_the_models_own_limit_ends_with_length() -> None:
     harness = Harness()
     parameters = GenerateParameters(max_new_tokens=1000, min_new_tokens=1000)
-    handle = harness.generate(SOURCES[3], parameters=parameters)
+    active = harness.generate(SOURCES[3], parameters=parameters)
     harness.run()
-    assert len(harness.ids(handle)) == harness.runner.manifest.limits.max_target_tokens
-    assert harness.target(handle).finish_reason == "length"
+    assert len(harness.ids(active)) == harness.runner.manifest.limits.max_target_tokens
+    assert harness.target(active).finish_reason == "length"
 
 
 def test_a_stop_condition_ends_with_stop() -> None:
     harness = Harness()
-    handle = harness.generate(SOURCES[3], stop=StopAfter(2))
+    active = harness.generate(SOURCES[3], stop=StopAfter(2))
     harness.run()
-    assert harness.ids(handle) == harness.expected(SOURCES[3])[:2]
-    assert harness.target(handle).finish_reason == "stop"
+    assert harness.ids(active) == harness.expected(SOURCES[3])[:2]
+    assert harness.target(active).finish_reason == "stop"
 
 
 def test_min_new_tokens_keeps_the_end_token_away() -> None:
     harness = Harness()
     natural = len(harness.expected(SOURCES[3]))
-    handle = harness.generate(SOURCES[3], parameters=GenerateParameters(min_new_tokens=natural + 3))
+    active = harness.generate(SOURCES[3], parameters=GenerateParameters(min_new_tokens=natural + 3))
     harness.run()
-    assert len(harness.ids(handle)) > natural
-    assert 2 not in harness.ids(handle)[: natural + 3]
+    assert len(harness.ids(active)) > natural
+    assert 2 not in harness.ids(active)[: natural + 3]
 
 
 def test_the_same_seed_says_the_same_alone_and_in_company() -> None:
@@ -119,10 +119,10 @@ def test_the_same_seed_says_the_same_alone_and_in_company() -> None:
     for seed, source in enumerate(SOURCES):
         company.generate(source, parameters=GenerateParameters(do_sample=True, seed=seed))
     company.engine.step()
-    handle = company.generate(SOURCES[5], parameters=parameters)
+    active = company.generate(SOURCES[5], parameters=parameters)
     company.run()
-    assert company.ids(handle) == alone.ids(lone)
-    assert company.ids(handle) != alone.expected(SOURCES[5])
+    assert company.ids(active) == alone.ids(lone)
+    assert company.ids(active) != alone.expected(SOURCES[5])
 
 
 def test_an_encode_request_gets_the_last_layer_without_padding_and_without_a_row() -> None:
@@ -131,8 +131,8 @@ def test_an_encode_request_gets_the_last_layer_without_padding_and_without_a_row
     harness.engine.step()
     handles = [harness.encode(source) for source in (SOURCES[2], SOURCES[1])]
     harness.engine.step()
-    for handle, source in zip(handles, (SOURCES[2], SOURCES[1]), strict=True):
-        encoded = harness.final(handle)
+    for active, source in zip(handles, (SOURCES[2], SOURCES[1]), strict=True):
+        encoded = harness.final(active)
         assert isinstance(encoded, Encoded)
         np.testing.assert_array_equal(encoded.hidden, np.outer(source, [1, 2, 3, 4]))
     assert harness.engine.num_running == 1
@@ -151,9 +151,9 @@ def test_the_runner_is_asked_only_for_what_running_rows_need() -> None:
     whole = greedy | {"logits", "logprobs"}
 
     def ask(**fields: Any) -> set[str]:
-        handle = engine.submit(GenerateRequest("r", SOURCES[4], FAR, **fields), lambda _: None)
+        active = engine.submit(GenerateRequest("r", SOURCES[4], FAR, **fields), lambda _: None)
         engine.step()
-        engine.cancel(handle)
+        engine.cancel(active)
         return asked[-1]
 
     assert ask() == greedy
@@ -190,10 +190,10 @@ def test_cancelling_frees_the_row_before_the_next_step() -> None:
 def test_a_cancelled_request_that_waits_is_never_encoded() -> None:
     runner = FakeRunner(fake_manifest(), 4)
     harness = Harness(runner=runner)
-    handle = harness.generate(SOURCES[3])
-    harness.engine.cancel(handle)
+    active = harness.generate(SOURCES[3])
+    harness.engine.cancel(active)
     harness.engine.step()
-    assert harness.final(handle) == Cancelled()
+    assert harness.final(active) == Cancelled()
     assert runner.num_encodes == 0
     assert not harness.engine.has_work
 
@@ -237,12 +237,12 @@ def test_timings_add_up() -> None:
             return super().step(*arguments, **options)
 
     harness.engine = Engine(Ticking(fake_manifest(), 4), lambda: harness.now)
-    handle, encode = harness.generate(SOURCES[3]), harness.encode(SOURCES[3])
+    active, encode = harness.generate(SOURCES[3]), harness.encode(SOURCES[3])
     harness.now += 2.0
     harness.run()
-    timings = harness.generated(handle).timings
+    timings = harness.generated(active).timings
     assert (timings.queue, timings.encode) == (2000, 500)
-    assert timings.decode == 250 * len(harness.ids(handle))
+    assert timings.decode == 250 * len(harness.ids(active))
     encoded = harness.final(encode)
     assert isinstance(encoded, Encoded)
     assert (encoded.timings.queue, encoded.timings.encode, encoded.timings.decode) == (2000, 500, 0)
@@ -278,24 +278,24 @@ def test_the_observer_hears_of_every_call_and_every_end() -> None:
 @pytest.mark.parametrize(
     ("source", "fields", "message"),
     [
-        ((), {}, "0 source tokens"),
-        ((5,) * 25, {}, "25 source tokens"),
-        ((5,), {"parameters": GenerateParameters(max_new_tokens=0)}, "0 tokens of a prefix"),
-        ((5,), {"target_prefix": (5,) * 24}, "24 tokens of a prefix"),
-        ((5,), {"target_prefix": (5,) * 25, "parameters": GenerateParameters(max_new_tokens=0)}, "25 tokens"),
-        ((5,), {"target_prefix": (48, 2)}, "outside the vocabulary of 48"),
-        ((5,), {"target_prefix": (-1,)}, "outside the vocabulary of 48"),
-        ((5,), {"parameters": GenerateParameters(suppress_tokens=(3, 48))}, "outside the vocabulary of 48"),
-        ((5,), {"parameters": GenerateParameters(num_beams=5)}, "5 beams; at most 4"),
-        ((5,), {"parameters": GenerateParameters(num_beams=0)}, "1 sequences of 0 beams"),
-        ((5,), {"parameters": GenerateParameters(num_beams=2, num_return_sequences=3)}, "2 beams"),
-        ((5,), {"parameters": GenerateParameters(num_return_sequences=0)}, "1 beams"),
-        ((5,), {"parameters": GenerateParameters(num_beams=2, do_sample=True)}, "neither draw nor stream"),
-        ((5,), {"parameters": GenerateParameters(num_beams=2), "stream": True}, "neither draw nor stream"),
+        ((), {}, "the source must have 1 to 24 tokens, got 0"),
+        ((5,) * 25, {}, "the source must have 1 to 24 tokens, got 25"),
+        ((5,), {"parameters": GenerateParameters(max_new_tokens=0)}, "1 to 24 tokens, got at least 0"),
+        ((5,), {"target_prefix": (5,) * 24}, "1 to 24 tokens, got at least 25"),
+        ((5,), {"target_prefix": (5,) * 25, "parameters": GenerateParameters(max_new_tokens=0)}, "got at least 25"),
+        ((5,), {"target_prefix": (48, 2)}, "token ids must be from 0 to 47"),
+        ((5,), {"target_prefix": (-1,)}, "token ids must be from 0 to 47"),
+        ((5,), {"parameters": GenerateParameters(suppress_tokens=(3, 48))}, "token ids must be from 0 to 47"),
+        ((5,), {"parameters": GenerateParameters(num_beams=5)}, "num_beams must be at most 4, got 5"),
+        ((5,), {"parameters": GenerateParameters(num_beams=0)}, "num_return_sequences is 1, but num_beams is 0"),
+        ((5,), {"parameters": GenerateParameters(num_beams=2, num_return_sequences=3)}, "num_beams is 2"),
+        ((5,), {"parameters": GenerateParameters(num_return_sequences=0)}, "num_return_sequences is 0"),
+        ((5,), {"parameters": GenerateParameters(num_beams=2, do_sample=True)}, "does not support sampling, streaming"),
+        ((5,), {"parameters": GenerateParameters(num_beams=2), "stream": True}, "does not support sampling, streaming"),
         (
             (5,),
             {"parameters": GenerateParameters(num_beams=2, max_new_tokens=0), "target_prefix": (5, 2)},
-            "generate something",
+            "or max_new_tokens 0",
         ),
         ((5,), {"attention": frozenset({"sideways"})}, "sideways"),
     ],
@@ -314,11 +314,11 @@ def test_what_the_model_can_just_run_is_taken() -> None:
     harness.search((5,), num_beams=4)
     handles = list(harness.events)
     harness.run()
-    assert [len(harness.generated(handle).targets) for handle in handles] == [1, 1, 4]
+    assert [len(harness.generated(active).targets) for active in handles] == [1, 1, 4]
 
 
 def test_a_small_call_is_stepped_more_often_beside_a_large_one_and_says_what_it_says_alone() -> None:
-    """A long step of all rows for each token made a single input twelve times as slow as alone."""
+    """Regression: a single input was twelve times slower beside a large call than alone."""
     harness = Harness(runner=CheckedRunner(max_rows=32))
     long = GenerateParameters(num_beams=4, min_new_tokens=20)
     large = [harness.submit(GenerateRequest("large", source, FAR, long)) for source in SOURCES[:7]]
@@ -334,10 +334,10 @@ def test_a_small_call_is_stepped_more_often_beside_a_large_one_and_says_what_it_
     assert num_tokens > 8
     assert steps <= num_tokens // 4 + 1
     harness.run()
-    for handle in (*large, small):
-        assert isinstance(handle.request, GenerateRequest)
-        alone = run_alone(handle.request, harness.runner.manifest)
-        assert [target.tokens for target in harness.generated(handle).targets] == [
+    for active in (*large, small):
+        assert isinstance(active.request, GenerateRequest)
+        alone = run_alone(active.request, harness.runner.manifest)
+        assert [target.tokens for target in harness.generated(active).targets] == [
             target.tokens for target in alone.targets
         ]
     assert isinstance(small.request, GenerateRequest)

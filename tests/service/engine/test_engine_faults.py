@@ -1,4 +1,4 @@
-"""What goes wrong in one request harms no other, and is in the log."""
+"""A failure of one request does not affect others, and is logged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,13 +30,13 @@ BREAKING = 40  # a source token
 
 
 class Breaking(FakeRunner):
-    """A graph of it raises for every source that has the token BREAKING, and for no other."""
+    """Runner with a graph that raises for sources with the token BREAKING."""
 
     def __init__(self, graph: GraphName, known_is_finite: bool = True) -> None:
         super().__init__(fake_manifest(), 4)
         self._graph = graph
         self._known_is_finite = known_is_finite
-        self.num_known = 0  # runs of the encoder on the known input
+        self.num_known = 0  # runs of the encoder on the test input
 
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         if self._graph == "encoder" and (source_ids == BREAKING).any():
@@ -50,13 +50,13 @@ class Breaking(FakeRunner):
 
     def step(self, *arguments: Any, first: int = 0, **options: Any) -> Mapping[str, Array]:
         rows = slice(first, first + len(arguments[0]))
-        if self._graph == "step" and (self._source[rows] == BREAKING).any():
+        if self._graph == "decoder" and (self._source[rows] == BREAKING).any():
             raise FakeFaultError("step")
         return super().step(*arguments, first=first, **options)
 
 
 class BadFirstState(FakeRunner):
-    """The encoder gives one number that is not finite, which the decoder reads as if it were: nothing tells of it."""
+    """Runner whose encoder returns one infinite value, which the decoder does not pass on."""
 
     def __init__(self, name: str, value: float, in_padding: bool = False) -> None:
         super().__init__(first_hash_manifest(), 8)
@@ -73,16 +73,16 @@ class BadFirstState(FakeRunner):
             given[self._name][row, place if self._name == "source_state" else 0] = self._value
         return given
 
-    def fill(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
-        super().fill(first, {"source_state": np.nan_to_num(encoded["source_state"], nan=GARBAGE)}, examples)
+    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+        super().init_rows(first, {"source_state": np.nan_to_num(encoded["source_state"], nan=GARBAGE)}, examples)
 
 
 def first_hash_manifest() -> Manifest:
-    """That of the fake model, but for a state of fixed size which the encoder fills, as in a recurrent model."""
+    """Return a manifest with a state of fixed size from the encoder, as in a recurrent model."""
     manifest = fake_manifest()
     encoder = manifest.encoder.model_copy(update={"outputs": (*manifest.encoder.outputs, "first_hash")})
     states = [
-        state.model_copy(update={"fill": "encoder", "encoder_output": "first_hash"}) if state.input == "hash" else state
+        state.model_copy(update={"init": "encoder", "encoder_output": "first_hash"}) if state.input == "hash" else state
         for state in manifest.states
     ]
     return manifest.model_copy(update={"encoder": encoder, "states": tuple(states)})
@@ -99,11 +99,11 @@ def first_hash_manifest() -> Manifest:
 def test_the_log_has_what_failed_by_its_request_id(
     caplog: pytest.LogCaptureFixture, faults: Faults, cause: str
 ) -> None:
-    """Errors promise that it has; no line of the engine had an id, and numbers that are not finite had no line."""
+    """Regression: the engine logged no request id, and nothing for values that are not finite."""
     harness = Harness(faults=faults)
-    handle = harness.submit(GenerateRequest("my-id", (9, 5), FAR))
+    active = harness.submit(GenerateRequest("my-id", (9, 5), FAR))
     harness.run()
-    assert harness.final(handle) == Failed("internal")
+    assert harness.final(active) == Failed("internal")
     what, who = caplog.records
     assert cause in what.getMessage()
     assert vars(who)["fields"] == {"request_id": "my-id"}
@@ -111,9 +111,9 @@ def test_the_log_has_what_failed_by_its_request_id(
 
 def test_an_encoding_that_is_not_finite_is_in_the_log_too(caplog: pytest.LogCaptureFixture) -> None:
     harness = Harness(faults=Faults(nan_id=9))
-    handle = harness.submit(EncodeRequest("my-id", (9, 5), FAR))
+    active = harness.submit(EncodeRequest("my-id", (9, 5), FAR))
     harness.run()
-    assert harness.final(handle) == Failed("internal")
+    assert harness.final(active) == Failed("internal")
     what, who = caplog.records
     assert "not finite" in what.getMessage()
     assert vars(who)["fields"] == {"request_id": "my-id"}
@@ -134,7 +134,7 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     bad = [harness.generate((5, 40)), harness.generate((40,), parameters=parameters), harness.encode((40, 5))]
     good = harness.generate((5, 6))
     harness.run()
-    assert [harness.final(handle) for handle in bad] == [Failed("internal")] * 3
+    assert [harness.final(active) for active in bad] == [Failed("internal")] * 3
     assert harness.ids(good) == harness.expected((5, 6))
 
 
@@ -149,12 +149,12 @@ MATES = [  # all in one batch, of 8 rows, for 12 steps
 
 
 def run_mates(runner: Runner) -> list[tuple[list[Event], Final]]:
-    """The events of each of the mates, and the last of them."""
+    """Return the events of each of the requests."""
     harness = Harness(runner=runner)
     handles = [harness.submit(request) for request in MATES]
     harness.run()
     assert (harness.engine.num_running, harness.engine.num_waiting) == (0, 0)
-    return [(harness.events[handle], harness.final(handle)) for handle in handles]
+    return [(harness.events[active], harness.final(active)) for active in handles]
 
 
 def assert_same_results(given: Final, expected: Final) -> None:
@@ -168,7 +168,7 @@ def assert_same_results(given: Final, expected: Final) -> None:
 
 @pytest.mark.parametrize("call", range(1, 13))
 def test_a_step_that_fails_once_changes_no_result(call: int) -> None:
-    """It failed all that ran. What the failed run had begun to write is written again."""
+    """Regression: a failed step failed all rows. Partial writes are overwritten by the retry."""
     faults = Faults(step_calls=frozenset({call}))
     expected, given = run_mates(FakeRunner(fake_manifest(), 8)), run_mates(CheckedRunner(8, faults=faults))
     for (events, final), (right_events, right) in zip(given, expected, strict=True):
@@ -212,9 +212,9 @@ def test_a_decoder_that_fails_for_every_row_ends_what_runs_and_the_engine_goes_o
     assert harness.ids(handles[2]) == harness.expected(SOURCES[2])
 
 
-@pytest.mark.parametrize("graph", ["encoder", "step"])
+@pytest.mark.parametrize("graph", ["encoder", "decoder"])
 def test_calls_at_fault_do_not_end_an_engine_that_runs_a_known_input(graph: GraphName) -> None:
-    """Eight calls that failed in a row ended the process, though each had broken its own run."""
+    """Regression: eight failing calls in succession ended the process."""
     runner = Breaking(graph)
     harness = Harness(runner=runner)
     for number in range(3 * MAX_FAILURES):
@@ -225,17 +225,19 @@ def test_calls_at_fault_do_not_end_an_engine_that_runs_a_known_input(graph: Grap
     assert harness.ids(good) == harness.expected((5, 6))
 
 
-@pytest.mark.parametrize("graph", ["encoder", "step"])
+@pytest.mark.parametrize("graph", ["encoder", "decoder"])
 def test_a_known_input_that_gives_no_finite_numbers_ends_the_engine(graph: GraphName) -> None:
     harness = Harness(runner=Breaking(graph, known_is_finite=False))
     for number in range(MAX_FAILURES - 1):
         assert ask(harness, f"call {number}", (5, BREAKING)) == [Failed("internal")]
-    with pytest.raises(RuntimeFailedError, match=f"{MAX_FAILURES} runs failed"):
+    with pytest.raises(
+        RuntimeFailedError, match=f"failed for {MAX_FAILURES} calls in succession and on the test input"
+    ):
         ask(harness, "one more", (5, BREAKING))
 
 
 def test_the_known_input_harms_no_row_that_runs() -> None:
-    """The encoder may break while rows run, whose states must stay."""
+    """The test input must not overwrite the states of running rows."""
     runner = Breaking("encoder")
     harness = Harness(runner=runner)
     running = [harness.generate(source, parameters=LONG) for source in SOURCES[:2]]
@@ -246,9 +248,9 @@ def test_the_known_input_harms_no_row_that_runs() -> None:
     assert runner.num_known == 1
     assert harness.engine.num_running == 2
     harness.run()
-    for handle, source in zip(running, SOURCES, strict=False):
-        assert isinstance(handle.request, GenerateRequest)
-        assert harness.generated(handle).targets == run_alone(handle.request, runner.manifest).targets, source
+    for active, source in zip(running, SOURCES, strict=False):
+        assert isinstance(active.request, GenerateRequest)
+        assert harness.generated(active).targets == run_alone(active.request, runner.manifest).targets, source
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -256,16 +258,16 @@ def test_the_known_input_harms_no_row_that_runs() -> None:
 def test_a_first_state_that_is_not_finite_fails_its_own_request_alone(
     caplog: pytest.LogCaptureFixture, name: str, value: float
 ) -> None:
-    """The decoder may turn it into ordinary scores, as a quantised product does."""
+    """The decoder may convert NaN to finite scores, as a quantised product does."""
     runner = BadFirstState(name, value)
     harness = Harness(runner=runner)
     sources = [(5, 6, 7), (BREAKING, 8), (9, 10, 11, 12), (13, 14)]
     handles = [harness.generate(source) for source in sources]
     encoding = harness.encode((15, 16))
     harness.run()
-    assert runner.num_encodes == 1  # no graph has failed: nothing is tried again
+    assert runner.num_encodes == 1  # no graph has failed, so there is no retry
     assert harness.final(handles[1]) == Failed("internal")
-    assert [record.getMessage() for record in caplog.records][:1] == ["the encoder gave numbers that are not finite"]
+    assert [record.getMessage() for record in caplog.records][:1] == ["the encoder returned values that are not finite"]
     for place in (0, 2, 3):
         assert harness.ids(handles[place]) == harness.expected(sources[place])
     assert isinstance(harness.final(encoding), Encoded)
@@ -276,7 +278,7 @@ def test_padding_that_is_not_finite_is_no_fault() -> None:
     sources = [(BREAKING, 8), (9, 10, 11, 12)]
     handles = [harness.generate(source) for source in sources]
     harness.run()
-    assert [harness.ids(handle) for handle in handles] == [harness.expected(source) for source in sources]
+    assert [harness.ids(active) for active in handles] == [harness.expected(source) for source in sources]
 
 
 def test_a_seed_that_no_generator_takes_fails_alone() -> None:
@@ -313,20 +315,22 @@ ALWAYS, EVERY_OTHER = frozenset(range(1, 100)), frozenset(range(1, 200, 2))
 
 
 def ask(harness: Harness, call: str, *sources: tuple[int, ...]) -> list[Final]:
-    """How the requests of one call end."""
+    """Return the final events of the requests of one call."""
     parameters = GenerateParameters(max_new_tokens=1)
     handles = [harness.submit(GenerateRequest(call, source, FAR, parameters=parameters)) for source in sources]
     harness.run()
-    return [harness.final(handle) for handle in handles]
+    return [harness.final(active) for active in handles]
 
 
 @pytest.mark.parametrize("faults", [Faults(step_calls=ALWAYS), Faults(encode_calls=ALWAYS)], ids=["step", "encoder"])
 def test_a_graph_that_fails_whatever_it_is_given_ends_the_engine(faults: Faults) -> None:
-    """It stayed ready, and answered every call with 500."""
+    """Regression: a broken engine stayed ready and failed every call."""
     harness = Harness(faults=faults)
     for number in range(MAX_FAILURES - 1):
         assert ask(harness, f"call {number}", (5, 6)) == [Failed("internal")]
-    with pytest.raises(RuntimeFailedError, match=f"{MAX_FAILURES} runs failed"):
+    with pytest.raises(
+        RuntimeFailedError, match=f"failed for {MAX_FAILURES} calls in succession and on the test input"
+    ):
         ask(harness, "one more", (5, 6))
 
 
@@ -340,7 +344,7 @@ def test_failures_with_a_success_between_them_do_not_add_up(faults: Faults) -> N
 
 
 def test_one_call_alone_ends_nothing() -> None:
-    """One with eight poisoned inputs ended the service of everybody."""
+    """Regression: one call with eight bad inputs ended the process."""
     harness = Harness(max_rows=2, faults=Faults(raising_id=40))
     bad = ask(harness, "poison", *[(5, 40)] * 3 * MAX_FAILURES)
     assert bad == [Failed("internal")] * len(bad)

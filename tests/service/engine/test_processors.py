@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service.engine.processors import (
-    EndWhereNothingIsLeft,
+    AllowEndIfAllForbidden,
     MinNewTokens,
     NoRepeatNgram,
     Processor,
@@ -62,7 +62,7 @@ def test_a_forbidden_token_stays_so_when_it_is_penalised() -> None:
         ([5, 5], 2, [5]),  # n-grams overlap
         ([1], 2, []),
         ([1], 9, []),
-        ([1, 5, 3], 4, []),  # as long as what was read and the next token together
+        ([1, 5, 3], 4, []),  # as long as all inputs and the next token together
         ([1, 5, 3], 60_000, []),
     ],
 )
@@ -82,9 +82,9 @@ def test_the_end_waits_for_as_many_tokens_as_are_wanted() -> None:
 
 def test_where_nothing_is_left_the_end_is() -> None:
     nothing = [-math.inf] * 6
-    assert changed(EndWhereNothingIsLeft(END), nothing, [START]) == [*nothing[:END], 0.0, *nothing[END + 1 :]]
+    assert changed(AllowEndIfAllForbidden(END), nothing, [START]) == [*nothing[:END], 0.0, *nothing[END + 1 :]]
     almost_nothing = [*nothing[:5], -1e30]
-    assert changed(EndWhereNothingIsLeft(END), almost_nothing, [START]) == pytest.approx(almost_nothing)
+    assert changed(AllowEndIfAllForbidden(END), almost_nothing, [START]) == pytest.approx(almost_nothing)
 
 
 def test_a_request_that_asks_for_nothing_has_no_processors() -> None:
@@ -96,7 +96,7 @@ def test_whatever_may_forbid_comes_before_the_end_is_let_through() -> None:
         repetition_penalty=1.5, no_repeat_ngram_size=2, min_new_tokens=9, suppress_tokens=(0, 1, 3, 4, 5)
     )
     processors = make_processors(parameters, END)
-    kinds = [RepetitionPenalty, NoRepeatNgram, MinNewTokens, SuppressTokens, EndWhereNothingIsLeft]
+    kinds = [RepetitionPenalty, NoRepeatNgram, MinNewTokens, SuppressTokens, AllowEndIfAllForbidden]
     assert [type(processor) for processor in processors] == kinds
     scores = np.array(SCORES, np.float32)
     process(processors, scores, [START], 0)
@@ -123,7 +123,7 @@ def test_only_the_end_tokens_delay_leaves_the_other_tokens_alone(
 def slowly_processed(
     scores: Sequence[float], read: Sequence[int], num_generated: int, parameters: GenerateParameters
 ) -> list[float]:
-    """Slow and obvious: asks of each token whether it may follow."""
+    """Reference implementation that checks each token separately."""
     size, penalty, after = parameters.no_repeat_ngram_size, parameters.repetition_penalty, []
     for token, score in enumerate(scores):
         ngrams = [tuple(read[start : start + size]) for start in range(len(read) - size + 1)]

@@ -1,4 +1,4 @@
-"""Models that go on with their source: the encoder fills what the step has read, on the fake model."""
+"""Decoder-only models: the encoder graph computes the states of the prompt, on the fake model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ LIMIT = 30
 
 @pytest.fixture
 def manifest() -> Manifest:
-    return fake_manifest(begins_with="source", max_target_tokens=LIMIT)
+    return fake_manifest(decoder_start="source", max_target_tokens=LIMIT)
 
 
 def request(source: Sequence[int], **fields: object) -> GenerateRequest:
@@ -31,10 +31,10 @@ def target(given: GenerateRequest, manifest: Manifest) -> Target:
 
 
 def test_what_is_read_first_is_the_start_token_or_the_source(manifest: Manifest) -> None:
-    assert manifest.beginning((5, 6, 7)) == (5, 6, 7)
-    assert fake_manifest().beginning((5, 6, 7)) == (1,)
-    assert (manifest.room(1), manifest.room(LIMIT)) == (LIMIT, 1)
-    assert fake_manifest().room(20) == 24
+    assert manifest.decoder_prompt_ids((5, 6, 7)) == (5, 6, 7)
+    assert fake_manifest().decoder_prompt_ids((5, 6, 7)) == (1,)
+    assert (manifest.max_new_tokens_for(1), manifest.max_new_tokens_for(LIMIT)) == (LIMIT, 1)
+    assert fake_manifest().max_new_tokens_for(20) == 24
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
@@ -45,7 +45,7 @@ def test_a_prompt_of_any_length_is_gone_on_with(prompt: tuple[int, ...], manifes
 
 
 def test_prompts_of_all_lengths_share_a_batch_as_if_each_were_alone(manifest: Manifest) -> None:
-    """Rows are stepped, moved and branched as a checking runner wants; nothing of a neighbour comes through."""
+    """The engine steps, moves and forks rows correctly, and results do not depend on other rows."""
     runner = CheckedRunner(6, manifest)
     harness, rng = Harness(runner=runner), Random(1)
     kinds = [
@@ -63,9 +63,9 @@ def test_prompts_of_all_lengths_share_a_batch_as_if_each_were_alone(manifest: Ma
             harness.engine.step()
     harness.run()
     assert runner.num_moved and runner.num_branched
-    for one, handle in zip(requests, handles, strict=True):
+    for one, active in zip(requests, handles, strict=True):
         expected = run_alone(one, manifest).targets
-        assert [ids_of(given) for given in harness.generated(handle).targets] == [ids_of(given) for given in expected]
+        assert [ids_of(given) for given in harness.generated(active).targets] == [ids_of(given) for given in expected]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS[::3], ids=len)
@@ -86,7 +86,7 @@ def test_beams_are_the_references(prompt: tuple[int, ...], prefix: tuple[int, ..
 
 
 def test_penalties_know_the_whole_prompt(manifest: Manifest) -> None:
-    """As with a causal model in Hugging Face transformers, whose `input_ids` hold the prompt."""
+    """As in Hugging Face Transformers, processors see the prompt of a causal model."""
     prompt = PROMPTS[4]
     free = FakeRunner(manifest, 1).expected(prompt, LIMIT)[0]
     read = (free, *prompt)
@@ -102,7 +102,7 @@ def test_the_prompt_and_what_follows_share_the_limit(manifest: Manifest) -> None
     parameters = GenerateParameters(max_new_tokens=100, min_new_tokens=100)
     for prompt in PROMPTS:
         given = target(request(prompt, parameters=parameters), manifest)
-        assert len(given.tokens) == LIMIT - len(prompt) + 1  # nothing reads the last one
+        assert len(given.tokens) == LIMIT - len(prompt) + 1  # the last token needs no position
         assert given.finish_reason == "length"
 
 
@@ -111,7 +111,7 @@ def test_a_prefix_that_does_not_fit_behind_its_prompt_is_refused(manifest: Manif
     prompt = tuple(range(3, 23))
     fitting = (4,) * (LIMIT - len(prompt))
     harness.engine.check(request(prompt, target_prefix=fitting))
-    with pytest.raises(ValueError, match="12 tokens of a prefix; 11 tokens can be written"):
+    with pytest.raises(ValueError, match="must have 1 to 11 tokens, got at least 13 with its prefix"):
         harness.engine.check(request(prompt, target_prefix=(*fitting, 4, 4)))
 
 
@@ -143,7 +143,7 @@ def test_a_forced_target_has_the_generated_ones_log_probabilities_and_maps(manif
 
 def test_a_stream_has_the_new_tokens_alone(manifest: Manifest) -> None:
     harness = Harness(runner=FakeRunner(manifest, 2))
-    handle = harness.submit(request(PROMPTS[6], stream=True))
+    active = harness.submit(request(PROMPTS[6], stream=True))
     harness.run()
-    streamed = [event.token.id for event in harness.events[handle] if isinstance(event, TokenEvent)]
-    assert streamed == ids_of(harness.target(handle)) == FakeRunner(manifest, 1).expected(PROMPTS[6], LIMIT)
+    streamed = [event.token.id for event in harness.events[active] if isinstance(event, TokenEvent)]
+    assert streamed == ids_of(harness.target(active)) == FakeRunner(manifest, 1).expected(PROMPTS[6], LIMIT)

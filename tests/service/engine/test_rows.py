@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.beam import BeamGeneration
-from service.engine.generation import Generation, Handle, Moves
+from service.engine.generation import ActiveRequest, BeamCopies, Generation
 from service.engine.request import GenerateRequest
 from service.engine.rows import Rows
 from service.engine.single import SingleGeneration
@@ -12,7 +12,7 @@ from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, 
 
 
 class Filled:
-    """Rows over a runner that keeps its own account, with what this test admits to them and releases."""
+    """Rows with a CheckedRunner, and the generations that the test admits and releases."""
 
     def __init__(self, max_rows: int) -> None:
         self.runner = CheckedRunner(max_rows)
@@ -20,7 +20,7 @@ class Filled:
         self.alive: list[Generation] = []
 
     def admit(self, nums_beams: list[int]) -> None:
-        """Begin generations together, each on a source of its own."""
+        """Admit generations together, each with its own source."""
         newcomers: list[tuple[Generation, int]] = []
         first, lengths = len(self.runner.encoded) * 10 + 3, np.arange(1, len(nums_beams) + 1, dtype=np.int32)
         ids = np.tril(np.arange(first, first + len(lengths))[:, None] * np.ones_like(lengths))  # padded by 0
@@ -29,8 +29,8 @@ class Filled:
             source = tuple(ids[place, : place + 1].tolist())
             request = GenerateRequest("r", source, FAR, GenerateParameters(num_beams=num_beams))
             kind = BeamGeneration if num_beams > 1 else SingleGeneration
-            handle = Handle(0, request, lambda _: None, 0.0)
-            newcomers.append((kind(handle, request, self.runner.manifest, {}), place))
+            active = ActiveRequest(0, request, lambda _: None, 0.0)
+            newcomers.append((kind(active, request, self.runner.manifest, {}), place))
         self.rows.admit(newcomers, encoded)
         self.alive += [generation for generation, _ in newcomers]
         self.check()
@@ -40,12 +40,12 @@ class Filled:
             self.advance([])
 
     def branch_last_from_first(self) -> None:
-        """One step after which the first beam of each search goes on in the place of its last."""
+        """Run a step after which the first beam of each search is copied over its last."""
         self.advance([(one.rows[0], one.rows[-1]) for one in self.alive if len(one.rows) > 1])
 
-    def advance(self, moves: Moves) -> None:
+    def advance(self, beam_copies: BeamCopies) -> None:
         rows = range(len(self.rows))
-        self.rows.advance(rows, self.rows.step(rows)["top_ids"][:, 0], moves)
+        self.rows.advance(rows, self.rows.step(rows)["top_ids"][:, 0], beam_copies)
         self.check()
 
     def release(self, place: int) -> None:
@@ -53,7 +53,7 @@ class Filled:
         self.check()
 
     def check(self) -> None:
-        """No gap, no row of two, the free ones counted, and every row with its own source."""
+        """Check that rows have no gaps, one owner each, and the state of their own source."""
         assert self.rows.generations == self.alive
         assert self.rows.num_generations == len(self.alive)
         owned = [row for generation in self.alive for row in generation.rows]
@@ -63,7 +63,7 @@ class Filled:
             assert len(generation.rows) == generation.request.parameters.num_beams
             for row in generation.rows:
                 assert tuple(self.runner.rows[row].source) == generation.request.source_ids
-                assert self.rows.find(generation.handle) is generation
+                assert self.rows.find(generation.active_request) is generation
 
 
 @given(
@@ -75,7 +75,7 @@ class Filled:
 def test_rows_stay_without_a_gap_whoever_leaves_first(
     groups: list[list[int]], releases: list[int], num_steps: int
 ) -> None:
-    """The runner's own account, `CheckedRunner`, holds of every move that it names what the row has read."""
+    """`CheckedRunner` checks the lengths in each move."""
     filled = Filled(max_rows=36)
     for group in groups:  # of different ages, then
         filled.admit(group)
@@ -156,6 +156,6 @@ def test_a_batch_fills_rows_of_several_requests_from_their_own_examples() -> Non
     assert len(runner.encoded) == 1
     assert sorted(len(row.source) for row in runner.stepped) == [4, 5, 5, 7, 7, 7]
     harness.run()
-    for handle in handles:
-        if isinstance(handle.request, GenerateRequest):
-            assert harness.generated(handle) == run_alone(handle.request, runner.manifest)
+    for active in handles:
+        if isinstance(active.request, GenerateRequest):
+            assert harness.generated(active) == run_alone(active.request, runner.manifest)

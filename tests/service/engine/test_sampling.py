@@ -15,7 +15,7 @@ from service.parameters import GenerateParameters
 def probabilities(
     logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float = 0.0, typical_p: float = 1.0
 ) -> list[float]:
-    """Slow and obvious: one filter after the other over sorted lists, as the words say."""
+    """Reference implementation: apply one filter after the other to sorted lists."""
     scaled = [logit / temperature for logit in logits]
     if top_k:
         kth = sorted(scaled, reverse=True)[min(top_k, len(scaled)) - 1]
@@ -45,7 +45,7 @@ def probabilities(
 
 
 def weights_of_those_drawn(logits: NDArray[np.float32], parameters: GenerateParameters) -> NDArray[np.float64]:
-    """(V,) what each token weighs if a draw from its middle gives it, else 0."""
+    """Return (V,): the weight of each token that can be drawn, 0 for other tokens."""
     ids, weights = weigh_tokens(logits, parameters)
     middles = (np.cumsum(weights) - weights / 2) / weights.sum()
     drawn = np.zeros(len(logits))
@@ -145,7 +145,7 @@ def test_draws_from_a_whole_vocabulary_follow_the_distribution(top_p: float) -> 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (4, 1.0), (0, 0.99), (6, 0.5)])
 def test_a_forbidden_token_is_never_drawn(top_k: int, top_p: float) -> None:
-    """Not even where `top_k` keeps more tokens than are left."""
+    """Also if `top_k` keeps more tokens than are allowed."""
     logits = np.array([-np.inf, 2.0, -np.inf, 0.0, -np.inf, -np.inf], np.float32)
     sampler = Sampler(GenerateParameters(do_sample=True, temperature=5.0, top_k=top_k, top_p=top_p), 0)
     assert {sampler.draw(logits) for _ in range(200)} == ({1} if top_p == 0.5 else {1, 3})

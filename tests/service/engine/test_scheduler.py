@@ -2,14 +2,16 @@ import random
 
 import pytest
 
-from service.engine.scheduler import Scheduler, Waiting
+from service.engine.scheduler import Scheduler, WaitingSequence
 
 
-def waiting(id_: int, source_tokens: int = 5, num_rows: int = 1, expires: float = 1000, call: str = "") -> Waiting:
-    return Waiting(id_, call or str(id_), source_tokens, num_rows, expires)
+def waiting(
+    id_: int, source_tokens: int = 5, num_rows: int = 1, deadline: float = 1000, call: str = ""
+) -> WaitingSequence:
+    return WaitingSequence(id_, call or str(id_), source_tokens, num_rows, deadline)
 
 
-def scheduler_of(*requests: Waiting, max_batch_tokens: int = 100) -> Scheduler:
+def scheduler_of(*requests: WaitingSequence, max_batch_tokens: int = 100) -> Scheduler:
     scheduler = Scheduler(max_batch_tokens)
     for request in requests:
         scheduler.add(request)
@@ -84,7 +86,7 @@ def test_a_removed_request_never_goes() -> None:
 
 def test_requests_expire_at_their_time_oldest_first() -> None:
     scheduler = scheduler_of(
-        waiting(0, 5, expires=30), waiting(1, 5, num_rows=0, expires=10), waiting(2, 5, expires=10), waiting(3, 5)
+        waiting(0, 5, deadline=30), waiting(1, 5, num_rows=0, deadline=10), waiting(2, 5, deadline=10), waiting(3, 5)
     )
     assert scheduler.remove_expired(9) == []
     assert scheduler.remove_expired(10) == [1, 2]
@@ -93,10 +95,10 @@ def test_requests_expire_at_their_time_oldest_first() -> None:
     assert scheduler.next_batch(9, {}) == [3]
 
 
-def order_of(scheduler: Scheduler, held: dict[str, int] | None = None) -> list[int]:
-    """The order in which sequences get a single row that is freed again and again."""
+def order_of(scheduler: Scheduler, rows_by_call: dict[str, int] | None = None) -> list[int]:
+    """Return the order in which sequences get a single row that is repeatedly released."""
     order: list[int] = []
-    while batch := scheduler.next_batch(1, held or {}):
+    while batch := scheduler.next_batch(1, rows_by_call or {}):
         order += batch
     return order
 
@@ -107,7 +109,7 @@ def test_sequences_of_one_call_keep_their_order() -> None:
 
 
 def test_a_small_call_passes_the_many_sequences_of_a_large_one() -> None:
-    """It waited behind all of them: twelve calls of 32 inputs kept a single input waiting for longer than it could."""
+    """Regression: a single input waited for all sequences of twelve calls of 32 inputs."""
     large = [waiting(id_, call="large") for id_ in range(32)]
     assert order_of(scheduler_of(*large, waiting(32, call="small"))).index(32) <= 2
 
@@ -116,7 +118,8 @@ def test_calls_take_turns() -> None:
     calls = [waiting(8 * number + place, call="abc"[number]) for number in range(3) for place in range(8)]
     scheduler = scheduler_of(*calls)
     calls_in_order = [id_ // 8 for id_ in order_of(scheduler)]
-    # Every second turn is the oldest's, which is of the first call until that is done; the others share the rest.
+    # Every second turn is the oldest's, which is of the first call until that is done; the others
+    # share the rest.
     assert calls_in_order[:12] == [0, 0, 1, 0, 2, 0, 1, 0, 2, 0, 1, 0]
 
 
@@ -136,34 +139,34 @@ def test_rows_that_are_freed_together_are_shared_between_calls() -> None:
 def test_a_large_call_makes_progress_however_many_small_ones_arrive() -> None:
     scheduler = scheduler_of(*(waiting(id_, call="large") for id_ in range(10)))
     taken: list[int] = []
-    for id_ in range(10, 50):  # a flood: for each row that is freed another call has come
+    for id_ in range(10, 50):  # overload: a new call arrives for each row that is released
         scheduler.add(waiting(id_))
         taken += scheduler.next_batch(1, {"large": 1})
     assert set(range(10)) <= set(taken[:20])
 
 
 def test_reserved_rows_go_at_once_to_calls_that_hold_none_and_to_no_other() -> None:
-    """A single input waited for the turns of all large calls, though each freed row could have been its own."""
+    """Regression: a single input waited for the turns of all large calls."""
     scheduler = Scheduler(100, reserved_rows=2)
     for id_ in range(8):
         scheduler.add(waiting(id_, num_rows=4, call="a"))
     assert scheduler.next_batch(10, {}) == [0, 1]  # 8 rows and the reserve
-    held = {"a": 8}
-    assert scheduler.next_batch(2, held) == []
+    rows_by_call = {"a": 8}
+    assert scheduler.next_batch(2, rows_by_call) == []
     scheduler.add(waiting(8, call="b"))
     scheduler.add(waiting(9, call="a"))
     scheduler.add(waiting(10, call="c", num_rows=2))
-    assert scheduler.next_batch(2, held) == [8]
+    assert scheduler.next_batch(2, rows_by_call) == [8]
     scheduler.add(waiting(11, call="d"))
     scheduler.add(waiting(12, call="e"))
-    assert scheduler.next_batch(1, held | {"b": 1}) == [11]
-    assert scheduler.next_batch(0, held | {"b": 1, "d": 1}) == []
-    scheduler.forget(8)
-    assert scheduler.next_batch(1, held | {"d": 1}) == [12]
+    assert scheduler.next_batch(1, rows_by_call | {"b": 1}) == [11]
+    assert scheduler.next_batch(0, rows_by_call | {"b": 1, "d": 1}) == []
+    scheduler.on_end(8)
+    assert scheduler.next_batch(1, rows_by_call | {"d": 1}) == [12]
 
 
 def test_a_search_gets_no_reserved_rows() -> None:
-    """With a reserve of eight rows, two searches of four beams kept all single inputs waiting."""
+    """Regression: two searches of four beams occupied all eight reserved rows."""
     scheduler = Scheduler(100, reserved_rows=8)
     scheduler.add(waiting(0, num_rows=4, call="a"))
     scheduler.add(waiting(1, call="b"))
@@ -172,7 +175,7 @@ def test_a_search_gets_no_reserved_rows() -> None:
 
 
 def test_rows_that_are_not_reserved_stay_for_those_that_are_due() -> None:
-    """Small calls use their reserve again and again; what a large one frees is for the next that is due."""
+    """Small calls reuse reserved rows; rows of a large call go to the next in fair order."""
     scheduler = Scheduler(100, reserved_rows=2)
     for id_ in range(3):
         scheduler.add(waiting(id_, num_rows=4, call="a"))
@@ -201,17 +204,17 @@ def test_sequences_that_are_only_encoded_take_turns_too() -> None:
 def test_whatever_arrives_the_first_that_is_due_goes_within_budget_and_rows(seed: int) -> None:
     rng = random.Random(seed)
     budget = rng.choice([20, 64, 200])
-    scheduler, queue = Scheduler(budget), dict[int, Waiting]()
+    scheduler, queue = Scheduler(budget), dict[int, WaitingSequence]()
     for id_ in range(200):
         queue[id_] = waiting(id_, rng.randint(1, 60), num_rows=rng.choice([0, 1, 1, 3]), call=rng.choice("abcdef"))
         scheduler.add(queue[id_])
         if rng.random() < 0.5:
             continue
         free_rows = rng.randint(0, 6)
-        held = {call: rng.randint(1, 9) for call in rng.sample("abcdef", 3)}
+        rows_by_call = {call: rng.randint(1, 9) for call in rng.sample("abcdef", 3)}
         for_encoder = [one for one in queue.values() if not one.num_rows]
         heads = dict(reversed([(one.call, one) for one in queue.values() if one.num_rows]))
-        batch = [queue.pop(one) for one in scheduler.next_batch(free_rows, held)]
+        batch = [queue.pop(one) for one in scheduler.next_batch(free_rows, rows_by_call)]
         lengths = [one.source_tokens for one in batch]
         if for_encoder or (heads and free_rows >= 3):
             assert batch

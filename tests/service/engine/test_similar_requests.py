@@ -1,4 +1,4 @@
-"""Requests that compare tokens: they wait with all others, take a turn of their own, and fail alone."""
+"""Similar requests: they wait in the same queue, run alone and fail alone."""
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ def request(*token_ids: int, deadline: float = FAR) -> SimilarRequest:
 
 def test_cosines_are_those_of_the_embeddings() -> None:
     harness = Harness()
-    handle = harness.submit(request(7, 5))
+    active = harness.submit(request(7, 5))
     harness.run()
-    result = harness.final(handle)
+    result = harness.final(active)
     assert isinstance(result, Compared)
     table = fake_table(48)
     for token_id, row in zip((7, 5), result.cosines, strict=True):
@@ -30,20 +30,20 @@ def test_cosines_are_those_of_the_embeddings() -> None:
 def test_every_kind_of_request_gets_its_result_whatever_waits_beside_it(max_batch_tokens: int) -> None:
     harness = Harness(max_batch_tokens=max_batch_tokens)
     handles = [
-        handle
+        active
         for place, source in enumerate(SOURCES)
-        for handle in (harness.submit(request(place)), harness.encode(source), harness.generate(source))
+        for active in (harness.submit(request(place)), harness.encode(source), harness.generate(source))
     ]
     harness.run()
     kinds = [Compared, Encoded, Generated] * len(SOURCES)
-    assert [type(harness.final(handle)) for handle in handles] == kinds
+    assert [type(harness.final(active)) for active in handles] == kinds
 
 
 def test_one_is_compared_a_step_so_that_running_rows_wait_for_one_alone() -> None:
     harness = Harness()
     handles = [harness.submit(request(place)) for place in range(3)]
     for done in range(4):
-        assert [handle.has_ended for handle in handles] == [place < done for place in range(3)]
+        assert [active.has_ended for active in handles] == [place < done for place in range(3)]
         harness.engine.step()
 
 
@@ -69,7 +69,7 @@ def test_what_goes_wrong_fails_its_own_request(faults: Faults) -> None:
 
 @pytest.mark.parametrize("token_ids", [(), (48,), (3, -1)])
 def test_tokens_that_there_are_not_are_refused(token_ids: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"cannot compare|outside the vocabulary"):
+    with pytest.raises(ValueError, match=r"cannot compare|token ids must be from 0"):
         Harness().submit(request(*token_ids))
 
 

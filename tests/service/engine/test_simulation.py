@@ -1,4 +1,4 @@
-"""Random lives of an engine: arrivals, cancellations, deadlines and faults, with the books checked after every step."""
+"""Random arrivals, cancellations, deadlines and faults, with invariants checked each step."""
 
 import dataclasses
 import random
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.engine.engine import Engine
-from service.engine.generation import Handle
+from service.engine.generation import ActiveRequest
 from service.engine.request import (
     Cancelled,
     Encoded,
@@ -30,7 +30,7 @@ POISON, NAN = 46, 47
 
 @dataclass(eq=False)
 class Client:
-    """What was asked for, and what came back."""
+    """A request and its events."""
 
     request: GenerateRequest | EncodeRequest
     events: list[Event] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Client:
 
 class Simulation:
     def __init__(self, seed: int, *, has_many_calls: bool = False) -> None:
-        """With many calls, each request is a call of its own or one of a large call; otherwise all are of one call."""
+        """Create a simulation with one call, or with one large call and many small ones."""
         self.rng = random.Random(seed)
         self.has_many_calls = has_many_calls
         self.calls_fail = seed % 3 == 0
@@ -58,7 +58,7 @@ class Simulation:
             self.rng.randint(16, 40) if has_many_calls else self.rng.randint(3, 6), faults=faults
         )
         self.engine = Engine(self.runner, lambda: self.now, max_batch_tokens=40)
-        self.clients: dict[Handle, Client] = {}
+        self.clients: dict[ActiveRequest, Client] = {}
         self.sources: dict[int, Client] = {}  # by first token; no two alike among those alive
 
     def arrive(self) -> None:
@@ -74,7 +74,7 @@ class Simulation:
             request = self.generate_request(source, deadline)
         client = Client(request)
         self.sources[first] = client
-        if isinstance(request, GenerateRequest) and request.stop is not None:  # it remembers what it is told
+        if isinstance(request, GenerateRequest) and request.stop is not None:  # it keeps state
             request = dataclasses.replace(request, stop=request.stop.copy())
         self.clients[self.engine.submit(request, client.events.append)] = client
 
@@ -109,17 +109,17 @@ class Simulation:
         )
 
     def call(self) -> str:
-        """The call of the next request."""
+        """Return the request id of the next request."""
         is_large = not self.has_many_calls or self.rng.random() < 0.6
         return "large" if is_large else f"small {len(self.clients)}"
 
-    def give_up(self) -> None:
-        handle = self.rng.choice(list(self.clients))
-        self.engine.cancel(handle)
-        self.clients[handle].has_given_up |= not handle.has_ended
+    def abandon_thread(self) -> None:
+        active = self.rng.choice(list(self.clients))
+        self.engine.cancel(active)
+        self.clients[active].has_given_up |= not active.has_ended
 
     def step(self) -> None:
-        before = {handle: len(client.events) for handle, client in self.clients.items()}
+        before = {active: len(client.events) for active, client in self.clients.items()}
         first_call = len(self.runner.encoded)
         self.runner.stepped = []
         self.engine.step()
@@ -128,7 +128,7 @@ class Simulation:
         if not self.has_many_calls:
             self.check_order(self.runner.encoded[first_call:])
 
-    def check_books(self, before: Mapping[Handle, int]) -> None:
+    def check_books(self, before: Mapping[ActiveRequest, int]) -> None:
         open_clients = [client for client in self.clients.values() if not client.finals]
         running = [client for client in open_clients if self.runs(client)]
         assert self.engine.num_running == len(running)
@@ -138,19 +138,19 @@ class Simulation:
             rows = [row for row in self.runner.rows if tuple(row.source) == client.request.source_ids]
             assert len(rows) == client.request.parameters.num_beams
         assert all(not client.has_given_up for client in open_clients)
-        for handle, client in self.clients.items():
+        for active, client in self.clients.items():
             assert len(client.finals) <= 1
-            assert handle.has_ended == bool(client.finals)
+            assert active.has_ended == bool(client.finals)
             if client.has_given_up:
                 assert client.finals == [Cancelled()]
                 # Its row was freed before the step: no token came after it.
-                assert not any(isinstance(event, TokenEvent) for event in client.events[before[handle] :])
+                assert not any(isinstance(event, TokenEvent) for event in client.events[before[active] :])
         for row in self.runner.stepped:
             client = self.sources[row.source[0]]
             assert not client.has_given_up, "a cancelled request was run"
 
     def check_order(self, calls: list[list[list[int]]]) -> None:
-        """The oldest request that could go went."""
+        """Check that the oldest request that could be scheduled was scheduled."""
         if not calls:
             return
         arrivals = {client: place for place, client in enumerate(self.clients.values())}
@@ -206,7 +206,7 @@ def test_every_request_ends_once_and_rightly_whatever_happens(seed: int, has_man
         while simulation.rng.random() < load and simulation.engine.num_waiting < 20:
             simulation.arrive()
         if simulation.clients and simulation.rng.random() < 0.15:
-            simulation.give_up()
+            simulation.abandon_thread()
         simulation.step()
     while simulation.engine.has_work:
         simulation.step()

@@ -1,4 +1,4 @@
-"""One row: greedy decoding, sampling, forced beginnings and scored targets."""
+"""Generations with one row: greedy decoding, sampling, prefixes and scored targets."""
 
 import math
 from itertools import pairwise
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.generation import Handle, NotFiniteError
+from service.engine.generation import ActiveRequest, NonFiniteError
 from service.engine.request import GenerateRequest, TokenEvent
 from service.engine.scores import StepScores
 from service.engine.single import SingleGeneration
@@ -20,13 +20,15 @@ END = 2
 
 def single(row: int, prefix: tuple[int, ...] = (), **parameters: Any) -> SingleGeneration:
     request = GenerateRequest("r", (5,), FAR, GenerateParameters(**parameters), target_prefix=prefix)
-    generation = SingleGeneration(Handle(0, request, lambda _: None, 0.0), request, fake_manifest(vocabulary=6), {})
+    generation = SingleGeneration(
+        ActiveRequest(0, request, lambda _: None, 0.0), request, fake_manifest(vocabulary=6), {}
+    )
     generation.rows = [row]
     return generation
 
 
 def advance(generations: list[SingleGeneration], scores: StepScores) -> list[float]:
-    """The log-probabilities of the tokens that one step gives each."""
+    """Return the log-probabilities of the tokens that one step appends to each generation."""
     for generation in generations:
         assert generation.advance(scores, []) == ()
     return [generation.hypotheses()[0].logprobs[-1] for generation in generations]
@@ -44,7 +46,7 @@ def test_greedy_sampled_and_forced_rows_share_a_step() -> None:
     ]
     scores = scores_of(logits)
     logprobs = advance(generations, scores)
-    assert scores.next_ids.tolist() == [END, 3, 1, 0, 1, 3]  # a row that nobody has keeps its best
+    assert scores.next_ids.tolist() == [END, 3, 1, 0, 1, 3]  # a row without a generation keeps its best token
     for row, logprob in enumerate(logprobs, 1):  # before temperature, penalties and filters
         normalizer = math.log(sum(math.exp(logit) for logit in logits[row]))
         assert logprob == pytest.approx(logits[row][scores.next_ids[row]] - normalizer, abs=1e-6)
@@ -57,12 +59,12 @@ def test_a_row_that_is_not_finite_says_so(whole: float, prefix: tuple[int, ...],
     with np.errstate(all="ignore"):
         scores = scores_of([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [whole] * 6])
     assert advance([single(0, prefix, do_sample=do_sample)], scores)
-    with pytest.raises(NotFiniteError):
+    with pytest.raises(NonFiniteError):
         single(1, prefix, do_sample=do_sample).advance(scores, [])
 
 
 def test_a_step_leaves_the_scores_as_they_are() -> None:
-    """They are the runner's own arrays."""
+    """The scores are arrays of the runner and must not be changed."""
     scores = scores_of([[0.0, 1.0, 5.0, 2.0, 0.0, 0.0]])
     before = scores.logits(0).copy(), scores.logprobs(0).copy()
     advance([single(0, suppress_tokens=(END,), do_sample=True, repetition_penalty=2.0)], scores)
@@ -103,9 +105,9 @@ def test_a_generation_goes_on_from_a_prefix_as_if_it_had_generated_it(num_forced
 
 def test_a_prefix_changes_what_comes_after_it() -> None:
     harness = Harness()
-    handle = harness.generate(SOURCES[3], target_prefix=(40, 30))
+    active = harness.generate(SOURCES[3], target_prefix=(40, 30))
     harness.run()
-    ids, slow = harness.ids(handle), slow_logits(harness.runner.manifest, SOURCES[3])
+    ids, slow = harness.ids(active), slow_logits(harness.runner.manifest, SOURCES[3])
     assert ids[:2] == [40, 30]
     assert ids[2:] == [int(slow([[1, *ids[:place]]])[0].argmax()) for place in range(2, len(ids))]
 
@@ -117,8 +119,8 @@ def test_a_prefix_counts_for_the_models_limit_and_for_no_other() -> None:
     many = harness.generate(SOURCES[3], target_prefix=(9,) * 4, parameters=GenerateParameters(min_new_tokens=100))
     stopped = harness.generate(SOURCES[3], target_prefix=(9,) * 4, stop=StopAfter(2))
     harness.run()
-    assert [len(harness.ids(handle)) for handle in (few, many, stopped)] == [7, 24, 6]
-    assert [harness.target(handle).finish_reason for handle in (few, many, stopped)] == ["length", "length", "stop"]
+    assert [len(harness.ids(active)) for active in (few, many, stopped)] == [7, 24, 6]
+    assert [harness.target(active).finish_reason for active in (few, many, stopped)] == ["length", "length", "stop"]
     assert END not in harness.ids(many)
 
 
@@ -126,19 +128,19 @@ def test_streamed_tokens_are_those_of_the_result_and_none_of_the_prefix() -> Non
     for prefix in ((), (9, 40, 7)):
         harness = Harness()
         parameters = GenerateParameters(top_logprobs=2)
-        handle = harness.generate(SOURCES[3], stream=True, target_prefix=prefix, parameters=parameters)
+        active = harness.generate(SOURCES[3], stream=True, target_prefix=prefix, parameters=parameters)
         harness.run()
-        streamed = [event.token for event in harness.events[handle] if isinstance(event, TokenEvent)]
-        assert tuple(streamed) == harness.target(handle).tokens[len(prefix) :]
+        streamed = [event.token for event in harness.events[active] if isinstance(event, TokenEvent)]
+        assert tuple(streamed) == harness.target(active).tokens[len(prefix) :]
         assert all(len(token.alternatives) == 2 for token in streamed)
 
 
 def test_a_scored_target_streams_nothing() -> None:
     harness = Harness()
     scoring = GenerateParameters(max_new_tokens=0)
-    handle = harness.generate(SOURCES[3], stream=True, target_prefix=(9, 2), parameters=scoring)
+    active = harness.generate(SOURCES[3], stream=True, target_prefix=(9, 2), parameters=scoring)
     harness.run()
-    assert harness.events[handle] == [harness.generated(handle)]
+    assert harness.events[active] == [harness.generated(active)]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_a_vocabulary_smaller_than_the_alternatives_gives_all_of_it() -> None:
 
 
 def test_greedy_processors_act_on_logits_and_the_prefix_counts() -> None:
-    """Each place has what a slow loop over the logits gives, with all that was read penalised and forbidden."""
+    """Each position equals a reference loop over the logits with the same processors."""
     manifest = fake_manifest(vocabulary=9)
     parameters = GenerateParameters(
         repetition_penalty=1.7, no_repeat_ngram_size=2, suppress_tokens=(0, 4), min_new_tokens=4

@@ -40,7 +40,7 @@ def runner_of(max_rows: int = 4, **settings: Any) -> FakeRunner:
 
 @asynccontextmanager
 async def running(*runners: FakeRunner) -> AsyncIterator[Worker]:
-    """A worker with models m0, m1, ... that is stopped at the end."""
+    """Yield a worker with models m0, m1, ... and stop it at the end."""
     worker = Worker({f"m{place}": Engine(runner) for place, runner in enumerate(runners)})
     worker.start()
     try:
@@ -54,7 +54,7 @@ def request(source: tuple[int, ...] = SOURCE, **fields: Any) -> GenerateRequest:
 
 
 class Answer:
-    """The events of one request, as they come."""
+    """Collects the events of one request."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -293,7 +293,7 @@ async def test_a_model_releases_its_memory_after_its_work_and_once() -> None:
 
 @pytest.mark.usefixtures("releasing_often")
 async def test_a_model_that_works_keeps_its_memory_while_another_releases_its_own() -> None:
-    """Released rows of a FakeRunner hold garbage, which would change the text."""
+    """Released rows of a FakeRunner contain garbage that would change the text."""
     busy, resting = runner_of(step_s=0.1), runner_of()
     async with running(busy, resting) as worker:
         long = submit(worker, "m0", request())

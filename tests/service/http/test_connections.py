@@ -22,7 +22,7 @@ GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def refused(wire: Wire) -> bytes:
-    """What a new connection is told, whether or not it sends a request first."""
+    """Return the response to a new connection, whether or not it sends a request first."""
     with wire.connect() as connection:
         with contextlib.suppress(OSError):
             connection.sendall(GET)
@@ -60,7 +60,7 @@ def count(wire: Wire, connection: socket.socket, limit: Limit) -> float:
 @pytest.mark.parametrize(
     ("settings", "limit", "message"),
     [
-        ({"max_connections": 3}, "connections", "has 3 open connections, the most it allows"),
+        ({"max_connections": 3}, "connections", "has 3 open connections, which is the limit"),
         ({"max_connections_per_address": 3}, "connections_per_address", "This address has 3 open connections"),
     ],
 )
@@ -85,7 +85,9 @@ def test_connections_beyond_a_limit_are_503_and_those_within_go_on(
 
 
 def test_a_client_that_was_refused_can_read_so_although_it_goes_on_sending(serve: Serve) -> None:
-    """A connection with unread data is reset when it is closed, and the reset overtakes what was written."""
+    """A connection with unread data is reset when it is closed, and the reset overtakes what was
+    written.
+    """
     with serve(max_connections=1) as wire, wire.connect() as first:
         assert is_served(first)
         for _ in range(20):
@@ -121,7 +123,9 @@ def descriptor_limit(num_free: int) -> Iterator[None]:
 
 
 def test_at_the_descriptor_limit_clients_are_told_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    """The event loop closes what it cannot accept: connections were reset, and nothing was logged or counted."""
+    """The event loop closes what it cannot accept: connections were reset, and nothing was logged
+    or counted.
+    """
     with serve() as wire, wire.connect() as first, contextlib.ExitStack() as stack:
         assert is_served(first)
         # Of two descriptors for each connection the client's end is one, in this test.

@@ -1,4 +1,6 @@
-"""Pages of other origins: none by default, and where some are allowed, every answer that they get says so."""
+"""Pages of other origins: none by default, and where some are allowed, every answer that they get
+says so.
+"""
 
 import asyncio
 import threading
@@ -177,7 +179,7 @@ def test_on_the_wire_a_stream_says_so_in_its_head(serve: Serve) -> None:
     ],
 )
 def test_what_is_no_origin_is_refused_at_the_start(value: str) -> None:
-    with pytest.raises(SettingsError, match=r"cors_origins: .* is no origin as browsers send it"):
+    with pytest.raises(SettingsError, match=r"cors_origins: .* is not an origin as browsers send it"):
         read_settings([], {"SIGHTLINE_CORS_ORIGINS": value})
 
 

@@ -1,4 +1,6 @@
-"""The number of functions that one call enters on the event loop's thread: few layers keep a call cheap."""
+"""The number of functions that one call enters on the event loop's thread: few layers keep a call
+cheap.
+"""
 
 import contextlib
 import gc
@@ -59,7 +61,7 @@ def test_a_call_enters_few_functions_in_few_files(serve: Serve) -> None:
         ("/v1/generate", {"inputs": "a dog"}, 200),
         ("/v1/generate", {"inputs": ["a dog", "a"], "parameters": {"num_beams": 2, "return_attention": True}}, 200),
         ("/v1/generate", {"inputs": "a dog", "stream": True}, 200),
-        ("/v1/attention", {"input": "a dog"}, 200),
+        ("/v1/attention", {"inputs": "a dog"}, 200),
         ("/v1/encode", {"inputs": "a dog"}, 200),
         ("/v1/score", {"inputs": "a dog", "targets": "a"}, 200),
         ("/v1/chat/completions", {"model": "fake", "messages": [{"role": "user", "content": "a dog"}]}, 422),
@@ -72,7 +74,8 @@ def test_a_call_enters_few_functions_in_few_files(serve: Serve) -> None:
 def test_a_call_leaves_nothing_to_the_garbage_collector(
     serve: Serve, path: str, body: dict[str, Any], status: int
 ) -> None:
-    """A call in a reference cycle would live on with its results, and a busy service would spend a third of its time
+    """A call in a reference cycle would live on with its results, and a busy service would spend a
+    third of its time
     in the collector."""
     data = json.dumps(body).encode()
     with serve() as wire, contextlib.closing(http.client.HTTPConnection("127.0.0.1", wire.port)) as connection:

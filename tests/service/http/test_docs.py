@@ -3,15 +3,21 @@
 import asyncio
 import gzip
 import html
+import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 
 from service.errors import ERRORS
+from service.http.docs import example_of
+from service.inference.generate import GenerateResult
 from service.parameters import PARAMETER_NAMES
+from tests.prose import OPENING
 from tests.service.conftest import Serve, Start
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +44,7 @@ ROUTES = {
     ("post", "/predict"),
     ("post", "/tokenize"),
     ("post", "/decode"),
+    ("get", "/"),
     ("post", "/"),
     ("get", "/info"),
     ("get", "/v1/models"),
@@ -92,6 +99,39 @@ async def test_openapi_declares_what_a_request_holds_and_every_code_that_a_route
                 assert "X-Request-Id" in answer["headers"] and ("Retry-After" in answer["headers"]) == (status == "503")
 
 
+def descriptions(openapi: Any) -> Iterator[tuple[str, str | None]]:
+    """Yield the name and description of every operation, parameter, header and property of a
+    schema.
+    """
+    for path, operations in openapi["paths"].items():
+        for method, operation in operations.items():
+            yield f"{method} {path}", operation.get("summary")
+            yield f"{method} {path}", operation.get("description")
+            for parameter in operation["parameters"]:
+                yield f"{method} {path}: {parameter['name']}", parameter.get("description")
+            for answer in operation["responses"].values():
+                for name, header in answer["headers"].items():
+                    yield f"{method} {path}: {name}", header.get("description")
+    for name, schema in openapi["components"]["schemas"].items():
+        waiting = [schema]
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, dict):
+                if one.get("type") == "object":
+                    for field, inner in one.get("properties", {}).items():
+                        yield f"{name}.{field}", inner.get("description")
+                waiting += [inner for key, inner in one.items() if key != "examples"]
+            elif isinstance(one, list):
+                waiting += one
+
+
+async def test_every_operation_parameter_header_and_field_has_a_description(start: Start) -> None:
+    found = list(descriptions(await described(start)))
+    assert len(found) > 1000
+    assert [name for name, text in found if not text] == []
+    assert [text for _, text in found if text and OPENING.match(text)] == []
+
+
 def reachable(schema: Any, schemas: dict[str, Any]) -> set[str]:
     """The names of all schemas that one refers to, at any depth."""
     found: set[str] = set()
@@ -134,19 +174,41 @@ async def test_openapi_declares_the_headers_that_a_call_may_have(start: Start) -
         assert names == ["X-Request-Id", *(["X-Request-Timeout-Ms"] if reads_body else []), *length], path
 
 
-async def test_the_page_shows_every_route_and_loads_nothing(start: Start) -> None:
+async def test_the_page_shows_every_route_and_loads_nothing_from_elsewhere(start: Start) -> None:
     async with start() as running:
         answer = await running.client.get("/docs")
         assert answer.headers["content-type"].startswith("text/html")
         for method, path in ROUTES:
             assert f"{method.upper()} {path}</h2>" in answer.text
-        for word in ("<script", "http://", "https://", " src="):
+            assert f'data-method="{method.upper()}" data-path="{path}"' in answer.text
+        anchors = re.findall(r'<h2 id="([^"]+)">', answer.text)
+        assert len(set(anchors)) == len(ROUTES)
+        assert re.findall(r'<li><a href="#([^"]+)">', answer.text) == anchors
+        for word in ("http://", "https://", " src=", "@import", "url(//"):
             assert word not in answer.text
+        assert re.findall(r"<(script|link|iframe|img)\b[^>]*>", answer.text) == ["script"]
         for name in PARAMETER_NAMES:
             assert name in answer.text
         assert html.escape('"prompt": "A man is riding a bicycle."') in answer.text
         for code in set(ERRORS) - {"not_found", "method_not_allowed"}:
             assert html.escape(f'"code": "{code}"') in answer.text
+
+
+async def test_the_page_has_tables_of_all_fields_and_an_example_of_each_response(start: Start) -> None:
+    async with start() as running:
+        page = (await running.client.get("/docs")).text
+        openapi = (await running.client.get("/openapi.json")).json()
+    section = html.unescape(page[page.index('id="post-v1-generate"') : page.index('id="post-v1-score"')])
+    row = "<tr><td><code>parameters.num_beams</code><td>integer ≥ 1 and ≤ 8<td>1<td>Number of beams; values above 1 use"
+    assert row in section
+    for name in ("inputs", "parameters.return_attention.layers", "outputs[].tokens[].logprob", "timings_ms.total"):
+        assert section.count(f"<code>{name}</code>") == 1
+    assert '"text": "Ein Hund rennt."' in section
+    schemas = openapi["components"]["schemas"]
+    schema = openapi["paths"]["/v1/generate"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    example = example_of(schema, schemas)
+    assert TypeAdapter(GenerateResult).validate_python(example)
+    assert set(example) == {"model", "outputs", "usage", "timings_ms"}
 
 
 PAGES = ("/docs", "/openapi.json")

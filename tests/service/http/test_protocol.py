@@ -1,4 +1,6 @@
-"""Hostile clients over raw sockets. These tests decide whether another version of uvicorn may be used."""
+"""Hostile clients over raw sockets. These tests decide whether another version of uvicorn may be
+used.
+"""
 
 import asyncio
 import contextlib
@@ -82,7 +84,9 @@ def unended(num_bytes: int) -> bytes:
 
 
 def test_bodies_that_do_not_end_are_counted_together(serve: Serve) -> None:
-    """Each had the largest size for ten seconds: a few hundred connections took all memory before any door."""
+    """Each had the largest size for ten seconds: a few hundred connections took all memory before
+    any door.
+    """
     with serve(max_body_bytes=100_000, max_waiting_bytes=100_000) as wire:
         bodies = wire.server.bodies
         with wire.connect() as first, wire.connect() as second, wire.connect() as third:
@@ -91,7 +95,8 @@ def test_bodies_that_do_not_end_are_counted_together(serve: Serve) -> None:
             second.sendall(unended(30_000))
             wait_until(lambda: bodies.num_bytes == 59_999 + 29_999)
             third.sendall(unended(20_000))
-            # The one that has paused for longest is refused, with the limit and the way out, in the route's shape.
+            # The one that has paused for longest is refused, with the limit and the way out, in the
+            # route's shape.
             answer = first.recv(65536)
             assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"overloaded"' in answer
             assert b"exceed 100000 bytes in total" in answer and b"retry-after: 1" in answer
@@ -118,11 +123,13 @@ def test_small_bodies_that_do_not_end_are_counted_too(serve: Serve) -> None:
         # And nothing of those that were refused is kept, as the traceback of an exception would.
         protocols: list[Any] = list(wire.server.server_state.connections)
         exchanges: list[Exchange] = [one._exchange for one in protocols if one.cycle]
-        assert [one.refusal.__traceback__ for one in exchanges if one.refusal] == [None] * 15
+        assert [one.rejection.__traceback__ for one in exchanges if one.rejection] == [None] * 15
 
 
 def test_bodies_that_no_route_reads_are_counted_and_released(serve: Serve, make_backend: MakeBackend) -> None:
-    """uvicorn keeps 64 KiB and more for a route that reads no body, and for each request behind one that runs."""
+    """uvicorn keeps 64 KiB and more for a route that reads no body, and for each request behind one
+    that runs.
+    """
     with serve(make_backend(step_s=0.02)) as wire, wire.connect() as waiting, wire.connect() as unread:
         bodies = wire.server.bodies
         slow = b'{"inputs":"x","parameters":{"min_new_tokens":60,"max_new_tokens":60}}'
@@ -211,7 +218,9 @@ def test_a_head_of_more_than_32_kib_is_431(serve: Serve, head: bytes) -> None:
 
 
 def test_separators_of_headers_count_as_well(serve: Serve) -> None:
-    """Only names and values were counted: 48 KB of headers of two bytes each passed where they came in one piece."""
+    """Only names and values were counted: 48 KB of headers of two bytes each passed where they came
+    in one piece.
+    """
     with serve() as wire:
         answer = exchange(wire, b"GET /health/live HTTP/1.1\r\nHost: x\r\n" + b"X:x\r\n" * 8_000 + b"\r\n")
         if answer:  # the reset of what was sent too much may overtake it
@@ -300,7 +309,9 @@ CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
     ids=["length", "chunks"],
 )
 def test_a_request_to_change_the_protocol_is_ignored(serve: Serve, framing: bytes, body: bytes, pause_s: float) -> None:
-    """The body was lost, or parsed as the next request: so curl --http2 and Java's HttpClient always failed."""
+    """The body was lost, or parsed as the next request: so curl --http2 and Java's HttpClient
+    always failed.
+    """
     with serve() as wire, wire.connect() as connection:
         for _ in range(2):  # the connection goes on
             connection.sendall(POST + UPGRADE + framing)
@@ -408,7 +419,9 @@ def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
 
 
 def test_of_requests_sent_ahead_of_their_turn_no_more_than_some_are_read(serve: Serve) -> None:
-    """Each was compared with all before it, and kept: a megabyte of them held up the event loop for seconds."""
+    """Each was compared with all before it, and kept: a megabyte of them held up the event loop for
+    seconds.
+    """
     with serve() as wire, wire.connect() as connection:
         started = time.monotonic()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -439,7 +452,9 @@ def test_trailers_without_end_are_cut_off(serve: Serve) -> None:
 
 
 def test_a_trailer_without_end_is_cut_off(serve: Serve) -> None:
-    """A header is told when it is whole, so one that never is was kept, and copied with each piece that came."""
+    """A header is told when it is whole, so one that never is was kept, and copied with each piece
+    that came.
+    """
     with serve(body_timeout_s=30) as wire:
         started = time.monotonic()
         exchange(wire, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: " + b"b" * 1_000_000)
@@ -471,7 +486,7 @@ def made_protocol(transport: Mock, write_timeout_s: float) -> GuardedProtocol:
     config.load()
     limits = ReadLimits(header_timeout_s=9, body_timeout_s=9, write_timeout_s=write_timeout_s)
     protocol = GuardedProtocol(
-        config, ServerState(), {}, limits=limits, connections=Mock(), bodies=Mock(), on_refusal=Mock()
+        config, ServerState(), {}, limits=limits, connections=Mock(), bodies=Mock(), on_rejection=Mock()
     )
     protocol.connection_made(transport)
     return protocol
@@ -479,7 +494,9 @@ def made_protocol(transport: Mock, write_timeout_s: float) -> GuardedProtocol:
 
 @pytest.mark.anyio
 async def test_what_is_written_after_a_pause_does_not_hide_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A level that was as high as one timeout before counted as nothing read: whoever read steadily was cut off."""
+    """A level that was as high as one timeout before counted as nothing read: whoever read steadily
+    was cut off.
+    """
     transport = Mock()
     transport.is_closing.return_value = False
     monkeypatch.setattr(http_protocol, "num_unread", lambda transport: 90)
@@ -500,7 +517,7 @@ async def test_what_is_written_after_a_pause_does_not_hide_what_was_read(monkeyp
 async def test_a_closed_connection_waits_for_a_reader_that_reads(
     monkeypatch: pytest.MonkeyPatch, reads_s: float
 ) -> None:
-    """What is left unread may be too little to pause writing, and then no timer ran."""
+    """The unread rest may be too little to pause writing, and then no timer ran."""
     transport = Mock()
     transport.is_closing.side_effect = lambda: transport.close.called
     started = time.monotonic()

@@ -39,7 +39,7 @@ def test_a_path_alone_or_behind_a_host_is_served(target: bytes, origin_form: byt
     ],
 )
 def test_any_other_target_is_malformed(target: bytes) -> None:
-    with pytest.raises(ApiError, match="malformed_request: The request's target must be a path"):
+    with pytest.raises(ApiError, match="malformed_request: The request target must be a path"):
         check_head(b"GET", target, "1.1", HOST)
 
 
@@ -49,7 +49,7 @@ def test_an_asterisk_is_the_target_of_options_alone() -> None:
 
 @pytest.mark.parametrize("target", [b"x:443", b"/", b"http://x/"])
 def test_connect_is_malformed_whatever_its_target(target: bytes) -> None:
-    with pytest.raises(ApiError, match="has no CONNECT"):
+    with pytest.raises(ApiError, match="CONNECT and proxying are not supported"):
         check_head(b"CONNECT", target, "1.1", HOST)
 
 

@@ -1,4 +1,6 @@
-"""Bad bodies: every one has its own refusal, quickly and without an echo, and the service lives on."""
+"""Bad bodies: every one has its own refusal, quickly and without an echo, and the
+service lives on.
+"""
 
 import time
 from collections.abc import AsyncIterator
@@ -119,7 +121,7 @@ async def test_what_is_not_allowed_is_422_and_names_the_value_without_repeating_
         answer = await running.post("/v1/generate", body)
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (422, code, param), body
-        assert MARKER not in error["message"]
+        assert MARKER not in error["message"].replace(param or "", "")
         assert error["message"].endswith(".")
 
 
@@ -136,8 +138,8 @@ async def test_huge_wrong_values_cost_no_more_than_small_ones_and_never_come_bac
         ("/v1/generate", {"inputs": "x", "parameters": {"target_prefix": MARKER * 80_000}}),
         ("/v1/score", {"inputs": "x", "targets": MARKER * 80_000}),
         ("/v1/score", {"inputs": ["x"], "targets": [MARKER] * 50_000}),
-        ("/v1/attention", {"input": "x", "layers": ["x"] * 100_000}),
-        ("/v1/attention", {"input": "x", "kinds": [MARKER] * 50_000}),
+        ("/v1/attention", {"inputs": "x", "layers": ["x"] * 100_000}),
+        ("/v1/attention", {"inputs": "x", "kinds": [MARKER] * 50_000}),
     ):
         started = time.perf_counter()
         answer = await running.post(path, body)

@@ -22,7 +22,7 @@ LONG = {"min_new_tokens": 40, "max_new_tokens": 40}
 
 
 def terminate(wire: Wire) -> None:
-    """What the process's signal handler does."""
+    """Do the same as the process's signal handler."""
     wire.server.handle_exit(signal.SIGTERM, None)
 
 
@@ -122,7 +122,7 @@ def test_an_upload_that_outlasts_the_shutdown_timeout_is_told_that_the_service_d
 def test_answers_that_the_end_cuts_are_one_line_each_in_the_log_without_a_traceback(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "ANSWER_S", 1)
+    monkeypatch.setattr(server, "RESPONSE_S", 1)
     caplog.set_level(logging.INFO)
     with serve(drain_s=0, shutdown_timeout_s=0.1, write_timeout_s=60) as wire, large_answer(wire) as client:
         wait_until(lambda: bool(wire.backend.runners[0].num_steps))

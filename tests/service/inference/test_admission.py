@@ -4,7 +4,7 @@ import pytest
 
 from service.engine.throughput import Throughput
 from service.errors import ApiError
-from service.inference.admission import AdmissionController, RefusalPace, ResponseMemory, ResponseReservation
+from service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory, ResponseReservation
 from service.inference.generate import expected_work
 from service.inference.service import response_bytes
 from service.parameters import GenerateParameters
@@ -21,7 +21,8 @@ def controller(
 def test_sequences_beyond_the_limit_are_refused_and_count_nothing() -> None:
     admission = controller(max_sequences=3)
     admission.reserve(2, 10)
-    with pytest.raises(ApiError, match="overloaded"):
+    message = r"2 of 3 sequences are running or waiting .*, and a call of 2 needs space for 3"
+    with pytest.raises(ApiError, match=message):
         admission.reserve(2, 10)
     assert (admission.num_sequences, admission.num_bytes) == (2, 10)
     admission.reserve(1, 10)
@@ -30,7 +31,8 @@ def test_sequences_beyond_the_limit_are_refused_and_count_nothing() -> None:
 def test_bytes_beyond_the_limit_are_refused() -> None:
     admission = controller(max_bytes=100)
     admission.reserve(1, 60)
-    with pytest.raises(ApiError, match="overloaded"):
+    message = r"60 bytes of request bodies are held, and 60 more exceed the limit of 100 \(SIGHTLINE_MAX_WAITING_BYTES"
+    with pytest.raises(ApiError, match=message):
         admission.reserve(1, 60)
 
 
@@ -38,7 +40,8 @@ def test_tokens_beyond_the_limit_are_refused_and_released_at_the_end() -> None:
     admission = controller(max_tokens=50)
     admission.add_tokens(admission.reserve(1, 1), 40)
     reservation = admission.reserve(1, 1)
-    with pytest.raises(ApiError, match="overloaded"):
+    message = r"40 source tokens are held, and 20 more exceed the limit of 50 \(SIGHTLINE_MAX_WAITING_TOKENS"
+    with pytest.raises(ApiError, match=message):
         admission.add_tokens(reservation, 20)
     admission.release(reservation)
     assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (1, 1, 40)
@@ -64,7 +67,7 @@ def test_a_reservation_is_released_once_however_often_it_is_asked_for() -> None:
 
 
 def test_large_calls_leave_room_for_small_ones() -> None:
-    """Nine calls of 32 inputs filled all 288 places, and every single input was refused."""
+    """Regression: nine calls of 32 inputs filled the queue, and single inputs were rejected."""
     admission = controller(max_sequences=288, max_bytes=10_000)
     for _ in range(8):
         admission.reserve(32, 1000)
@@ -80,7 +83,7 @@ def test_a_call_is_refused_if_the_others_delay_it_for_too_long() -> None:
     admission = controller(units_per_s=100.0)
     admission.reserve(1, 1, units=400.0)
     second = admission.reserve(1, 1, units=400.0)  # waits for 4 s
-    with pytest.raises(ApiError, match=r"would wait about 8\.0 s; at most 5 s"):
+    with pytest.raises(ApiError, match=r"would wait about 8\.0 s; the limit is 5 s"):
         admission.reserve(1, 1, units=400.0)
     second.units -= 300.0  # 400 and 100 are left
     admission.reserve(1, 1, units=400.0)
@@ -99,7 +102,7 @@ def test_a_small_call_is_delayed_by_its_own_size_alone_since_calls_take_turns() 
 def test_a_call_that_cannot_end_before_its_deadline_is_refused() -> None:
     admission = controller(units_per_s=100.0)
     admission.reserve(1, 1, units=200.0)
-    with pytest.raises(ApiError, match=r"would take about 4\.0 s, and has 3\.9 s left"):
+    with pytest.raises(ApiError, match=r"would take about 4\.0 s, but its deadline is in 3\.9 s"):
         admission.reserve(1, 1, units=200.0, seconds_left=3.9)
     admission.reserve(1, 1, units=200.0, seconds_left=4.1)
 
@@ -163,7 +166,9 @@ def reserve(memory: ResponseMemory, num_bytes: int) -> ResponseReservation:
 def test_responses_that_do_not_fit_together_are_refused_until_one_is_released() -> None:
     memory = ResponseMemory(100)
     first = reserve(memory, 60)
-    with pytest.raises(ApiError, match=r"no room for one of 50 bytes; all together may take 100 bytes"):
+    with pytest.raises(
+        ApiError, match=r"too little memory for 50 more bytes; all responses together may hold 100 bytes"
+    ):
         reserve(memory, 50)
     assert memory.num_bytes == 60
     first.release()
@@ -224,12 +229,12 @@ def test_the_limit_is_an_eighth_of_the_memory_within_bounds() -> None:
     assert response_bytes(1 << 40) == 1 << 30
 
 
-# The pace of refusals
+# The rate of rejections
 
 
 def test_few_refusals_are_sent_at_once_and_very_many_are_spread_over_time() -> None:
     now = 1000.0
-    pace = RefusalPace(lambda: now)
+    pace = RejectionPacer(lambda: now)
     assert [pace.delay_s() for _ in range(100)] == [0.0] * 100
     delays = [pace.delay_s() for _ in range(600)]
     assert delays == sorted(delays)

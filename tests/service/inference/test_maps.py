@@ -1,4 +1,4 @@
-"""Maps beside generated texts: those of /v1/attention, of all outputs together no larger than one answer may be."""
+"""Maps of generated texts equal those of /v1/attention, within the limit of one response."""
 
 import asyncio
 from typing import Any
@@ -25,7 +25,8 @@ async def test_the_maps_are_those_that_attention_shows(running: Running, paramet
     for wanted in ({}, {"kinds": ["decoder", "cross"], "layers": [1], "heads": [1, 0], "reduce": "max"}):
         options = {**parameters, "max_new_tokens": 7}
         (output,) = await generate(running, "a dog", return_attention=wanted or True, **options)
-        answer = (await running.post("/v1/attention", {"input": "a dog", "parameters": options, **wanted})).json()
+        response = (await running.post("/v1/attention", {"inputs": "a dog", "parameters": options, **wanted})).json()
+        (answer,) = response["outputs"]
         assert output["attention"] == {name: answer[name] for name in output["attention"]}
         assert set(output["attention"]) == {"source_tokens", "target_tokens", "decoder_input_tokens", "maps"}
         (plain,) = await generate(running, "a dog", **options)
@@ -62,7 +63,7 @@ def with_heads(backend: FakeBackend, heads: int) -> FakeBackend:
 
 
 async def refused(running: Running, inputs: Any, **parameters: Any) -> int:
-    """What was computed before the answer was refused for its size."""
+    """Return the work done before the response was rejected for its size."""
     answer = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "response_too_large")
     return running.backend.runners[0].num_encodes
@@ -84,7 +85,7 @@ async def test_what_is_certainly_too_large_is_refused_before_it_is_computed(
 
 
 async def test_the_maps_of_all_outputs_are_counted_together(start: Start, make_backend: MakeBackend) -> None:
-    """What no one can know before: each text alone would have fitted."""
+    """The size is not known in advance: each text alone would fit."""
     async with start(with_heads(make_backend(), 200)) as running:
         # A stop string could have ended each at its first token: its own 40 tokens are not certain.
         options = {"return_attention": {"kinds": ["cross"]}, "stop": "never comes", "min_new_tokens": 40}
@@ -98,7 +99,7 @@ async def test_the_maps_of_all_outputs_are_counted_together(start: Start, make_b
 async def test_maps_that_grow_too_large_are_given_up_at_once(
     start: Start, make_backend: MakeBackend, parameters: dict[str, Any]
 ) -> None:
-    """A row of a map of the source has 2 * 200 * 40 = 16,000 numbers: 62 of them fit into an answer."""
+    """A row of a cross map has 2 * 200 * 40 = 16,000 numbers: 62 rows fit into a response."""
     # The stop string that never comes keeps the least number of rows at one.
     options = {"return_attention": {"kinds": ["cross"]}, "stop": "never comes", "min_new_tokens": 60, **parameters}
     async with start(with_heads(make_backend(), 200)) as running:

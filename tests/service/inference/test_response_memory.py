@@ -1,4 +1,4 @@
-"""Memory of responses: reserved before a call runs, and held until its client has read the response or left."""
+"""Memory of responses is reserved before a call runs and held until its client is done."""
 
 import asyncio
 import threading
@@ -26,13 +26,15 @@ from tests.support.fake_runner import Faults
 pytestmark = pytest.mark.anyio
 
 LONG = "x" * 60
-# A forced target of 61 tokens over a source of 61: some 29,000 numbers of all kinds, layers and heads.
-FORCED = {"input": LONG, "target": LONG}
+# A forced target of 61 tokens over a source of 61: some 29,000 numbers of all kinds, layers and
+# heads.
+FORCED = {"inputs": LONG, "targets": LONG}
 LARGE: list[tuple[str, dict[str, Any]]] = [
     ("/v1/attention", FORCED),
     ("/v1/attention", {**FORCED, "encoding": "base64"}),
-    ("/v1/attention", {"model": "judge", "input": LONG}),
-    ("/v1/attention", {"input": LONG, "parameters": {"min_new_tokens": 60}}),
+    ("/v1/attention", {"inputs": [LONG] * 4, "targets": [LONG] * 4}),
+    ("/v1/attention", {"model": "judge", "inputs": [LONG] * 4}),
+    ("/v1/attention", {"inputs": LONG, "parameters": {"min_new_tokens": 60}}),
     (
         "/v1/generate",
         {"inputs": [LONG] * 4, "parameters": {"num_beams": 3, "num_return_sequences": 3, "return_attention": True}},
@@ -56,7 +58,7 @@ def memory_of(running: Running) -> ResponseMemory:
 async def test_a_call_reserves_at_least_its_response_and_releases_it(
     start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    """Nothing counted responses: many clients with small requests took all memory."""
+    """Regression: responses were not counted, and many small requests exhausted the memory."""
     reserved: list[int] = []
     observe_latency = Call.observe_latency
 
@@ -93,7 +95,7 @@ async def test_responses_that_do_not_fit_together_are_refused_and_fit_one_after_
 async def test_maps_that_outgrow_the_memory_end_their_call_and_no_other(
     start: Start, make_backend: MakeBackend
 ) -> None:
-    """Of a generation only the first rows of its maps are certain: the others are taken step by step."""
+    """Only the first map rows of a generation are reserved; others are added in each step."""
     async with start(make_backend(step_s=0.001), max_response_bytes=600_000) as running:
         body = {"inputs": LONG, "parameters": {"min_new_tokens": 2, "suppress_tokens": [2], "return_attention": True}}
         answers = await asyncio.gather(
@@ -124,7 +126,7 @@ def test_memory_is_held_until_the_response_was_read_or_the_client_left(serve: Se
 
 
 class SlowTokenizer(TextTokenizer):
-    """Takes a while for each text, away from the event loop."""
+    """Tokenizer that is slow for each text, in another thread."""
 
     def __init__(self) -> None:
         super().__init__(byte_level_tokenizer())
@@ -143,7 +145,7 @@ def slow_backend(make_backend: MakeBackend) -> tuple[FakeBackend, SlowTokenizer]
 
 
 async def test_a_deadline_bounds_tokenisation(start: Start, make_backend: MakeBackend) -> None:
-    """Twelve inputs of a megabyte were tokenised to the end: 504 came after 2.4 s instead of 1 s."""
+    """Regression: all inputs were tokenized after the deadline; 504 came after 2.4 s, not 1 s."""
     backend, tokenizer = slow_backend(make_backend)
     async with start(backend) as running:
         body = {"inputs": ["x" * 2000] * 20}
@@ -153,5 +155,5 @@ async def test_a_deadline_bounds_tokenisation(start: Start, make_backend: MakeBa
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
         assert took_s < 1.0
         await asyncio.sleep(0.5)
-        assert tokenizer.num_texts < 10  # the rest was not tokenised for nobody
+        assert tokenizer.num_texts < 10  # the rest was not tokenized
         assert running.backend.runners[0].num_encodes == 0

@@ -1,8 +1,9 @@
-"""Hand-made graphs whose answers can be told by heart, in the ONNX Runtime runner.
+"""Hand-made graphs with results that are easy to compute, for the ONNX Runtime runner.
 
-The decoder keeps a running total: it starts at the sum of the source's ids (from the encoder) or at zero, and each step
-adds the token that it reads. It also writes the token into the slot of its place, and shows all slots of both axes that
-grow. Real attention graphs are covered where bundles are exported.
+The decoder keeps a running total, which starts at the sum of the source ids (from the encoder) or
+at zero; each step adds its input token. It also writes the token to its position in a state, and
+returns all positions of the source and target axes. Tests of exported bundles cover real attention
+graphs.
 """
 
 from collections.abc import Sequence
@@ -88,18 +89,18 @@ def write_graphs(folder: Path) -> None:
 def running_total(
     folder: Path, max_source_tokens: int, max_target_tokens: int, max_rows: int = 4, **settings: int
 ) -> OnnxRunner:
-    """Rows over the graphs that `write_graphs` wrote."""
+    """Rows with the graphs of `write_graphs`."""
     states = (
         State(
             input="from_source",
             output="from_source_out",
-            fill="encoder",
+            init="encoder",
             encoder_output="source_sum",
             shape=(1,),
         ),
-        State(input="from_zero", output="from_zero_out", fill="zeros", shape=(1,)),
-        State(input="hidden_state", fill="encoder", encoder_output="hidden", shape=("source",)),
-        State(input="read", output="read_out", fill="zeros", shape=("target",)),
+        State(input="from_zero", output="from_zero_out", init="zeros", shape=(1,)),
+        State(input="hidden_state", init="encoder", encoder_output="hidden", shape=("source",)),
+        State(input="read", output="read_out", init="zeros", shape=("target",)),
     )
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -116,7 +117,7 @@ def running_total(
         tokens=Tokens(pad_id=0, start_id=1, end_id=2),
         limits=Limits(max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens, vocabulary=2),
         encoder=Graph(file="encoder.onnx", inputs=("source_ids", "source_lengths"), outputs=("hidden", "source_sum")),
-        step=Graph(
+        decoder=Graph(
             file="step.onnx",
             inputs=("token_ids", "lengths", *(state.input for state in states)),
             outputs=(*OUTPUTS, "from_source_out", "from_zero_out", "read_out", *SHOWN),
@@ -130,18 +131,18 @@ def running_total(
 
 
 def admit(runner: OnnxRunner, first: int, *sources: Sequence[int], examples: Sequence[int] | None = None) -> None:
-    """Begin rows from the sources, which the encoder reads together; or from some of them."""
+    """Encode the sources in one batch and initialize rows from all or some of them."""
     lengths = np.array([len(source) for source in sources], np.int32)
     ids = np.zeros((len(sources), lengths.max()), np.int64)
     for row, source in enumerate(sources):
         ids[row, : len(source)] = source
-    runner.fill(first, runner.encode(ids, lengths, ("hidden", "source_sum")), examples or [*range(len(sources))])
+    runner.init_rows(first, runner.encode(ids, lengths, ("hidden", "source_sum")), examples or [*range(len(sources))])
 
 
 def step(
     runner: OnnxRunner, tokens: Sequence[int], outputs: Sequence[str] = OUTPUTS, place: int | Sequence[int] = 0
 ) -> dict[str, Any]:
-    """Read the tokens, each at its own place of its row or all at one; outputs as lists."""
+    """Run a step with the tokens at given positions; return the outputs as lists."""
     rows = len(tokens)
     places = np.broadcast_to(np.array(place, np.int32), rows)
     given = runner.step(np.array(tokens, np.int64), places, np.ones(rows, np.int32), outputs)

@@ -1,11 +1,11 @@
-"""How many rows fit, and what one of them takes."""
+"""Number of rows that fit, and memory of one row."""
 
 from pathlib import Path
 
 import pytest
 
 from service.bundle import MAX_BEAMS, Manifest, read_manifest
-from service.runtime.memory import MOST_ROWS, row_bytes, rows_within
+from service.runtime.memory import MAX_AUTO_ROWS, row_bytes, rows_within
 from tests.support.fake_runner import fake_classifier_manifest
 
 MB = 1_000_000
@@ -17,9 +17,9 @@ MB = 1_000_000
         (100 * MB, [MB, MB], 50),
         (100 * MB, [MB, 3 * MB], 25),  # all models get as many rows
         (MB, [MB, MB], MAX_BEAMS),  # one beam search always runs
-        (100_000 * MB, [MB, MB], MOST_ROWS),
-        (100 * MB, [0, 2 * MB], 50),  # one that generates nothing takes nothing
-        (100 * MB, [0], MOST_ROWS),
+        (100_000 * MB, [MB, MB], MAX_AUTO_ROWS),
+        (100 * MB, [0, 2 * MB], 50),  # a model without a decoder needs no rows
+        (100 * MB, [0], MAX_AUTO_ROWS),
     ],
 )
 def test_rows_of_all_models_fit_together(num_bytes: int, sizes: list[int], rows: int) -> None:

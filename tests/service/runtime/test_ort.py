@@ -1,4 +1,4 @@
-"""The ONNX Runtime runner over graphs of running totals; what grows has a file of its own."""
+"""The ONNX Runtime runner with hand-made graphs; `test_ort_growth` tests memory."""
 
 import weakref
 from pathlib import Path
@@ -68,18 +68,18 @@ def test_a_branch_takes_over_what_steps_change_and_nothing_else(runner: OnnxRunn
     admit(runner, 0, [1], [2], [3], [4])
     for place in range(3):
         step(runner, [10 + place, 20 + place, 30 + place, 40 + place], place=place)
-    runner.branch([2, 2], [0, 3], target_tokens=2)
+    runner.fork([2, 2], [0, 3], target_tokens=2)
     given = step(runner, [5, 6, 7, 8], (*OUTPUTS, *SHOWN), place=4)
     assert given["logits"] == [[101, 98], [71, 69], [103, 100], [104, 101]]  # 3 + 30 + 31 + 32 + 5, and so on
     first_slots = [row[0] for row in given["source_shown"]]
-    assert first_slots == [1, 2, 3, 4]  # rows that branch have the same source, so it is not copied
+    assert first_slots == [1, 2, 3, 4]  # forked rows have the same source, so it is not copied
     assert given["read_shown"] == [[30, 31, 12, 0, 5], [20, 21, 22, 0, 6], [30, 31, 32, 0, 7], [30, 31, 42, 0, 8]]
 
 
 def test_rows_that_branch_go_their_own_ways(runner: OnnxRunner) -> None:
     admit(runner, 0, [1], examples=[0, 0])
     step(runner, [10, 99])
-    runner.branch([0], [1], target_tokens=1)
+    runner.fork([0], [1], target_tokens=1)
     step(runner, [2, 3], place=1)
     assert step(runner, [0, 0], SHOWN, place=2)["read_shown"] == [[10, 2, 0, 0, 0], [10, 3, 0, 0, 0]]
 

@@ -1,4 +1,4 @@
-"""States in the memory of a device: the very calls that CUDA gets, with the CPU as the device."""
+"""States in device memory: the calls for CUDA, with the CPU as the device."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,11 +48,11 @@ def admit(runner: Runner, first: int, sources: Sequence[Sequence[int]], examples
     ids = np.zeros((len(sources), lengths.max()), np.int64)
     for row, source in enumerate(sources):
         ids[row, : len(source)] = source
-    runner.fill(first, runner.encode(ids, lengths, needed_outputs(runner.manifest)), examples)
+    runner.init_rows(first, runner.encode(ids, lengths, needed_outputs(runner.manifest)), examples)
 
 
 def read(runner: Runner, rows: Sequence[tuple[Sequence[int], int]], age: int) -> Mapping[str, NDArray[np.float32]]:
-    """One step: each row is what it reads, token by token, and the length of its source."""
+    """Run one step for rows of (decoder inputs, source length)."""
     tokens = np.array([target[age] for target, _ in rows], np.int64)
     ages = np.full(len(rows), age, np.int32)
     given = runner.step(tokens, ages, np.array([length for _, length in rows], np.int32), OUTPUTS)
@@ -99,7 +99,7 @@ def test_rows_that_branch_read_what_their_sources_read_and_go_their_own_ways(run
     others = [(TARGETS[2], length), (TARGETS[1], length), (TARGETS[1], len(SOURCES[1]))]
     for age in range(3):
         read(runner, [(TARGETS[0], length), *others], age)
-    runner.branch([0, 0], [1, 2], target_tokens=3)
+    runner.fork([0, 0], [1, 2], target_tokens=3)
     branched = read(runner, [(TARGETS[0], length), (TARGETS[0], length), (TARGETS[2], length), others[2]], 3)
     assert np.abs(branched["logprobs"][0] - branched["logprobs"][1]).max() < 1e-3
     assert np.abs(branched["logprobs"][0] - branched["logprobs"][2]).max() > CLOSE  # it has read another token
@@ -118,7 +118,7 @@ def test_several_rows_begin_from_one_example_in_any_row(runner: DeviceRunner) ->
 
 
 def test_a_row_keeps_nothing_of_the_one_before_it(runner: DeviceRunner) -> None:
-    """A weight of zero times a NaN that another left in a hidden slot is NaN."""
+    """Regression: an attention weight of zero times a NaN in a masked position is NaN."""
     admit(runner, 0, SOURCES[2:], [0])
     clean = [read(runner, rows_of(2), age) for age in range(2)][-1]
     spoilt = runner.encode(np.array([SOURCES[2]]), np.array([7], np.int32), needed_outputs(runner.manifest))
@@ -126,7 +126,7 @@ def test_a_row_keeps_nothing_of_the_one_before_it(runner: DeviceRunner) -> None:
         if name.startswith("cross_"):
             on_device: Any = value
             on_device.update_inplace(np.full(on_device.shape(), np.nan, np.float16))
-    runner.fill(0, spoilt, [0])
+    runner.init_rows(0, spoilt, [0])
     for age in range(5):
         assert np.isnan(read(runner, rows_of(2), age)["logprobs"]).all()
     admit(runner, 0, SOURCES[2:], [0])

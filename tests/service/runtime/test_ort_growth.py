@@ -1,4 +1,4 @@
-"""The states of the ONNX Runtime runner take memory for what they hold, and give it back."""
+"""Decoder states use memory only for tokens in use, and release it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,20 +30,20 @@ def runner(totals: Path) -> OnnxRunner:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process that no file backs."""
+    """Return the anonymous resident memory of this process."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     (line,) = (line for line in lines if line.startswith("RssAnon:"))
     return int(line.split()[1]) * 1024
 
 
 def test_rows_take_memory_when_they_are_filled_and_return_it_when_none_runs(totals: Path) -> None:
-    """The states of 64 rows of a million tokens take 256 MB; each row that is filled takes its 4 MB."""
+    """States of 64 rows of a million tokens have 256 MB; each initialized row uses 4 MB."""
     before = resident_bytes()
     runner = running_total(totals, 1_000_000, 1, max_rows=64)
     assert resident_bytes() - before < 10 * MB
     encoded = {"hidden": np.ones((1, 1_000_000), np.float32), "source_sum": np.ones((1, 1), np.float32)}
     before = resident_bytes()
-    runner.fill(0, encoded, [0] * 16)
+    runner.init_rows(0, encoded, [0] * 16)
     assert 60 * MB < resident_bytes() - before < 70 * MB
     runner.release_memory()
     assert resident_bytes() - before < 4 * KEPT_ROWS * MB + 4 * MB
@@ -58,7 +58,7 @@ def test_a_released_row_can_be_filled_and_stepped_as_before(runner: OnnxRunner) 
 
 
 def test_no_session_keeps_the_memory_of_its_largest_run(bundle: Path) -> None:
-    """An arena for each session would keep what each of the four runs took, some 60 MB."""
+    """Regression: an arena for each session kept the memory of each run, about 60 MB."""
     manifest = read_bundle(bundle)
     outputs = [name for name in manifest.encoder.outputs if "attention" not in name]
     shape = (16, manifest.limits.max_source_tokens)
@@ -75,7 +75,7 @@ def test_no_session_keeps_the_memory_of_its_largest_run(bundle: Path) -> None:
 
 
 def test_rows_of_different_ages_survive_every_growth(runner: OnnxRunner) -> None:
-    """Four rows that began at different times; a twin in Python knows what each holds."""
+    """Compare four rows that start at different times with a Python model of their content."""
     sources = [[3, 4], [5], [6] * 10, [7] * 80]  # the last makes room for sources while the others run
     begins = [0, 20, 60, 75]
     totals = [[0, 0] for _ in sources]
@@ -102,7 +102,7 @@ def test_a_row_is_moved_and_branches_after_a_growth_as_before(runner: OnnxRunner
     for place in range(70):
         step(runner, [100 + place, 200 + place, 300 + place, 400 + place], place=place)
     runner.move(3, 0, target_tokens=70, source_tokens=70)
-    runner.branch([2], [1], target_tokens=70)
+    runner.fork([2], [1], target_tokens=70)
     given = step(runner, [5, 6, 7], SHOWN, place=70)
     targets = [row[:71] for row in given["read_shown"]]
     assert targets == [
@@ -144,7 +144,7 @@ def manifest(bundle: Path) -> Manifest:
 
 @pytest.fixture
 def runners(bundle: Path, manifest: Manifest) -> tuple[OnnxRunner, OnnxRunner]:
-    """One whose rows have never been written, and one whose rows all have been, to the last token."""
+    """Return a runner with unwritten rows, and a runner with completely written rows."""
     new, used = (OnnxRunner(bundle, manifest, num_threads=1, max_rows=4) for _ in range(2))
     used.warm_up(max_batch_tokens=400)
     longest = [45] * 100
@@ -158,7 +158,7 @@ def runners(bundle: Path, manifest: Manifest) -> tuple[OnnxRunner, OnnxRunner]:
 def begin(runner: OnnxRunner, row: int, source: Sequence[int]) -> None:
     names = [state.encoder_output for state in runner.manifest.states if state.encoder_output is not None]
     ids, lengths = np.array([source], np.int64), np.array([len(source)], np.int32)
-    runner.fill(row, runner.encode(ids, lengths, names), [0])
+    runner.init_rows(row, runner.encode(ids, lengths, names), [0])
 
 
 def read(runner: OnnxRunner, tokens: Sequence[int], ages: Sequence[int], source_lengths: Sequence[int]) -> Arrays:
@@ -168,9 +168,10 @@ def read(runner: OnnxRunner, tokens: Sequence[int], ages: Sequence[int], source_
 
 
 def play(runner: OnnxRunner, ticks: int) -> list[Arrays]:
-    """What every step gives, row by row, of sequences that begin one after another.
+    """Return the outputs of each step by row, for sequences that start one after another.
 
-    At tick 90 the third becomes a branch of the second, at tick 100 the second ends and the last takes its place.
+    At tick 90 the second row is forked into the third. At tick 100 the second ends, and the last
+    row is moved into its row.
     """
     found: list[Arrays] = []
     sources, ages, tokens = list(RUNNING), [0] * 4, [1] * 4
@@ -180,7 +181,7 @@ def play(runner: OnnxRunner, ticks: int) -> list[Arrays]:
             begin(runner, count, sources[count])
             count += 1
         if tick == 90:
-            runner.branch([1], [2], ages[1])
+            runner.fork([1], [2], ages[1])
             ages[2] = ages[1]
         if tick == 100:
             runner.move(3, 1, ages[3], len(sources[3]))

@@ -5,7 +5,7 @@ import pytest
 
 from service.runtime.provider import RuntimeUnavailableError, choose_provider
 
-WITHOUT_LIBRARIES = "provider_bridge_ort.cc:2465\n CUDA Provider not available"  # what a machine without a GPU says
+WITHOUT_LIBRARIES = "provider_bridge_ort.cc:2465\n CUDA Provider not available"  # message on a machine without a GPU
 WITHOUT_DRIVER = (
     "cuda_call.cc:154 onnxruntime::CudaCall(ERRTYPE)\nCUDA failure 35: CUDA driver version is insufficient for "
     "CUDA runtime version ; GPU=-1 ; hostname=host ; file=cuda_provider_factory.cc"
@@ -13,7 +13,7 @@ WITHOUT_DRIVER = (
 
 
 def offer_cuda(monkeypatch: pytest.MonkeyPatch, allocate: Callable[..., object]) -> None:
-    """As the package onnxruntime-gpu does on every machine."""
+    """Make CUDA available, as onnxruntime-gpu does on every machine."""
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
     monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_shape_and_type", allocate)

@@ -1,4 +1,4 @@
-"""How many threads run a graph: by times that are given, and in a runner over real graphs."""
+"""Number of threads of a graph, with given durations and with real graphs."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 from service.bundle import read_bundle
 from service.runtime import threads
 from service.runtime.ort import OnnxRunner
-from service.runtime.threads import shortest_run, with_paying_threads
+from service.runtime.threads import shortest_run, tune_threads
 from tests.equality.company import assert_same_bits, draw, run_rows
 
 
@@ -31,7 +31,7 @@ def test_threads_are_doubled_as_long_as_that_pays(milliseconds: dict[int, float]
     def seconds_of(session: int) -> float:
         return milliseconds[session] / 1000
 
-    assert with_paying_threads("graph", 1, load, seconds_of, most) == (expected, expected)
+    assert tune_threads("graph", 1, load, seconds_of, most) == (expected, expected)
 
 
 def test_the_shortest_of_several_runs_counts_and_the_first_does_not() -> None:
@@ -47,11 +47,11 @@ def test_a_runner_gives_the_same_bits_after_it_has_chosen_its_threads(
     manifest = read_bundle(bundle)
     one, more = (OnnxRunner(bundle, manifest, num_threads=1, max_rows=6) for _ in range(2))
     assert one.threads == {"encoder": 1, "decoder": 1}
-    one.choose_threads(bundle, most=1)
+    one.choose_threads(bundle, max_threads=1)
     assert one.threads == {"encoder": 1, "decoder": 1}
     monkeypatch.setattr(threads, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(threads, "MIN_SPEEDUP", 0.0)
-    more.choose_threads(bundle, most=4)
+    more.choose_threads(bundle, max_threads=4)
     assert more.threads == {"encoder": 4, "decoder": 4}
     random = np.random.default_rng(3)
     sequences = [(draw(random, manifest, length), draw(random, manifest, 3)) for length in (5, 1, 17, 9, 30, 2)]

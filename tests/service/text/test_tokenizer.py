@@ -44,7 +44,7 @@ def test_the_space_that_is_put_before_a_text_shifts_nothing() -> None:
 
 
 def test_composed_characters_keep_the_places_of_the_original() -> None:
-    """Normalisation makes one character of `e` and its accent; what follows must stay where it was."""
+    """Normalization merges `e` and its accent; later offsets must not change."""
     assert spans("e\u0301a") == [(" ", 0, 0), ("\ufffd", 0, 2), ("\ufffd", 0, 2), ("a", 2, 3), ("</s>", 3, 3)]
 
 
@@ -153,7 +153,7 @@ def test_stop_strings_are_looked_for_behind_the_prefix() -> None:
     generated = TEXT.encode("z xyz", add_special_tokens=False)
     stream = TextStream(TEXT, ["xyz"], prefix)
     assert "".join(stream.push(id_) for id_ in generated[1:]) + stream.finish() == "a xyz "
-    # A space that begins what was generated belongs to it: only the whole text loses its first.
+    # Only the complete text loses its leading space, not generated text after a prefix.
     assert StopStrings(TextStream(TEXT, [" z"], prefix)).update(generated[0]) is False
     condition = StopStrings(TextStream(TEXT, [" z"], prefix))
     assert [condition.update(id_) for id_ in generated[:2]] == [False, True]
@@ -166,13 +166,13 @@ def test_a_stop_string_in_the_first_piece_leaves_the_prefix() -> None:
 
 def test_a_long_text_is_known_to_be_too_long_without_tokenising_it() -> None:
     text = "a dog " * 1000
-    assert 0 < TEXT.least_tokens(text) <= len(TEXT.encode(text))
-    assert TEXT.least_tokens("a dog") == 0
+    assert 0 < TEXT.min_num_tokens(text) <= len(TEXT.encode(text))
+    assert TEXT.min_num_tokens("a dog") == 0
 
 
 @pytest.mark.parametrize("text", ["a dog " * 20_000, "x" * 100_000, "\u03b9\u0308\u0301" * 30_000, "🙂" * 30_000])
 def test_the_beginning_of_a_text_has_its_first_tokens(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Truncation tokenised the whole text first: 1 MB took 300 MB of memory and held up health checks."""
+    """Regression: truncation tokenized the whole text; 1 MB took 300 MB of memory."""
     encode = TEXT.encode
     *beginning, end = encode(text)
     tokenised: list[str] = []
@@ -182,22 +182,24 @@ def test_the_beginning_of_a_text_has_its_first_tokens(monkeypatch: pytest.Monkey
         return encode(text, add_special_tokens=add_special_tokens)
 
     monkeypatch.setattr(TEXT, "encode", note)
-    assert TEXT.encode_beginning(text, 64) == [*beginning[:63], end]
+    assert TEXT.encode_truncated(text, 64) == [*beginning[:63], end]
     assert sum(map(len, tokenised)) < 64 * 100
 
 
 def test_the_beginning_of_a_text_that_fits_is_all_of_it() -> None:
     ids = TEXT.encode("a dog")
     for max_tokens in (len(ids), 64):
-        assert TEXT.encode_beginning("a dog", max_tokens) == ids
+        assert TEXT.encode_truncated("a dog", max_tokens) == ids
 
 
 def test_combining_marks_in_no_order_cost_time_by_their_number_alone() -> None:
-    """Python's `unicodedata.normalize` sorts marks in quadratic time: one body of 1 MiB stopped the whole process for
-    minutes, health checks included. This text took it 40 seconds."""
+    """Regression: `unicodedata.normalize` takes quadratic time for combining marks.
+
+    A body of 1 MiB blocked the process for minutes; this text took 40 seconds.
+    """
     text = "a" + "\u0301\u0323" * 100_000
     started = time.perf_counter()
-    assert TEXT.least_tokens(text) > 0
+    assert TEXT.min_num_tokens(text) > 0
     assert time.perf_counter() - started < 5
 
 
@@ -205,7 +207,7 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE({"a": 0}, []))
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(BundleError, match="not ByteLevel"):
+    with pytest.raises(BundleError, match="must be ByteLevel"):
         read_tokenizer(tmp_path / "tokenizer.json")
 
 
@@ -216,6 +218,6 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_saved_tokenizer_reads_special_tokens_in_text_as_text(tmp_path: Path) -> None:
-    """The switch is not stored in the file."""
+    """The option `encode_special_tokens` is not stored in the file."""
     byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
     assert read_tokenizer(tmp_path / "tokenizer.json").encode("</s>") == TEXT.encode("</s>")

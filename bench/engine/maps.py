@@ -1,0 +1,47 @@
+"""Compare the time of an engine step with all attention maps to one without maps, for the same
+tokens.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+
+from bench.options import Options
+from bench.record import Figure, Result
+from service.bundle import read_bundle
+from service.engine.engine import Engine
+from service.engine.request import GenerateRequest
+from service.parameters import GenerateParameters
+from service.runtime.ort import OnnxRunner
+
+ROWS = (1, 8, 32)
+PARAMETERS = GenerateParameters(max_new_tokens=24, min_new_tokens=24)
+
+
+def run(options: Options) -> Result:
+    folder = options.models.shipped
+    manifest = read_bundle(folder)
+    sources = [tuple(source) for source in options.models.tiny.sources(options.sentences)]
+    engine = Engine(OnnxRunner(folder, manifest, num_threads=options.threads, max_rows=max(ROWS)))
+    kinds = frozenset(attention.kind for attention in manifest.attention)
+    figures = {}
+    for rows in (rows for rows in ROWS if rows <= options.max_rows):
+        ratios = []
+        for _ in range(1 + options.rounds):  # the first round is a warm-up
+            with_maps = _seconds_per_step(engine, sources[:rows], kinds)
+            ratios.append(with_maps / _seconds_per_step(engine, sources[:rows], frozenset()))
+        figures[f"maps.{rows}"] = Figure.of(ratios[1:])
+    return Result(figures)
+
+
+def _seconds_per_step(engine: Engine, sources: Sequence[tuple[int, ...]], attention: frozenset[str]) -> float:
+    for source in sources:
+        request = GenerateRequest("bench", source, math.inf, PARAMETERS, attention=attention)
+        engine.submit(request, lambda event: None)
+    while engine.num_waiting:  # encode before the timing starts
+        engine.step()
+    steps, started = 0, time.perf_counter()
+    while engine.has_work:
+        engine.step()
+        steps += 1
+    return (time.perf_counter() - started) / steps

@@ -1,1 +1,0 @@
-"""The service against itself: what HTTP, maps, a mixed load and time cost."""

@@ -1,0 +1,242 @@
+"""Generate the tables of the reference pages from the code.
+
+Run as `python -m docs.generate`. A page marks the place of a generated part with
+`<!-- generated: NAME -->` and `<!-- end of generated -->`. A test compares the committed pages with
+the output of this script.
+"""
+
+import contextlib
+import inspect
+import io
+import json
+import os
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+from pydantic import BaseModel
+
+from service import bundle
+from service.app import create_app
+from service.bundle import Manifest
+from service.errors import ERRORS
+from service.metrics import Metrics
+from service.settings import Settings, env_name, flag_name
+from sightline.__main__ import COMMANDS
+from sightline.__main__ import main as sightline
+
+WIDTH = 100
+PAGES = sorted(Path("docs").rglob("*.md"))
+PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+FIELD_COMMENT = re.compile(r"^    (\w+): .*?  # (.+)$", re.MULTILINE)
+
+
+def make_parts() -> dict[str, str]:
+    """Return the Markdown of every part by its name."""
+    schemas = api_schemas()
+    return {
+        "settings": settings_table(),
+        "errors": errors_table(),
+        "metrics": metrics_table(),
+        "manifest": manifest_tables(),
+        "results": result_tables(schemas),
+        "commands": command_sections(),
+        **{name: schema_table(schema) for name, schema in schemas.items() if is_request(name)},
+    }
+
+
+def api_schemas() -> dict[str, Any]:
+    """Return the OpenAPI schemas of the native endpoints by name."""
+    openapi = create_app(Settings(families=""), _load_nothing).openapi()
+    schemas: dict[str, Any] = openapi["components"]["schemas"]
+    return schemas
+
+
+def _load_nothing(*_: Any) -> NoReturn:
+    raise AssertionError("only the description of the endpoints is needed")
+
+
+def is_request(name: str) -> bool:
+    """Return True for objects that a client sends."""
+    return name.endswith("Body") or name in ("GenerateParameters", "AttentionSelection")
+
+
+def result_tables(schemas: Mapping[str, Any]) -> str:
+    """Return one section for each object that the service sends."""
+    sections = []
+    for name, schema in schemas.items():
+        if not is_request(name) and name != "Texts":
+            description = f"{wrap(schema['description'])}\n\n" if "description" in schema else ""
+            sections.append(f"### {name}\n\n{description}{schema_table(schema)}")
+    return "\n\n".join(sections)
+
+
+def command_sections() -> str:
+    """Return the help of `sightline` and of each of its commands."""
+    sections = []
+    for words in ([], *([name] for name in COMMANDS)):
+        printed = io.StringIO()
+        with (
+            mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH)}),
+            contextlib.redirect_stdout(printed),
+            contextlib.suppress(SystemExit),
+        ):
+            sightline([*words, "--help"])
+        sections.append(f"## `{' '.join(['sightline', *words])}`\n\n```text\n{printed.getvalue().strip()}\n```")
+    return "\n\n".join(sections)
+
+
+def settings_table() -> str:
+    rows = (
+        (f"`{env_name(name)}`<br>`{flag_name(name)}`", code_of(field.default), field.description or "")
+        for name, field in Settings.model_fields.items()
+    )
+    return table(("variable and flag", "default", "description"), rows)
+
+
+def errors_table() -> str:
+    rows = (
+        (str(kind.status), f"`{code}`", f"`{kind.type}`", str(kind.retry_after_s or ""), kind.message)
+        for code, kind in sorted(ERRORS.items(), key=lambda item: item[1].status)
+    )
+    return table(("status", "code", "type", "`Retry-After`", "default message"), rows)
+
+
+def metrics_table() -> str:
+    rows = []
+    for metric in Metrics("0").registry.collect():
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        rows.append((f"`{name}`", metric.type, metric.documentation))
+    return table(("metric", "type", "description"), rows)
+
+
+def manifest_tables() -> str:
+    """Return one section for each object of the manifest, the manifest itself first."""
+    sections = []
+    models: list[type[BaseModel]] = [Manifest, *_parts_of_manifest()]
+    for model in models:
+        title = "`manifest.json`" if model is Manifest else f"`{model.__name__}`"
+        text = "" if model is Manifest else f"{wrap(inspect.cleandoc(model.__doc__ or ''))}\n\n"
+        comments = dict(FIELD_COMMENT.findall(inspect.getsource(model)))
+        properties = model.model_json_schema(ref_template="#/components/schemas/{model}")["properties"]
+        rows = [
+            (f"`{name}`", type_of(schema), default_of(schema), schema.get("description") or comments.get(name, ""))
+            for name, schema in properties.items()
+        ]
+        sections.append(f"### {title}\n\n{text}{table(('field', 'type', 'default', 'description'), rows)}")
+    return "\n\n".join(sections)
+
+
+def _parts_of_manifest() -> list[type[BaseModel]]:
+    return [
+        value
+        for name, value in vars(bundle).items()
+        if isinstance(value, type)
+        and issubclass(value, BaseModel)
+        and value not in (BaseModel, Manifest)
+        and not name.startswith("_")
+    ]
+
+
+def schema_table(schema: Mapping[str, Any]) -> str:
+    """Return the table of an object's fields, with their defaults if any field is optional."""
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    has_defaults = len(required) < len(properties)
+    rows = []
+    for name, field in properties.items():
+        default = ["required" if name in required else default_of(field)] if has_defaults else []
+        rows.append((f"`{name}`", type_of(field), *default, field.get("description", "")))
+    head = ("field", "type", "default", "description") if has_defaults else ("field", "type", "description")
+    return table(head, rows)
+
+
+def type_of(schema: Mapping[str, Any]) -> str:
+    """Return a JSON Schema as words, such as `integer, 1 to 8`."""
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[-1]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(type_of(one) for one in schema["anyOf"] if one.get("type") != "null"))
+    if "const" in schema or "enum" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return ", ".join(f"`{json.dumps(value)}`" for value in values)
+    kind = schema.get("type", "any")
+    if kind == "array":
+        return _array_type(schema)
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"object of {type_of(schema['additionalProperties'])}"
+    return f"{kind}{_range_of(schema)}"
+
+
+def _array_type(schema: Mapping[str, Any]) -> str:
+    items = schema.get("items") or (schema.get("prefixItems") or [{}])[0]
+    least, most = schema.get("minItems"), schema.get("maxItems")
+    if most is None:
+        count = ""
+    elif least == most:
+        count = f" ({most})"
+    else:
+        count = f" ({least or 0} to {most})"
+    return f"list{count} of {type_of(items)}"
+
+
+def _range_of(schema: Mapping[str, Any]) -> str:
+    low, high = schema.get("minimum", schema.get("minLength")), schema.get("maximum", schema.get("maxLength"))
+    unit = " characters" if "maxLength" in schema else ""
+    if "exclusiveMinimum" in schema:
+        return f", above {schema['exclusiveMinimum']:g}" + ("" if high is None else f" to {high:g}")
+    if low is not None and high is not None:
+        return f", {low:,g} to {_number(high)}{unit}"
+    if high is not None:
+        return f", at most {_number(high)}{unit}"
+    return "" if low is None else f", at least {low:g}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
+
+
+def default_of(schema: Mapping[str, Any]) -> str:
+    default = schema.get("default")
+    return "" if default is None or isinstance(default, dict) else code_of(default)
+
+
+def code_of(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"`{json.dumps(value) if isinstance(value, bool | int | float | list) else value}`"
+
+
+def wrap(text: str) -> str:
+    """Wrap the paragraphs of a docstring for a page."""
+    return "\n\n".join(textwrap.fill(paragraph, WIDTH) for paragraph in text.split("\n\n"))
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [list(head), *(list(row) for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
+
+
+def fill(text: str, parts: Mapping[str, str]) -> str:
+    """Return the text of a page with its generated parts replaced.
+
+    Raises:
+        KeyError: a part of the page does not exist.
+    """
+    return PART.sub(lambda match: f"{match[1]}\n{parts[match[2]]}\n\n{match[3]}", text)
+
+
+def main() -> None:
+    parts = make_parts()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(fill(text, parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

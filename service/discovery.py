@@ -1,0 +1,93 @@
+"""Discovery of the bundles in a folder. It reads their manifests and needs no ONNX Runtime."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from service.bundle import MANIFEST, BundleError, Manifest, read_manifest
+
+logger = logging.getLogger(__name__)
+
+OnFailure = Callable[[Path, BundleError], None]  # takes the folder of a bundle and the reason
+
+
+def raise_failure(folder: Path, error: BundleError) -> None:
+    raise error
+
+
+def find_bundles(
+    folder: Path, default_model: str | None, on_failure: OnFailure = raise_failure
+) -> dict[Path, Manifest]:
+    """Find the bundles in a folder, and return their manifests by bundle folder in sorted order.
+
+    Other files than the manifests are not opened.
+
+    Args:
+        folder: folder whose subfolders are bundles.
+        default_model: name of a model that must be there; None for none.
+        on_failure: called for each bundle whose manifest cannot be used; raises by default.
+
+    Raises:
+        BundleError: the folder cannot be listed, has no bundles, or does not have the default
+            model.
+    """
+    try:
+        paths = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        raise BundleError(f"there is no folder {folder} with bundles; set SIGHTLINE_BUNDLES or --bundles") from None
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be listed: {error.strerror}; {_permissions_needed()}") from None
+    found: dict[Path, Manifest] = {}
+    folders: dict[str, Path] = {}  # by the name of the model
+    num_failed = 0
+    for path in paths:
+        try:
+            if not _is_bundle(path):
+                continue
+            manifest = read_manifest(path)
+            if manifest.name in folders:
+                raise BundleError(
+                    f"two bundles in {folder} are named {manifest.name}: {folders[manifest.name].name} and "
+                    f"{path.name}; remove one of them, because requests choose models by name"
+                )
+        except BundleError as error:
+            num_failed += 1
+            on_failure(path, error)
+        else:
+            found[path] = manifest
+            folders[manifest.name] = path
+    if not found and not num_failed:
+        raise BundleError(f"no folder in {folder} has a {MANIFEST}; `python -m export` writes bundles")
+    if default_model is not None and default_model not in folders:
+        present = ", ".join(folders) or "no bundle that can be read"
+        raise BundleError(f"the default model {default_model} is not in {folder}, which has {present}")
+    return found
+
+
+def _is_bundle(path: Path) -> bool:
+    """Return True for a folder with a manifest that is not hidden.
+
+    Raises:
+        BundleError: the folder cannot be entered.
+    """
+    try:
+        (path / MANIFEST).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if path.name.startswith("."):
+            return False
+        raise BundleError(f"{path} cannot be entered: {error.strerror}; {_permissions_needed()}, or move it") from None
+    if path.name.startswith("."):
+        logger.warning(
+            "%s is hidden and not served: an interrupted export leaves such a folder, and the next export to the same "
+            "folder removes or restores it",
+            path,
+        )
+        return False
+    return True
+
+
+def _permissions_needed() -> str:
+    return f"give user {os.geteuid()}, which runs the service, permission to read and enter it"

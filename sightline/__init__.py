@@ -1,0 +1,1 @@
+"""The command line `sightline`. It imports the other packages; nothing imports it."""

@@ -1,0 +1,135 @@
+"""`sightline COMMAND`: serve, train, export, quantize, verify and translate, and list the models.
+
+Each command imports what it needs when it runs, so that an installation without PyTorch or without
+ONNX Runtime has the commands that can do without them.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from service import __version__
+from sightline.parser import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USAGE, Parser
+
+# Libraries that only some extras install, by the name of their module.
+LIBRARIES = {
+    "onnx": "ONNX",
+    "onnxruntime": "ONNX Runtime",
+    "sacrebleu": "sacreBLEU",
+    "sacremoses": "Sacremoses",
+    "safetensors": "safetensors",
+    "torch": "PyTorch",
+    "tqdm": "tqdm",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `sightline`."""
+
+    run: Callable[[Parser, Sequence[str]], int]  # takes the command's parser and the words after its name
+    help: str
+    extras: str = ""  # extras of the installation that have its libraries
+
+
+def serve(parser: Parser, arguments: Sequence[str]) -> int:
+    from service.__main__ import main as serve_main
+
+    return serve_main(arguments, parser)
+
+
+def train(parser: Parser, arguments: Sequence[str]) -> int:
+    from model.__main__ import main as model_main
+
+    return model_main(["train", *arguments], Parser(prog="sightline"))
+
+
+def export(parser: Parser, arguments: Sequence[str]) -> int:
+    from export.__main__ import export_parser, run
+
+    return run(export_parser(parser), arguments)
+
+
+def quantize(parser: Parser, arguments: Sequence[str]) -> int:
+    from export.__main__ import quantize_parser, run
+
+    return run(quantize_parser(parser), arguments)
+
+
+def verify(parser: Parser, arguments: Sequence[str]) -> int:
+    from export.__main__ import run, verify_parser
+
+    return run(verify_parser(parser), arguments)
+
+
+def translate(parser: Parser, arguments: Sequence[str]) -> int:
+    from sightline import translate
+
+    return translate.run(parser, arguments)
+
+
+def models(parser: Parser, arguments: Sequence[str]) -> int:
+    from sightline import models
+
+    return models.run(parser, arguments)
+
+
+COMMANDS = {
+    "serve": Command(serve, "serve the bundles of a folder over HTTP", "cpu"),
+    "translate": Command(translate, "translate the lines of a file", "cpu"),
+    "models": Command(models, "list the bundles of a folder"),
+    "train": Command(train, "train a model", "train"),
+    "export": Command(export, "export a checkpoint as a bundle", "cpu,train"),
+    "quantize": Command(quantize, "quantize a bundle to 8-bit or 4-bit weights", "cpu,train"),
+    "verify": Command(verify, "compare a bundle with its checkpoint", "cpu,train"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] not in COMMANDS:
+        overview().parse_args(words)  # prints the help, the version or an error
+    name, *rest = words
+    try:
+        return COMMANDS[name].run(Parser(prog=f"sightline {name}", allow_abbrev=False), rest)
+    except ModuleNotFoundError as error:
+        library = LIBRARIES.get((error.name or "").partition(".")[0])
+        if library is None:
+            raise
+        print(
+            f"error: sightline {name} needs {library}: pip install 'sightline[{COMMANDS[name].extras}]'",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print(f"error: sightline {name} was interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of the output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at its end
+        return EXIT_BROKEN_PIPE
+
+
+def overview() -> Parser:
+    """Return the parser of a command line without a command; it never succeeds."""
+    width = max(map(len, COMMANDS))
+    descriptions = "\n".join(f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items())
+    parser = Parser(
+        prog="sightline",
+        usage="%(prog)s [-h] [--version] COMMAND ...",
+        description="Train attention models, export them, serve them over HTTP, and look inside.",
+        epilog=f"commands (`sightline COMMAND --help` describes each):\n{descriptions}\n\n"
+        "example: sightline serve --bundles bundles",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"sightline {__version__}", help="print the version")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    for name in COMMANDS:
+        commands.add_parser(name)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

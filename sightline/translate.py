@@ -1,0 +1,282 @@
+"""`sightline translate`: translate the lines of a file with a bundle, without HTTP."""
+
+import argparse
+import asyncio
+import hashlib
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from service import __version__
+from service.bundle import MAX_BEAMS, BundleError, Manifest, read_manifest
+from service.discovery import find_bundles
+from service.errors import ApiError
+from service.fields import Texts
+from service.inference.call import Call
+from service.inference.generate import GenerateInput, check_parameters, generate
+from service.inference.service import ServedModel, Service
+from service.loading import load_bundles
+from service.metrics import Metrics, ModelMetrics
+from service.parameters import GenerateParameters
+from service.runtime.provider import RuntimeUnavailableError
+from service.settings import Settings, SettingsError, add_flags, make_settings
+from sightline.output import Output, OutputError, OutputFile, StandardOutput
+from sightline.parser import EXIT_INTERRUPTED, EXIT_USAGE, Parser
+from sightline.progress import ProgressBar
+
+EXIT_FAILED = 1
+# Lines in progress for each row. Rows stay full while finished lines wait for an earlier line.
+LINES_PER_ROW = 4
+# Settings that protect a service from its clients, set beyond the needs of this command.
+NO_LIMITS = {
+    "queue_timeout_s": 1e9,
+    "request_timeout_s": 1e9,
+    "max_waiting_sequences": 1 << 40,
+    "max_waiting_tokens": 1 << 40,
+    "max_response_bytes": 1 << 50,
+}
+
+
+class LineError(Exception):
+    """A line that cannot be translated; the message names it and the way out."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text to translate."""
+
+    name: str  # for messages
+    lines: tuple[str, ...]
+    sha256: str
+
+
+def run(parser: Parser, arguments: Sequence[str]) -> int:
+    """Translate a file and return the exit code."""
+    parser.description = (
+        "Translate the lines of a file with a bundle. If the command is killed, run it again to continue the output "
+        "file after its complete lines."
+    )
+    parser.epilog = "example: %(prog)s text.en --bundle bundles/multi30k-en-de --out text.de"
+    parser.add_argument("file", metavar="FILE", help="File with one text on each line, in UTF-8; - is standard input.")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="File to write. Default: standard output")
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="FOLDER",
+        help="Bundle to use. Default: the default model of --bundles, or its first bundle that translates",
+    )
+    parser.add_argument(
+        "--beams", type=_num_beams, default=1, metavar="N", help=f"Beams of each line, 1 to {MAX_BEAMS}. Default: 1"
+    )
+    flags = ("bundles", "provider", "threads")
+    add_flags(parser, flags)
+    parsed = parser.parse_args(arguments)
+    try:
+        settings = make_settings({**{name: getattr(parsed, name) for name in flags}, **NO_LIMITS})
+        folder, manifest = choose_bundle(parsed.bundle, settings)
+        source = read_source(parsed.file)
+        if parsed.out is not None and parsed.file != "-" and parsed.out.exists() and parsed.out.samefile(parsed.file):
+            raise OutputError(f"{parsed.out} is the file to translate; choose another --out")
+        inputs = {"source": source.sha256, "model": manifest.digest, "number of beams": parsed.beams}
+        if parsed.out is None:
+            return translate_into(StandardOutput(), source, folder, manifest, settings, parsed.beams)
+        with OutputFile(parsed.out, inputs) as output:
+            if output.num_done > len(source.lines):
+                raise OutputError(
+                    f"{parsed.out} has {output.num_done} lines, more than the {len(source.lines)} of {source.name}; "
+                    "remove it to start again"
+                )
+            if output.num_done:
+                print(f"continuing {parsed.out} after line {output.num_done}", file=sys.stderr)
+            code = translate_into(output, source, folder, manifest, settings, parsed.beams)
+            if code == 0:
+                output.finish()
+            elif code == EXIT_INTERRUPTED:
+                print(
+                    f"error: interrupted; {parsed.out} has {output.num_done} of {len(source.lines)} lines, and the "
+                    "same command continues after them",
+                    file=sys.stderr,
+                )
+            return code
+    except (BundleError, LineError, OutputError, RuntimeUnavailableError, SettingsError) as error:
+        message = str(error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        message = f"{error.filename or parsed.out or 'standard output'}: {error.strerror}"
+    print(f"error: {message}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _num_beams(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_BEAMS):
+        raise argparse.ArgumentTypeError(f"it must be a whole number from 1 to {MAX_BEAMS}, got {text}")
+    return int(text)
+
+
+def choose_bundle(folder: Path | None, settings: Settings) -> tuple[Path, Manifest]:
+    """Return the bundle of a folder, or the default model of the folder of bundles.
+
+    Raises:
+        BundleError: there is no such bundle, or it cannot generate text.
+    """
+    if folder is None:
+
+        def warn(failed: Path, error: BundleError) -> None:
+            print(f"warning: {error}", file=sys.stderr)
+
+        found = find_bundles(settings.bundles, settings.default_model, warn)
+        able = [one for one, manifest in found.items() if "generate" in manifest.tasks]
+        named = [one for one, manifest in found.items() if manifest.name == settings.default_model]
+        if not named and not able:
+            raise BundleError(f"no bundle in {settings.bundles} can translate; name one with --bundle")
+        folder = named[0] if named else min(able, key=lambda one: (found[one].languages is None, found[one].name))
+    manifest = read_manifest(folder)
+    if "generate" not in manifest.tasks:
+        raise BundleError(f"{folder} cannot translate: its tasks are {', '.join(manifest.tasks)}")
+    return folder, manifest
+
+
+def read_source(file: str) -> Source:
+    """Read a file, or standard input for `-`.
+
+    Raises:
+        LineError: a line is not UTF-8.
+        OSError: the file cannot be read.
+    """
+    name = "standard input" if file == "-" else file
+    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise LineError(f"{name}, line {number} is not UTF-8; convert the file to UTF-8") from None
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()  # the end of the last line begins no other
+    return Source(name, tuple(line.removesuffix("\r") for line in lines), hashlib.sha256(data).hexdigest())
+
+
+def translate_into(
+    output: Output, source: Source, folder: Path, manifest: Manifest, settings: Settings, num_beams: int
+) -> int:
+    """Translate the lines that the output does not have yet, and return the exit code.
+
+    Raises:
+        BundleError: the bundle cannot be loaded.
+        LineError: a line has more tokens than the model reads.
+        RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
+    """
+    num_left = len(source.lines) - output.num_done
+    metrics = Metrics(__version__)
+    observer: ModelMetrics = metrics.for_model(manifest.name)
+    settings = settings.model_copy(update={"default_model": manifest.name})
+    backend = load_bundles({folder: manifest}, settings, lambda _: observer)
+    model = backend.models[manifest.name]
+    check_lengths(source, model, output.num_done)
+    parameters = GenerateParameters(num_beams=num_beams)
+    try:
+        check_parameters(model, parameters, 1)
+    except ApiError as error:
+        raise LineError(f"--beams: {error.message({})}") from None
+    service = Service(settings, metrics)
+    bar = ProgressBar(len(source.lines), output.num_done, sys.stderr)
+
+    async def drive() -> None:
+        backend.worker.start()
+        service.attach(backend, {manifest.name: observer})
+        try:
+            bar.update(output.num_done)
+            async for lines in translated(service, source.lines[output.num_done :], parameters, model.max_rows):
+                output.write(lines)
+                bar.update(output.num_done)
+        finally:
+            await backend.worker.stop(0.0)
+
+    started = time.monotonic()
+    try:
+        asyncio.run(drive())
+    except ApiError as error:
+        bar.close()
+        print(f"error: line {output.num_done + 1} of {source.name}: {error.message({})}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        bar.close()
+        if isinstance(output, StandardOutput):
+            print("error: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    bar.close()
+    if sys.stderr.isatty():
+        print(f"{num_left} lines in {time.monotonic() - started:.1f} s with {manifest.name}", file=sys.stderr)
+    return 0
+
+
+def check_lengths(source: Source, model: ServedModel, first: int) -> None:
+    """Check that the model can read every line from index `first` on.
+
+    Raises:
+        LineError: the first line that has too many tokens.
+    """
+    limit = model.manifest.limits.max_source_tokens
+    for number, line in enumerate(source.lines[first:], first + 1):
+        count = len(model.source_tokenizer.encode(line)) if line.strip() else 0
+        if count > limit:
+            raise LineError(
+                f"{source.name}, line {number} has {count} tokens, but {model.name} reads at most {limit}; split it "
+                "into shorter lines"
+            )
+
+
+async def translated(
+    service: Service, lines: Sequence[str], parameters: GenerateParameters, max_rows: int
+) -> AsyncIterator[list[str]]:
+    """Yield the translations in order, in groups of those that are ready.
+
+    Many lines are in progress at once, so that the engine decodes them in one batch.
+
+    Raises:
+        ApiError: a line failed.
+    """
+    waiting = iter(lines)
+    running: deque[asyncio.Task[str]] = deque()
+    try:
+        while True:
+            while len(running) < LINES_PER_ROW * max_rows and (line := next(waiting, None)) is not None:
+                running.append(asyncio.create_task(translate_line(service, line, parameters)))
+            if not running:
+                return
+            await asyncio.wait([running[0]])
+            ready = []
+            while running and running[0].done():
+                try:
+                    ready.append(running[0].result())
+                except ApiError:
+                    if ready:
+                        break  # the lines before it come first
+                    raise
+                running.popleft()
+            yield ready
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def translate_line(service: Service, line: str, parameters: GenerateParameters) -> str:
+    """Translate a line; a blank line yields an empty one.
+
+    Raises:
+        ApiError: the engine failed.
+    """
+    if not line.strip():
+        return ""
+    call = Call(service, "translate")
+    try:
+        result = await generate(call, GenerateInput(None, Texts.one(line), parameters))
+    finally:
+        call.close()
+    # A line must stay one line. Models of single lines do not generate line breaks.
+    return result.outputs[0].text.replace("\r", " ").replace("\n", " ")

@@ -1,0 +1,54 @@
+"""Tests of `make help` and of the version in the image's labels."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped]
+
+MAKEFILE = Path("Makefile").read_text(encoding="utf-8")
+VERSION = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+
+
+def phony_targets() -> list[str]:
+    (names,) = re.findall(r"^\.PHONY: (.+)$", MAKEFILE, flags=re.MULTILINE)
+    return str(names).split()
+
+
+def output_of(*words: str) -> str:
+    done = subprocess.run(["make", "--no-print-directory", *words], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_make_alone_prints_the_help() -> None:
+    assert output_of() == output_of("help")
+
+
+def test_the_help_lists_every_target_with_its_description() -> None:
+    text = output_of("help")
+    listed = re.findall(r"^  ([a-z-]+) +\S.+$", text, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(phony_targets())
+    groups = re.findall(r"^([A-Z][a-z ]+)$", text, flags=re.MULTILINE)
+    assert groups == ["Serve", "Train and export", "Develop", "Measure"]
+
+
+def test_every_phony_target_has_a_description() -> None:
+    described = re.findall(r"^([a-z-]+):.*  ## \S", MAKEFILE, flags=re.MULTILINE)
+    assert sorted(described) == sorted(phony_targets())
+
+
+def test_the_default_version_of_the_images_is_the_projects() -> None:
+    dockerfile = Path("Dockerfile").read_text(encoding="utf-8")
+    defaults = re.findall(r"^ARG VERSION=(.+)$", dockerfile, flags=re.MULTILINE)
+    assert defaults == [VERSION] * dockerfile.count("LABEL ")
+    compose = yaml.safe_load(Path("docker-compose.yml").read_text(encoding="utf-8"))
+    tags = {service["image"].split(":", 1)[1] for service in compose["services"].values()}
+    assert tags == {f"${{SERVICE_VERSION:-{VERSION}}}"}
+
+
+def test_the_labels_of_each_image_name_version_revision_and_licence() -> None:
+    dockerfile = Path("Dockerfile").read_text(encoding="utf-8")
+    labels = re.findall(r"org\.opencontainers\.image\.([a-z]+)=", dockerfile)
+    names = ["title", "description", "licenses", "version", "revision"]
+    assert labels == 2 * names

@@ -1,0 +1,131 @@
+"""Every command and example of the documentation runs as printed, or names what it needs.
+
+Shell and Python blocks run from the root of the repository against a service with the shipped
+bundles, unless the line before them is `<!-- needs: ... -->`. Their output is compared with the
+block after `<!-- output -->`, in which `...` stands for any text. JSON output may be wrapped
+anywhere.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench.server import RunningServer
+
+PAGES = sorted([Path("README.md"), Path("CONTRIBUTING.md"), *Path("docs").rglob("*.md")])
+FENCE = re.compile(
+    r"(?:^<!-- needs: (?P<needs>[^\n]+) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```\n"
+    r"(?:\n<!-- output -->\n```(?P<kind>json|text)\n(?P<output>.*?)^```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
+RUN = {"sh", "bash", "console", "python"}
+SHOWN = {"text", "json", "yaml", "nginx"}  # no commands
+# Commands that change the machine or its environments must never run as a test.
+UNSAFE = re.compile(r"\b(make|pip|docker|docker-compose|sudo|systemctl|rm)\b")
+NEEDS = {
+    "network": "downloads packages",
+    "Docker": "a Docker engine",
+    "GPU": "a GPU with CUDA",
+    "data": "training data or a checkpoint",
+    "quiet machine": "measures for minutes",
+    "root": "root",
+    "Chromium": "Chromium",
+    "systemd": "a machine that systemd runs",
+    "nginx": "nginx in front of the service",
+    "Prometheus": "a Prometheus server",
+    "perf_analyzer": "Triton's perf_analyzer",
+    "time": "runs for minutes",
+}
+
+# Pages on which every command needs the same.
+PAGE_NEEDS = {
+    Path("docs/performance.md"): "quiet machine",
+    Path("docs/explanation/reliability.md"): "quiet machine",
+    Path("docs/explanation/quantization.md"): "data",
+    Path("docs/research/attention.md"): "data",
+}
+# The measuring commands record themselves in these parts of a page.
+RECORDS = re.compile(r"<!-- figures: .*?<!-- end of figures -->", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    needs: str | None
+    code: str
+    kind: str | None  # of the expected output
+    output: str
+
+
+def read_text(page: Path) -> str:
+    """Return the text of a page without records, with the same number of lines."""
+    return RECORDS.sub(lambda match: "\n" * match[0].count("\n"), page.read_text(encoding="utf-8"))
+
+
+def read_blocks(page: Path) -> list[Block]:
+    text = read_text(page)
+    return [
+        Block(
+            page,
+            text.count("\n", 0, match.start("code")),
+            match["language"],
+            match["needs"] or PAGE_NEEDS.get(page),
+            match["code"],
+            match["kind"],
+            match["output"] or "",
+        )
+        for match in FENCE.finditer(text)
+    ]
+
+
+BLOCKS = [block for page in PAGES for block in read_blocks(page)]
+
+
+def has_pattern(expected: str, text: str) -> bool:
+    """Compare a text with an expected one, in which `...` stands for any text."""
+    parts = (re.escape(part) for part in expected.split("..."))
+    return re.fullmatch(".*?".join(parts), text, re.DOTALL) is not None
+
+
+def is_safe(block: Block) -> bool:
+    return block.language == "python" or block.language in SHOWN or not UNSAFE.search(block.code)
+
+
+def test_every_block_runs_or_names_what_it_needs() -> None:
+    for block in BLOCKS:
+        assert block.language in RUN | SHOWN, f"{block.page}:{block.line}"
+        assert block.needs is None or block.needs in NEEDS, f"{block.page}:{block.line}"
+        assert is_safe(block) or block.needs, f"{block.page}:{block.line} changes the machine: name what it needs"
+
+
+def test_no_fence_is_overlooked() -> None:
+    for page in PAGES:
+        fences = re.findall(r"^\s*(```|~~~)", read_text(page), flags=re.MULTILINE)
+        blocks = [block for block in BLOCKS if block.page == page]
+        assert len(fences) == sum(2 + 2 * (block.kind is not None) for block in blocks), page
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for block in BLOCKS if block.language in RUN and block.needs is None and is_safe(block)],
+    ids=lambda block: f"{block.page}:{block.line}",
+)
+def test_a_block_prints_what_the_page_shows(shipped: RunningServer, block: Block) -> None:
+    address = shipped.url.removeprefix("http://")
+    code = block.code.replace("127.0.0.1:8000", address)
+    code = re.sub(r"\.venv(-serve-cpu)?/bin/", f"{Path(sys.executable).parent}/", code)
+    command = [sys.executable, "-W", "error", "-c", code] if block.language == "python" else ["sh", "-e", "-c", code]
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    expected, printed = block.output, done.stdout
+    if block.kind == "json":
+        expected, printed = ("".join(text.split()) for text in (expected, printed))
+    assert has_pattern(expected.strip(), printed.strip()), printed

@@ -1,0 +1,159 @@
+"""The command line as a whole: help, errors, missing libraries, and commands of other packages."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from service import __version__
+from sightline import __main__ as command_line
+from sightline.__main__ import COMMANDS, Command, main
+
+
+def run(*arguments: str, before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `sightline` in a process of its own; `before` and `after` are code around it."""
+    program = f"import sys; {before}\nfrom sightline.__main__ import main\ncode = main({list(arguments)})\n{after}"
+    command = [sys.executable, "-c", f"{program}\nsys.exit(code)"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_version_is_that_of_the_service(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"sightline {__version__}\n")
+
+
+def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.help)}$", text, flags=re.MULTILINE)
+    assert text.endswith("\nexample: sightline serve --bundles bundles\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command_opens_with_a_sentence_and_ends_with_an_example(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    usage, description, *_, example = capsys.readouterr().out.strip().split("\n\n")
+    assert usage.startswith(f"usage: sightline {name} ")
+    assert re.fullmatch(r"[A-Z][a-z]+ .+\.", description)
+    assert example.startswith(f"example: sightline {name} ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["serv"], ["--nope"], *([name, "--nope", "x"] for name in COMMANDS)])
+def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    output, errors = capsys.readouterr()
+    assert (ended.value.code, output) == (2, "")
+    assert errors.startswith("error: ") and errors.count("\n") == 1
+    name = " ".join(["sightline", *arguments[:1]]) if arguments and arguments[0] in COMMANDS else "sightline"
+    assert errors.endswith(f"; see `{name} --help`\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "message"),
+    [
+        ("train", "torch", "sightline train needs PyTorch: pip install 'sightline[train]'"),
+        ("export", "torch", "sightline export needs PyTorch: pip install 'sightline[cpu,train]'"),
+        ("quantize", "onnx", "sightline quantize needs ONNX: pip install 'sightline[cpu,train]'"),
+        ("verify", "onnxruntime", "sightline verify needs ONNX Runtime: pip install 'sightline[cpu,train]'"),
+        ("translate", "onnxruntime", "sightline translate needs ONNX Runtime: pip install 'sightline[cpu]'"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_the_extra_that_has_it(
+    name: str, module: str, message: str
+) -> None:
+    done = run(name, "x", before=f"sys.modules[{module!r}] = None")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+def test_a_module_that_no_extra_installs_is_a_bug_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise ModuleNotFoundError("No module named 'service.nothing'", name="service.nothing")
+
+    monkeypatch.setitem(command_line.COMMANDS, "models", Command(fail, "fail"))
+    with pytest.raises(ModuleNotFoundError):
+        main(["models"])
+
+
+def test_an_interrupted_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(command_line.COMMANDS, "export", Command(interrupt, "fail"))
+    assert main(["export"]) == 130
+    assert capsys.readouterr().err == "error: sightline export was interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unloaded"),
+    [
+        (["models", "--bundles", "bundles"], ["torch", "onnx", "onnxruntime", "model", "export", "uvicorn"]),
+        (["translate", "/dev/null", "--bundle", "bundles/multi30k-en-de"], ["torch", "onnx", "model", "export"]),
+    ],
+)
+def test_a_command_loads_no_library_that_it_does_not_need(arguments: list[str], unloaded: list[str]) -> None:
+    after = f"print([name for name in {unloaded} if name in sys.modules], file=sys.stderr)"
+    done = run(*arguments, after=after)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_serve_is_the_service(bundle: Path) -> None:
+    command = [sys.executable, "-m", "sightline", "serve", "--bundles", str(bundle.parent), "--port", "0"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_")}
+    options = ("--drain-s", "0", "--threads", "1", "--max-rows", "2")
+    with subprocess.Popen([*command, *options], env=environment, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if json.loads(line)["message"] == "serving":
+                break
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=20) == 0
+
+
+def test_train_export_verify_and_quantize_are_the_commands_of_their_packages(
+    checkpoint: Path, tmp_path: Path, toy_sentences: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("\n".join(toy_sentences[:2]) + "\n", encoding="utf-8")
+    toy = str(tmp_path / "toy")
+    assert main(["export", str(checkpoint), "--out", toy, "--sentences", str(sentences)]) == 0
+    assert main(["verify", toy, "--checkpoint", str(checkpoint), "--sentences", str(sentences)]) == 0
+    assert main(["quantize", toy, "--out", str(tmp_path / "int8"), "--bits", "8", "--unverified"]) == 0
+    capsys.readouterr()
+    assert main(["train", str(tmp_path / "nothing"), "--run", str(tmp_path / "run")]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ") and errors.count("\n") == 1
+    # A word that is a command of `python -m export` is a folder here.
+    assert main(["export", "verify", "--out", toy, "--sentences", str(sentences)]) == 2
+    assert "verify" in capsys.readouterr().err
+
+
+def test_the_distribution_has_the_script_and_every_package() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["scripts"] == {"sightline": "sightline.__main__:main"}
+    packages = {
+        ".".join(path.parent.parts)
+        for name in ("export", "model", "service", "sightline")
+        for path in Path(name).rglob("__init__.py")
+    }
+    assert set(project["tool"]["setuptools"]["packages"]) == packages
