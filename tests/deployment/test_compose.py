@@ -156,7 +156,7 @@ def test_the_load_test_runs_inside_the_network_without_a_failure(stack: Stack, a
     load = ("--clients", "4", "--requests", "40", *arguments)
     table = stack.compose("--profile", "loadtest", "run", "--rm", "-T", "loadtest", *load)
     assert "40 sent" in table
-    assert ": 40 succeeded, 0 refused, 0 failed" in table
+    assert ": 40 succeeded, 0 rejected, 0 failed" in table
 
 
 def test_a_stop_is_clean_and_shorter_than_its_grace_period(stack: Stack) -> None:
