@@ -331,7 +331,7 @@ class _GraphRewriter:
         zero_name = self._add_small(f"zero.{zero}", np.uint8(zero))
         rounded = added.add("QuantizeLinear", x, step_name, zero_name)
         if product.transposed and not bias:
-            # The output projection has so many columns that the fused node is slower for one row.
+            # The output projection has many columns; the fused node is slower for one row.
             whole = added.add("Cast", added.add("MatMulInteger", rounded, weight, zero_name), to=TensorProto.FLOAT)
             return added.add("Mul", whole, self._add(f"{product.node.name}.column_steps", scales * step))
         operands = [rounded, weight, step_name, self._add(f"{product.weight}.column_scales", scales), zero_name]

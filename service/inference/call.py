@@ -144,7 +144,8 @@ class Call:
             field: name of the field with the sequences, for errors.
 
         Raises:
-            ApiError: `invalid_parameter` if a call may not have so many sequences; `overloaded`.
+            ApiError: `invalid_parameter` if there are more sequences than `max_inputs`;
+                `overloaded`.
         """
         if sequences > self.service.settings.max_inputs:
             raise too_many_sequences(sequences, self.service.settings.max_inputs, field)

@@ -89,8 +89,7 @@ def _too_many(num_sentences: str, num_samples: int, limit: int) -> ApiError:
     each = f", each with {{num_return_sequences}} {num_samples}" if num_samples > 1 else ""
     message = (
         f"A call generates at most {limit} sequences (SIGHTLINE_MAX_INPUTS), one for each sentence, "
-        f"got {num_sentences} sentences{each}. "
-        "Send the text in several calls."
+        f"got {num_sentences} sentences{each}. Send the text in several calls."
     )
     return ApiError("invalid_parameter", message, field="inputs")
 

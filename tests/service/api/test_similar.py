@@ -9,7 +9,7 @@ from tests.service.conftest import MakeBackend, Running, Start
 from tests.support.fake_runner import Faults, fake_table
 
 pytestmark = pytest.mark.anyio
-SPECIAL = 3  # so many special tokens the vocabulary begins with
+SPECIAL = 3  # number of special tokens at the start of the vocabulary
 
 
 async def ask(running: Running, **body: Any) -> list[Any]:

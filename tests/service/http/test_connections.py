@@ -107,7 +107,7 @@ def test_another_address_has_connections_of_its_own(serve: Serve) -> None:
 
 @contextlib.contextmanager
 def descriptor_limit(num_free: int) -> Iterator[None]:
-    """Let the process open so many more files."""
+    """Limit the number of additional files that the process can open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
     fillers = [os.open(os.devnull, os.O_RDONLY)]
