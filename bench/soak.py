@@ -183,6 +183,8 @@ def all_calls(cards: Sequence[Body], texts: Sequence[str]) -> Iterator[Call]:
         "attention": _maps,
         "encode": _encodings,
         "classify": _classifications,
+        "rerank": _rankings,
+        "tag": lambda model, text, number: [Call("/v1/tag", {"model": model, "inputs": text})],
         "similar": lambda model, text, number: [Call("/v1/similar", {"model": model, "token": "a"})],
         "chat": _chats,
         "languages": _translations,
@@ -244,6 +246,14 @@ def _classifications(model: str, text: str, number: int) -> list[Call]:
     ]
 
 
+def _rankings(model: str, text: str, number: int) -> list[Call]:
+    documents = [text[:50], text[:80]]
+    return [
+        Call("/v1/rerank", {"model": model, "query": text, "documents": documents}),
+        Call(f"/rerank?model={model}", {"query": text, "texts": documents}),
+    ]
+
+
 def _chats(model: str, text: str, number: int) -> list[Call]:
     body = {"model": model, "messages": [{"role": "user", "content": text[:100]}], "max_tokens": MAX_TOKENS}
     return [Call("/v1/chat/completions", {**body, "stream": is_streamed}) for is_streamed in (False, True)]
@@ -288,7 +298,7 @@ def _invalid_calls(model: str) -> list[Call]:
         Call("/v1/encode", {"model": model, "inputs": "a " * LONG_CHARACTERS}, 422),
         Call("/v1/generate", {"model": "nobody", "inputs": "x"}, 404),
         Call("/v1/nothing", {}, 404),
-        *(Call(f"/v2/repository/models/{model}/{name}", {}, 422) for name in ("load", "unload")),
+        *(Call(f"/v2/repository/models/{model}/{name}", {}, 403) for name in ("load", "unload")),
     ]
 
 

@@ -39,14 +39,14 @@ def _config(manifest: Manifest, weights: dict[str, Tensor]) -> TransformerConfig
         decoder_layers=manifest.attention_of("decoder").layers,
         max_positions=manifest.limits.max_source_tokens,
         pad_id=manifest.tokens.pad_id,
-        bos_id=manifest.tokens.start_id,
+        bos_id=manifest.tokens.start_ids[0],
         eos_id=manifest.tokens.end_id,
     )
 
 
 def _float_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     weights = {}
-    for graph in (manifest.encoder, manifest.decoder_graph):
+    for graph in (manifest.encoder_graph, manifest.decoder_graph):
         for tensor in onnx.load(folder / graph.file, load_external_data=False).graph.initializer:
             if tensor.data_type == onnx.TensorProto.FLOAT:
                 weights[tensor.name] = torch.from_numpy(numpy_helper.to_array(tensor, str(folder)).copy())
@@ -58,7 +58,7 @@ def _quantized_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     float32 bundles.
     """
     weights = {}
-    for graph in (manifest.encoder, manifest.decoder_graph):
+    for graph in (manifest.encoder_graph, manifest.decoder_graph):
         proto = onnx.load(folder / graph.file, load_external_data=False).graph
         arrays = {tensor.name: numpy_helper.to_array(tensor, str(folder)) for tensor in proto.initializer}
         for node in proto.node:

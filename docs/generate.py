@@ -19,6 +19,7 @@ from unittest import mock
 
 from pydantic import BaseModel
 
+from export.families import decoders, encoders, seq2seq
 from service import bundle
 from service.app import create_app
 from service.bundle import Manifest
@@ -44,6 +45,7 @@ def make_parts() -> dict[str, str]:
         "manifest": manifest_tables(),
         "results": result_tables(schemas),
         "commands": command_sections(),
+        "families": families_table(),
         **{name: schema_table(schema) for name, schema in schemas.items() if is_request(name)},
     }
 
@@ -77,7 +79,7 @@ def result_tables(schemas: Mapping[str, Any]) -> str:
 def command_sections() -> str:
     """Return the help of `sightline` and of each of its commands."""
     sections = []
-    for words in ([], *([name] for name in COMMANDS)):
+    for words in ([], *([name] for name in COMMANDS), ["models", "get"]):
         printed = io.StringIO()
         with (
             mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH)}),
@@ -87,6 +89,20 @@ def command_sections() -> str:
             sightline([*words, "--help"])
         sections.append(f"## `{' '.join(['sightline', *words])}`\n\n```text\n{printed.getvalue().strip()}\n```")
     return "\n\n".join(sections)
+
+
+def families_table() -> str:
+    """Return the families that can be imported, with their classes."""
+    rows = [
+        (kind, f"`{family.name}`", ", ".join(f"`{name}`" for name in family.architectures))
+        for kind, families in (
+            ("encoder", encoders.FAMILIES),
+            ("decoder", decoders.FAMILIES),
+            ("encoder-decoder", seq2seq.FAMILIES),
+        )
+        for family in families
+    ]
+    return table(("kind", "family", "classes"), rows)
 
 
 def settings_table() -> str:

@@ -6,204 +6,83 @@ The commands `zoo`, `verify`, `quantize` and `half` take the place of CHECKPOINT
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Literal, get_args
 
-from pydantic import ValidationError
-from tokenizers import Tokenizer
+from pydantic import BaseModel
 
-from export.bundle import (
-    BundleMetadata,
-    chat_template,
-    clean_up,
-    export_bundle,
-    half_bundle,
-    quantize_bundle,
-    verify_bundle,
-)
-from export.quality import MAX_LOSS, MIN_PAIRS, ParallelText
-from export.quantize import BLOCK_SIZE, BLOCK_SIZES, Recipe
-from export.verify import VerificationError, numbered_sentences
-from model.checkpoint import load_parts
-from model.data.tokenizer import encode_lines, read_tokenizer
-from model.evaluation.bleu import read_test_set
-from model.systems import SYSTEMS, bundle_name
-from service.bundle import (
-    BundleError,
-    Languages,
-    LayerGroup,
-    Quantization,
-    QuantScheme,
-    Verification,
-    read_manifest,
-)
+from export.checkpoint import Kind, Provenance, detect_kind, hub_cache
+from export.errors import VerificationError
+from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, MAX_LOSS, MIN_PAIRS, ImportOptions, metadata_of
+from export.options import SENTENCES as SENTENCES
+from service.bundle import BundleError, LayerGroup, QuantScheme, Task
 
-SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
-DEFAULT_SENTENCES = SENTENCES if SENTENCES.is_file() else None
+Action = Callable[[argparse.Namespace], BaseModel]
 
 
-def export(arguments: argparse.Namespace) -> Verification:
-    clean_up(arguments.out)  # before the metadata of the existing bundle is read
-    return _export(arguments, arguments.checkpoint, arguments.out, _metadata(arguments))
+def _heavy(name: str) -> Action:
+    """Return an action of `export.commands`, whose libraries are imported when it runs.
 
-
-def zoo(arguments: argparse.Namespace) -> Verification:
-    """Export the finished first run of each system, and return the verification of the last one.
-
-    A bundle that fails verification does not prevent the export of the others.
+    Therefore `--help` and wrong options need none of them.
     """
-    names = [name for name in arguments.systems if (arguments.runs / f"{name}-1" / "scores.json").exists()]
-    if not names:
-        raise FileNotFoundError(
-            f"{arguments.runs} has no finished run (NAME-1/scores.json); train with python -m model zoo"
-        )
-    failures = []
-    for name in names:
-        label = _zoo_metadata(name)
-        checkpoint = arguments.runs / f"{name}-1" / "averaged"
-        try:
-            verification = _export(arguments, checkpoint, arguments.out / label.name, label)
-        except VerificationError as error:
-            failures.append(f"{name}: {error}")
-    if failures:
-        raise VerificationError("; ".join(failures))
-    return verification
+
+    def act(arguments: argparse.Namespace) -> BaseModel:
+        from export import commands
+
+        action: Action = getattr(commands, name)
+        return action(arguments)
+
+    return act
 
 
-def _zoo_metadata(name: str) -> BundleMetadata:
-    system = SYSTEMS[name]
-    corpus, chat = system.corpus, system.corpus.chat
-    return BundleMetadata(
-        bundle_name(name),
-        system.description,
-        corpus.license,
-        languages=_languages(corpus.languages) if corpus.languages else None,
-        chat=chat_template(chat) if chat else None,
+def export(arguments: argparse.Namespace) -> BaseModel:
+    """Export a training run, or import a folder that others wrote."""
+    kind: Kind = arguments.kind or detect_kind(arguments.checkpoint)
+    if kind == "training":
+        return _heavy("export")(arguments)
+    return import_folder(arguments, kind)
+
+
+def import_folder(
+    arguments: argparse.Namespace,
+    kind: Literal["huggingface", "firefox"],
+    provenance: Provenance = Provenance(),  # noqa: B008 - immutable
+    cache: Path | None = None,
+) -> BaseModel:
+    """Import a folder, print its notes, and return the verification.
+
+    Args:
+        arguments: options of `export_parser`; `checkpoint` is the folder.
+        kind: kind of the folder.
+        provenance: location from which it was downloaded.
+        cache: folder that symbolic links may lead into; by default the cache of huggingface_hub.
+    """
+    from export.bundle_files import clean_up
+    from export.importing import import_checkpoint
+
+    clean_up(arguments.out)  # before the metadata of the existing bundle is read
+    metadata = dataclasses.replace(metadata_of(arguments), chat=None)
+    if not arguments.languages:
+        metadata = dataclasses.replace(metadata, languages=None)
+    options = ImportOptions(arguments.max_tokens, arguments.task)
+    imported = import_checkpoint(
+        arguments.checkpoint,
+        arguments.out,
+        metadata,
+        options,
+        kind=kind,
+        provenance=provenance,
+        allowed=[cache or hub_cache()],
     )
-
-
-def _languages(codes: Sequence[str]) -> Languages:
-    source, target = codes
-    try:
-        return Languages(source=source, target=target)
-    except ValidationError:
-        raise ValueError(f"languages must be ISO 639-1 codes such as en, got {source} and {target}") from None
-
-
-def _export(arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metadata: BundleMetadata) -> Verification:
-    numbered = numbered_sentences(arguments.sentences)
-    config, tokenizer = load_parts(checkpoint)
-    sentences = _drop_too_long(config.max_positions, numbered, arguments.sentences, tokenizer, "--sentences")
-    manifest = export_bundle(checkpoint, bundle, metadata, sentences, arguments.tolerance, arguments.half_weights)
-    print(f"{bundle}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
+    for note in imported.notes:
+        print(f"note: {note}", file=sys.stderr)
+    manifest = imported.manifest
+    print(f"{arguments.out}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
+    peaks = (imported.import_peak_bytes / 1e6, imported.verification_peak_bytes / 1e6)
+    print(f"peak memory: {peaks[0]:.0f} MB for the import, {peaks[1]:.0f} MB for the verification", file=sys.stderr)
     assert manifest.verification is not None
     return manifest.verification
-
-
-def _existing_metadata(bundle: Path, name: str) -> BundleMetadata:
-    """Return the metadata of the existing bundle, or only the name if there is none."""
-    try:
-        manifest = read_manifest(bundle)
-    except BundleError:
-        return BundleMetadata(name)
-    return BundleMetadata(name, manifest.description, manifest.license, manifest.languages, manifest.chat)
-
-
-def _metadata(arguments: argparse.Namespace) -> BundleMetadata:
-    present = _existing_metadata(arguments.out, arguments.name or arguments.out.resolve().name)
-    given: dict[str, Any] = {name: getattr(arguments, name) for name in ("description", "license")}
-    given["languages"] = _languages(arguments.languages) if arguments.languages else None
-    return dataclasses.replace(present, **{name: value for name, value in given.items() if value is not None})
-
-
-def verify(arguments: argparse.Namespace) -> Verification:
-    sentences = _usable_sentences(arguments.bundle, arguments.sentences, "--sentences")
-    return verify_bundle(arguments.bundle, arguments.checkpoint, sentences, arguments.tolerance)
-
-
-def quantize(arguments: argparse.Namespace) -> Quantization:
-    text = _parallel_text(arguments)
-    recipe = Recipe(arguments.bits, arguments.block_size, arguments.encoder, arguments.layers, arguments.projection)
-    sentences: Sequence[str] = ()
-    if "static" in recipe.schemes.values() and arguments.calibration is not None:
-        sentences = _usable_sentences(arguments.bundle, arguments.calibration, "--calibration")
-    return quantize_bundle(arguments.bundle, arguments.out, recipe, text, arguments.force, sentences)
-
-
-def half(arguments: argparse.Namespace) -> Quantization:
-    return half_bundle(arguments.bundle, arguments.out, _parallel_text(arguments), arguments.force)
-
-
-def _parallel_text(arguments: argparse.Namespace) -> ParallelText | None:
-    """Return the text for measuring BLEU, or None with `--unverified`."""
-    if arguments.unverified:
-        return None
-    split, target = arguments.split, arguments.target
-    pairs = read_test_set(arguments.data, split, arguments.source, target, arguments.limit)
-    limit, tokenizer = _source_limit(arguments.bundle)
-    too_long = _too_long(limit, dict(enumerate(pairs.sources, start=1)), tokenizer)
-    if too_long:
-        number, tokens = next(iter(too_long.items()))
-        raise ValueError(
-            f"{arguments.data / split}.{arguments.source}, line {number} has {tokens} tokens, but the model reads at "
-            f"most {limit}; remove the pair, or choose other pairs with --split or --limit"
-        )
-    if len(pairs.sources) < MIN_PAIRS:
-        print(
-            f"warning: {len(pairs.sources)} pairs are too few to distinguish a loss of {MAX_LOSS} BLEU from chance; "
-            f"use at least {MIN_PAIRS}",
-            file=sys.stderr,
-        )
-    return ParallelText(split, target, pairs)
-
-
-def _source_limit(bundle: Path) -> tuple[int, Tokenizer]:
-    """Return the largest number of source tokens of a bundle, and its source tokenizer."""
-    manifest = read_manifest(bundle)
-    return manifest.limits.max_source_tokens, read_tokenizer(bundle / manifest.source_tokenizer)
-
-
-def _usable_sentences(bundle: Path, path: Path, option: str) -> list[str]:
-    limit, tokenizer = _source_limit(bundle)
-    return _drop_too_long(limit, numbered_sentences(path), path, tokenizer, option)
-
-
-def _drop_too_long(limit: int, numbered: Mapping[int, str], path: Path, tokenizer: Tokenizer, option: str) -> list[str]:
-    """Return the sentences of a file that are not too long for the model.
-
-    Sentences of the default file that are too long are skipped. In a file that the user names, they
-    are an error.
-
-    Raises:
-        ValueError: a sentence of the user's file is too long, or all sentences of the default file
-            are.
-    """
-    too_long = _too_long(limit, numbered, tokenizer)
-    if len(too_long) == len(numbered):
-        raise ValueError(
-            f"every sentence of {path} has more than {limit} tokens, the limit of the model; name a file with "
-            f"shorter ones with {option}"
-        )
-    if too_long and path != DEFAULT_SENTENCES:
-        number, tokens = next(iter(too_long.items()))
-        raise ValueError(
-            f"{path}, line {number} has {tokens} tokens, but the model reads at most {limit}; shorten or remove the "
-            "line"
-        )
-    if too_long:
-        print(
-            f"note: skipped {len(too_long)} of {len(numbered)} sentences of {path} with more than {limit} tokens, the "
-            f"limit of the model (lines {', '.join(map(str, too_long))}); name another file with {option}",
-            file=sys.stderr,
-        )
-    return [sentence for number, sentence in numbered.items() if number not in too_long]
-
-
-def _too_long(limit: int, numbered: Mapping[int, str], tokenizer: Tokenizer) -> dict[int, int]:
-    """Return the token counts above the limit, by line number."""
-    lengths = (len(ids) for ids in encode_lines(tokenizer, list(numbered.values())))
-    return {number: length for number, length in zip(numbered, lengths, strict=True) if length > limit}
 
 
 def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
@@ -212,10 +91,21 @@ def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.Arg
         prog="python -m export",
         usage="%(prog)s [zoo | verify | quantize | half] ...\n       %(prog)s [options] --out BUNDLE checkpoint",
     )
-    parser.description = "Export a checkpoint as a bundle, and verify it against PyTorch before it is written."
+    parser.description = "Export a checkpoint as a verified bundle: a training run, or a folder of others."
     parser.epilog = "example: %(prog)s runs/multi30k-en-de/averaged --out bundles/multi30k-en-de"
-    parser.add_argument("checkpoint", type=Path, help="folder that training wrote")
+    parser.add_argument(
+        "checkpoint", type=Path, help="folder of a training run, a Hugging Face model or a Firefox translation model"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
+    parser.add_argument("--kind", choices=get_args(Kind), help="kind of the folder (default: recognised by its files)")
+    add_metadata(parser)
+    _add_export(parser)
+    parser.set_defaults(action=export)
+    return parser
+
+
+def add_metadata(parser: argparse.ArgumentParser) -> None:
+    """Add the options of exports and imports that describe a model or limit it."""
     parser.add_argument("--name", help="model name in requests (default: the folder name of BUNDLE)")
     parser.add_argument("--description", help="description of the model (default: that of the existing bundle)")
     parser.add_argument("--license", help="license of the weights (default: that of the existing bundle)")
@@ -225,12 +115,25 @@ def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.Arg
         metavar=("SOURCE", "TARGET"),
         help="ISO 639-1 codes of source and target language (default: those of the existing bundle)",
     )
-    _add_export(parser)
-    parser.set_defaults(action=export)
-    return parser
+    parser.add_argument(
+        "--max-tokens",
+        type=_positive,
+        metavar="TOKENS",
+        help="longest sequence of an imported model, which limits its memory (default: that of the checkpoint)",
+    )
+    parser.add_argument("--task", choices=get_args(Task), help="fail unless the imported model can do this task")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"it must be at least 1, got {value}")
+    return value
 
 
 def zoo_parser() -> argparse.ArgumentParser:
+    from model.systems import SYSTEMS
+
     parser = argparse.ArgumentParser(
         prog="python -m export zoo", description="Export all finished runs of `python -m model zoo`."
     )
@@ -240,7 +143,7 @@ def zoo_parser() -> argparse.ArgumentParser:
         "--systems", nargs="*", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help="export only these"
     )
     _add_export(parser)
-    parser.set_defaults(action=zoo)
+    parser.set_defaults(action=_heavy("zoo"))
     return parser
 
 
@@ -254,14 +157,14 @@ def verify_parser(parser: argparse.ArgumentParser | None = None) -> argparse.Arg
         "--checkpoint", type=Path, required=True, help="folder of the checkpoint from which it was exported"
     )
     _add_verification(parser)
-    parser.set_defaults(action=verify)
+    parser.set_defaults(action=_heavy("verify"))
     return parser
 
 
 def quantize_parser(parser: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
     """Add the options of the quantization to a parser, by default to that of `python -m export`."""
     parser = parser or argparse.ArgumentParser(prog="python -m export quantize")
-    parser.description = "Quantize a float32 bundle to 8-bit or 4-bit weights, and measure the loss of BLEU."
+    parser.description = "Quantize a float32 bundle to 8-bit or 4-bit weights, and measure the loss."
     parser.epilog = (
         "example: %(prog)s bundles/multi30k-en-de --out bundles/multi30k-en-de-int8 --bits 8 --data data/multi30k"
     )
@@ -287,20 +190,20 @@ def quantize_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         "--calibration",
         type=Path,
         default=DEFAULT_SENTENCES,
-        help="file with one sentence per line for the scheme static, independent of --data and --limit (default: "
+        help="file with one sentence per line for the scheme static, independent of the other texts (default: "
         "tests/data/sentences.txt of the repository, without sentences that are too long)",
     )
-    parser.set_defaults(action=quantize)
+    parser.set_defaults(action=_heavy("quantize"))
     return parser
 
 
 def half_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m export half",
-        description="Convert a float32 bundle to float16 for CUDA and compare their BLEU.",
+        description="Convert a float32 bundle to float16 for CUDA, and measure the loss.",
     )
     _add_rewriting(parser)
-    parser.set_defaults(action=half)
+    parser.set_defaults(action=_heavy("half"))
     return parser
 
 
@@ -308,9 +211,16 @@ def _add_rewriting(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the commands that convert a float32 bundle."""
     parser.add_argument("bundle", type=Path, help="float32 bundle folder")
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
-    measured = parser.add_mutually_exclusive_group(required=True)
+    measured = parser.add_mutually_exclusive_group()
     measured.add_argument("--data", type=Path, metavar="FOLDER", help="folder of parallel text for measuring BLEU")
-    measured.add_argument("--unverified", action="store_true", help="do not measure BLEU; the manifest records it")
+    measured.add_argument(
+        "--texts",
+        type=Path,
+        metavar="FILE",
+        help="file with one text per line for comparing embeddings, perplexity or outputs with float32 (default "
+        "without --data: tests/data/sentences.txt of the repository, if the model reads English)",
+    )
+    measured.add_argument("--unverified", action="store_true", help="do not measure the loss; the manifest records it")
     parser.add_argument("--split", default="val", help="first part of the file names (default: val)")
     parser.add_argument("--source", default="en", help="language of the sentences (default: en)")
     parser.add_argument("--target", default="de", help="language of the translations (default: de)")
@@ -320,7 +230,9 @@ def _add_rewriting(parser: argparse.ArgumentParser) -> None:
         help=f"use only the first LIMIT pairs; fewer than {MIN_PAIRS} cannot show a loss of {MAX_LOSS} BLEU",
     )
     parser.add_argument(
-        "--force", action="store_true", help=f"write the bundle even if it loses more than {MAX_LOSS} BLEU"
+        "--force",
+        action="store_true",
+        help=f"write the bundle even if it loses more than {MAX_LOSS} BLEU or exceeds the limit of another measure",
     )
 
 
@@ -328,7 +240,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--half-weights",
         action="store_true",
-        help="store matrices as float16, which halves the files; computation stays float32",
+        help="store matrices of a training run as float16, which halves the files; computation stays float32",
     )
     _add_verification(parser)
 
@@ -338,8 +250,7 @@ def _add_verification(parser: argparse.ArgumentParser) -> None:
         "--sentences",
         type=Path,
         default=DEFAULT_SENTENCES,
-        required=DEFAULT_SENTENCES is None,
-        help="file with one source sentence per line for the verification",
+        help="file with one source sentence per line for the verification of a training run",
     )
     parser.add_argument(
         "--tolerance",
@@ -369,8 +280,13 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     arguments cannot be used.
     """
     parsed = parser.parse_args(arguments)
+    return run_action(parsed.action, parsed)
+
+
+def run_action(action: Action, arguments: argparse.Namespace) -> int:
+    """Run an action, print its result or error, and return the exit code, see `run`."""
     try:
-        record = parsed.action(parsed)
+        record = action(arguments)
     except VerificationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

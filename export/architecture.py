@@ -19,7 +19,7 @@ from service.bundle import Attention, State
 class Graphs:
     """Graphs of a model, and their description in the manifest."""
 
-    encoder: onnx.ModelProto
+    encoder: onnx.ModelProto | None  # None for a decoder-only model
     decoder: onnx.ModelProto | None  # None if the model does not generate text
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
@@ -30,13 +30,13 @@ class Graphs:
 
 def build_graphs(model: Model, weights: WeightFile) -> Graphs:
     """Build the graphs of a model; their constants are added to `weights`."""
-    similar = similar_graph(model.embedding.weight, weights)
+    similar = similar_graph(model.embedding.weight.detach().numpy(), weights)
     if isinstance(model, Classifier):
         encoder, attention = classifier.encoder_graph(model, weights), classifier.attention_maps(model.config)
         return Graphs(encoder, None, (), attention, similar, model.config.labels)
     if isinstance(model, CausalModel):
         return Graphs(
-            causal.encoder_graph(model, weights),
+            None,
             causal.decoder_graph(model, weights),
             causal.states(model.config),
             causal.attention_maps(model.config),

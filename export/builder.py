@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from torch import Tensor
+
+if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
+    from torch import Tensor
 
 OPSET = 24
 CONTRIB = "com.microsoft"  # domain of the operators of ONNX Runtime
@@ -19,41 +22,58 @@ Axis = str | int  # name of a dynamic axis, or size of a fixed one
 
 
 class WeightFile:
-    """File with the tensors of several graphs; equal tensors are stored once.
+    """File with the tensors of several graphs, written as they are added.
+
+    Equal tensors are stored once.
+
+    Use it in a `with` statement, or call `close`.
 
     Args:
-        name: name of the file.
+        path: file to write or replace, in the folder of the graphs.
         half: let `GraphBuilder.weight` store a matrix as float16 if float16 represents it exactly.
     """
 
-    def __init__(self, name: str, half: bool = False) -> None:
-        self.name = name
+    def __init__(self, path: Path, half: bool = False) -> None:
+        self.name = path.name
         self.half = half
-        self._parts: list[bytes] = []
+        self._file = path.open("wb")
         self._size = 0
         self._offsets: dict[bytes, int] = {}  # SHA-256 to offset
 
-    def add(self, data: bytes) -> int:
-        """Add data and return its offset in the file."""
+    def add(self, data: bytes | memoryview) -> int:
+        """Add data and return its offset in the file.
+
+        Raises:
+            OSError: the file cannot be written, for example because the disk is full.
+        """
         digest = sha256(data).digest()
         if digest not in self._offsets:
             self._offsets[digest] = self._size
-            padded = data + bytes(-len(data) % ALIGNMENT_BYTES)
-            self._parts.append(padded)
-            self._size += len(padded)
+            size = memoryview(data).nbytes
+            self._file.write(data)
+            self._file.write(bytes(-size % ALIGNMENT_BYTES))
+            self._size += size + -size % ALIGNMENT_BYTES
         return self._offsets[digest]
 
-    def write(self, folder: Path) -> None:
-        with (folder / self.name).open("wb") as file:
-            file.writelines(self._parts)
+    def close(self) -> None:
+        """Finish the file. Nothing can be added afterwards."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def external_tensor(name: str, array: NDArray[np.generic], weights: WeightFile) -> TensorProto:
     """Return a constant whose data is in the weight file."""
     proto = TensorProto(name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype))
     proto.data_location = TensorProto.EXTERNAL
-    data = array.tobytes()
-    location = {"location": weights.name, "offset": weights.add(data), "length": len(data)}
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    location = {"location": weights.name, "offset": weights.add(data), "length": data.nbytes}
     for key, value in location.items():
         proto.external_data.add(key=key, value=str(value))
     return proto
@@ -88,10 +108,10 @@ class GraphBuilder:
         self._outputs.append(helper.make_tensor_value_info(name, dtype, shape))
         return name
 
-    def weight(self, name: str, tensor: Tensor) -> str:
+    def weight(self, name: str, tensor: "Tensor | NDArray[np.generic]") -> str:
         """Add a constant in the weight file, unless a constant of this name exists."""
         if name not in self._constants:
-            array = tensor.detach().cpu().numpy()
+            array = tensor if isinstance(tensor, np.ndarray) else tensor.detach().cpu().numpy()
             self._constants.add(name)
             if self._weights.half and _fits_half(array):
                 # ONNX Runtime folds the cast when it loads the graph, so that it costs nothing per

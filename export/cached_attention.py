@@ -9,8 +9,11 @@ A row is one sequence of the batch. Axes: B batch, M width, H heads, D width of 
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from export.builder import CONTRIB, GraphBuilder
-from export.parts import FLOAT, KEY_VALUE, add_norm, linear, sublayer_input
+from export.nodes import FLOAT, KEY_VALUE
+from export.parts import add_norm, linear, sublayer_input
 from model.config import StackConfig
 from model.layers.attention import MultiHeadAttention
 from model.layers.transformer_layer import DecoderLayer, EncoderLayer
@@ -44,7 +47,7 @@ class CachedAttention:
         self._heads = config.num_heads
         self._head_size = config.head_size
         self._columns = last, longest
-        self._maps: list[str] = []  # attention weights of the layers so far, each (B, H, 1, columns)
+        self._maps: list[str] = []  # attention weights of the layers so far, each (B, H, queries, columns)
 
     def buffers(self, declare: Callable[..., str], name: str, layer: int, axis: str) -> list[str]:
         """Declare the caches of keys and values (B, H, `axis`, D) of a layer.
@@ -66,8 +69,8 @@ class CachedAttention:
         name: str,
         x: str,
         layer: EncoderLayer | DecoderLayer,
-        past: Sequence[str] = NO_KEY_VALUE,
-        present: Sequence[str] = NO_KEY_VALUE,
+        past: Sequence[str],
+        present: Sequence[str],
     ) -> str:
         """Add a sublayer of causal self-attention over x (B, queries, M); see `attend`."""
         graph, attention, norm = self._graph, layer.self_attention, layer.self_attention_norm
@@ -75,14 +78,14 @@ class CachedAttention:
         name = f"{name}.self_attention"
         normalized = sublayer_input(graph, f"{name}.output", x, norm)
         qkv = linear(graph, f"{name}.qkv", normalized, attention.query, attention.key, attention.value)
-        projected = linear(graph, f"{name}.output", self.attend(qkv, past=past, present=present), attention.output)
+        projected = linear(graph, f"{name}.output", self.attend(qkv, past, present=present), attention.output)
         return add_norm(graph, f"{name}.output", x, projected, norm)
 
     def attend(
         self,
         queries: str,
+        past: Sequence[str],
         new: Sequence[str] = NO_KEY_VALUE,
-        past: Sequence[str] = NO_KEY_VALUE,
         present: Sequence[str] = NO_KEY_VALUE,
         causal: bool = True,
     ) -> str:
@@ -90,35 +93,44 @@ class CachedAttention:
 
         Args:
             queries: (B, queries, M), or (B, queries, 3M) with the new keys and values concatenated.
+            past: caches to read.
             new: new keys and values (B, 0, M); omitted if they are concatenated to the queries.
-            past: caches to read; omitted without earlier positions.
             present: caches to write new keys and values to.
             causal: a query attends only to earlier positions and its own.
 
         Returns:
-            (B, queries, M). Attention weights exist only for a layer with a past, which has one
-            query per row.
+            (B, queries, M). More than one query per row is only correct in a batch of one row.
         """
-        graph, has_map = self._graph, tuple(past) != NO_KEY_VALUE
+        graph = self._graph
         attended, attention_map = graph.unique("attended"), graph.unique("map")
         graph.add_multi(
             "GroupQueryAttention",
             [queries, *new, *past, *self._columns],
-            [attended, *present, *([attention_map] if has_map else [])],
+            [attended, *present, attention_map],
             domain=CONTRIB,
             num_heads=self._heads,
             kv_num_heads=self._heads,
             causal=int(causal),
-            qk_output=AFTER_SOFTMAX if has_map else 0,
+            qk_output=AFTER_SOFTMAX,
         )
-        if has_map:
-            self._maps.append(attention_map)
+        self._maps.append(attention_map)
         return attended
 
-    def stack_maps(self, name: str) -> None:
-        """Add one output (B, H, L, columns) with the attention weights of all layers.
+    def stack_maps(self, name: str, queries: str | None = None) -> None:
+        """Add one output with the attention weights of all layers.
 
         Binding one output costs less than binding one per layer.
+
+        Args:
+            name: name of the output.
+            queries: name of the axis of queries, for an output (B, H, L, queries, columns). By
+                default there is one query, and the output is (B, H, L, columns).
         """
-        self._graph.output(name, FLOAT, ("batch", self._heads, len(self._maps), f"longest_{name}"))
-        self._graph.add("Concat", *self._maps, output=name, axis=2)
+        graph, columns, layers = self._graph, f"longest_{name}", len(self._maps)
+        if queries is None:
+            graph.output(name, FLOAT, ("batch", self._heads, layers, columns))
+            graph.add("Concat", *self._maps, output=name, axis=2)
+        else:
+            graph.output(name, FLOAT, ("batch", self._heads, layers, queries, columns))
+            axis = graph.constant([2], np.int64)
+            graph.add("Concat", *[graph.add("Unsqueeze", one, axis) for one in self._maps], output=name, axis=2)

@@ -1,11 +1,10 @@
-"""The two graphs of a decoder-only model: prefill and one decoder step.
+"""The graph of a decoder-only model.
 
-Both have the same layers. The encoder graph reads prompts (prefill) and computes the key-value
-cache of a prompt. The first decoder step reads the last token of the prompt and writes its cache
-position again.
+The same graph reads chunks of a prompt and runs decoder steps, so that ONNX Runtime packs the
+weights only once.
 
-A row is one sequence of the batch. Axes: B batch, S prompt, T positions of the cache, M width, H
-heads, D width of a head, V vocabulary.
+A row is one sequence of the batch. Axes: B batch, S new tokens, T positions of the cache, M width,
+H heads, D width of a head, L layers, V vocabulary.
 """
 
 from collections.abc import Iterable
@@ -16,17 +15,8 @@ import onnx
 
 from export.builder import GraphBuilder, WeightFile
 from export.cached_attention import CachedAttention
-from export.parts import (
-    FLOAT,
-    INT32,
-    INT64,
-    KEY_VALUE,
-    embedded_source,
-    embedded_tokens,
-    feed_forward,
-    layer_norm,
-    scores,
-)
+from export.nodes import FLOAT, INT32, INT64, KEY_VALUE, scores
+from export.parts import feed_forward, layer_norm, scaled_embedding
 from model.architectures.causal import CausalModel
 from model.config import CausalConfig
 from model.layers.transformer_layer import EncoderLayer
@@ -39,8 +29,7 @@ def states(config: CausalConfig) -> tuple[State, ...]:
         State(
             input=f"self_{part}.{layer}",
             output=f"self_{part}_out.{layer}",
-            init="encoder",
-            encoder_output=f"prompt_{part}.{layer}",
+            init="zeros",
             shape=(config.num_heads, "target", config.head_size),
         )
         for layer in range(config.layers)
@@ -53,44 +42,36 @@ def attention_maps(config: CausalConfig) -> tuple[Attention, ...]:
     return (Attention(kind="decoder", outputs=("decoder_attention",), layers=config.layers, heads=config.num_heads),)
 
 
-def encoder_graph(model: CausalModel, weights: WeightFile) -> onnx.ModelProto:
-    """Build the encoder graph.
-
-    It maps `source_ids` (B, S) and `source_lengths` (B,) to `hidden` and the keys and values of
-    each layer. Their values at padding are undefined.
-    """
-    graph, config = GraphBuilder("encoder", weights), model.config
-    ids = graph.input("source_ids", INT64, ("batch", "source"))
-    lengths = graph.input("source_lengths", INT32, ("batch",))
-    x, size = embedded_source(graph, model, ids)  # (B, S, M)
-    last = graph.add("Sub", lengths, graph.constant(1, np.int32))
-    attention = CachedAttention(graph, config, last, graph.add("Cast", graph.add("Squeeze", size), to=INT32))
-    for number, layer in enumerate(cast(Iterable[EncoderLayer], model.layers)):
-        kept = attention.buffers(graph.output, "prompt_{}", number, "source")
-        x = attention.add(f"layers.{number}", x, layer, present=kept)
-        x = feed_forward(graph, f"layers.{number}", x, layer.feed_forward, layer.feed_forward_norm)
-    hidden = graph.output("hidden", FLOAT, ("batch", "source", config.d_model))
-    graph.add("Identity", layer_norm(graph, "last", x, model.norm), output=hidden)
-    return graph.build()
-
-
 def decoder_graph(model: CausalModel, weights: WeightFile) -> onnx.ModelProto:
-    """Build the decoder graph, which runs one step; see `service.bundle.Graph`.
+    """Build the decoder graph of a decoder-only model; see `service.bundle.Graph`.
 
     Attention weights beyond the length of a row are undefined.
     """
     graph, config = GraphBuilder("step", weights), model.config
-    token_ids = graph.input("token_ids", INT64, ("batch",))
+    token_ids = graph.input("token_ids", INT64, ("batch", "tokens"))
     lengths = graph.input("lengths", INT32, ("batch",))
-    x = embedded_tokens(graph, model, token_ids, lengths)  # (B, 1, M)
-    total = graph.add("Add", lengths, graph.constant(1, np.int32))
-    attention = CachedAttention(graph, config, lengths, graph.add("ReduceMax", total, keepdims=0))
+    size = graph.add("Squeeze", graph.add("Shape", token_ids, start=1, end=2))  # S, () int64
+    x = _embedded(graph, model, token_ids, lengths, size)  # (B, S, M)
+    total = graph.add("Add", lengths, graph.add("Cast", size, to=INT32))
+    last = graph.add("Sub", total, graph.constant(1, np.int32))
+    attention = CachedAttention(graph, config, last, graph.add("ReduceMax", total, keepdims=0))
     for number, layer in enumerate(cast(Iterable[EncoderLayer], model.layers)):
         past = attention.buffers(graph.input, "self_{}", number, "target")
         present = attention.buffers(graph.output, "self_{}_out", number, "target")
         x = attention.add(f"layers.{number}", x, layer, past, present)
         x = feed_forward(graph, f"layers.{number}", x, layer.feed_forward, layer.feed_forward_norm)
-    attention.stack_maps("decoder_attention")
-    features = graph.add("Squeeze", layer_norm(graph, "last", x, model.norm), graph.constant([1], np.int64))  # (B, M)
-    scores(graph, features, model.embedding.weight)
+    hidden = layer_norm(graph, "last", x, model.norm)
+    graph.add("Identity", hidden, output=graph.output("hidden", FLOAT, ("batch", "tokens", config.d_model)))
+    attention.stack_maps("decoder_attention", "tokens")
+    features = graph.add("Gather", hidden, graph.constant(-1, np.int64), axis=1)  # (B, M)
+    scores(graph, features, [graph.weight("embedding", model.embedding.weight)], model.config.vocab_size)
     return graph.build()
+
+
+def _embedded(graph: GraphBuilder, model: CausalModel, ids: str, lengths: str, size: str) -> str:
+    """Add `TransformerBase.embed` of ids (B, S) at the positions after `lengths` (B,)."""
+    begin, one, axis = (graph.constant(value, np.int64) for value in (0, 1, [1]))
+    first = graph.add("Unsqueeze", graph.add("Cast", lengths, to=INT64), axis)  # (B, 1)
+    positions = graph.add("Add", first, graph.add("Range", begin, size, one))  # (B, S)
+    position = graph.add("Gather", graph.weight("positions", model.positions), positions)
+    return graph.add("Add", scaled_embedding(graph, model.embedding.weight, ids), position)

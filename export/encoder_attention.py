@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from export.builder import Axis, GraphBuilder
-from export.parts import FLOAT, linear, token_mask
+from export.nodes import FLOAT, token_mask
+from export.parts import linear
 from model.layers.attention import AttentionWithoutWeights
 from model.layers.linformer import LinformerAttention, Projections
 from model.layers.transformer_layer import SelfAttention

@@ -1,21 +1,25 @@
-"""Comparison of a converted bundle with its float32 bundle by BLEU on parallel text."""
+"""Comparison of a converted bundle with its float32 bundle by BLEU on parallel text.
+
+PyTorch and sacreBLEU are imported when BLEU is computed. All other conversions need neither.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
+from export.errors import VerificationError
+from export.options import MAX_LOSS as MAX_LOSS
+from export.options import MIN_PAIRS as MIN_PAIRS
 from export.sessions import Sessions, onnx_steps
-from export.verify import VerificationError
 from model.data.tokenizer import decode_ids, encode_lines
-from model.decoding.reference import beam
-from model.evaluation.bleu import MAX_NEW_TOKENS, EvaluationSet, Score, score
 from service.bundle import Bleu, Manifest, Quality
 
+if TYPE_CHECKING:
+    from model.evaluation.bleu import EvaluationSet, Score
+
 NUM_BEAMS = (1, 5)  # greedy decoding, and the usual number in papers
-MAX_LOSS = 0.3  # largest accepted loss of BLEU; two training runs differ by as much
-MIN_PAIRS = 1000  # with fewer pairs, chance often changes a difference of BLEU by more than `MAX_LOSS`
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class ParallelText:
 
     split: str
     target: str  # code of the target language
-    pairs: EvaluationSet
+    pairs: "EvaluationSet"
 
 
 def compare(float32: Sessions, quantized: Sessions, tokenizer: Tokenizer, text: ParallelText) -> Quality:
@@ -75,16 +79,23 @@ def encode_sources(manifest: Manifest, tokenizer: Tokenizer, sentences: Sequence
 
 
 def _translate(sessions: Sessions, tokenizer: Tokenizer, sources: Sequence[Sequence[int]], num_beams: int) -> list[str]:
+    from tqdm import tqdm
+
+    from model.decoding.reference import beam
+    from model.evaluation.bleu import MAX_NEW_TOKENS
+
     manifest, outputs = sessions.manifest, []
     for source in tqdm(sources, desc=f"{manifest.dtype}, num_beams {num_beams}", unit="sentence", leave=False):
         steps, first_id = onnx_steps(sessions, source), manifest.decoder_prompt_ids(source)[-1]
         max_new_tokens = min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
-        (best,) = beam(steps, first_id, manifest.tokens.end_id, max_new_tokens, num_beams)
+        (best,) = beam(steps, first_id, manifest.tokens.end_ids, max_new_tokens, num_beams)
         outputs.append(decode_ids(tokenizer, best.ids))
     return outputs
 
 
-def _bleu(outputs: Sequence[str], text: ParallelText) -> Score:
+def _bleu(outputs: Sequence[str], text: ParallelText) -> "Score":
     """Compute cased BLEU with the 13a tokenization of sacreBLEU."""
+    from model.evaluation.bleu import EvaluationSet, score
+
     cased = EvaluationSet(text.pairs.sources, text.pairs.references, tokenised_references=None)
     return score(outputs, cased, text.target).bleu

@@ -18,7 +18,7 @@ other rows.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,16 +26,12 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from export.builder import CONTRIB, WeightFile, external_tensor
+from export.options import BLOCK_SIZE as BLOCK_SIZE
+from export.options import BLOCK_SIZES as BLOCK_SIZES
+from export.options import Recipe as Recipe
 from service.bundle import LayerGroup, QuantScheme
 
 INT8_ACTIVATIONS = 4  # `accuracy_level`: round activations to int8, per row and block
-# Allowed block sizes by bits. With larger blocks, ONNX Runtime rounds a single row of activations
-# differently than several rows: with 8 bits from 128 and with 4 bits from 64 if the processor has
-# AVX-512 VNNI, and with 4 bits from 32 if it only has AVX2. The next product rounds to int8, which
-# turns the difference into up to 0.1 in a score, so that a text would depend on the size of its
-# batch.
-BLOCK_SIZES = {8: (16, 32, 64), 4: (16,)}
-BLOCK_SIZE = {8: 32, 4: 16}  # default block sizes by bits
 MIN_BLOCK_SIZE = 16
 
 ACTIVATION_LEVELS = 127  # levels on each side of zero
@@ -49,31 +45,6 @@ Ranges = Mapping[str, Mapping[str, float]]
 
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Quantization scheme of each group of layers."""
-
-    bits: Literal[4, 8]  # bits of group-wise quantized products and of embedding tables
-    block_size: int = 0  # weights of a layer that share a scale; 0 means the default `BLOCK_SIZE`
-    encoder: QuantScheme = "blocks"
-    layers: QuantScheme = "blocks"  # layers of the decoder
-    projection: QuantScheme = "blocks"  # output projection
-
-    @property
-    def schemes(self) -> dict[LayerGroup, QuantScheme]:
-        return {"encoder": self.encoder, "layers": self.layers, "projection": self.projection}
-
-    def __post_init__(self) -> None:
-        if self.bits not in BLOCK_SIZES:
-            raise ValueError(f"bits must be one of {tuple(BLOCK_SIZES)}, got {self.bits}")
-        if not self.block_size:
-            object.__setattr__(self, "block_size", BLOCK_SIZE[self.bits])
-        if self.block_size not in BLOCK_SIZES[self.bits]:
-            raise ValueError(
-                f"block_size must be one of {BLOCK_SIZES[self.bits]} with {self.bits} bits, got {self.block_size}"
-            )
 
 
 def quantize_blocks(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Floats]:
@@ -154,13 +125,25 @@ def product_inputs(graph: onnx.GraphProto) -> list[str]:
     return list(dict.fromkeys(product.node.input[0] for product in _products(graph)))
 
 
+def projection_input(graph: onnx.GraphProto) -> str:
+    """Return the name of the activation that is projected to the vocabulary.
+
+    Raises:
+        ValueError: the logits are not a product with a constant matrix.
+    """
+    for product in _products(graph):
+        if product.output == "logits":
+            return str(product.node.input[0])
+    raise ValueError("the logits are not a product with a constant matrix; use the scheme blocks or rows, not static")
+
+
 @dataclass(frozen=True)
 class _Product:
     """Product with a constant matrix."""
 
     node: NodeProto
     transposed: bool  # the matrix is stored as (N, K) like an embedding, not as (K, N)
-    sum: NodeProto | None  # the node that adds the bias, or None
+    sum: NodeProto | None  # the node that adds the bias; None without bias, or if `node` adds it
 
     @property
     def weight(self) -> str:
@@ -169,7 +152,9 @@ class _Product:
     @property
     def bias(self) -> str:
         """Name of the bias, or "" without bias."""
-        return "" if self.sum is None else str(self.sum.input[1])
+        if self.sum is not None:
+            return str(self.sum.input[1])
+        return str(self.node.input[2]) if len(self.node.input) == 3 else ""
 
     @property
     def output(self) -> str:
@@ -185,14 +170,19 @@ def _products(graph: onnx.GraphProto) -> Iterator[_Product]:
     for node in graph.node:
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         transposed = attributes == {"transB": 1}
-        if node.op_type not in ("MatMul", "Gemm") or len(node.input) > 2 or (attributes and not transposed):
+        if node.op_type not in ("MatMul", "Gemm") or (attributes and not transposed):
             continue
         shape = shapes.get(node.input[1], ())
         if len(shape) != 2:
             continue
+        bias_shape = (shape[0 if transposed else 1],)
+        if len(node.input) == 3:  # `Gemm` adds its bias itself
+            if shapes.get(node.input[2]) == bias_shape:
+                yield _Product(node, transposed, None)
+            continue
         reader = readers.get(node.output[0], [])
         adds_bias = len(reader) == 1 and reader[0].op_type == "Add"
-        adds_bias = adds_bias and shapes.get(reader[0].input[1]) == (shape[0 if transposed else 1],)
+        adds_bias = adds_bias and shapes.get(reader[0].input[1]) == bias_shape
         yield _Product(node, transposed, reader[0] if adds_bias else None)
 
 

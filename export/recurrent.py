@@ -17,20 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from export.builder import GraphBuilder, WeightFile
-from export.parts import (
+from export.nodes import (
     FLOAT,
     INT32,
     INT64,
     LOWEST,
-    linear,
     products,
-    scaled_embedding,
     scores,
     token_mask,
     weighted_sum,
     whole_blocks,
     with_positions,
 )
+from export.parts import linear, scaled_embedding
 from model.architectures.recurrent import RecurrentModel
 from model.config import RecurrentConfig
 from model.layers.recurrent_attention import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
@@ -142,7 +141,8 @@ class _Step:
             graph.add("Identity", output, output=graph.output("feed_out", FLOAT, ("batch", config.embedding_size)))
         gain = self._model.readout.gain
         features = output if gain == 1 else graph.add("Mul", output, graph.constant(gain, np.float32))
-        scores(graph, features, self._model.embedding.weight)
+        table = self._model.embedding.weight
+        scores(graph, features, [graph.weight("embedding", table)], table.size(0))
         return graph.build()
 
     def _run_cell(self, inputs: str) -> str:

@@ -6,14 +6,16 @@ States are updated in place, as in the service.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from model.decoding.reference import NextLogits
-from service.bundle import Graph, Manifest, State
+from service.bundle import PREFILL_TOKENS, Graph, Manifest, State
+
+if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
+    from model.decoding.reference import NextLogits
 
 Array = NDArray[Any]
 States = dict[str, Array]  # by input name of the decoder graph, (B, ...)
@@ -24,7 +26,7 @@ class Sessions:
     """Bundle loaded into ONNX Runtime on the CPU."""
 
     manifest: Manifest
-    encoder: Any
+    encoder: Any  # None if the model is decoder-only
     decoder: Any  # None if the model does not generate text
     similar: Any  # None if the bundle has no such graph
 
@@ -46,8 +48,8 @@ def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
     def load_if_there(graph: Graph | None) -> Any:
         return None if graph is None else load(graph.file)
 
-    decoder, similar = load_if_there(manifest.decoder), load_if_there(manifest.similar)
-    return Sessions(manifest, load(manifest.encoder.file), decoder, similar)
+    encoder, decoder, similar = map(load_if_there, (manifest.encoder, manifest.decoder, manifest.similar))
+    return Sessions(manifest, encoder, decoder, similar)
 
 
 def encode(sessions: Sessions, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
@@ -56,7 +58,7 @@ def encode(sessions: Sessions, sources: Sequence[Sequence[int]]) -> dict[str, Ar
     ids = np.full((len(sources), lengths.max()), sessions.manifest.tokens.pad_id, np.int64)
     for row, source in enumerate(sources):
         ids[row, : len(source)] = source
-    names = sessions.manifest.encoder.outputs
+    names = sessions.manifest.encoder_graph.outputs
     values = sessions.encoder.run(list(names), {"source_ids": ids, "source_lengths": lengths})
     return dict(zip(names, values, strict=True))
 
@@ -67,14 +69,66 @@ def token_cosines(sessions: Sessions, token_ids: NDArray[np.int64]) -> Array:
     return np.asarray(compared)
 
 
-def initial_states(manifest: Manifest, encoded: Mapping[str, Array], target_positions: int) -> States:
-    """Return the states before the first decoder step.
+def read_sources(
+    sessions: Sessions, sources: Sequence[Sequence[int]], target_positions: int, measured: Sequence[str] = ()
+) -> tuple[dict[str, Array], States]:
+    """Read sources up to the first decoder step.
 
     Args:
-        manifest: manifest of the bundle.
-        encoded: result of `encode`.
+        sessions: the bundle.
+        sources: token ids.
         target_positions: smallest size of the axis that grows with the target.
+        measured: further scalar outputs of the decoder graph to return for a decoder-only model, as
+            the maximum over the runs that read the prompts.
+
+    Returns:
+        The outputs of the encoder graph, and the states. For a decoder-only model, the outputs are
+        `hidden` (B, S, M) and those of `measured`, and the states hold all tokens of a source but
+        the last, which the first decoder step reads.
     """
+    manifest = sessions.manifest
+    if not manifest.is_decoder_only:
+        encoded = encode(sessions, sources)
+        return encoded, initial_states(manifest, encoded, target_positions)
+    target_positions = max(target_positions, *map(len, sources))
+    given = [_prefill(sessions, source, target_positions, measured) for source in sources]
+    hidden = [outputs.pop("hidden") for outputs, _ in given]  # each (S, M)
+    padded = np.zeros((len(sources), max(map(len, hidden)), hidden[0].shape[1]), np.float32)
+    for row, array in enumerate(hidden):
+        padded[row, : len(array)] = array
+    largest = {name: np.max([outputs[name] for outputs, _ in given], axis=0) for name in measured}
+    return {"hidden": padded, **largest}, {
+        state.input: np.concatenate([states[state.input] for _, states in given]) for state in manifest.states
+    }
+
+
+def _prefill(
+    sessions: Sessions, source: Sequence[int], target_positions: int, measured: Sequence[str]
+) -> tuple[dict[str, Array], States]:
+    """Read one prompt in chunks, as the service does; see `read_sources`."""
+    states = {
+        state.input: np.zeros(
+            (1, *(axis if isinstance(axis, int) else target_positions for axis in state.shape)), state.dtype
+        )
+        for state in sessions.manifest.states
+    }
+    ids, last = np.array([source], np.int64), len(source) - 1
+
+    def read(states: States, first: int, stop: int, outputs: Sequence[str]) -> dict[str, Array]:
+        return _run_decoder(sessions, states, ids[:, first:stop], [first], [len(source)], ["hidden", *outputs])
+
+    chunks = [
+        read(states, first, min(first + PREFILL_TOKENS, last), measured) for first in range(0, last, PREFILL_TOKENS)
+    ]
+    largest = {name: np.max([chunk[name] for chunk in chunks], initial=0) for name in measured}
+    # The hidden state of the last token. The first decoder step must write its position itself.
+    copies = {name: array.copy() for name, array in states.items()}
+    chunks.append(read(copies, last, last + 1, ()))
+    return {"hidden": np.concatenate([chunk["hidden"][0] for chunk in chunks]), **largest}, states
+
+
+def initial_states(manifest: Manifest, encoded: Mapping[str, Array], target_positions: int) -> States:
+    """Return the states of an encoder-decoder model before the first step; see `read_sources`."""
     batch_size, source_positions = encoded["hidden"].shape[:2]
     sizes = {"source": source_positions, "target": target_positions}
     states: States = {}
@@ -109,9 +163,27 @@ def run_step(
         source_lengths: source length of each row.
         outputs: names of the outputs to return.
     """
+    ids = np.array(token_ids, np.int64)
+    if not sessions.manifest.is_decoder_only:
+        return _run_decoder(sessions, states, ids, lengths, source_lengths, outputs)
+    given = _run_decoder(sessions, states, ids[:, None], lengths, source_lengths, outputs)
+    maps = {name for one in sessions.manifest.attention for name in one.outputs}
+    # Attention maps (B, H, L, 1, columns) become (B, H, L, columns).
+    return {name: array[:, :, :, 0] if name in maps else array for name, array in given.items()}
+
+
+def _run_decoder(
+    sessions: Sessions,
+    states: States,
+    token_ids: Array,
+    lengths: Sequence[int],
+    source_lengths: Sequence[int],
+    outputs: Sequence[str],
+) -> dict[str, Array]:
+    """Run the decoder graph and update the states in place; see `run_step`."""
     manifest, binding = sessions.manifest, sessions.decoder.io_binding()
     rows = {
-        "token_ids": np.array(token_ids, np.int64),
+        "token_ids": token_ids,
         "lengths": np.array(lengths, np.int32),
         "source_lengths": np.array(source_lengths, np.int32),
     }
@@ -129,7 +201,7 @@ def run_step(
     return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
 
 
-def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogits:
+def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> "NextLogits":
     """Return the `NextLogits` function of a bundle for `model.decoding.reference`.
 
     Each call reads the last token of each prefix and keeps the states, so that the next call can
@@ -137,12 +209,13 @@ def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> NextLogits:
 
     Args:
         sessions: the bundle.
-        source_ids: one source. A prefix begins with the last token of `Manifest.beginning`.
+        source_ids: one source. A prefix begins with the last token of
+            `Manifest.decoder_prompt_ids`.
     """
     manifest = sessions.manifest
     num_prefilled = len(manifest.decoder_prompt_ids(source_ids)) - 1
     grows = {state.input: _target_axis(state) for state in manifest.states}
-    known: dict[tuple[int, ...], States] = {(): initial_states(manifest, encode(sessions, [source_ids]), 0)}
+    known: dict[tuple[int, ...], States] = {(): read_sources(sessions, [source_ids], 0)[1]}
 
     def next_logits(prefixes: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         parents = [tuple(prefix[:-1]) for prefix in prefixes]

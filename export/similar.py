@@ -2,13 +2,13 @@
 
 import numpy as np
 import onnx
-from torch import Tensor
+from numpy.typing import NDArray
 
 from export.builder import GraphBuilder, WeightFile
-from export.parts import FLOAT, INT64
+from export.nodes import FLOAT, INT64
 
 
-def similar_graph(table: Tensor, weights: WeightFile) -> onnx.ModelProto:
+def similar_graph(table: NDArray[np.float32], weights: WeightFile) -> onnx.ModelProto:
     """Build the graph that maps `token_ids` (N,) to `cosines` (N, V).
 
     A result is the cosine of the embedding of an input token and that of each token in the table
@@ -16,15 +16,15 @@ def similar_graph(table: Tensor, weights: WeightFile) -> onnx.ModelProto:
     """
     graph = GraphBuilder("similar", weights)
     token_ids = graph.input("token_ids", INT64, ("tokens",))
-    lengths = table.detach().norm(dim=1)
+    lengths = np.linalg.norm(table, axis=1)
     # The norms are stored inside the graph, so that the weight file only has tensors that other
     # graphs use too.
-    norms = graph.constant(lengths.masked_fill(lengths == 0, 1.0).tolist(), np.float32, "embedding.norms")
+    norms = graph.constant(np.where(lengths == 0, 1.0, lengths).tolist(), np.float32, "embedding.norms")
     embedding = graph.weight("embedding", table)
     own_norms = graph.add("Unsqueeze", graph.add("Gather", norms, token_ids), graph.constant([1], np.int64))  # (N, 1)
     units = graph.add("Div", graph.add("Gather", embedding, token_ids), own_norms)  # (N, M)
-    # The same operator as the output projection (`export.parts.scores`), so that both are quantized
+    # The same operator as the output projection (`export.nodes.scores`), so that both are quantized
     # together.
     products = graph.add("Gemm", units, embedding, transB=1)  # (N, V)
-    graph.add("Div", products, norms, output=graph.output("cosines", FLOAT, ("tokens", table.size(0))))
+    graph.add("Div", products, norms, output=graph.output("cosines", FLOAT, ("tokens", len(table))))
     return graph.build()

@@ -18,20 +18,8 @@ from torch import nn
 from export.builder import GraphBuilder, WeightFile
 from export.cached_attention import CachedAttention
 from export.encoder_attention import EncoderAttention
-from export.parts import (
-    FLOAT,
-    INT32,
-    INT64,
-    KEY_VALUE,
-    add_norm,
-    embedded_source,
-    embedded_tokens,
-    feed_forward,
-    layer_norm,
-    linear,
-    scores,
-    sublayer_input,
-)
+from export.nodes import FLOAT, INT32, INT64, KEY_VALUE, scores
+from export.parts import add_norm, embedded_source, embedded_tokens, feed_forward, layer_norm, linear, sublayer_input
 from model.architectures.classifier import Classifier
 from model.architectures.transformer import Transformer
 from model.config import TransformerConfig
@@ -139,7 +127,7 @@ def decoder_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
         normalized = sublayer_input(graph, f"{name}.cross_attention.output", x, layer.cross_attention_norm)
         query = linear(graph, f"{name}.cross_attention.query", normalized, cross.query)
         memory = source.buffers(graph.input, "cross_{}", number, "source")
-        attended = source.attend(query, [no_keys, no_keys], memory, causal=False)
+        attended = source.attend(query, memory, [no_keys, no_keys], causal=False)
         projected = linear(graph, f"{name}.cross_attention.output", attended, cross.output)
         x = add_norm(graph, f"{name}.cross_attention.output", x, projected, layer.cross_attention_norm)
         x = feed_forward(graph, name, x, layer.feed_forward, layer.feed_forward_norm)
@@ -147,7 +135,7 @@ def decoder_graph(model: Transformer, weights: WeightFile) -> onnx.ModelProto:
     target.stack_maps("decoder_attention")
     source.stack_maps("cross_attention")
     x = graph.add("Squeeze", x, axis)  # (B, M)
-    scores(graph, x, model.embedding.weight)
+    scores(graph, x, [graph.weight("embedding", model.embedding.weight)], model.config.vocab_size)
     return graph.build()
 
 

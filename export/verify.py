@@ -12,13 +12,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from export.errors import VerificationError as VerificationError
 from export.forced import ForcedPass, forced_pass
-from export.sessions import Array, Sessions, encode, initial_states, onnx_steps, run_step, token_cosines
+from export.sessions import Array, Sessions, encode, onnx_steps, read_sources, run_step, token_cosines
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.architectures.factory import Model, TranslationModel
 from model.data.batches import pad
-from model.data.text import read_lines
+from model.data.text import numbered_sentences
 from model.decoding.reference import greedy, one_thread, pytorch_steps
 from model.rounding import Reference, reference
 from service.bundle import Manifest, Verification
@@ -39,10 +40,6 @@ COMPARED = {
     "states": "states",
     "cosines": "cosines of tokens",
 }
-
-
-class VerificationError(Exception):
-    """A bundle differs from its model by more than the limit; the message names the outputs."""
 
 
 @dataclass(frozen=True)
@@ -85,18 +82,6 @@ def read_sentences(path: Path) -> list[str]:
         ValueError: the file has no sentence or is not UTF-8.
     """
     return list(numbered_sentences(path).values())
-
-
-def numbered_sentences(path: Path) -> dict[int, str]:
-    """Read sentences as `read_sentences` does; return them by line number.
-
-    Raises:
-        ValueError: the file has no sentence or is not UTF-8.
-    """
-    sentences = {number: line for number, line in enumerate(read_lines(path), start=1) if line.strip()}
-    if not sentences:
-        raise ValueError(f"{path} has no sentences: expected one sentence per line")
-    return sentences
 
 
 def verify(
@@ -207,13 +192,13 @@ def _compare_tokens(sessions: Sessions, models: Reference[Any]) -> Compared:
 
 
 def _compare_batch(sessions: Sessions, models: Reference[Generator], sources: Sequence[Sequence[int]]) -> Compared:
-    manifest, end_id = sessions.manifest, sessions.manifest.tokens.end_id
+    manifest, end_ids = sessions.manifest, sessions.manifest.tokens.end_ids
     generations, close_generations, targets = 0, 0, []
     for source in sources:
         first_id = manifest.decoder_prompt_ids(source)[-1]
         max_new_tokens = min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
-        expected = greedy(pytorch_steps(models.exact, source), first_id, end_id, max_new_tokens).ids
-        given = greedy(onnx_steps(sessions, source), first_id, end_id, max_new_tokens).ids
+        expected = greedy(pytorch_steps(models.exact, source), first_id, end_ids, max_new_tokens).ids
+        given = greedy(onnx_steps(sessions, source), first_id, end_ids, max_new_tokens).ids
         if given != expected:
             is_close = _differ_where_close(models, source, first_id, expected, given)
             generations, close_generations = generations + (not is_close), close_generations + is_close
@@ -270,15 +255,14 @@ def _compare_forced(
         return _values(forced_pass(model, sources, targets, carried), sources, targets)
 
     logits = expected.logits.numpy()
-    encoded = encode(sessions, sources)
+    num_prefilled = [len(manifest.decoder_prompt_ids(source)) - 1 for source in sources]
+    longest = max(filled + len(read) for filled, read in zip(num_prefilled, targets, strict=True))
+    encoded, first = read_sources(sessions, sources, min(longest + SPARE_POSITIONS, manifest.limits.max_target_tokens))
     is_own = _token_mask(sources)[:, :, None]
     found = Differences(
         hidden=_largest([np.where(is_own, encoded["hidden"] - expected.hidden.numpy(), 0.0)]),
         attention=_encoder_map_difference(manifest, encoded, expected.maps),
     )
-    num_prefilled = [len(manifest.decoder_prompt_ids(source)) - 1 for source in sources]
-    longest = max(filled + len(read) for filled, read in zip(num_prefilled, targets, strict=True))
-    first = initial_states(manifest, encoded, min(longest + SPARE_POSITIONS, manifest.limits.max_target_tokens))
     states = {name: array.copy() for name, array in first.items()}
     before = {name: array.numpy() for name, array in carried.items() if name in states}
     after = {name: expected.states[name].numpy() for name in before}

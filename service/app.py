@@ -4,15 +4,26 @@ import asyncio
 import contextlib
 import functools
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
 
 from fastapi import FastAPI
 
 from service import __version__, compat
-from service.api import attention, classify, encode, generate, health, models, root, score, similar, tokens
-from service.bundle import BundleError
+from service.api import (
+    attention,
+    classify,
+    encode,
+    generate,
+    health,
+    models,
+    rerank,
+    root,
+    score,
+    similar,
+    tag,
+    tokens,
+)
+from service.bundle import BundleError, Languages
 from service.http import docs
 from service.http.dispatch import Dispatcher
 from service.http.routing import DescribedApp, RouteTable
@@ -21,14 +32,14 @@ from service.machine import resident_bytes
 from service.metrics import Metrics, ModelMetrics
 from service.runtime.provider import RuntimeUnavailableError
 from service.settings import Settings
+from service.threads import run_in_daemon_thread
 
 # Loads the models. Takes the settings and a function that returns the observer of a model's engine.
 Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]
-T = TypeVar("T")
 EXIT_CANNOT_SERVE = 3  # also uvicorn's exit code if the port is taken; a restart does not help
 EXIT_ENGINE_DEAD = 1
 WATCH_INTERVAL_S = 1.0
-NATIVE = (root, generate, score, attention, encode, classify, similar, tokens, models, health)
+NATIVE = (root, generate, score, attention, encode, classify, rerank, tag, similar, tokens, models, health)
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +101,11 @@ async def _load_and_watch(service: Service, load: Load, end_process: Callable[[i
         logger.error("cannot serve: %s", error if is_expected else f"{type(error).__name__}: {error}")
         end_process(EXIT_CANNOT_SERVE)
         return
-    backend.worker.start()
-    service.attach(backend, {name: observers[name] for name in backend.models})
-    log_ready(service)
     worker = backend.worker
+    worker.start()
+    service.attach(backend, observer_of)
+    del backend  # a model that is unloaded must have no other reference
+    log_ready(service)
     # A step longer than the request timeout has outlived every request, and delays all new ones.
     while worker.is_alive and worker.step_seconds <= service.settings.request_timeout_s:
         await asyncio.sleep(WATCH_INTERVAL_S)
@@ -105,33 +117,6 @@ async def _load_and_watch(service: Service, load: Load, end_process: Callable[[i
     else:  # stopped, at the end of a drain
         return
     end_process(EXIT_ENGINE_DEAD)
-
-
-async def run_in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run a function in a daemon thread and return its result.
-
-    Unlike with `asyncio.to_thread`, neither the event loop nor the interpreter waits for the thread
-    when they end.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(set_outcome: Callable[[Any], None], outcome: Any) -> None:
-        if not future.done():  # the caller may have been cancelled
-            set_outcome(outcome)
-
-    def run() -> None:
-        set_outcome: Callable[[Any], None] = future.set_result
-        outcome: Any
-        try:
-            outcome = work()
-        except BaseException as error:
-            set_outcome, outcome = future.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(deliver, set_outcome, outcome)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return await future
 
 
 def log_ready(service: Service) -> None:
@@ -166,12 +151,18 @@ def log_ready(service: Service) -> None:
 
 def _ready_text(model: ServedModel, width: int) -> str:
     manifest = model.manifest
-    languages = f"{manifest.languages.source} to {manifest.languages.target}, " if manifest.languages else ""
+    languages = f"{_languages_text(manifest.languages)}, " if manifest.languages else ""
     threads = ", ".join(f"{graph} {count}" for graph, count in model.threads.items()) or "default"
     return (
         f"ready: {model.name:{width}}  {languages}{manifest.dtype} on {model.provider}, "
         f"{model.max_rows} rows, threads: {threads}"
     )
+
+
+def _languages_text(languages: Languages) -> str:
+    if len(languages.sources) == len(languages.targets) == 1:
+        return f"{languages.source} to {languages.target}"
+    return f"{len(languages.sources)} to {len(languages.targets)} languages"
 
 
 def size_text(num_bytes: int) -> str:

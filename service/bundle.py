@@ -19,15 +19,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from service.external_data import ExternalTensor, are_finite, external_tensors
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST = "manifest.json"
 MAX_BEAMS = 8
 # K: the number of top tokens that the decoder graph returns, if the vocabulary is that large. Beam
 # search considers twice as many candidates as it has beams, and may have to skip the end token.
+# With more end tokens or suppressed tokens, it may need all scores.
 TOP_TOKENS = 2 * MAX_BEAMS + 1
+# The decoder graph of a decoder-only model reads a prompt in chunks of this number of tokens.
+PREFILL_TOKENS = 32
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-Task = Literal["generate", "encode", "attention", "classify", "similar"]
+Task = Literal["generate", "encode", "attention", "classify", "rerank", "tag", "similar"]
 
 
 class BundleError(Exception):
@@ -49,8 +52,14 @@ class Tokens(_Part):
     """Token ids with a special meaning."""
 
     pad_id: int
-    start_id: int  # first input of the decoder, unless the model is decoder-only
-    end_id: int
+    # First inputs of the decoder, unless the model is decoder-only.
+    start_ids: Annotated[tuple[int, ...], Field(min_length=1)]
+    end_ids: Annotated[tuple[int, ...], Field(min_length=1)]  # each of them ends a sequence
+
+    @property
+    def end_id(self) -> int:
+        """The first end token, which a sequence of maximum length is forced to end with."""
+        return self.end_ids[0]
 
 
 class Limits(_Part):
@@ -59,19 +68,29 @@ class Limits(_Part):
     max_source_tokens: int
     max_target_tokens: int  # positions of a state that grows with the target
     vocabulary: int
+    source_vocabulary: int | None = None  # None: sources have the same vocabulary
 
 
 class Graph(_Part):
     """One ONNX graph with the names of its inputs and outputs.
 
     The encoder graph reads `source_ids` (B, S) int64 and `source_lengths` (B,) int32. It returns
-    `hidden` (B, S, M), the initial values of decoder states, attention maps and, for a classifier,
-    `label_logprobs` (B, C).
+    `hidden` (B, S, M), the initial values of decoder states, and attention maps. Models with labels
+    return one more output, see `Manifest.label_kind`: `label_logprobs` (B, C) for "classes",
+    `label_logits` (B, C) for "independent" and "score", `token_label_logprobs` (B, S, C) for
+    "tokens".
 
-    The decoder graph processes one token for each row of the batch. It reads `token_ids` (B,)
-    int64, `lengths` (B,) int32 (number of target tokens read before this one), `source_lengths`
-    (B,) int32 and the states. It returns `logits` and `logprobs` (B, V), the K best of them as
-    `top_logprobs` and `top_ids` (B, K) in descending order, the updated states, and attention maps.
+    The decoder graph of an encoder-decoder model processes one token for each row of the batch. It
+    reads `token_ids` (B,) int64, `lengths` (B,) int32 (number of target tokens read before this
+    one), `source_lengths` (B,) int32 and the states. It returns `logits` and `logprobs` (B, V), the
+    K best of them as `top_logprobs` and `top_ids` (B, K) in descending order, the updated states,
+    and attention maps.
+
+    The decoder graph of a decoder-only model also reads prompts. It reads `token_ids` (B, S) int64,
+    `lengths` (B,) int32 (number of tokens in the cache of each row) and the states. It is called
+    with one token for each row, or with several tokens of one row. It returns `hidden` (B, S, M)
+    after the final normalization, the scores of the last token as above, the updated states, and
+    attention maps.
 
     The `similar` graph reads `token_ids` (N,) int64 and returns `cosines` (N, V).
 
@@ -121,8 +140,9 @@ class Attention(_Part):
     - `encoder_slots`: attention of a Linformer encoder, (B, heads, S, columns). The columns are not
       tokens but projected keys: a fixed number of mixtures of all source tokens.
     - `cross` and `decoder`: outputs of the decoder graph, which returns one row of the map in each
-      step. Each output is (B, heads, N, columns) for N layers; several outputs are concatenated
-      along the layers. The columns are the source tokens, or the decoder's inputs so far.
+      step. Each output is (B, heads, N, columns) for N layers, or (B, heads, N, S, columns) for the
+      S new tokens of a decoder-only model; several outputs are concatenated along the layers. The
+      columns are the source tokens, or the decoder's inputs so far.
 
     Columns beyond the length of a sequence are undefined.
     """
@@ -142,22 +162,96 @@ class Attention(_Part):
         return self
 
 
-class Languages(_Part):
-    """Source and target language of a translation model as ISO 639-1 codes."""
+LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
+PrefixIds = dict[LanguageCode, tuple[int, ...]]
 
-    source: Annotated[str, Field(pattern=r"^[a-z]{2}$")]
-    target: Annotated[str, Field(pattern=r"^[a-z]{2}$")]
+
+class Languages(_Part):
+    """Languages of a translation model as BCP 47 tags such as "en" or "zh-Hant".
+
+    A multilingual model is told the languages by tokens: before the source, or as the first tokens
+    of the target, which are then forced. The first source and target language are the defaults.
+    """
+
+    sources: Annotated[tuple[LanguageCode, ...], Field(min_length=1)]
+    targets: Annotated[tuple[LanguageCode, ...], Field(min_length=1)]
+    source_prefix: PrefixIds = {}  # tokens before the source, by source language
+    source_prefix_of_target: PrefixIds = {}  # tokens before these, by target language
+    target_prefix: PrefixIds = {}  # first tokens of the target, by target language
+
+    @property
+    def source(self) -> str:
+        """The default source language."""
+        return self.sources[0]
+
+    @property
+    def target(self) -> str:
+        """The default target language."""
+        return self.targets[0]
+
+
+TemplateText = Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]  # {} is replaced by the message
 
 
 class ChatTemplate(_Part):
     """Templates that format a dialogue as one text.
 
-    Each message is inserted into the template of its role; `reply` is appended at the end.
+    Each message is inserted into the template of its role; `reply` is appended at the end. Special
+    tokens in the templates are recognised by their names, those in messages are plain text.
     """
 
-    user: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]  # {} is replaced by the message
-    assistant: Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]
+    begin: str = ""  # text before the first message
+    system: TemplateText | None = None  # None: system messages are put before the first user message
+    default_system: str | None = None  # system message of a dialogue without one
+    user: TemplateText
+    assistant: TemplateText
     reply: str  # generation prompt: the text that starts the assistant's next message
+    single_line: bool = False  # line breaks in messages are replaced by spaces
+
+
+class GenerationDefaults(_Part):
+    """Generation settings that belong to a model.
+
+    `suppress_tokens` and `force_end` always apply. The others are used for parameters that a
+    request omits; None keeps the default of the service.
+    """
+
+    suppress_tokens: tuple[int, ...] = ()  # are never generated
+    force_end: bool = False  # the last token at the maximum length is the end token
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    min_new_tokens: int | None = None
+    max_new_tokens: int | None = None
+    no_repeat_ngram_size: int | None = None
+    repetition_penalty: float | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+class Embedding(_Part):
+    """Computation of one vector from the hidden states of a text."""
+
+    pooling: Literal["mean", "first", "last", "max"]
+    normalize: bool  # scale vectors to Euclidean norm 1
+    # Texts put before an input, by name, for models trained with them: {"query": "query: "}.
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None  # name of the prompt of an input without one
+
+
+class Origin(_Part):
+    """The checkpoint from which a bundle was imported."""
+
+    kind: Literal["huggingface", "firefox"]
+    family: str  # entry of the table of families, such as "bert"
+    repository: str | None = None  # owner/name on a hub
+    revision: str | None = None  # commit of the repository
+    package: str | None = None  # NAME==VERSION of the package of the package index that held the files
+    quantized: str | None = None  # encodings of the weights that were read, if they only approximate the model
+    pickle: bool = False  # True if weights were read from a pickle, with weights_only
+    files: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]  # SHA-256 of everything that was read
 
 
 class Verification(_Part):
@@ -180,13 +274,50 @@ class Bleu(_Part):
 
 
 class Quality(_Part):
-    """Translation quality before and after quantisation."""
+    """Quality on parallel text before and after quantisation."""
 
     split: str  # data split that was translated
     sentences: int
     signature: str  # signature of sacreBLEU
     bleu: tuple[Bleu, ...]
 
+
+class LabelQuality(_Part):
+    """Agreement of the labels of a quantised model with those of the float32 model."""
+
+    labels: int  # number of labels of the model
+    compared: int  # texts, or tokens of a model that labels tokens
+    same_best: float  # share of them with the same best label, 0 to 1
+    max_difference: float  # largest difference of the probability of a label
+
+
+class EmbeddingQuality(_Part):
+    """Agreement of the embeddings of a quantised encoder with those of the float32 model."""
+
+    texts: int
+    mean_cosine: float
+    min_cosine: float
+    labels: LabelQuality | None = None  # None if the model has no labels
+
+
+class PerplexityQuality(_Part):
+    """Perplexity of texts under a decoder-only model before and after quantisation."""
+
+    texts: int
+    predicted_tokens: int  # all tokens but the first of each text
+    float32: float
+    quantized: float
+
+
+class AgreementQuality(_Part):
+    """Agreement of greedy outputs of a quantised encoder-decoder with those of float32."""
+
+    texts: int
+    chrf: float  # corpus chrF2 in percent, with the outputs of the float32 model as references
+    same_outputs: float  # share of texts with the same output tokens, 0 to 1
+
+
+TextQuality = EmbeddingQuality | PerplexityQuality | AgreementQuality
 
 # The encoder, the decoder's layers, and the projection to the vocabulary.
 LayerGroup = Literal["encoder", "layers", "projection"]
@@ -202,7 +333,16 @@ class Quantization(_Part):
     block_size: int | None  # number of weights that share a scale; None for float16
     schemes: dict[LayerGroup, QuantScheme]  # empty if all matrices are float16
     float32_digest: str  # `Manifest.digest` of the bundle that was quantised
-    quality: Quality | None  # None if it was not measured
+    quality: Quality | TextQuality | None  # None if it was not measured
+
+
+# Encoder output with the scores of labels, by `Manifest.label_kind`.
+LABEL_OUTPUTS = {
+    "classes": "label_logprobs",
+    "independent": "label_logits",
+    "score": "label_logits",
+    "tokens": "token_label_logprobs",
+}
 
 
 class Manifest(_Part):
@@ -223,15 +363,21 @@ class Manifest(_Part):
     tokens: Tokens
     decoder_start: Literal["start_token", "source"] = "start_token"  # first input of the decoder
     limits: Limits
-    encoder: Graph
+    encoder: Graph | None  # None for decoder-only models
     decoder: Graph | None  # None if the model does not generate text
     rows: Graph | None = None  # copies rows of states in device memory; only in float16 bundles
     similar: Graph | None = None  # compares tokens by their embeddings
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
-    labels: tuple[str, ...] = ()  # class names in the order of `label_logprobs`
+    labels: tuple[str, ...] = ()  # names in the order of the output with their scores
+    # Output of the encoder graph: "classes" and "tokens" have log-probabilities, the others have
+    # logits. See `Graph`.
+    label_kind: Literal["classes", "independent", "score", "tokens"] = "classes"
     languages: Languages | None = None  # only for translation models
     chat: ChatTemplate | None = None  # only for chat models
+    generation: GenerationDefaults = GenerationDefaults()
+    embedding: Embedding | None = None  # None: mean pooling, not normalized
+    origin: Origin | None = None  # None for models trained with this project
     verification: Verification | None  # only for float32 bundles: quantised graphs differ by design
     quantization: Quantization | None = None
     files: dict[Name, FileRecord]
@@ -246,15 +392,39 @@ class Manifest(_Part):
     def _check_tasks(self) -> "Manifest":
         for task, is_supported in (
             ("generate", self.decoder is not None),
-            ("classify", "label_logprobs" in self.encoder.outputs),
-            ("classify", bool(self.labels)),
+            ("classify", bool(self.labels) and self.label_kind in ("classes", "independent")),
+            ("rerank", bool(self.labels) and self.label_kind == "score"),
+            ("tag", bool(self.labels) and self.label_kind == "tokens"),
             ("similar", self.similar is not None),
         ):
             if (task in self.tasks) != is_supported:
                 raise ValueError(f"tasks must include {task!r} exactly if its graph, outputs and labels are present")
+        if (self.encoder is None) != self.is_decoder_only:
+            raise ValueError("encoder must be null exactly if decoder_start is 'source'")
+        if self.encoder is None and self.decoder is None:
+            raise ValueError("a model without an encoder graph needs a decoder graph")
+        if self.encoder is None and any(state.init == "encoder" for state in self.states):
+            raise ValueError("states of a model without an encoder graph must have init 'zeros'")
+        encoder_outputs = () if self.encoder is None else self.encoder.outputs
+        if self.labels and LABEL_OUTPUTS[self.label_kind] not in encoder_outputs:
+            raise ValueError(
+                f"labels of kind {self.label_kind!r} need the encoder output {LABEL_OUTPUTS[self.label_kind]!r}"
+            )
         if self.languages and "generate" not in self.tasks:
             raise ValueError("languages requires the task 'generate'")
         return self
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the graphs and weights on disk in bytes: of all files except the tokenizers."""
+        tokenizers = (self.source_tokenizer, self.target_tokenizer)
+        return sum(record.bytes for name, record in self.files.items() if name not in tokenizers)
+
+    @property
+    def encoder_graph(self) -> Graph:
+        """The encoder graph of a model that is known to have one."""
+        assert self.encoder is not None, "a decoder-only model has no encoder graph"
+        return self.encoder
 
     @property
     def decoder_graph(self) -> Graph:
@@ -275,18 +445,18 @@ class Manifest(_Part):
     def decoder_prompt_ids(self, source_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens that precede the generated tokens in the decoder.
 
-        They are the source of a decoder-only model, and the start token of other models. The first
-        decoder step reads the last of them. The states already hold the others: the encoder graph
-        has computed them.
+        They are the source of a decoder-only model, and the start tokens of other models. The step
+        that gives the first new token reads the last of them.
         """
-        return tuple(source_ids) if self.is_decoder_only else (self.tokens.start_id,)
+        return tuple(source_ids) if self.is_decoder_only else self.tokens.start_ids
 
     def max_new_tokens_for(self, source_tokens: int) -> int:
         """Maximum number of new tokens for a given source length, a target prefix included.
 
         The final token needs no cache position, because no step reads it.
         """
-        return self.limits.max_target_tokens - (source_tokens - 1 if self.is_decoder_only else 0)
+        prompt_tokens = source_tokens if self.is_decoder_only else len(self.tokens.start_ids)
+        return self.limits.max_target_tokens - (prompt_tokens - 1)
 
     def attention_of(self, kind: str) -> Attention:
         """Return the description of the attention maps of one kind.

@@ -10,6 +10,7 @@ ErrorType = Literal["invalid_request_error", "overloaded_error", "server_error"]
 ErrorCode = Literal[
     "malformed_request",
     "malformed_json",
+    "forbidden",
     "not_found",
     "model_not_found",
     "method_not_allowed",
@@ -52,6 +53,7 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
     {
         "malformed_request": ErrorKind(400, _INVALID, "The request is not valid HTTP/1.1."),
         "malformed_json": ErrorKind(400, _INVALID, "The body is not valid JSON in UTF-8."),
+        "forbidden": ErrorKind(403, _INVALID, "The settings of the service do not allow this request."),
         "not_found": ErrorKind(404, _INVALID, "There is no such route; GET /docs lists all routes."),
         "model_not_found": ErrorKind(404, _INVALID, "There is no model of this name; GET /v1/models lists the models."),
         "method_not_allowed": ErrorKind(

@@ -88,6 +88,9 @@ class Texts:
     indices: Annotated[tuple[int, ...] | None, Field(description="Indices in the request, if some were left out.")] = (
         None
     )
+    seconds: Annotated[
+        tuple[str | None, ...] | None, Field(description="Second text of each input that is a pair of texts.")
+    ] = None
 
     @classmethod
     def one(cls, text: str) -> "Texts":
@@ -101,7 +104,8 @@ class Texts:
 
     def select(self, indices: Sequence[int]) -> "Texts":
         """Return some of the texts; errors still name their indices in the request."""
-        return Texts(tuple(self.texts[index] for index in indices), self.is_list, tuple(indices))
+        seconds = self.seconds and tuple(self.seconds[index] for index in indices)
+        return Texts(tuple(self.texts[index] for index in indices), self.is_list, tuple(indices), seconds)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -138,6 +142,18 @@ def check_texts(value: Any, *, allow_blank: bool = False) -> Texts:
             tuple([text if isinstance(text, str) else check_text(text, index) for index, text in enumerate(value)])
         )
     return Texts(tuple([check_text(text, index) for index, text in enumerate(value)]))
+
+
+def check_texts_or_pairs(value: Any) -> Texts:
+    """Check one text, or a list of texts and of pairs of texts, each a list of two."""
+    if not isinstance(value, list) or not any(isinstance(one, list) for one in value):
+        return check_texts(value)
+    for index, one in enumerate(value):
+        if isinstance(one, list) and len(one) != 2:
+            raise field_error("invalid_parameter", f"A pair must have 2 texts, got {len(one)}.", index)
+    firsts = check_texts([one[0] if isinstance(one, list) else one for one in value]).texts
+    seconds = [check_text(one[1], index, 1) if isinstance(one, list) else None for index, one in enumerate(value)]
+    return Texts(firsts, seconds=tuple(seconds))
 
 
 def check_texts_with_blanks(value: Any, info: ValidationInfo) -> Texts:
@@ -201,6 +217,16 @@ OnEmpty = Annotated[
     Field(description="`error` rejects the call if an input is blank; `pass` returns an empty output for that input."),
 ]
 TextOrTexts = Annotated[Texts, PlainValidator(check_texts), WithJsonSchema({"anyOf": _TEXTS})]
+_PAIR_SCHEMA = {"type": "array", "items": _TEXT_SCHEMA, "minItems": 2, "maxItems": 2}
+_TEXTS_OR_PAIRS = {
+    "type": "array",
+    "items": {"anyOf": [_TEXT_SCHEMA, _PAIR_SCHEMA]},
+    "minItems": 1,
+    "maxItems": MAX_INPUTS,
+}
+TextsOrPairs = Annotated[
+    Texts, PlainValidator(check_texts_or_pairs), WithJsonSchema({"anyOf": [_TEXT_SCHEMA, _TEXTS_OR_PAIRS]})
+]
 TextsWithoutIds = Annotated[Texts, PlainValidator(check_texts_without_ids), WithJsonSchema({"anyOf": _TEXTS})]
 Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(_TEXT_SCHEMA)]
 Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**_TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]

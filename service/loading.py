@@ -1,14 +1,25 @@
-"""Loading of bundles: verify each one, open its graphs, and run each graph once."""
+"""Loading of bundles: verify each one, open its graphs, and run each graph once.
+
+Loading has two stages. In the first, the files of several bundles are verified and their graphs are
+opened at the same time, in as many threads as the process may use processors; this does not hold
+Python's global lock. In the second, the graphs of one bundle after another are run: other work at
+the same time would disturb the measurement of threads, and would add up the memory of the largest
+runs.
+"""
 
 import gc
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
-from service.bundle import BundleError, Manifest, Task, check_files
+from service.bundle import MAX_BEAMS, BundleError, Manifest, Task, check_files
 from service.discovery import OnFailure, find_bundles, raise_failure
 from service.engine.checks import TEST_INPUT_TOKENS
 from service.engine.engine import Engine
@@ -22,7 +33,7 @@ from service.engine.request import (
     SimilarRequest,
 )
 from service.engine.worker import Worker
-from service.inference.service import Backend, ServedModel, state_bytes
+from service.inference.service import Backend, LoadedModel, ServedModel, state_bytes
 from service.machine import usable_threads
 from service.parameters import GenerateParameters
 from service.runtime.device import DeviceRunner
@@ -31,8 +42,58 @@ from service.runtime.ort import OnnxRunner
 from service.runtime.provider import Provider, choose_provider
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer, read_tokenizer
+from service.threads import run_in_threads
 
+Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
+
+
+class TokenizerCache:
+    """Tokenizers by the SHA-256 of their file.
+
+    Models of one language pair often have equal tokenizers, each of which takes some megabytes, so
+    they share one. The cache keeps a tokenizer only as long as a loaded model uses it.
+    """
+
+    def __init__(self) -> None:
+        self._tokenizers = WeakValueDictionary[str, TextTokenizer]()
+        self._lock = threading.Lock()  # two threads must not read equal tokenizers
+
+    def read(self, path: Path, sha256: str) -> TextTokenizer:
+        """Return a tokenizer; read its file only if no equal one was read before.
+
+        Raises:
+            BundleError: the file is not a tokenizer.
+        """
+        with self._lock:
+            tokenizer = self._tokenizers.get(sha256)
+            if tokenizer is None:
+                tokenizer = self._tokenizers[sha256] = read_tokenizer(path)
+            return tokenizer
+
+
+@dataclass(frozen=True)
+class _OpenedBundle:
+    """A bundle whose files are verified and whose graphs are open, but have not run."""
+
+    folder: Path
+    manifest: Manifest
+    source_tokenizer: TextTokenizer
+    target_tokenizer: TextTokenizer
+    runner: OnnxRunner | DeviceRunner
+
+    def serve(self) -> ServedModel:
+        runner = self.runner
+        return ServedModel(
+            self.manifest.name,
+            self.manifest,
+            self.source_tokenizer,
+            self.target_tokenizer,
+            runner.provider,
+            runner.hidden_size,
+            runner.max_rows,
+            runner.threads,
+        )
 
 
 def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Backend:
@@ -61,6 +122,7 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     except BundleError as error:
         raise BundleError("; ".join(dict.fromkeys([str(error), *failed.values()]))) from None
     backend = load_bundles(bundles, settings, observer_of, on_failure) if bundles else None
+    failed = dict(sorted(failed.items()))
     if backend is None or not backend.models:
         raise BundleError("; ".join(failed.values()))
     if settings.default_model is not None and settings.default_model not in backend.models:
@@ -86,6 +148,8 @@ def load_bundles(
 ) -> Backend:
     """Load bundles by their folders. The worker is not started yet.
 
+    Models and failures are in the order of the bundles, however long each of them takes.
+
     Args:
         bundles: the manifests by folder.
         settings: settings of the process.
@@ -95,64 +159,165 @@ def load_bundles(
     Raises:
         RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
     """
-    provider = choose_provider(settings.provider)
-    models: dict[str, ServedModel] = {}
-    engines: dict[str, Engine] = {}
-    tokenizers: dict[str, TextTokenizer] = {}
+    started = time.perf_counter()
+    provider, tokenizers = choose_provider(settings.provider), TokenizerCache()
+    repository = BundleRepository(settings, provider, tokenizers, observer_of)
+    if not settings.max_rows:
+        bundles = _with_enough_memory(bundles, state_bytes(settings), on_failure)
     max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, bundles.values()))
     settings = settings.model_copy(update={"max_rows": max_rows})
-    for folder, manifest in bundles.items():
-        started = time.perf_counter()
-        try:
-            model, runner = _load_model(folder, manifest, provider, settings, tokenizers)
-        except BundleError as error:
-            on_failure(folder, error)
-            continue
-        except Exception as error:
-            reason = BundleError(f"{folder} cannot be served: {type(error).__name__}: {error}")
-            reason.__cause__ = error
-            on_failure(folder, reason)
-            continue
-        models[manifest.name] = model
-        engines[manifest.name] = Engine(
-            runner,
-            max_batch_tokens=settings.max_batch_tokens,
-            observer=observer_of(manifest.name),
-        )
-        logger.debug("loaded %s in %.2f s", manifest.name, time.perf_counter() - started)
+
+    loads = [
+        partial(_attempt, folder, partial(_open_bundle, folder, manifest, provider, settings, tokenizers))
+        for folder, manifest in bundles.items()
+    ]
+    opened_bundles = run_in_threads(loads, usable_threads())
+    trim_heap()  # opening took more memory than the open graphs need
+    loaded: list[_OpenedBundle] = []
+    for folder, opened in zip(bundles, opened_bundles, strict=True):
+        result = opened if isinstance(opened, BundleError) else _attempt(folder, partial(_run_graphs, opened, settings))
+        if isinstance(result, BundleError):
+            on_failure(folder, result)
+        else:
+            loaded.append(result)
+    engines = {one.manifest.name: _engine_of(one, settings, observer_of) for one in loaded}
+    logger.debug("loaded %d bundles in %.2f s", len(engines), time.perf_counter() - started)
     # The loaded objects stay until the end. Without this the garbage collector would walk all of
     # them, for some ten milliseconds, in the middle of a request.
     gc.collect()
     gc.freeze()
     trim_heap()  # loading and the largest shapes took more memory than serving needs
-    return Backend(models, engines, Worker(engines))
+    models = {one.manifest.name: one.serve() for one in loaded}
+    return Backend(models, engines, Worker(engines), repository=repository)
 
 
-def _load_model(
-    folder: Path,
-    manifest: Manifest,
-    provider: Provider,
-    settings: Settings,
-    tokenizers: dict[str, TextTokenizer],
-) -> tuple[ServedModel, OnnxRunner | DeviceRunner]:
+class BundleRepository:
+    """The bundles folder, from which single models are loaded while the service runs."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        provider: Provider,
+        tokenizers: TokenizerCache,
+        observer_of: Callable[[str], EngineObserver],
+    ) -> None:
+        self._settings = settings
+        self._provider = provider
+        self._tokenizers = tokenizers
+        self._observer_of = observer_of
+
+    def find(self) -> Mapping[str, Manifest]:
+        """See `ModelRepository.find`."""
+        return {manifest.name: manifest for manifest in self._find().values()}
+
+    def load(self, name: str, reserved_bytes: int) -> LoadedModel:
+        """See `ModelRepository.load`.
+
+        The model gets the rows that fit into the memory for decoder states beside the other loaded
+        models, but at least `MAX_BEAMS`, as at start; `max_rows` sets another number. The rows of
+        loaded models do not change.
+        """
+        found = {folder: manifest for folder, manifest in self._find().items() if manifest.name == name}
+        if not found:
+            raise BundleError(f"no bundle in {self._settings.bundles} is named {name}")
+        ((folder, manifest),) = found.items()
+        limit = state_bytes(self._settings)
+        if not self._settings.max_rows:
+            _with_enough_memory(found, limit, raise_failure)
+        max_rows = self._settings.max_rows or rows_within(max(0, limit - reserved_bytes), [row_bytes(manifest)])
+        settings = self._settings.model_copy(update={"max_rows": max_rows})
+
+        def load() -> _OpenedBundle:
+            return _run_graphs(_open_bundle(folder, manifest, self._provider, settings, self._tokenizers), settings)
+
+        loaded = _attempt(folder, load)
+        if isinstance(loaded, BundleError):
+            raise loaded
+        trim_heap()  # loading and the largest shapes took more memory than serving needs
+        return LoadedModel(loaded.serve(), _engine_of(loaded, settings, self._observer_of))
+
+    def _find(self) -> dict[Path, Manifest]:
+        def log_failure(folder: Path, error: BundleError) -> None:
+            logger.debug("a bundle is not listed: %s", error)
+
+        try:
+            return find_bundles(self._settings.bundles, None, log_failure)
+        except BundleError as error:
+            logger.error("the bundles folder cannot be used: %s", error)
+            return {}
+
+
+def _engine_of(bundle: _OpenedBundle, settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Engine:
+    observer = observer_of(bundle.manifest.name)
+    return Engine(bundle.runner, max_batch_tokens=settings.max_batch_tokens, observer=observer)
+
+
+def _attempt(folder: Path, load: Callable[[], Result]) -> Result | BundleError:
+    """Return what a step of loading returns, or the error that names the bundle."""
+    try:
+        return load()
+    except BundleError as error:
+        return error
+    except Exception as error:
+        reason = BundleError(f"{folder} cannot be served: {type(error).__name__}: {error}")
+        reason.__cause__ = error
+        return reason
+
+
+def _with_enough_memory(
+    bundles: Mapping[Path, Manifest], num_bytes: int, on_failure: OnFailure
+) -> dict[Path, Manifest]:
+    """Return the bundles whose smallest number of rows fits into the memory for decoder states."""
+    fitting: dict[Path, Manifest] = {}
+    for folder, manifest in bundles.items():
+        row = row_bytes(manifest)
+        if MAX_BEAMS * row <= num_bytes:
+            fitting[folder] = manifest
+            continue
+        reason = BundleError(
+            f"{folder} needs {row:,} bytes of decoder state for each sequence of {manifest.limits.max_target_tokens} "
+            f"tokens, and at least {MAX_BEAMS} sequences, which are {MAX_BEAMS * row:,} bytes, but "
+            f"{num_bytes:,} bytes are allowed; set SIGHTLINE_MAX_STATE_BYTES to more or SIGHTLINE_MAX_ROWS to less, or "
+            "import the model again with a lower --max-tokens"
+        )
+        on_failure(folder, reason)
+    return fitting
+
+
+def _open_bundle(
+    folder: Path, manifest: Manifest, provider: Provider, settings: Settings, tokenizers: TokenizerCache
+) -> _OpenedBundle:
+    """Verify the files of a bundle, read its tokenizers and open its graphs.
+
+    Raises:
+        BundleError: a file is damaged, or a tokenizer has more tokens than the model.
+    """
     check_files(folder, manifest)
-    source, target = _read_tokenizers(folder, manifest, tokenizers)
-    runner = _open_runner(folder, manifest, provider, settings)
-    if not settings.threads and runner.provider == "cpu":
-        runner.choose_threads(folder, usable_threads())
-    runner.warm_up(settings.max_batch_tokens)
-    _check_known_inputs(folder, runner)
-    model = ServedModel(
-        manifest.name,
-        manifest,
-        source,
-        target,
-        runner.provider,
-        runner.hidden_size,
-        runner.max_rows,
-        runner.threads,
+    source, target = (
+        tokenizers.read(folder / name, manifest.files[name].sha256)
+        for name in (manifest.source_tokenizer, manifest.target_tokenizer)
     )
-    return model, runner
+    limits = manifest.limits
+    for tokenizer, size in ((source, limits.source_vocabulary or limits.vocabulary), (target, limits.vocabulary)):
+        if len(tokenizer) > size:
+            raise BundleError(
+                f"{folder}: a tokenizer has {len(tokenizer)} tokens, the model knows {size}; export the bundle again"
+            )
+    return _OpenedBundle(folder, manifest, source, target, _open_runner(folder, manifest, provider, settings))
+
+
+def _run_graphs(bundle: _OpenedBundle, settings: Settings) -> _OpenedBundle:
+    """Measure the number of threads of each graph, run it with its largest shapes, and check it.
+
+    Raises:
+        BundleError: a run fails, or gives numbers that are not finite.
+    """
+    runner = bundle.runner
+    if not settings.threads and runner.provider == "cpu":
+        runner.choose_threads(bundle.folder, usable_threads())
+    runner.warm_up(settings.max_batch_tokens)
+    _check_known_inputs(bundle.folder, runner)
+    return bundle
 
 
 def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings: Settings) -> OnnxRunner | DeviceRunner:
@@ -188,7 +353,7 @@ def _check_known_inputs(folder: Path, runner: OnnxRunner | DeviceRunner) -> None
 def _known_requests(manifest: Manifest) -> Iterator[tuple[Task, Request]]:
     name, limits = "known-input", manifest.limits
     source = (manifest.tokens.end_id,) * min(TEST_INPUT_TOKENS, limits.max_source_tokens)
-    yield "encode", EncodeRequest(name, source, math.inf, return_labels="classify" in manifest.tasks)
+    yield "encode", EncodeRequest(name, source, math.inf, return_labels=bool(manifest.labels))
     if "similar" in manifest.tasks:
         yield "similar", SimilarRequest(name, source[:1], math.inf)
     if "generate" in manifest.tasks:
@@ -196,36 +361,3 @@ def _known_requests(manifest: Manifest) -> Iterator[tuple[Task, Request]]:
         parameters = GenerateParameters(max_new_tokens=len(source), min_new_tokens=len(source))
         for _ in range(2):  # Python and the processor's caches are slower the first time
             yield "generate", GenerateRequest(name, source, math.inf, parameters)
-
-
-def _read_tokenizers(
-    folder: Path, manifest: Manifest, known: dict[str, TextTokenizer]
-) -> tuple[TextTokenizer, TextTokenizer]:
-    """Return the tokenizers of source and target.
-
-    Models of one language pair often have equal tokenizers, each of which takes some megabytes, so
-    they share one.
-
-    Args:
-        folder: folder of the bundle.
-        manifest: its manifest.
-        known: tokenizers read so far by the SHA-256 of their file; gets the new ones.
-
-    Raises:
-        BundleError: a tokenizer cannot be read, or has more tokens than the model.
-    """
-
-    def read(name: str) -> TextTokenizer:
-        digest = manifest.files[name].sha256
-        if digest not in known:
-            known[digest] = read_tokenizer(folder / name)
-        return known[digest]
-
-    source, target = read(manifest.source_tokenizer), read(manifest.target_tokenizer)
-    for tokenizer in (source, target):
-        if len(tokenizer) > manifest.limits.vocabulary:
-            raise BundleError(
-                f"{folder}: a tokenizer has {len(tokenizer)} tokens, the model knows {manifest.limits.vocabulary}; "
-                "export the bundle again"
-            )
-    return source, target

@@ -33,6 +33,7 @@ from service.engine.request import (
     Timings,
 )
 from service.logs import num_dropped_lines
+from service.runtime.memory import ModelMemory
 
 NAMESPACE = "sightline"
 PREFIX = f"{NAMESPACE}_"
@@ -41,6 +42,16 @@ MODEL = "model_name"  # label, as in vLLM
 # Limits that reject a connection or a body before it reaches an endpoint: values of the label
 # "limit".
 Limit = Literal["connections", "connections_per_address", "descriptors", "body_bytes"]
+
+# Gauges of each model with their descriptions.
+MODEL_GAUGES: Mapping[str, str] = {
+    "num_requests_running": "Number of sequences in the running batch.",
+    "num_requests_waiting": "Number of sequences that wait for the encoder or for rows of the running batch.",
+    "model_weight_bytes": "Size of the graphs and weights on disk in bytes.",
+    "model_state_bytes_per_row": "Maximum decoder state of one row in bytes.",
+    "model_max_state_bytes": "Maximum decoder state of all rows in bytes.",
+    "model_state_bytes": "Decoder state reserved by running sequences in bytes, as if they had the maximum length.",
+}
 
 # Histogram buckets.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -55,16 +66,7 @@ class Metrics:
     def __init__(self, version: str) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call] # rarely used, and they double the page
         self.registry = CollectorRegistry()
-        self._gauges = {
-            name: self._gauge(name, text)
-            for name, text in (
-                ("num_requests_running", "Number of sequences in the running batch."),
-                (
-                    "num_requests_waiting",
-                    "Number of sequences that wait for the encoder or for rows of the running batch.",
-                ),
-            )
-        }
+        self._gauges = {name: self._gauge(name, text) for name, text in MODEL_GAUGES.items()}
         self._counters = {
             name: self._counter(name, text)
             for name, text in (
@@ -94,7 +96,11 @@ class Metrics:
                     SECONDS,
                 ),
                 ("request_queue_time_seconds", "Time that a sequence waited in the queue in seconds.", SECONDS),
-                ("request_prefill_time_seconds", "Time that a sequence spent in the encoder in seconds.", SECONDS),
+                (
+                    "request_prefill_time_seconds",
+                    "Time from the start of its encoder run or prefill until a sequence can be decoded, in seconds.",
+                    SECONDS,
+                ),
                 ("request_decode_time_seconds", "Time that a sequence spent in the decoder in seconds.", SECONDS),
                 ("engine_step_seconds", "Duration of one decoder step of the batch in seconds.", STEP_SECONDS),
                 (
@@ -261,10 +267,28 @@ class ModelMetrics:
         self.between_tokens = metrics.histogram_child("inter_token_latency_seconds", model)
         self.call_seconds = metrics.histogram_child("e2e_request_latency_seconds", model)
 
-    def watch(self, engine: Engine) -> None:
-        """Connect the gauges to an engine; they are read when metrics are rendered."""
-        self._metrics.gauge_child("num_requests_running", self._model).set_function(lambda: engine.num_running)
-        self._metrics.gauge_child("num_requests_waiting", self._model).set_function(lambda: engine.num_waiting)
+    def watch(self, engine: Engine, memory: Callable[[], ModelMemory]) -> None:
+        """Connect the gauges to an engine; they are read when metrics are rendered.
+
+        Args:
+            engine: engine of the model.
+            memory: returns the memory of the model.
+        """
+        read_of: dict[str, Callable[[], float]] = {
+            "num_requests_running": lambda: engine.num_running,
+            "num_requests_waiting": lambda: engine.num_waiting,
+            "model_weight_bytes": lambda: memory().weights,
+            "model_state_bytes_per_row": lambda: memory().state_per_row,
+            "model_max_state_bytes": lambda: memory().max_state,
+            "model_state_bytes": lambda: memory().state_in_use,
+        }
+        for name, read in read_of.items():
+            self._metrics.gauge_child(name, self._model).set_function(read)
+
+    def unwatch(self) -> None:
+        """Set the gauges to 0, because the model is unloaded; release its engine."""
+        for name in MODEL_GAUGES:
+            self._metrics.gauge_child(name, self._model).set_function(lambda: 0)
 
     def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None:
         self._padding.observe(1 - real_tokens / padded_tokens)

@@ -1,20 +1,23 @@
 """Generation parameters and the selection of attention maps, from the request to the engine."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
+    PrivateAttr,
     StrictBool,
     StrictInt,
     WithJsonSchema,
     model_validator,
 )
 
-from service.bundle import MAX_BEAMS
+from service.bundle import MAX_BEAMS, GenerationDefaults
 from service.fields import (
     MAX_ID,
     MAX_INPUTS,
@@ -155,6 +158,15 @@ NgramSize = Annotated[
     Int, Field(ge=0, le=65536, description="Token n-grams of this size occur at most once; 0 disables it.")
 ]
 
+Language = Annotated[
+    str,
+    Field(
+        max_length=64,
+        description="BCP 47 tag of a language of a translation model. Without `model`, the languages also select the "
+        "model. If absent, the first language of the model.",
+    ),
+]
+
 
 class AttentionSelection(RequestBody):
     """Selection of attention maps, and their encoding in the response."""
@@ -188,6 +200,11 @@ ReturnAttention = Annotated[
 # Parameters that have an effect only with `do_sample`, and only with `num_beams` above 1.
 SAMPLING_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
 BEAM_PARAMETERS = ("length_penalty", "early_stopping")
+# Parameters whose defaults a model can set.
+MODEL_DEFAULTS = (
+    *("num_beams", "length_penalty", "early_stopping", "min_new_tokens", "max_new_tokens", "no_repeat_ngram_size"),
+    *("repetition_penalty", "do_sample", "temperature", "top_k", "top_p"),
+)
 
 
 @dataclass(frozen=True)
@@ -216,6 +233,8 @@ class GenerateParameters:
     target_prefix: Annotated[
         TextOrTexts | None, Field(description="Beginning of the text: one string for all inputs, or one for each.")
     ] = None
+    source_language: Language | None = None
+    target_language: Language | None = None
     top_logprobs: TopLogprobs = 0
     return_attention: Annotated[
         ReturnAttention, Field(description="Attention maps of each output; true returns all of them.")
@@ -234,6 +253,62 @@ class GenerateParameters:
         if self.max_new_tokens is None:
             return max(DEFAULT_NEW_TOKENS, self.min_new_tokens)
         return self.max_new_tokens
+
+
+class GivenParameters(BaseModel):
+    """Base of request bodies with `parameters`, which knows the parameters that a request sets."""
+
+    _document: dict[str, Any] = PrivateAttr(default_factory=dict)  # the body before validation
+
+    @property
+    def given_parameters(self) -> dict[str, Any]:
+        """The parameters that the request sets. All others have the defaults of the model."""
+        given = self._document.get("parameters") or {}
+        parameters = getattr(self, "parameters", None)
+        return {name: getattr(parameters, name) for name, value in given.items() if value is not None}
+
+
+def complete_parameters(
+    given: Mapping[str, Any],
+    defaults: GenerationDefaults,
+    *,
+    max_beams: int = MAX_BEAMS,
+    max_new_tokens: int | None = None,
+    stream: bool = False,
+    if_sampled: Mapping[str, Any] | None = None,
+) -> GenerateParameters:
+    """Combine the parameters of a request with the defaults of a model.
+
+    A parameter of the request always wins. Defaults that contradict it are not used: beam search if
+    the request samples or streams, sampling if the request uses beam search, and a length that
+    contradicts the other length. Of defaults that contradict each other, beam search is used.
+
+    Args:
+        given: parameters of the request.
+        defaults: defaults of the model.
+        max_beams: maximum number of beams; a larger default is capped.
+        max_new_tokens: maximum number of new tokens; larger defaults are capped.
+        stream: True if the generation is streamed.
+        if_sampled: further parameters of the request that are used only if tokens are sampled.
+    """
+    own = {name: getattr(defaults, name) for name in MODEL_DEFAULTS if name not in given}
+    own = {name: value for name, value in own.items() if value is not None}
+    if given.get("do_sample") or stream:
+        own.pop("num_beams", None)
+    if "num_beams" in own:
+        own["num_beams"] = min(own["num_beams"], max_beams)
+    has_beams = (given.get("num_beams") or own.get("num_beams", 1)) > 1
+    if has_beams:
+        own.pop("do_sample", None)
+    does_sample = given["do_sample"] if "do_sample" in given else own.get("do_sample", False)
+    unused = (*(() if has_beams else BEAM_PARAMETERS), *(() if does_sample else SAMPLING_PARAMETERS))
+    own = {name: value for name, value in own.items() if name not in unused}
+    if max_new_tokens is not None:
+        own |= {name: min(own[name], max_new_tokens) for name in ("min_new_tokens", "max_new_tokens") if name in own}
+    minimum, maximum = (given.get(name) or own.get(name) for name in ("min_new_tokens", "max_new_tokens"))
+    if minimum is not None and maximum is not None and minimum > maximum:
+        own.pop("max_new_tokens" if "max_new_tokens" in own else "min_new_tokens", None)
+    return GenerateParameters(**{**own, **(if_sampled if does_sample and if_sampled else {}), **given})
 
 
 PARAMETER_NAMES = tuple(one.name for one in fields(GenerateParameters))

@@ -47,6 +47,12 @@ class Settings(BaseModel):
         default=False,
         description="Exit with code 3 if any bundle fails to load; otherwise serve the others and log an error.",
     )
+    model_control: Literal["none", "explicit"] = Field(
+        default="none",
+        description="explicit allows clients to load and unload models of the bundles folder by name with POST "
+        "/v2/repository/models/{model_name}/load and unload; none rejects these requests with 403. The service has no "
+        "authentication: let a proxy restrict these paths.",
+    )
     provider: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
         description="Device that runs the graphs; auto uses CUDA for float16 bundles if available, otherwise the CPU.",
@@ -131,7 +137,8 @@ class Settings(BaseModel):
     max_connections_per_address: int = Field(
         default=1024,
         ge=1,
-        description="Maximum open connections of one client address; a proxy counts as one address.",
+        description="Maximum open connections of one IPv4 address or IPv6 network of 64 bits; a proxy counts as one "
+        "address.",
     )
     header_timeout_s: float = Field(
         default=5.0, gt=0, description="Seconds within which a client must send the head of a request."

@@ -17,6 +17,8 @@ from sightline.parser import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USAGE, Par
 LIBRARIES = {
     "onnx": "ONNX",
     "onnxruntime": "ONNX Runtime",
+    "huggingface_hub": "huggingface_hub",
+    "jinja2": "Jinja",
     "sacrebleu": "sacreBLEU",
     "sacremoses": "Sacremoses",
     "safetensors": "safetensors",
@@ -79,9 +81,9 @@ def models(parser: Parser, arguments: Sequence[str]) -> int:
 COMMANDS = {
     "serve": Command(serve, "serve the bundles of a folder over HTTP", "cpu"),
     "translate": Command(translate, "translate the lines of a file", "cpu"),
-    "models": Command(models, "list the bundles of a folder"),
+    "models": Command(models, "list the bundles of a folder, or get a model from a hub", "cpu,import"),
     "train": Command(train, "train a model", "train"),
-    "export": Command(export, "export a checkpoint as a bundle", "cpu,train"),
+    "export": Command(export, "export a training run, or import a model of others, as a bundle", "cpu,train"),
     "quantize": Command(quantize, "quantize a bundle to 8-bit or 4-bit weights", "cpu,train"),
     "verify": Command(verify, "compare a bundle with its checkpoint", "cpu,train"),
 }
@@ -122,7 +124,6 @@ def overview() -> Parser:
         description="Train attention models, export them, serve them over HTTP, and look inside.",
         epilog=f"commands (`sightline COMMAND --help` describes each):\n{descriptions}\n\n"
         "example: sightline serve --bundles bundles",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sightline {__version__}", help="print the version")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)

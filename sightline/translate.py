@@ -187,7 +187,7 @@ def translate_into(
 
     async def drive() -> None:
         backend.worker.start()
-        service.attach(backend, {manifest.name: observer})
+        service.attach(backend, lambda _: observer)
         try:
             bar.update(output.num_done)
             async for lines in translated(service, source.lines[output.num_done :], parameters, model.max_rows):

@@ -12,7 +12,8 @@ import onnx
 
 from export.builder import GraphBuilder, WeightFile
 from export.encoder_attention import EncoderAttention
-from export.parts import FLOAT, INT32, INT64, LOWEST, linear, token_mask
+from export.nodes import FLOAT, INT32, INT64, LOWEST, token_mask
+from export.parts import linear
 from model.layers.attention import MultiHeadAttention
 from model.layers.linformer import LinformerAttention, Projections
 
@@ -86,10 +87,8 @@ def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
     return pruned
 
 
-def save(model: onnx.ModelProto, weights: WeightFile, folder: Path) -> Path:
-    """Write a graph and its weights into a new folder and return the path of the graph."""
-    folder.mkdir(parents=True)
-    weights.write(folder)
+def save(model: onnx.ModelProto, folder: Path) -> Path:
+    """Write a graph beside its weights and return its path."""
     path = folder / "attention.onnx"
     onnx.save(model, path)
     return path

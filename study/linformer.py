@@ -174,13 +174,14 @@ def write_graph(variant: Variant, tokens: int, folder: Path) -> Path:
     """Write the graph of one layer with new weights; its projections accept at most `tokens`
     tokens.
     """
-    weights = WeightFile("weights.bin")
+    folder.mkdir(parents=True)
     module, projections = modules(variant, tokens)
-    if variant.attention == "plain":
-        assert isinstance(module, MultiHeadAttention), "plain products have no projections"
-        return save(plain_graph(module, weights), weights, folder)
-    graph = exported_graph(module, projections, weights)
-    return save(graph if variant.has_maps else without_maps(graph), weights, folder)
+    with WeightFile(folder / "weights.bin") as weights:
+        if variant.attention == "plain":
+            assert isinstance(module, MultiHeadAttention), "plain products have no projections"
+            return save(plain_graph(module, weights), folder)
+        graph = exported_graph(module, projections, weights)
+        return save(graph if variant.has_maps else without_maps(graph), folder)
 
 
 def modules(variant: Variant, tokens: int) -> tuple[MultiHeadAttention | LinformerAttention, Projections | None]:

@@ -105,7 +105,7 @@ def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from service.bundle import Languages
 
     folder = tmp_path_factory.mktemp("bundles") / "toy"
-    label = BundleMetadata("toy", "random weights", "Apache-2.0", Languages(source="en", target="de"))
+    label = BundleMetadata("toy", "random weights", "Apache-2.0", Languages(sources=("en",), targets=("de",)))
     export_bundle(checkpoint, folder, label, TOY_SENTENCES[:3])
     return folder
 

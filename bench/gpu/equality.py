@@ -112,10 +112,10 @@ def _compare_batch(expected: Runner, actual: Runner, sources: Sequence[Ids]) -> 
     for row, source in enumerate(sources):
         padded[row, : len(source)] = source
     for runner in (expected, actual):
-        runner.init_rows(0, runner.encode(padded, lengths, runner.manifest.encoder.outputs), range(len(sources)))
+        runner.init_rows(0, runner.encode(padded, lengths, runner.manifest.encoder_graph.outputs), range(len(sources)))
     maps = {name: kind for kind in ("cross", "decoder") for name in manifest.attention_of(kind).outputs}
     outputs = ("logprobs", "top_ids", *maps)
-    tokens = np.full(len(sources), manifest.tokens.start_id, np.int64)
+    tokens = np.full(len(sources), manifest.tokens.start_ids[0], np.int64)
     is_open = np.ones(len(sources), bool)
     for age in range(min(MAX_NEW_TOKENS, manifest.limits.max_target_tokens)):
         ages = np.full(len(sources), age, np.int32)

@@ -27,6 +27,18 @@ def read_lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
+def numbered_sentences(path: Path) -> dict[int, str]:
+    """Read a file with one sentence per line, without blank lines; return them by line number.
+
+    Raises:
+        ValueError: the file has no sentence or is not UTF-8.
+    """
+    sentences = {number: line for number, line in enumerate(read_lines(path), start=1) if line.strip()}
+    if not sentences:
+        raise ValueError(f"{path} has no sentences: expected one sentence per line")
+    return sentences
+
+
 def read_parallel(folder: Path, split: str, source: str, target: str) -> tuple[list[str], list[str]]:
     """Read `split.source` and `split.target`.
 

@@ -12,6 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = NDArray[np.float32]  # (V,)
+EndIds = int | Sequence[int]  # one end token, or several
+
+
+def as_tuple(end_ids: EndIds) -> tuple[int, ...]:
+    return (end_ids,) if isinstance(end_ids, int) else tuple(end_ids)
 
 
 @dataclass(frozen=True)
@@ -25,25 +30,28 @@ class LogitsProcessors:
     no_repeat_ngram_size: int = 0
     min_new_tokens: int = 0
     suppress_tokens: tuple[int, ...] = ()
+    forced_end_at: int | None = None  # number of generated tokens of which the last must be the end token
 
-    def __call__(self, scores: Scores, prompt: Sequence[int], generated: Sequence[int], end_id: int) -> Scores:
+    def __call__(self, scores: Scores, prompt: Sequence[int], generated: Sequence[int], end_ids: EndIds) -> Scores:
         """Return the processed scores; forbidden tokens have -inf.
 
         Args:
             scores: scores (V,) of each token of the vocabulary as the next token.
             prompt: the start token and the forced prefix. Repetitions of prompt tokens count too.
             generated: the tokens after the prompt.
-            end_id: the end token.
+            end_ids: the end token or end tokens. Only the first is forced.
         """
-        read, changed = [*prompt, *generated], scores.copy()
+        read, changed, ends = [*prompt, *generated], scores.copy(), as_tuple(end_ids)
         seen = list(set(read))
         changed[seen] = penalised(changed[seen], self.repetition_penalty)
         changed[repeating_tokens(read, self.no_repeat_ngram_size)] = -np.inf
         if len(generated) < self.min_new_tokens:
-            changed[end_id] = -np.inf
+            changed[list(ends)] = -np.inf
         changed[list(self.suppress_tokens)] = -np.inf
+        if len(generated) + 1 == self.forced_end_at:
+            changed[:] = -np.inf
         if changed.max() == -np.inf:
-            changed[end_id] = 0.0
+            changed[ends[0]] = 0.0
         return changed
 
 

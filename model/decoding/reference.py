@@ -19,7 +19,7 @@ from torch import Tensor
 from model.architectures.causal import CausalModel
 from model.architectures.factory import TranslationModel
 from model.architectures.recurrent import Memory
-from model.decoding.processors import NO_PROCESSORS, LogitsProcessors
+from model.decoding.processors import NO_PROCESSORS, EndIds, LogitsProcessors, as_tuple
 
 Array = NDArray[np.float32]
 EarlyStopping = bool | Literal["never"]
@@ -84,7 +84,7 @@ def log_softmax(logits: Array) -> Array:
 def greedy(
     next_logits: NextLogits,
     start_id: int,
-    end_id: int,
+    end_ids: EndIds,
     max_new_tokens: int,
     *,
     prefix: Sequence[int] = (),
@@ -98,16 +98,16 @@ def greedy(
     Args:
         next_logits: the model.
         start_id: the first token that the decoder reads.
-        end_id: the token that ends a hypothesis.
+        end_ids: the token or tokens that end a hypothesis.
         max_new_tokens: largest number of generated tokens.
         prefix: forced tokens after the start token.
         processors: logits processors.
         stop: returns True for generated tokens that end the hypothesis.
     """
-    prompt, hypothesis = [start_id, *prefix], Hypothesis()
-    while len(hypothesis.ids) < max_new_tokens and end_id not in hypothesis.ids and not stop(hypothesis.ids):
+    prompt, hypothesis, ends = [start_id, *prefix], Hypothesis(), set(as_tuple(end_ids))
+    while len(hypothesis.ids) < max_new_tokens and ends.isdisjoint(hypothesis.ids) and not stop(hypothesis.ids):
         (logits,) = next_logits([[*prompt, *hypothesis.ids]])  # (V,)
-        token = int(processors(logits, prompt, hypothesis.ids, end_id).argmax())
+        token = int(processors(logits, prompt, hypothesis.ids, end_ids).argmax())
         log_prob = float(log_softmax(logits)[token])
         hypothesis = hypothesis.extended(token, log_prob, log_prob)
     return hypothesis
@@ -116,7 +116,7 @@ def greedy(
 def beam(
     next_logits: NextLogits,
     start_id: int,
-    end_id: int,
+    end_ids: EndIds,
     max_new_tokens: int,
     num_beams: int,
     length_penalty: float = 1.0,
@@ -130,7 +130,8 @@ def beam(
     """Beam search.
 
     Each step ranks all one-token extensions of the running beams by their sum of processed
-    log-probabilities and considers the best 2 * num_beams. Extensions among the best num_beams that
+    log-probabilities and considers the best 2 * num_beams, or (1 + n) * num_beams with n end tokens
+    if that is more. Extensions among the best num_beams that
     end, with the end token or by `stop`, become finished hypotheses; lower-ranked extensions that
     end are dropped. The best num_beams extensions that do not end are the running beams of the next
     step. The num_beams finished hypotheses with the best penalised total
@@ -149,7 +150,7 @@ def beam(
     Args:
         next_logits: the model.
         start_id: the first token that the decoder reads.
-        end_id: the token that ends a hypothesis.
+        end_ids: the token or tokens that end a hypothesis.
         max_new_tokens: largest number of generated tokens.
         num_beams: number of running beams.
         length_penalty: exponent of the length by which a total is divided.
@@ -168,11 +169,12 @@ def beam(
     """
     if not 1 <= num_return <= num_beams:
         raise ValueError(f"num_return must be between 1 and num_beams ({num_beams}), got {num_return}")
-    prompt, beams, finished = [start_id, *prefix], [Hypothesis()], list[Hypothesis]()
+    prompt, beams, finished, ends = [start_id, *prefix], [Hypothesis()], list[Hypothesis](), as_tuple(end_ids)
+    count = max(2, 1 + len(ends)) * num_beams
     for length in range(1, max_new_tokens + 1):
-        candidates = _extensions(next_logits, prompt, end_id, processors, beams, 2 * num_beams)
+        candidates = _extensions(next_logits, prompt, ends, processors, beams, count)
         done = [
-            length == max_new_tokens or candidate.ids[-1] == end_id or stop(candidate.ids) for candidate in candidates
+            length == max_new_tokens or candidate.ids[-1] in ends or stop(candidate.ids) for candidate in candidates
         ]
         finished += [candidate for candidate, ended in zip(candidates[:num_beams], done, strict=False) if ended]
         finished = sorted(finished, key=lambda h: -h.penalised_total(length_penalty))[:num_beams]
@@ -190,14 +192,14 @@ def beam(
 def _extensions(
     next_logits: NextLogits,
     prompt: Sequence[int],
-    end_id: int,
+    end_ids: EndIds,
     processors: LogitsProcessors,
     beams: Sequence[Hypothesis],
     count: int,
 ) -> list[Hypothesis]:
     """Return the `count` best allowed one-token extensions of the beams, best first."""
     log_probs = log_softmax(next_logits([[*prompt, *hypothesis.ids] for hypothesis in beams]))  # (beams, V)
-    processed = np.stack([processors(row, prompt, h.ids, end_id) for row, h in zip(log_probs, beams, strict=True)])
+    processed = np.stack([processors(row, prompt, h.ids, end_ids) for row, h in zip(log_probs, beams, strict=True)])
     totals = processed + np.array([[hypothesis.total] for hypothesis in beams])  # (beams, V)
     best = np.argsort(-totals, axis=None, kind="stable")[:count]
     rows, tokens = np.unravel_index(best, totals.shape)

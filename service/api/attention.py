@@ -9,12 +9,14 @@ from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
 from service.fields import NULL, field_error, object_schema
 from service.inference.attention import AttentionInput, AttentionResult, attention
 from service.inference.call import Call
-from service.parameters import AT_MOST_ONE, PARAMETER_NAMES, AttentionSelection, GenerateParameters
+from service.inference.generate import parameters_for
+from service.inference.languages import generating_model
+from service.parameters import AT_MOST_ONE, PARAMETER_NAMES, AttentionSelection, GenerateParameters, GivenParameters
 
 FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES}
 
 
-class AttentionBody(AttentionSelection):
+class AttentionBody(AttentionSelection, GivenParameters):
     model: ModelName = None
     inputs: Inputs
     targets: Annotated[
@@ -67,8 +69,15 @@ async def show_attention(call: Call, body: AttentionBody) -> AttentionResult:
     forced. A model that generates no text has only its encoder's maps.
     """
     call.field_names = FIELD_NAMES
-    parameters = body.parameters if "parameters" in body.model_fields_set else None
-    return await attention(call, AttentionInput(body.model, body.inputs, body, body.targets, parameters))
+    name, parameters = body.model, None
+    if "parameters" in body.model_fields_set:
+        parameters = body.parameters
+        if parameters.source_language is not None or parameters.target_language is not None:
+            name = generating_model(call, name, parameters.source_language, parameters.target_language).name
+        model = call.model(name, "attention")
+        if "generate" in model.manifest.tasks:
+            parameters = parameters_for(model, body.given_parameters)
+    return await attention(call, AttentionInput(name, body.inputs, body, body.targets, parameters))
 
 
 ENDPOINTS = (

@@ -1,10 +1,12 @@
 """POST /v1/classify."""
 
+from typing import Annotated
+
 from pydantic import ConfigDict, Field
 
 from service.api.endpoint import TASK_ERRORS, Endpoint
-from service.api.types import Inputs, ModelName, Truncate
-from service.fields import RequestBody
+from service.api.types import INPUTS, ModelName, Truncate
+from service.fields import RequestBody, TextsOrPairs
 from service.inference.call import Call
 from service.inference.classify import ClassifyInput, ClassifyResult, classify
 from service.parameters import ReturnAttention
@@ -12,9 +14,12 @@ from service.parameters import ReturnAttention
 FIELD_NAMES = {name: f"return_attention.{name}" for name in ("kinds", "layers", "heads")}
 
 
+INPUTS_OR_PAIRS = f"{INPUTS} A pair of texts in the list is a list of two, `[text, pair]`."
+
+
 class ClassifyBody(RequestBody):
     model: ModelName = None
-    inputs: Inputs
+    inputs: Annotated[TextsOrPairs, Field(description=INPUTS_OR_PAIRS)]
     return_attention: ReturnAttention = Field(
         default=None, description="The encoder's attention maps of each input; true returns all of them."
     )
@@ -29,15 +34,17 @@ class ClassifyBody(RequestBody):
                     "inputs": "a stirring , funny film .",
                     "return_attention": {"layers": [0], "reduce": "mean"},
                 },
+                {"model": "sst2-sentiment", "inputs": [["a stirring , funny film .", "a long string of cliches ."]]},
             ]
         }
     )
 
 
 async def classify_texts(call: Call, body: ClassifyBody) -> ClassifyResult:
-    """Return how probable each label of each input is.
+    """Return the probability of each label for each input, the most probable label first.
 
-    The scores of an input sum to 1; the most probable label comes first.
+    The scores of an input sum to 1 if the labels exclude each other (`label_kind` classes);
+    otherwise each label has a probability of its own (`label_kind` independent).
     """
     call.field_names = FIELD_NAMES
     return await classify(call, ClassifyInput(body.model, body.inputs, body.return_attention, body.truncate))

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from service.api.endpoint import TASK_ERRORS, Endpoint
-from service.api.types import Inputs, ModelName, Truncate
+from service.api.types import Inputs, ModelName, PromptName, Truncate
 from service.fields import RequestBody
 from service.inference.call import Call
 from service.inference.encode import EncodeInput, EncodeResult, Pooling, encode
@@ -16,10 +16,18 @@ class EncodeBody(RequestBody):
     model: ModelName = None
     inputs: Inputs
     pooling: Annotated[
-        Pooling,
-        Field(description="Reduction of the token vectors to one vector; `none` returns a vector for each token."),
-    ] = "mean"
-    normalize: bool = Field(default=False, description="Give each vector length 1.")
+        Pooling | None,
+        Field(
+            description="Reduction of the token vectors to one vector; `none` returns a vector for each token. The "
+            "model's own if absent, or `mean` if it has none."
+        ),
+    ] = None
+    normalize: bool | None = Field(
+        default=None,
+        description="Give each vector length 1. If absent, the model's own setting, or false if it has none or with "
+        "pooling `none`.",
+    )
+    prompt_name: PromptName = None
     encoding: Annotated[
         Encoding, Field(description="Encoding of the vectors: numbers, or base64 of little-endian float32.")
     ] = "float"
@@ -36,8 +44,20 @@ async def encode_texts(call: Call, body: EncodeBody) -> EncodeResult:
     With pooling `none` an embedding has a row for each token, row-major, and `shapes` has the
     numbers of rows and columns.
     """
-    request = EncodeInput(body.model, body.inputs, body.pooling, body.normalize, body.encoding, body.truncate)
-    return await encode(call, request)
+    return await encode(
+        call,
+        EncodeInput(
+            body.model, body.inputs, body.pooling, body.normalize, body.encoding, body.truncate, body.prompt_name
+        ),
+    )
 
 
-ENDPOINTS = (Endpoint("POST", "/v1/encode", encode_texts, EncodeResult, errors=(*TASK_ERRORS, "response_too_large")),)
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/encode",
+        encode_texts,
+        EncodeResult,
+        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
+    ),
+)

@@ -137,4 +137,3 @@ class Endpoint:
     media_types: Sequence[str] = (JSON,)  # of a 200
     error_format: ErrorFormat = NATIVE_ERRORS
     body_format: BodyFormat = BodyFormat()
-    always_fails: bool = False  # there is no 200

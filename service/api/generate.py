@@ -16,10 +16,12 @@ from service.inference.generate import (
     StreamEnd,
     StreamToken,
     generate,
+    parameters_for,
     stream,
 )
+from service.inference.languages import generating_model
 from service.inference.sentences import generate_by_sentence
-from service.parameters import AT_MOST_ONE, PARAMETER_NAMES, GenerateParameters
+from service.parameters import AT_MOST_ONE, PARAMETER_NAMES, GenerateParameters, GivenParameters
 
 DONE = b"data: [DONE]\n\n"
 FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES} | {
@@ -27,7 +29,7 @@ FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES} | {
 }
 
 
-class GenerateBody(RequestBody):
+class GenerateBody(RequestBody, GivenParameters):
     model: ModelName = None
     on_empty: OnEmpty = "error"
     inputs: Annotated[TextsWithBlanks, Field(description=INPUTS)]
@@ -97,7 +99,15 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
     end of each sequence, then `[DONE]`.
     """
     call.field_names = FIELD_NAMES
-    request = GenerateInput(body.model, body.inputs, body.parameters, body.on_empty)
+    parameters = body.parameters
+    languages = parameters.source_language, parameters.target_language
+    if body.model is None and languages != (None, None):
+        model = generating_model(call, None, *languages)
+    else:
+        model = call.model(body.model, "generate")
+    if model.has_generation_defaults:
+        parameters = parameters_for(model, body.given_parameters, stream=body.stream)
+    request = GenerateInput(model.name, body.inputs, parameters, body.on_empty)
     if body.stream:
         return EventStream(await stream(call, request), NativeEventEncoder())
     if body.parameters.split_sentences:

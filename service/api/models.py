@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from service.api.endpoint import Endpoint
-from service.bundle import Manifest
+from service.bundle import LanguageCode, Manifest
 from service.inference.call import Call
 from service.inference.maps import AttentionWindow, window_of
 from service.inference.service import ServedModel
-from service.parameters import Kind
+from service.parameters import MODEL_DEFAULTS, Kind
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,45 @@ class AttentionKind:
     ]
 
 
-LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2}$", description="ISO 639-1 code.")]
+@dataclass(frozen=True)
+class ModelLanguages:
+    """The languages of a model that translates, as BCP 47 tags."""
+
+    source: Annotated[LanguageCode, Field(description="Language of the inputs of requests that name none.")]
+    target: Annotated[LanguageCode, Field(description="Language of the outputs of requests that name none.")]
+    sources: Annotated[list[LanguageCode], Field(description="Languages of the inputs.")]
+    targets: Annotated[list[LanguageCode], Field(description="Languages of the outputs.")]
 
 
 @dataclass(frozen=True)
-class LanguagePair:
-    """The languages of a model that translates."""
+class ParameterDefaults:
+    """Defaults of generation parameters that a model sets; null for those that it does not set."""
 
-    source: Annotated[LanguageCode, Field(description="Language of the inputs.")]
-    target: Annotated[LanguageCode, Field(description="Language of the outputs.")]
+    num_beams: Annotated[int | None, Field(description="Number of beams.")]
+    length_penalty: Annotated[float | None, Field(description="Exponent of the length in the score of a beam.")]
+    early_stopping: Annotated[bool | Literal["never"] | None, Field(description="Condition that ends a beam search.")]
+    min_new_tokens: Annotated[int | None, Field(description="Minimum number of generated tokens.")]
+    max_new_tokens: Annotated[int | None, Field(description="Maximum number of generated tokens.")]
+    no_repeat_ngram_size: Annotated[int | None, Field(description="Size of token n-grams that occur at most once.")]
+    repetition_penalty: Annotated[float | None, Field(description="Penalty of tokens that already occurred.")]
+    do_sample: Annotated[bool | None, Field(description="True if tokens are sampled.")]
+    temperature: Annotated[float | None, Field(description="Divisor of the logits.")]
+    top_k: Annotated[int | None, Field(description="Number of tokens to sample from.")]
+    top_p: Annotated[float | None, Field(description="Probability of the tokens to sample from.")]
+
+
+@dataclass(frozen=True)
+class EmbeddingSettings:
+    """The defaults of a model that was trained to embed texts."""
+
+    pooling: Annotated[
+        Literal["mean", "first", "last", "max"], Field(description="Reduction of the token vectors to one vector.")
+    ]
+    normalize: Annotated[bool, Field(description="True if vectors get length 1.")]
+    prompts: Annotated[dict[str, str], Field(description="Texts put before an input, by the name of the prompt.")]
+    default_prompt: Annotated[
+        str | None, Field(description="Name of the prompt of requests that name none; null if there is none.")
+    ]
 
 
 @dataclass(frozen=True)
@@ -62,7 +92,14 @@ class ModelCard:
     attention: Annotated[
         list[AttentionKind], Field(description="Kinds of attention maps that the model returns; empty if it has none.")
     ]
-    languages: Annotated[LanguagePair | None, Field(description="Languages of a translation model; otherwise null.")]
+    embedding: Annotated[
+        EmbeddingSettings | None, Field(description="Defaults of a model that was trained to embed texts; or null.")
+    ]
+    languages: Annotated[ModelLanguages | None, Field(description="Languages of a translation model; otherwise null.")]
+    generation_defaults: Annotated[
+        ParameterDefaults | None,
+        Field(description="Parameters used by requests that omit them; null if the model generates no text."),
+    ]
 
 
 @dataclass(frozen=True)
@@ -83,15 +120,41 @@ class ModelLimits:
 
 
 @dataclass(frozen=True)
+class MemoryUse:
+    """Memory of a model in bytes. A row is the slot of one sequence, or of one beam.
+
+    Decoder state uses memory only for the tokens that a sequence has; these numbers are of
+    sequences with the maximum length.
+    """
+
+    weight_bytes: Annotated[int, Field(description="Size of the graphs and weights on disk in bytes.")]
+    max_rows: Annotated[int, Field(description="Number of rows that the model decodes at once.")]
+    state_bytes_per_row: Annotated[int, Field(description="Maximum decoder state of one row in bytes.")]
+    max_state_bytes: Annotated[int, Field(description="Maximum decoder state of all rows in bytes.")]
+    state_bytes: Annotated[
+        int,
+        Field(description="Decoder state reserved by running sequences in bytes, as if they had the maximum length."),
+    ]
+
+
+@dataclass(frozen=True)
 class ModelDetails(ModelCard):
-    """A served model with its limits."""
+    """A served model with its limits and its memory."""
 
     license: Annotated[str, Field(description="License of the weights.")]
     parameters: Annotated[int, Field(description="Number of weights.")]
     dtype: Annotated[str, Field(description="Data type of the weights.")]
     provider: Annotated[Literal["cpu", "cuda"], Field(description="Device that runs the graphs.")]
     limits: Annotated[ModelLimits, Field(description="Limits of the model.")]
+    memory: Annotated[MemoryUse, Field(description="Memory of the model.")]
     labels: Annotated[list[str], Field(description="Labels of a classifier; empty for other models.")]
+    label_kind: Annotated[
+        Literal["classes", "independent", "score", "tokens"] | None,
+        Field(
+            description="Meaning of the scores: of labels that exclude each other, of independent labels, of the "
+            "relevance of a document, or of the label of each token; null if the model has no labels."
+        ),
+    ]
     sha256: Annotated[str, Field(description="Digest of the bundle's files.")]
 
 
@@ -101,8 +164,9 @@ async def list_models(call: Call) -> ModelList:
 
 
 async def show_model(call: Call, model_id: str) -> ModelDetails:
-    """Describe one model: its limits, its attention, and the provider that runs it."""
+    """Describe one model: its limits, its attention, its memory, and the provider that runs it."""
     model = call.model(model_id)
+    memory = model.memory(call.service.engines[model.name])
     manifest = model.manifest
     limits = manifest.limits
     return ModelDetails(
@@ -112,7 +176,9 @@ async def show_model(call: Call, model_id: str) -> ModelDetails:
         dtype=manifest.dtype,
         provider=model.provider,
         limits=ModelLimits(limits.max_source_tokens, limits.max_target_tokens, limits.vocabulary),
+        memory=MemoryUse(memory.weights, model.max_rows, memory.state_per_row, memory.max_state, memory.state_in_use),
         labels=list(manifest.labels),
+        label_kind=manifest.label_kind if manifest.labels else None,
         sha256=manifest.digest,
     )
 
@@ -134,14 +200,31 @@ def card_of(model: ServedModel) -> ModelCard:
         architecture=manifest.architecture,
         description=manifest.description,
         tasks=tasks_of(manifest),
-        sentence_similarity=False,  # a bundle cannot say otherwise: no model of this project is trained for it
+        sentence_similarity=manifest.embedding is not None,
         chat=manifest.chat is not None,
         attention=[
             AttentionKind(one.kind, one.layers, one.heads, one.normalized, one.columns, window_of(one))
             for one in manifest.attention
         ],
-        languages=LanguagePair(languages.source, languages.target) if languages else None,
+        embedding=_embedding_of(manifest),
+        languages=(
+            ModelLanguages(languages.source, languages.target, list(languages.sources), list(languages.targets))
+            if languages
+            else None
+        ),
+        generation_defaults=(
+            ParameterDefaults(**{name: getattr(manifest.generation, name) for name in MODEL_DEFAULTS})
+            if "generate" in manifest.tasks
+            else None
+        ),
     )
+
+
+def _embedding_of(manifest: Manifest) -> EmbeddingSettings | None:
+    one = manifest.embedding
+    if one is None:
+        return None
+    return EmbeddingSettings(one.pooling, one.normalize, dict(one.prompts), one.default_prompt)
 
 
 ENDPOINTS = (

@@ -9,7 +9,7 @@ from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
 from service.fields import RequestBody
 from service.inference.call import Call
 from service.inference.score import ScoreInput, ScoreResult, score
-from service.parameters import TopLogprobs
+from service.parameters import Language, TopLogprobs
 
 
 class ScoreBody(RequestBody):
@@ -19,6 +19,8 @@ class ScoreBody(RequestBody):
         Inputs, Field(description="Text to score for each input: one string, or a list as long as `inputs`.")
     ]
     top_logprobs: TopLogprobs = 0
+    source_language: Language | None = None
+    target_language: Language | None = None
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -41,7 +43,10 @@ async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
 
     Each target gets its end token; its score is the sum of the log-probabilities of all its tokens.
     """
-    return await score(call, ScoreInput(body.model, body.inputs, body.targets, body.top_logprobs))
+    request = ScoreInput(
+        body.model, body.inputs, body.targets, body.top_logprobs, body.source_language, body.target_language
+    )
+    return await score(call, request)
 
 
-ENDPOINTS = (Endpoint("POST", "/v1/score", score_targets, ScoreResult, errors=TASK_ERRORS),)
+ENDPOINTS = (Endpoint("POST", "/v1/score", score_targets, ScoreResult, errors=(*TASK_ERRORS, "unsupported_parameter")),)

@@ -10,6 +10,13 @@ from service.settings import DEFAULT_MAX_INPUTS
 INPUTS = f"A text, or a list of texts: up to {DEFAULT_MAX_INPUTS} unless SIGHTLINE_MAX_INPUTS sets another limit."
 Inputs = Annotated[TextOrTexts, Field(description=INPUTS)]
 ModelName = Annotated[str | None, Field(max_length=128, description="Name of the model; the default model if absent.")]
+PromptName = Annotated[
+    str | None,
+    Field(
+        max_length=128,
+        description="Name of the model's prompt that is put before each input; the model's default prompt if absent.",
+    ),
+]
 Truncate = Annotated[bool, Field(description="Cut inputs that are too long instead of rejecting them.")]
 
 # JSON Schema of `inputs` and `targets` that are both strings or both lists.

@@ -1,6 +1,7 @@
 """Parts that several compatibility APIs share."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 from pydantic import BaseModel, Field
@@ -42,6 +43,11 @@ def model_of_query(call: Call, name: str | None, task: Task | None = None) -> Se
             raise
         message = f"{error.message({})} Choose another model in the URL: ?model=NAME."
         raise ApiError(error.code, message, field="model") from None
+
+
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not None: in these APIs, null equals omitting a field."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class SentenceError(BaseModel):
@@ -87,11 +93,14 @@ def check_continues_prompt(model: ServedModel, path: str) -> None:
 
 
 def blank_before(model: ServedModel, token: OutputToken, target_prefix: str = "") -> str:
-    """Return the space between a prompt and its continuation, which generated texts lack.
+    """Return the space between a prompt and its continuation.
 
-    The text starts with `target_prefix`, or with `token` if there is no prefix.
+    Generated texts lack it if the tokenizer strips leading spaces. The text starts with
+    `target_prefix`, or with `token` if there is no prefix.
     """
-    return " " if model.manifest.is_decoder_only and (target_prefix or token.text.startswith(" ")) else ""
+    if not (model.manifest.is_decoder_only and model.target_tokenizer.strips_leading_space):
+        return ""
+    return " " if target_prefix or token.text.startswith(" ") else ""
 
 
 def check_dimensions(requested: int | None, dimensions: int) -> None:

@@ -8,9 +8,18 @@ from typing_extensions import TypedDict
 
 from service import __version__
 from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Endpoint, EventStream
+from service.bundle import Task
 from service.compat.common import model_of_query
-from service.compat.tei import embed, predict
-from service.compat.tei_schemas import EmbedBody, PredictBody, Prediction
+from service.compat.tei import embed, predict, rerank_texts, tag_tokens
+from service.compat.tei_schemas import (
+    EmbedBody,
+    PredictBody,
+    Prediction,
+    Rank,
+    TeiRerankBody,
+    TokenClassificationBody,
+    TokenEntity,
+)
 from service.compat.tgi import ERRORS, generate_text
 from service.compat.tgi_schemas import TextGenerationBody, TextGenerationResponse
 from service.fields import described_as, validate
@@ -18,11 +27,35 @@ from service.inference.call import Call
 from service.inference.service import ServedModel
 from service.parameters import MAX_STOP_STRINGS
 
+PipelineTag = Literal[
+    "text-generation",
+    "text2text-generation",
+    "text-classification",
+    "text-ranking",
+    "token-classification",
+    "feature-extraction",
+]
+PIPELINE_TAGS: dict[Task, PipelineTag] = {
+    "classify": "text-classification",
+    "rerank": "text-ranking",
+    "tag": "token-classification",
+}
+# TEI's name of each pooling.
+POOLINGS: dict[str, Literal["mean", "cls", "last_token", "max"]] = {
+    "mean": "mean",
+    "first": "cls",
+    "last": "last_token",
+    "max": "max",
+}
+
+
+AnyBody = TextGenerationBody | PredictBody | EmbedBody | TeiRerankBody | TokenClassificationBody
+
 
 class TaskBody(RootModel[Any]):
     """The body of the endpoint that does the model's task, which validates it."""
 
-    root: Annotated[dict[str, Any], described_as(TextGenerationBody | PredictBody | EmbedBody)]
+    root: Annotated[dict[str, Any], described_as(AnyBody)]
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A man is riding a bicycle."}]})
 
@@ -32,11 +65,11 @@ class TranslationResponse(TextGenerationResponse):
 
 
 async def do_task(call: Call, body: TaskBody, model: str | None) -> Any:
-    """Do the model's main task: generate, classify or encode.
+    """Do the model's main task: generate, classify, rerank, classify tokens, or encode.
 
-    A model with several tasks generates if it can; otherwise it classifies. The body and the
-    response are those of `/generate`, `/predict` or `/embed`; the response of `/generate` is in a
-    list.
+    A model with several tasks does the first of these. The body and the response are those of
+    `/generate`, `/predict`, `/rerank`, Hugging Face's token classification, or `/embed`; the
+    response of `/generate` is in a list.
     """
     manifest = model_of_query(call, model).manifest
     if "generate" in manifest.tasks:
@@ -47,11 +80,15 @@ async def do_task(call: Call, body: TaskBody, model: str | None) -> Any:
         return [{**response, **translation}]
     if "classify" in manifest.tasks:
         return await predict(call, validate(body.root, PredictBody), model)
+    if "rerank" in manifest.tasks:
+        return await rerank_texts(call, validate(body.root, TeiRerankBody), model)
+    if "tag" in manifest.tasks:
+        return await tag_tokens(call, validate(body.root, TokenClassificationBody), model)
     return await embed(call, validate(body.root, EmbedBody), model)
 
 
 class EmbeddingType(TypedDict):
-    pooling: Annotated[Literal["mean"], Field(description="Pooling of the token vectors.")]
+    pooling: Annotated[Literal["mean", "cls", "last_token", "max"], Field(description="Pooling of the token vectors.")]
 
 
 class ClassifierType(TypedDict):
@@ -62,8 +99,9 @@ class ClassifierType(TypedDict):
 class ModelType(TypedDict):
     """Type of the model; exactly one field is present."""
 
-    embedding: NotRequired[Annotated[EmbeddingType, Field(description="Present if the model is no classifier.")]]
+    embedding: NotRequired[Annotated[EmbeddingType, Field(description="Present if the model has no labels.")]]
     classifier: NotRequired[Annotated[ClassifierType, Field(description="Present if the model is a classifier.")]]
+    reranker: NotRequired[Annotated[ClassifierType, Field(description="Present if the model is a reranker.")]]
 
 
 @dataclass(frozen=True)
@@ -74,9 +112,9 @@ class Info:
     served_model_name: Annotated[str, Field(description="Name of the model.")]
     model_sha: Annotated[str, Field(description="Digest of the bundle's files.")]
     model_dtype: Annotated[str, Field(description="Data type of the weights.")]
-    model_type: Annotated[ModelType, Field(description="Embedding model or classifier.")]
+    model_type: Annotated[ModelType, Field(description="Embedding model, classifier or reranker.")]
     model_pipeline_tag: Annotated[
-        Literal["text-generation", "text2text-generation", "text-classification", "feature-extraction"],
+        PipelineTag,
         Field(description="Task of the model, in Hugging Face's terms."),
     ]
     max_concurrent_requests: Annotated[int, Field(description="Maximum sequences of one model that run or wait.")]
@@ -131,18 +169,18 @@ async def info(call: Call, model: str | None) -> Info:
 def _type_of(model: ServedModel) -> ModelType:
     labels = model.manifest.labels
     if not labels:
-        return {"embedding": {"pooling": "mean"}}
+        embedding = model.manifest.embedding
+        return {"embedding": {"pooling": POOLINGS[embedding.pooling] if embedding else "mean"}}
     ids = {label: id_ for id_, label in enumerate(labels)}
-    return {"classifier": {"id2label": {str(id_): label for label, id_ in ids.items()}, "label2id": ids}}
+    names: ClassifierType = {"id2label": {str(id_): label for label, id_ in ids.items()}, "label2id": ids}
+    return {"reranker": names} if "rerank" in model.manifest.tasks else {"classifier": names}
 
 
-def _pipeline_tag(
-    model: ServedModel,
-) -> Literal["text-generation", "text2text-generation", "text-classification", "feature-extraction"]:
+def _pipeline_tag(model: ServedModel) -> PipelineTag:
     manifest = model.manifest
     if "generate" in manifest.tasks:
         return "text-generation" if manifest.is_decoder_only else "text2text-generation"
-    return "text-classification" if "classify" in manifest.tasks else "feature-extraction"
+    return next((PIPELINE_TAGS[task] for task in manifest.tasks if task in PIPELINE_TAGS), "feature-extraction")
 
 
 ENDPOINTS = (
@@ -150,7 +188,13 @@ ENDPOINTS = (
         "POST",
         "/",
         do_task,
-        list[TranslationResponse] | list[Prediction] | list[list[Prediction]] | list[list[float]],
+        list[TranslationResponse]
+        | list[Prediction]
+        | list[list[Prediction]]
+        | list[Rank]
+        | list[TokenEntity]
+        | list[list[TokenEntity]]
+        | list[list[float]],
         errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
         media_types=(JSON, EVENTS),
         error_format=ERRORS,

@@ -6,18 +6,23 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Endpoint
-from service.bundle import MAX_BEAMS, Languages
+from service.bundle import MAX_BEAMS
 from service.compat.common import SENTENCE_ERRORS
 from service.errors import ApiError
 from service.fields import TEXTS_SCHEMA, OnEmpty, RequestBody, TextsWithBlanks, must_equal, object_schema
 from service.inference.call import Call
-from service.inference.generate import GenerateInput
+from service.inference.generate import GenerateInput, parameters_for
+from service.inference.languages import fitting_translators, language_pairs
 from service.inference.sentences import generate_by_sentence
 from service.inference.service import ServedModel
-from service.parameters import GenerateParameters
+from service.text.languages import find_language, language_name
 
-FIELD_NAMES = {"inputs": "q", "num_beams": "1 + alternatives"}
-LANGUAGE_NAMES = {"de": "German", "en": "English"}  # languages of the shipped bundles
+FIELD_NAMES = {
+    "inputs": "q",
+    "num_beams": "1 + alternatives",
+    "source_language": "source",
+    "target_language": "target",
+}
 AUTO = "auto"
 
 
@@ -25,9 +30,9 @@ class TranslateBody(RequestBody):
     on_empty: OnEmpty = "error"
     q: Annotated[TextsWithBlanks, Field(description="Text to translate, or a list of texts.")]
     source: str = Field(
-        description='ISO 639-1 code of the language, or "auto" if only one language is translated into the target.'
+        description='BCP 47 tag of the language, or "auto" if only one language is translated into the target.'
     )
-    target: str = Field(description="ISO 639-1 code of the language.")
+    target: str = Field(description="BCP 47 tag of the language.")
     format: Annotated[Any, must_equal("text")] = None
     alternatives: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] | None = Field(
         default=None, description="Number of alternative translations of each text, from a beam search."
@@ -55,7 +60,7 @@ class Translation(TypedDict):
 
 
 class Language(TypedDict):
-    code: Annotated[str, Field(description="ISO 639-1 code.")]
+    code: Annotated[str, Field(description="BCP 47 tag.")]
     name: Annotated[str, Field(description="English name, or the code if the name is not known.")]
     targets: Annotated[list[str], Field(description="Codes of the target languages.")]
 
@@ -66,9 +71,13 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     Each text is split into sentences. Its spacing and line breaks are kept.
     """
     call.field_names = FIELD_NAMES
-    num_beams = 1 + (body.alternatives or 0)
-    parameters = GenerateParameters(num_beams=num_beams, num_return_sequences=num_beams, split_sentences=True)
-    model = _model_for(body, call)
+    model, source, target = _choose(body, call)
+    given: dict[str, Any] = {"split_sentences": True, "source_language": source, "target_language": target}
+    if body.alternatives:
+        num_texts = 1 + body.alternatives
+        num_beams = max(num_texts, parameters_for(model, {}).num_beams)
+        given |= {"num_beams": num_beams, "num_return_sequences": num_texts}
+    parameters = parameters_for(model, given)
     result = await generate_by_sentence(call, GenerateInput(model.name, body.q, parameters, body.on_empty))
     found: list[dict[str, None]] = [{} for _ in body.q.texts]  # beams may differ in tokens alone: each text once
     for output in result.outputs:
@@ -83,40 +92,29 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
 
 async def languages(call: Call) -> list[Language]:
     """List the languages and their target languages."""
-    pairs = {(pair.source, pair.target) for pair, _ in _translators(call)}
-    return [
-        {
-            "code": code,
-            "name": LANGUAGE_NAMES.get(code, code),
-            "targets": sorted(target for source, target in pairs if source == code),
-        }
-        for code in sorted({code for pair in pairs for code in pair})
-    ]
+    pairs = language_pairs(call)
+    codes = sorted({*pairs, *(target for targets in pairs.values() for target in targets)})
+    return [{"code": code, "name": language_name(code), "targets": pairs.get(code, [])} for code in codes]
 
 
-def _translators(call: Call) -> list[tuple[Languages, ServedModel]]:
-    return [(pair, model) for model in call.models if (pair := model.manifest.languages)]
-
-
-def _model_for(body: TranslateBody, call: Call) -> ServedModel:
-    """Return the default model if it has these languages, otherwise the first by name.
+def _choose(body: TranslateBody, call: Call) -> tuple[ServedModel, str, str]:
+    """Return the model of a request, its source language and its target language.
 
     Raises:
-        ApiError: no model has them, or `auto` fits more than one source language.
+        ApiError: no model has these languages, or `auto` fits more than one source language.
     """
-    fitting = [
-        (pair, model)
-        for pair, model in _translators(call)
-        if pair.target == body.target and body.source in (AUTO, pair.source)
-    ]
-    if not fitting:
-        message = "No model translates between these languages; GET /languages lists the pairs."
-        raise ApiError("invalid_parameter", message)
-    if len({pair.source for pair, _ in fitting}) > 1:
+    is_auto = body.source == AUTO
+    fitting = fitting_translators(call, None if is_auto else body.source, body.target)
+    languages, model = fitting[0]
+    if not is_auto:
+        return model, body.source, body.target
+    sources = {source for pair, _ in fitting for source in pair.sources}
+    if len(sources) > 1:
+        sources.discard(find_language(body.target, languages.targets) or "")
+    if len(sources) > 1:
         message = "It must name a language: languages are not detected, and several have this target."
         raise ApiError("unsupported_parameter", message, path="source")
-    default = call.model(None)
-    return next((model for _, model in fitting if model is default), fitting[0][1])
+    return model, sources.pop(), body.target
 
 
 ENDPOINTS = (

@@ -15,15 +15,23 @@ from service.compat.tei_schemas import (
     EmbeddingError,
     PredictBody,
     Prediction,
+    Rank,
+    ReadingOptions,
     SimilarityBody,
     SimpleToken,
+    TeiRerankBody,
+    TokenClassificationBody,
+    TokenClassificationParameters,
+    TokenEntity,
     TokensBody,
 )
 from service.errors import ApiError, ErrorCode
 from service.fields import Texts
 from service.inference.call import Call
-from service.inference.classify import ClassifyInput, classify
+from service.inference.classify import ClassifyInput, function_of, score_labels
 from service.inference.encode import EncodeInput, EncodeResult, encode
+from service.inference.rerank import RerankInput, rerank
+from service.inference.tag import OUTSIDE, Aggregation, Entity, TagInput, tag
 from service.inference.tokens import DetokenizeInput, InputToken, TokenizeInput, detokenize, tokenize
 
 ERRORS = typed_errors(
@@ -34,15 +42,16 @@ ERRORS = typed_errors(
 
 
 async def embed(call: Call, body: EmbedBody, model: str | None) -> list[Any]:
-    """Encode each input to one vector: the mean over its tokens, of length 1."""
-    result = await _encode(call, model, body.inputs, body.truncate, normalize=body.normalize is not False)
+    """Encode each input to one vector of length 1, with the model's pooling."""
+    normalize = body.normalize is not False
+    result = await _encode(call, model, body.inputs, body, normalize=normalize)
     check_dimensions(body.dimensions, result.dimensions)
     return result.embeddings
 
 
 async def embed_all(call: Call, body: EmbedAllBody, model: str | None) -> list[Any]:
     """Encode each input to one vector for each token."""
-    result = await _encode(call, model, body.inputs, body.truncate, pooling="none")
+    result = await _encode(call, model, body.inputs, body, pooling="none")
     pairs = zip(result.embeddings, result.shapes or (), strict=True)
     return [rows.reshape(shape) for rows, shape in pairs]
 
@@ -59,29 +68,78 @@ async def similarity(call: Call, body: SimilarityBody, model: str | None) -> Any
     call.field_names = {"inputs[0]": "inputs.source_sentence"} | {
         f"inputs[{index + 1}]": f"inputs.sentences[{index}]" for index in range(len(sentences))
     }
-    truncate = body.parameters.truncate if body.parameters else None
+    call.field_names |= {"prompt_name": "parameters.prompt_name"}
+    options = body.parameters or ReadingOptions()
     texts = Texts((body.inputs.source_sentence, *sentences))
-    source, *others = (await _encode(call, model, texts, truncate, normalize=True)).embeddings
+    source, *others = (await _encode(call, model, texts, options, normalize=True)).embeddings
     return np.stack(others) @ source
 
 
-async def _encode(call: Call, model: str | None, inputs: Texts, truncate: bool | None, **options: Any) -> EncodeResult:
+async def _encode(
+    call: Call, model: str | None, inputs: Texts, options: ReadingOptions, **vectors: Any
+) -> EncodeResult:
     name = model_of_query(call, model, "encode").name
-    return await encode(call, EncodeInput(name, inputs, truncate=bool(truncate), **options))
+    truncate = bool(options.truncate)
+    return await encode(call, EncodeInput(name, inputs, truncate=truncate, prompt_name=options.prompt_name, **vectors))
 
 
 async def predict(call: Call, body: PredictBody, model: str | None) -> list[Prediction] | list[list[Prediction]]:
     """Return the probability of each label, the most probable first; a list for each text of a
     batch.
+
+    An input is a text or a pair of texts. A reranker has one label.
     """
-    name = model_of_query(call, model, "classify").name
-    result = await classify(call, ClassifyInput(name, body.inputs, truncate=bool(body.truncate)))
+    served = model_of_query(call, model)
+    if "rerank" not in served.manifest.tasks:
+        model_of_query(call, model, "classify")
+    truncate, raw_scores = bool(body.truncate), bool(body.raw_scores)
+    requested = body.parameters.function_to_apply if body.parameters else None
+    if requested is not None:
+        raw_scores |= requested == "none" and served.manifest.label_kind != "classes"
+        function = function_of(served.manifest.label_kind, raw_scores)
+        if requested != function:
+            message = f"It must be {function} for {served.name}, got {requested}."
+            raise ApiError("unsupported_parameter", message, path="parameters.function_to_apply")
+    result = await score_labels(call, ClassifyInput(served.name, body.inputs, None, truncate, raw_scores))
     top_k = body.parameters.top_k if body.parameters else None
     predictions: list[list[Prediction]] = [
         [{"score": one.score, "label": one.label} for one in output.labels[:top_k]] for output in result.outputs
     ]
     is_batch = body.inputs.is_list or body.parameters is not None
     return predictions if is_batch else predictions[0]
+
+
+async def rerank_texts(call: Call, body: TeiRerankBody, model: str | None) -> list[Rank]:
+    """Sort texts by their relevance to a query."""
+    call.field_names = {"documents": "texts"}
+    name = model_of_query(call, model, "rerank").name
+    request = RerankInput(name, body.query, body.texts, bool(body.raw_scores), bool(body.truncate))
+    ranking = (await rerank(call, request)).ranking
+    if body.return_text:
+        return [{"index": one.index, "text": body.texts.texts[one.index], "score": one.score} for one in ranking]
+    return [{"index": one.index, "score": one.score} for one in ranking]
+
+
+async def tag_tokens(
+    call: Call, body: TokenClassificationBody, model: str | None
+) -> list[TokenEntity] | list[list[TokenEntity]]:
+    """Find the entities of a text, as Hugging Face's token classification; a list for each text of
+    a batch.
+    """
+    name = model_of_query(call, model, "tag").name
+    options = body.parameters or TokenClassificationParameters()
+    aggregation: Aggregation = options.aggregation_strategy or "simple"
+    ignore_labels = OUTSIDE if options.ignore_labels is None else options.ignore_labels
+    result = await tag(call, TagInput(name, body.inputs, aggregation, ignore_labels, bool(body.truncate)))
+    entities = [[_token_entity(one, aggregation) for one in output.entities] for output in result.outputs]
+    return entities if body.inputs.is_list else entities[0]
+
+
+def _token_entity(entity: Entity, aggregation: Aggregation) -> TokenEntity:
+    place: TokenEntity = {"score": entity.score, "word": entity.text, "start": entity.start, "end": entity.end}
+    if aggregation == "none":
+        return {"entity": entity.label, "index": entity.token, **place}
+    return {"entity_group": entity.label, **place}
 
 
 async def tokenize_texts(call: Call, body: TokensBody, model: str | None) -> list[list[SimpleToken]]:
@@ -125,6 +183,7 @@ ENDPOINTS = (
     Endpoint("POST", "/embed_all", embed_all, list[list[list[float]]], errors=_ENCODING, error_format=ERRORS),
     Endpoint("POST", "/similarity", similarity, list[float], errors=_ENCODING, error_format=ERRORS),
     Endpoint("POST", "/predict", predict, _PREDICTIONS, errors=_CLASSIFYING, error_format=ERRORS),
+    Endpoint("POST", "/rerank", rerank_texts, list[Rank], errors=_CLASSIFYING, error_format=ERRORS),
     Endpoint("POST", "/tokenize", tokenize_texts, list[list[SimpleToken]], errors=_SPLITTING, error_format=ERRORS),
     Endpoint("POST", "/decode", decode, list[str], errors=_JOINING, error_format=ERRORS),
 )

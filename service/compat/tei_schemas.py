@@ -3,47 +3,53 @@ field.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, NotRequired, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from typing_extensions import TypedDict
 
-from service.api.types import Inputs, Truncate
+from service.api.tag import IgnoreLabels
+from service.api.types import Inputs, PromptName, Truncate
 from service.fields import (
     MAX_ID,
     MAX_INPUTS,
     RequestBody,
     Text,
+    TextOrTexts,
     Texts,
     TextsWithoutIds,
     check_texts,
+    check_texts_or_pairs,
+    described_as,
     field_error,
     must_equal,
 )
+from service.inference.tag import Aggregation
 from service.parameters import TokenId
 
 
 def _check_predicted(value: Any) -> Texts:
-    """Check the inputs of a classification: ["a", "b"] is a pair of texts, and [["a"], ["b"]] a
-    batch.
+    """Check the inputs of a classification: ["a"] is a text, ["a", "b"] a pair of texts, and
+    [["a"], ["a", "b"]] a batch of both.
     """
-    if isinstance(value, list) and value:
-        is_batch = isinstance(value[0], list)
-        value = [_alone(sequence, index) for index, sequence in enumerate(value)] if is_batch else _alone(value)
-    return check_texts(value)
+    if not isinstance(value, list) or not value:
+        return check_texts(value)
+    if isinstance(value[0], list):
+        return check_texts_or_pairs([_text_or_pair(sequence, index) for index, sequence in enumerate(value)])
+    return replace(check_texts_or_pairs([_text_or_pair(value)]), is_list=False)
 
 
-def _alone(sequence: Any, *path: int) -> Any:
-    if isinstance(sequence, list) and len(sequence) == 1:
-        return sequence[0]
-    message = 'Pairs of texts are not supported; a batch is a list of lists: [["one text"], ["another"]].'
-    raise field_error("unsupported_parameter", message, *path)
+def _text_or_pair(sequence: Any, *path: int) -> Any:
+    if isinstance(sequence, list) and len(sequence) in (1, 2):
+        return sequence if len(sequence) == 2 else sequence[0]
+    message = 'It must be a list of a text or a pair of texts; a batch is a list of such lists: [["text"], ["a", "b"]].'
+    raise field_error("invalid_parameter", message, *path)
 
 
-OneText = Annotated[list[Text], Field(min_length=1, max_length=1)]
-Batch = Annotated[list[OneText], Field(min_length=1, max_length=MAX_INPUTS)]
-PredictedInputs = Annotated[Texts, PlainValidator(_check_predicted, json_schema_input_type=Text | OneText | Batch)]
+TextOrPair = Annotated[list[Text], Field(min_length=1, max_length=2)]
+Batch = Annotated[list[TextOrPair], Field(min_length=1, max_length=MAX_INPUTS)]
+PredictedInputs = Annotated[Texts, PlainValidator(_check_predicted, json_schema_input_type=Text | TextOrPair | Batch)]
 ListsOfIds = Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
@@ -52,7 +58,7 @@ class ReadingOptions(RequestBody):
         Truncate | None, Field(description="Cut inputs that are too long instead of rejecting them.")
     ] = None
     truncation_direction: Annotated[Any, must_equal("right")] = None
-    prompt_name: Annotated[Any, must_equal()] = None
+    prompt_name: PromptName = None
 
 
 class EmbedAllBody(ReadingOptions):
@@ -100,18 +106,25 @@ class PredictParameters(RequestBody):
     top_k: Annotated[int, Field(ge=1, le=MAX_ID)] | None = Field(
         default=None, description="Number of most probable labels to return."
     )
-    function_to_apply: Annotated[Any, must_equal("softmax")] = None
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = Field(
+        default=None,
+        description="Only the model's own function: softmax if its labels exclude each other; otherwise sigmoid, or "
+        "none for logits.",
+    )
 
 
 class PredictBody(RequestBody):
     inputs: Annotated[
-        PredictedInputs, Field(description="Text to classify, a list with one text, or a list of such lists.")
+        PredictedInputs,
+        Field(description="Text to classify, a list with a text or a pair of texts, or a list of such lists."),
     ]
     truncate: Annotated[
         Truncate | None, Field(description="Cut inputs that are too long instead of rejecting them.")
     ] = None
     truncation_direction: Annotated[Any, must_equal("right")] = None
-    raw_scores: Annotated[Any, must_equal(False)] = None
+    raw_scores: bool | None = Field(
+        default=None, description="Return logits instead of probabilities, if the model has logits."
+    )
     parameters: PredictParameters | None = Field(
         default=None, description="Options; if present, the response has a list for each text."
     )
@@ -122,9 +135,53 @@ class PredictBody(RequestBody):
                 {"inputs": "a stirring , funny film ."},
                 {"inputs": [["a stirring , funny film ."], ["a long string of cliches ."]], "truncate": True},
                 {"inputs": "a stirring , funny film .", "parameters": {"top_k": 1}},
+                {"inputs": [["a stirring , funny film .", "a long string of cliches ."]]},
             ]
         }
     )
+
+
+class TeiRerankBody(RequestBody):
+    query: Annotated[Text, Field(description="Text to which the others are compared.")]
+    texts: Annotated[TextOrTexts, Field(description="Texts to rank.")]
+    truncate: Annotated[
+        Truncate | None, Field(description="Cut pairs of texts that are too long instead of rejecting them.")
+    ] = None
+    truncation_direction: Annotated[Any, must_equal("right")] = None
+    raw_scores: bool | None = Field(
+        default=None, description="Return the logits of the model instead of their sigmoid, a probability."
+    )
+    return_text: bool | None = Field(default=None, description="Return the texts.")
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"query": "Who runs?", "texts": ["A dog runs.", "A man sleeps."]}]}
+    )
+
+
+class TokenClassificationParameters(RequestBody):
+    """Parameters of Hugging Face's token classification API."""
+
+    aggregation_strategy: Annotated[Any, described_as(Aggregation | None)] = Field(
+        default=None, description="Merging of tokens into entities: `simple`, the default, or `none`."
+    )
+    ignore_labels: IgnoreLabels | None = None
+    stride: Annotated[Any, must_equal(0)] = None
+
+    @model_validator(mode="after")
+    def _check_aggregation(self) -> Self:
+        if self.aggregation_strategy not in (None, *get_args(Aggregation)):
+            raise field_error("unsupported_parameter", "It must be simple or none.", "aggregation_strategy")
+        return self
+
+
+class TokenClassificationBody(RequestBody):
+    inputs: Annotated[TextOrTexts, Field(description="Text to classify the tokens of, or a list of texts.")]
+    truncate: Annotated[
+        Truncate | None, Field(description="Cut inputs that are too long instead of rejecting them.")
+    ] = None
+    parameters: Annotated[TokenClassificationParameters | None, Field(description="Options.")] = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog runs in Berlin."}]})
 
 
 class TokensBody(RequestBody):
@@ -175,8 +232,26 @@ class DecodeBody(RequestBody):
 
 
 class Prediction(TypedDict):
-    score: Annotated[float, Field(description="Probability of the label; the probabilities of all labels sum to 1.")]
+    score: Annotated[float, Field(description="Probability of the label, or its logit with `raw_scores`.")]
     label: Annotated[str, Field(description="Name of the label.")]
+
+
+class Rank(TypedDict):
+    index: Annotated[int, Field(description="Index of the text in the request.")]
+    text: NotRequired[Annotated[str, Field(description="The text; only with `return_text`.")]]
+    score: Annotated[float, Field(description="Probability that the text is relevant, or its logit with `raw_scores`.")]
+
+
+class TokenEntity(TypedDict):
+    """An entity, or with `aggregation_strategy` none a token. Indices count characters."""
+
+    entity_group: NotRequired[Annotated[str, Field(description="Label of an entity.")]]
+    entity: NotRequired[Annotated[str, Field(description="Label of a token.")]]
+    index: NotRequired[Annotated[int, Field(description="Index of a token.")]]
+    score: Annotated[float, Field(description="Probability of the label.")]
+    word: Annotated[str, Field(description="Text of the entity.")]
+    start: Annotated[int, Field(description="Index of its first character.")]
+    end: Annotated[int, Field(description="Index after its last character.")]
 
 
 class SimpleToken(TypedDict):

@@ -11,6 +11,7 @@ from service.compat.common import (
     check_continues_prompt,
     model_of_query,
     typed_errors,
+    without_none,
 )
 from service.compat.tgi_schemas import (
     StreamedTextGenerationBody,
@@ -30,12 +31,19 @@ from service.inference.generate import (
     StreamEnd,
     StreamToken,
     generate,
+    parameters_for,
     stream,
 )
+from service.inference.languages import generating_model
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.service import ServedModel
 from service.parameters import GenerateParameters
 
+TGI_NAMES = {
+    "top_logprobs": "parameters.top_n_tokens",
+    "source_language": "parameters.src_lang",
+    "target_language": "parameters.tgt_lang",
+}
 FINISH_REASONS = {"eos": "eos_token", "stop": "stop_sequence", "length": "length"}
 ERRORS = typed_errors(
     {"invalid_request_error": "validation", "overloaded_error": "overloaded", "server_error": "generation"},
@@ -54,13 +62,17 @@ async def generate_text(
     With `stream: true` the response is `text/event-stream`: one event for each token, the last with
     the whole text.
     """
-    served = model_of_query(call, model, "generate")
-    call.field_names = {**FIELD_NAMES, "top_logprobs": "parameters.top_n_tokens"}
     parameters = body.parameters or TextGenerationParameters()
+    call.field_names = {**FIELD_NAMES, **TGI_NAMES}
+    if model is None and (parameters.src_lang is not None or parameters.tgt_lang is not None):
+        served = generating_model(call, None, parameters.src_lang, parameters.tgt_lang)
+    else:
+        served = model_of_query(call, model, "generate")
     if parameters.return_full_text:
         check_continues_prompt(served, "parameters.return_full_text")
     generation = Generation(served, body.inputs, parameters)
-    request = GenerateInput(served.name, Texts.one(body.inputs), _parameters_of(parameters))
+    generate_parameters = _parameters_of(parameters, served, stream=bool(body.stream))
+    request = GenerateInput(served.name, Texts.one(body.inputs), generate_parameters)
     if body.stream:
         return EventStream(await stream(call, request), generation)
     (output,) = (await generate(call, request)).outputs
@@ -72,23 +84,24 @@ async def stream_text(call: Call, body: StreamedTextGenerationBody, model: str |
     return cast(EventStream, await generate_text(call, body, model))
 
 
-def _parameters_of(body: TextGenerationParameters) -> GenerateParameters:
-    parameters: dict[str, Any] = {
+def _parameters_of(body: TextGenerationParameters, model: ServedModel, *, stream: bool) -> GenerateParameters:
+    given = {
         "max_new_tokens": body.max_new_tokens,
         "stop": body.stop,
         "repetition_penalty": body.repetition_penalty,
         "top_logprobs": body.top_n_tokens,
+        "source_language": body.src_lang,
+        "target_language": body.tgt_lang,
+        "do_sample": True if body.is_sampled else body.do_sample,
     }
-    if body.is_sampled:  # they have no effect without sampling
-        parameters |= {
-            "do_sample": True,
-            "temperature": body.temperature,
-            "top_k": body.top_k,
-            "top_p": body.top_p,
-            "typical_p": body.typical_p,
-            "seed": body.seed,
-        }
-    return GenerateParameters(**{name: value for name, value in parameters.items() if value is not None})
+    sampling = {
+        "temperature": body.temperature,
+        "top_k": body.top_k,
+        "top_p": body.top_p,
+        "typical_p": body.typical_p,
+        "seed": body.seed,
+    }
+    return parameters_for(model, without_none(given), stream=stream, if_sampled=without_none(sampling))
 
 
 class Generation(DataEventEncoder):

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from service.fields import RequestBody, Text, must_equal
 from service.parameters import (
+    Language,
     NumNewTokens,
     RepetitionPenalty,
     Seed,
@@ -36,6 +37,11 @@ class TextGenerationParameters(RequestBody):
     seed: Annotated[Seed | None, Field(description="Seed of the sampling; random if absent.")] = None
     stop: Stop | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    src_lang: Annotated[Language | None, Field(description="Language of the input; for a model that translates.")] = (
+        None
+    )
+    tgt_lang: Annotated[Language | None, Field(description="Language of the text; for a model that translates.")] = None
+    clean_up_tokenization_spaces: Annotated[Any, must_equal(False)] = None
     return_full_text: bool | None = Field(
         default=None, description="Return the prompt before the text; only for decoder-only models."
     )

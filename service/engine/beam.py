@@ -40,8 +40,8 @@ class BeamGeneration(Generation):
     def __init__(
         self, active: ActiveRequest, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
     ) -> None:
-        super().__init__(active, request, manifest, encoder_maps)
         self._parameters = request.parameters
+        super().__init__(active, request, manifest, encoder_maps)
         self._open = [self._first]  # beam i has row self.rows[i]
         self._finished: list[Finished] = []  # the best finished hypotheses so far, best first
 
@@ -79,15 +79,26 @@ class BeamGeneration(Generation):
         for row in self.rows:
             scores.set_next_token(row, token_id)
 
+    @property
+    def _num_candidates(self) -> int:
+        """Number of extensions: enough that `num_beams` of them do not end, if possible."""
+        return max(2, 1 + len(self._end_ids)) * self._parameters.num_beams
+
+    @property
+    def _is_processed(self) -> bool:
+        """True if the next tokens are chosen by scores after the logits processors."""
+        return self._reads_logits or self._must_end(self._open[0])
+
     def _candidates(self, scores: StepScores) -> list[Candidate]:
-        """Return the 2 * num_beams best one-token extensions of the open beams, best first."""
-        count = 2 * self._parameters.num_beams
-        if self._reads_logits:
+        """Return the best one-token extensions of the open beams, best first."""
+        count = self._num_candidates
+        if self._is_processed:
             ids, logprobs = self._best_of_all(scores, count)
         else:
-            ids, logprobs = scores.top(self.rows[: len(self._open)], count + 1)
-            if len(self._open[0].ids) < self._min_tokens:
-                logprobs[ids == self._end_id] = -np.inf
+            forbidden = self._forbidden(self._open[0])
+            ids, logprobs = scores.top(self.rows[: len(self._open)], count + len(forbidden))
+            if forbidden:
+                logprobs[np.isin(ids, list(forbidden))] = -np.inf
         totals = logprobs + np.array([[hypothesis.rank_score] for hypothesis in self._open])  # (beams, tokens)
         best = np.argsort(-totals, axis=None, kind="stable")[:count]
         beams = best // totals.shape[1]
@@ -112,7 +123,7 @@ class BeamGeneration(Generation):
         parent, row = self._open[beam], self.rows[beam]
         child = parent.fork(total)
         logprob = total - parent.rank_score
-        if self._reads_logits:  # `total` has the processed log-probability
+        if self._is_processed:  # `total` has the processed log-probability
             logprob = float(scores.logprobs(row)[token_id])
         self._append(child, scores, row, token_id, logprob)
         return child

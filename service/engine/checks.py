@@ -12,7 +12,7 @@ from service.engine.scores import TOP_OUTPUTS
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
-GraphName = Literal["encoder", "decoder"]
+GraphName = Literal["encoder", "prefill", "decoder"]  # "prefill": the decoder graph over a prompt
 
 TEST_INPUT_TOKENS = 16  # length of the test input, which consists of end tokens
 
@@ -42,12 +42,14 @@ def find_non_finite(states: Sequence[State], encoded: Mapping[str, Array], num_t
     return found
 
 
-def run_test_input(runner: Runner, graph: GraphName) -> None:
+def run_test_input(runner: Runner, graph: GraphName, row: int = 0) -> None:
     """Run a graph on the test input.
 
     Args:
-        runner: runner of the model. For the decoder, its row 0 must be free.
-        graph: graph to test. The decoder needs the results of the encoder, which then runs too.
+        runner: runner of the model.
+        graph: graph to test. The decoder needs the results of the encoder or prefill, which then
+            runs too.
+        row: a free row; not used for the encoder.
 
     Raises:
         Exception: the graph fails or returns NaN or infinity.
@@ -56,18 +58,25 @@ def run_test_input(runner: Runner, graph: GraphName) -> None:
     limits = manifest.limits
     size = min(TEST_INPUT_TOKENS, limits.max_source_tokens, limits.max_target_tokens or TEST_INPUT_TOKENS)
     source = (manifest.tokens.end_id,) * size
-    initial = {state.encoder_output for state in manifest.states}
-    names = [name for name in manifest.encoder.outputs if name == "hidden" or name in initial]
-    lengths = np.array([size], np.int32)
-    encoded = runner.encode(np.array([source], np.int64), lengths, names)
-    _check_finite([value for value in encoded.values() if isinstance(value, np.ndarray)])
+    lengths, encoded = np.array([size], np.int32), dict[str, Array]()
+    if not manifest.is_decoder_only:
+        initial = {state.encoder_output for state in manifest.states}
+        names = [name for name in manifest.encoder_graph.outputs if name == "hidden" or name in initial]
+        encoded |= runner.encode(np.array([source], np.int64), lengths, names)
+        _check_finite([value for value in encoded.values() if isinstance(value, np.ndarray)])
+    if graph == "encoder":
+        return
+    *prompt, last = manifest.decoder_prompt_ids(source)
+    runner.init_rows(row, encoded, [0])
+    age = 0
+    if manifest.is_decoder_only and prompt:
+        _check_finite(list(runner.prefill(row, np.array(prompt, np.int64), 0, ["hidden"]).values()))
+        age = len(prompt)
     if graph == "decoder":
-        prompt = manifest.decoder_prompt_ids(source)
-        runner.init_rows(0, encoded, [0])
-        scores = runner.step(
-            np.array(prompt[-1:], np.int64), np.array([len(prompt) - 1], np.int32), lengths, sorted(TOP_OUTPUTS)
-        )
-        _check_finite([scores["top_logprobs"]])
+        for number, token_id in enumerate([*prompt, last][age:], start=age):
+            ages = np.array([number], np.int32)
+            scores = runner.step(np.array([token_id], np.int64), ages, lengths, sorted(TOP_OUTPUTS), first=row)
+            _check_finite([scores["top_logprobs"]])
 
 
 def _check_finite(values: Sequence[Array]) -> None:

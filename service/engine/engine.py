@@ -1,6 +1,7 @@
 """The engine of one model: a loop that admits, encodes and decodes requests. It owns no thread."""
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -10,12 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import MAX_BEAMS
-from service.engine.attention import ENCODER_KINDS, encoder_maps, map_outputs, record_step
+from service.bundle import LABEL_OUTPUTS, MAX_BEAMS
+from service.engine.attention import ENCODER_KINDS, Maps, encoder_maps, map_outputs, record_step
 from service.engine.beam import BeamGeneration
 from service.engine.checks import GraphName, find_non_finite, run_test_input
-from service.engine.generation import ActiveRequest, BeamCopies, Generation, NonFiniteError, Sink
+from service.engine.generation import (
+    ActiveRequest,
+    BeamCopies,
+    Generation,
+    NonFiniteError,
+    PromptEncoding,
+    RowOwner,
+    Sink,
+)
 from service.engine.observer import EngineObserver, NullObserver
+from service.engine.prefill import BUDGET_S, Prefill, PrefillQueue
 from service.engine.request import (
     Cancelled,
     Compared,
@@ -41,6 +51,12 @@ ROWS_PER_RESERVED = 16  # one row in 16 is reserved for calls that have no row y
 EXTRA_STEPS = 3  # extra steps for small calls, per 16 running rows
 # Consecutive failures of one graph, from distinct calls, before the test input is run.
 MAX_FAILURES = 8
+# Parts of messages about failures.
+_FAILED: Mapping[GraphName, str] = {
+    "encoder": "encoder graph failed for",
+    "prefill": "decoder graph failed on prompts of",
+    "decoder": "decoder graph failed for",
+}
 logger = logging.getLogger(__name__)
 
 
@@ -83,17 +99,20 @@ class Engine:
         self._ids = count()
         self._max_batch_tokens = max_batch_tokens
         self._reserved_rows = runner.max_rows // ROWS_PER_RESERVED
-        self._scheduler = Scheduler(max_batch_tokens, self._reserved_rows)
+        if self._manifest.is_decoder_only:
+            self._max_batch_tokens = sys.maxsize  # prompts are read one at a time, not in a padded batch
+        self._scheduler = Scheduler(self._max_batch_tokens, self._reserved_rows)
         # Requests that wait or are being encoded, by id. A request is added to the next container
         # before it is removed from the previous one, so that counts read by other threads never
         # miss a request.
         self._waiting: dict[int, ActiveRequest] = {}
         self._map_names: dict[str, Sequence[str]] = {one.kind: one.outputs for one in self._manifest.attention}
         self._rows = Rows(runner)
+        self._prefills = PrefillQueue()
         self.throughput = Throughput()
         # Request ids of the consecutive failed runs of each graph; all requests of a call share one
         # id.
-        self._failures: dict[GraphName, set[str]] = {"encoder": set(), "decoder": set()}
+        self._failures: dict[GraphName, set[str]] = {"encoder": set(), "prefill": set(), "decoder": set()}
         # Other threads append to these queues. Append and popleft of a deque are atomic and need no
         # lock.
         self._arrived: deque[ActiveRequest] = deque()
@@ -101,8 +120,13 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        """Number of running generations; a beam search counts once."""
-        return self._rows.num_generations
+        """Number of requests that have rows; a beam search counts once."""
+        return self._rows.num_owners
+
+    @property
+    def num_rows_in_use(self) -> int:
+        """Number of rows of decoder state that requests have."""
+        return self._rows.first_free
 
     @property
     def num_waiting(self) -> int:
@@ -110,7 +134,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._arrived or self._waiting or len(self._rows))
+        return bool(self._arrived or self._waiting or self._rows.num_owners)
 
     def check(self, request: Request) -> None:
         """Validate a request against the model.
@@ -178,9 +202,10 @@ class Engine:
             self._cancelled.append(active)
 
     def step(self) -> None:
-        """Run one iteration: drop finished requests, encode one batch, and step all running rows.
+        """Run one iteration.
 
-        Small calls may get extra decoder steps, see `_run_extra_steps`.
+        It drops finished requests, encodes one batch or reads chunks of prompts, and steps all
+        running rows. Small calls may get extra decoder steps, see `_run_extra_steps`.
 
         Raises:
             RuntimeFailedError: a graph fails even on the test input.
@@ -193,6 +218,8 @@ class Engine:
             self._run(batch, started=self._clock())
             for active in batch:
                 del self._waiting[active.id]
+        if len(self._prefills):
+            self._read_prompts()
         num_rows = len(self._rows)
         if num_rows:
             self._decode_all()
@@ -222,7 +249,7 @@ class Engine:
                 self._arrived.popleft()
                 self._finish(active, Failed("internal"))
                 continue
-            rows = num_rows(request) if isinstance(request, GenerateRequest) else 0
+            rows = num_rows(request, self._manifest)
             # A SimilarRequest does not use the encoder. It counts as a full batch, so that it runs
             # alone.
             tokens = self._max_batch_tokens if isinstance(request, SimilarRequest) else len(request.source_ids)
@@ -238,17 +265,18 @@ class Engine:
         if self._scheduler.remove(active.id):
             del self._waiting[active.id]
         else:
-            generation = self._rows.find(active)
-            assert generation is not None, "an unfinished request must be waiting or running"
-            self._rows.release(generation)
+            owner = self._rows.find(active)
+            assert owner is not None, "an unfinished request must be waiting or running"
+            self._end(owner, Cancelled())
+            return
         self._finish(active, Cancelled())
 
     def _drop_expired(self, now: float) -> None:
         for id_ in self._scheduler.remove_expired(now):
             self._finish(self._waiting.pop(id_), Failed("deadline_exceeded"))
-        for generation in self._rows.generations:
-            if generation.request.deadline <= now:
-                self._end(generation, Failed("deadline_exceeded"))
+        for owner in self._rows.owners:
+            if owner.request.deadline <= now:
+                self._end(owner, Failed("deadline_exceeded"))
 
     # The encoder
 
@@ -257,6 +285,9 @@ class Engine:
             active.encode_started = started
         if isinstance(batch[0].request, SimilarRequest):
             self._compare(batch[0], batch[0].request)
+        elif self._manifest.is_decoder_only:
+            for active in batch:
+                self._admit_to_prefill(active)
         else:
             self._encode(batch)
 
@@ -328,9 +359,11 @@ class Engine:
             if isinstance(request, GenerateRequest):
                 names.update(state.encoder_output for state in self._manifest.states)
             else:
-                names.update(("hidden", "label_logprobs") if request.return_labels else ("hidden",))
+                names.add("hidden")
+                if request.return_labels:
+                    names.add(LABEL_OUTPUTS[self._manifest.label_kind])
             names |= map_outputs(self._manifest, request.attention, ENCODER_KINDS)
-        return tuple(name for name in self._manifest.encoder.outputs if name in names)
+        return tuple(name for name in self._manifest.encoder_graph.outputs if name in names)
 
     def _start_generations(
         self, batch: Sequence[ActiveRequest], encoded: Mapping[str, Array], non_finite: Container[int]
@@ -350,25 +383,121 @@ class Engine:
             request = active.request
             if isinstance(request, GenerateRequest) and index not in non_finite:
                 maps = encoder_maps(self._manifest, encoded, index, request)
-                kind = BeamGeneration if request.parameters.num_beams > 1 else SingleGeneration
-                started.append((kind(active, request, self._manifest, maps), index))
+                started.append((self._new_generation(active, request, maps), index))
         return started
+
+    def _new_generation(self, active: ActiveRequest, request: GenerateRequest, maps: Mapping[str, Maps]) -> Generation:
+        kind = BeamGeneration if request.parameters.num_beams > 1 else SingleGeneration
+        return kind(active, request, self._manifest, maps)
 
     def _deliver_encoded(
         self, active: ActiveRequest, request: EncodeRequest, encoded: Mapping[str, Array], index: int
     ) -> None:
         # Copy: a view would keep the results of the whole batch in memory.
         hidden = encoded["hidden"][index, : len(request.source_ids)].astype(np.float32)
-        labels = encoded["label_logprobs"][index].astype(np.float32) if request.return_labels else None
+        labels = self._label_scores(encoded, index, len(request.source_ids)) if request.return_labels else None
         if np.isfinite(hidden).all() and (labels is None or np.isfinite(labels).all()):
             maps = encoder_maps(self._manifest, encoded, index, request)
             self._finish(active, Encoded(hidden, active.timings(active.encode_ended), labels, maps))
         else:
             self._fail_not_finite(active)
 
+    def _label_scores(self, encoded: Mapping[str, Array], index: int, num_tokens: int) -> Array:
+        """Return the scores of the labels for one request: (C,), or (S, C) for labels of tokens."""
+        kind = self._manifest.label_kind
+        scores = encoded[LABEL_OUTPUTS[kind]][index]
+        labels: Array = (scores[:num_tokens] if kind == "tokens" else scores).astype(np.float32)
+        return labels
+
     def _fail_not_finite(self, active: ActiveRequest) -> None:
         logger.error("the encoder returned values that are not finite")
         self._finish(active, Failed("internal"))
+
+    # Prompts of decoder-only models
+
+    def _admit_to_prefill(self, active: ActiveRequest) -> None:
+        """Assign rows to a request, and add its prompt to those that are being read."""
+        request = active.source_request
+        owner: RowOwner
+        try:
+            if isinstance(request, GenerateRequest):
+                owner = self._new_generation(active, request, {})
+            else:
+                owner = PromptEncoding(active, request)
+        except Exception:
+            logger.exception("a generation could not be started")
+            self._finish(active, Failed("internal"))
+            return
+        self._rows.admit_to_prefill(owner)
+        if owner.prefill_ids:
+            self._prefills.add(owner)
+        else:  # the first step reads the only token
+            self._start([owner], self._clock())
+
+    def _read_prompts(self) -> None:
+        """Read one chunk of a prompt, and more as long as they fit `prefill.BUDGET_S`."""
+        first = started = self._clock()
+        while len(self._prefills):
+            self._read_chunk(self._prefills.next())
+            ended = self._clock()
+            if (ended - first) + (ended - started) > BUDGET_S:  # the next chunk takes about as long as this one
+                break
+            started = ended
+
+    def _read_chunk(self, prefill: Prefill) -> None:
+        """Read the next chunk of a prompt. At its end, start the requests that wait for it.
+
+        If that fails, these requests fail: all of them have the same prompt.
+        """
+        started, chunk = self._clock(), prefill.next_chunk()
+        if not prefill.num_read:
+            for owner in prefill.owners:
+                owner.active_request.encode_started = started
+        is_encoding = isinstance(prefill.owners[0], PromptEncoding)
+        try:
+            outputs = self._rows.prefill(prefill.row, chunk, ("hidden",) if is_encoding else ())
+        except FloatingPointError:
+            self._failures["prefill"].clear()
+            logger.error("the decoder returned values that are not finite for a prompt")
+            self._end_all(prefill, Failed("internal"))
+            return
+        except Exception:
+            logger.exception("the decoder failed on a prompt")
+            active = prefill.owners[0].active_request
+            self._end_all(prefill, Failed("internal"))
+            self._note_failure("prefill", active)
+            return
+        self._failures["prefill"].clear()
+        now = self._clock()
+        prefill.num_read += len(chunk)
+        prefill.seconds += now - started
+        if is_encoding:
+            prefill.hidden.append(outputs["hidden"])
+        if prefill.is_done:
+            num_tokens = len(prefill.ids)
+            self._notify(self._observer.on_encode, len(prefill.owners), num_tokens, num_tokens, prefill.seconds)
+            self._prefills.remove(prefill)
+            self._start(prefill.owners, now, prefill.hidden)
+
+    def _start(self, owners: Sequence[RowOwner], now: float, hidden: Sequence[Array] = ()) -> None:
+        """Start the generations whose prompt has been read, or deliver its hidden states."""
+        for owner in owners:
+            owner.active_request.encode_ended = now
+        generations = [owner for owner in owners if isinstance(owner, Generation)]
+        if generations:
+            self._rows.start(generations)
+            return
+        (encoding,) = owners
+        joined = np.concatenate(hidden).astype(np.float32)
+        if np.isfinite(joined).all():
+            self._end(encoding, Encoded(joined, encoding.active_request.timings(now)))
+        else:
+            logger.error("the decoder returned values that are not finite for a prompt")
+            self._end(encoding, Failed("internal"))
+
+    def _end_all(self, prefill: Prefill, event: Event) -> None:
+        for owner in reversed(prefill.owners[:]):
+            self._end(owner, event)
 
     # The decoder
 
@@ -478,7 +607,7 @@ class Engine:
 
         Args:
             graph: the graph that failed.
-            active: one of the requests of the run. After a failed decoder step no row is running.
+            active: one of the requests of the run. They have no rows any more.
 
         Raises:
             RuntimeFailedError: the graph failed `MAX_FAILURES` times in succession, for distinct
@@ -489,23 +618,34 @@ class Engine:
         if len(failures) < MAX_FAILURES:
             return
         try:
-            run_test_input(self._runner, graph)
+            run_test_input(self._runner, graph, self._rows.first_free)
         except Exception as error:
             raise RuntimeFailedError(
-                f"the {graph} graph failed for {MAX_FAILURES} calls in succession and on the test input"
+                f"the {_FAILED[graph]} {MAX_FAILURES} calls in succession and on the test input"
             ) from error
         logger.warning(
-            "the %s graph failed for %d calls in succession, but not on the test input: the calls caused the failures",
-            graph,
+            "the %s %d calls in succession, but not on the test input: the calls caused the failures",
+            _FAILED[graph],
             MAX_FAILURES,
         )
         failures.clear()
 
     # Final events
 
-    def _end(self, generation: Generation, event: Event) -> None:
-        self._rows.release(generation)
-        self._finish(generation.active_request, event)
+    def _end(self, owner: RowOwner, event: Event) -> None:
+        prefill = self._prefills.find(owner)
+        if prefill is not None:
+            self._remove_from_prefill(owner, prefill)
+        self._rows.release(owner)
+        self._finish(owner.active_request, event)
+
+    def _remove_from_prefill(self, owner: RowOwner, prefill: Prefill) -> None:
+        is_first = owner is prefill.owners[0]
+        prefill.owners.remove(owner)
+        if not prefill.owners:
+            self._prefills.remove(prefill)
+        elif is_first:  # the next request goes on with the row that has been written
+            self._rows.hand_over(owner, prefill.owners[0])
 
     def _finish(self, active: ActiveRequest, event: Event) -> None:
         assert not active.has_ended, "a request must end only once"

@@ -7,11 +7,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from service.bundle import Manifest
+from service.bundle import TOP_TOKENS, Manifest
 from service.engine.attention import STEP_KINDS, MapRecorder, Maps, map_outputs
 from service.engine.hypothesis import Hypothesis
-from service.engine.processors import changes_other_tokens, make_processors, process
+from service.engine.processors import changes_scores, make_processors, process
 from service.engine.request import (
+    EncodeRequest,
     Event,
     FailureCode,
     FinishReason,
@@ -60,8 +61,37 @@ class NonFiniteError(Exception):
     """A graph returned NaN or infinity."""
 
 
-class Generation(ABC):
+class RowOwner:
+    """A request that has rows."""
+
+    prefill_ids: tuple[int, ...] = ()  # tokens that a decoder-only model reads before the first step
+
+    def __init__(self, active: ActiveRequest, request: SourceRequest) -> None:
+        """Create an owner whose rows are not assigned yet.
+
+        Args:
+            active: the submitted request.
+            request: the same request with its own type.
+        """
+        self.active_request = active
+        self.request = request
+        self.rows: list[int] = []  # assigned and renumbered by `Rows`
+
+
+class PromptEncoding(RowOwner):
+    """An encode request of a decoder-only model, which needs a row to read its prompt."""
+
+    request: EncodeRequest
+
+    def __init__(self, active: ActiveRequest, request: EncodeRequest) -> None:
+        super().__init__(active, request)
+        self.prefill_ids = request.source_ids
+
+
+class Generation(RowOwner, ABC):
     """A running request: its rows, its hypotheses, and the choice of their next tokens."""
+
+    request: GenerateRequest
 
     def __init__(
         self, active: ActiveRequest, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
@@ -74,20 +104,32 @@ class Generation(ABC):
             manifest: manifest of the model.
             encoder_maps: encoder maps that the request selects, by kind.
         """
-        self.active_request = active
-        self.request = request
-        self.rows: list[int] = []  # assigned and renumbered by `Rows`
+        super().__init__(active, request)
         parameters, num_source = request.parameters, len(request.source_ids)
         self.decoder_prompt_ids = manifest.decoder_prompt_ids(request.source_ids)
+        if manifest.is_decoder_only:
+            self.prefill_ids = self.decoder_prompt_ids[:-1]  # the first step reads the last token
         self._prefix = request.target_prefix
-        self._end_id = manifest.tokens.end_id
         self._max_tokens = min(len(self._prefix) + parameters.num_new_tokens, manifest.max_new_tokens_for(num_source))
-        self._min_tokens = len(self._prefix) + parameters.min_new_tokens  # the end token is forbidden before
+        self._min_tokens = len(self._prefix) + parameters.min_new_tokens  # end tokens are forbidden before
         self._num_alternatives = parameters.top_logprobs
-        self._processors = make_processors(parameters, self._end_id)
-        # If at most the end token can be forbidden, the step's top tokens are sufficient for the
+        self._end_ids = manifest.tokens.end_ids
+        self._suppressed = frozenset((*manifest.generation.suppress_tokens, *parameters.suppress_tokens))
+        self._suppressed_or_end = self._suppressed.union(self._end_ids)
+        self._forces_end = manifest.generation.force_end
+        self._processors = make_processors(
+            parameters,
+            self._end_ids,
+            manifest.generation.suppress_tokens,
+            self._max_tokens - len(self._prefix) if self._forces_end else None,
+        )
+        # If only few tokens can be forbidden, the top tokens of a step are sufficient for the
         # choice.
-        self._reads_logits = parameters.do_sample or changes_other_tokens(self._processors)
+        num_forbidden = len(self._suppressed_or_end if parameters.min_new_tokens else self._suppressed)
+        num_top = min(TOP_TOKENS, manifest.limits.vocabulary)
+        self._reads_logits = (
+            parameters.do_sample or changes_scores(parameters) or self._num_candidates + num_forbidden > num_top
+        )
         maps = MapRecorder(request.attention, num_source, encoder_maps, len(self.decoder_prompt_ids))
         self._first = Hypothesis(maps, request.stop)
         self.records_maps = bool(self._first.maps.steps)
@@ -95,7 +137,7 @@ class Generation(ABC):
         self._num_charged = 0  # number of map values charged to the budget
         # Outputs of the decoder graph that this generation needs in addition to `TOP_OUTPUTS`.
         self.outputs = map_outputs(manifest, request.attention, STEP_KINDS)
-        if self._prefix or self._reads_logits:
+        if self._prefix or self._reads_logits or self._forces_end:
             self.outputs |= VOCABULARY_OUTPUTS
 
     def charge_step(self) -> None:
@@ -122,6 +164,19 @@ class Generation(ABC):
         assert self.request.map_budget is not None
         self.request.map_budget.remaining -= numbers
         self._num_charged += numbers
+
+    @property
+    def _num_candidates(self) -> int:
+        """Number of most probable allowed tokens of each row that a step considers."""
+        return 1
+
+    def _forbidden(self, hypothesis: Hypothesis) -> frozenset[int]:
+        """Return the tokens that are forbidden as the next token, apart from other processors."""
+        return self._suppressed_or_end if len(hypothesis.ids) < self._min_tokens else self._suppressed
+
+    def _must_end(self, hypothesis: Hypothesis) -> bool:
+        """Return True if the next token is the last one and must be the end token."""
+        return self._forces_end and len(hypothesis.ids) == self._max_tokens - 1
 
     @property
     def _num_growing(self) -> int:
@@ -175,7 +230,7 @@ class Generation(ABC):
         num_tokens, token_id = len(hypothesis.ids), hypothesis.ids[-1]
         if num_tokens <= len(self._prefix):
             return "forced" if num_tokens == self._max_tokens else None
-        if token_id == self._end_id:
+        if token_id in self._end_ids:
             return "eos"
         if hypothesis.stop is not None and hypothesis.stop.update(token_id):
             return "stop"

@@ -1,6 +1,6 @@
 """Logits processors with the semantics of those in Hugging Face Transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,19 +64,32 @@ class SuppressTokens:
 
 
 class MinNewTokens:
-    """Forbids the end token until `min_new_tokens` tokens are generated."""
+    """Forbids the end tokens until `min_new_tokens` tokens are generated."""
 
-    def __init__(self, min_new_tokens: int, end_id: int) -> None:
+    def __init__(self, min_new_tokens: int, end_ids: Sequence[int]) -> None:
         self._min_new_tokens = min_new_tokens
-        self._end_id = end_id
+        self._end_ids = list(end_ids)
 
     def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
         if num_generated < self._min_new_tokens:
-            scores[self._end_id] = -np.inf
+            scores[self._end_ids] = -np.inf
+
+
+class ForceEnd:
+    """Allows only the end token as the last of `max_new_tokens` tokens."""
+
+    def __init__(self, max_new_tokens: int, end_id: int) -> None:
+        self._max_new_tokens = max_new_tokens
+        self._end_id = end_id
+
+    def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
+        if num_generated == self._max_new_tokens - 1:
+            scores[:] = -np.inf
+            scores[self._end_id] = 0.0
 
 
 class AllowEndIfAllForbidden:
-    """Allows the end token if all tokens are forbidden."""
+    """Allows one end token if all tokens are forbidden."""
 
     def __init__(self, end_id: int) -> None:
         self._end_id = end_id
@@ -86,23 +99,37 @@ class AllowEndIfAllForbidden:
             scores[self._end_id] = 0.0
 
 
-def changes_other_tokens(processors: Sequence[Processor]) -> bool:
-    """Return True if the processors can change the score of a token other than the end token."""
-    return not all(isinstance(one, MinNewTokens | AllowEndIfAllForbidden) for one in processors)
+def changes_scores(parameters: GenerateParameters) -> bool:
+    """Return True if the processors do more than forbid a fixed set of tokens."""
+    return parameters.repetition_penalty != 1.0 or parameters.no_repeat_ngram_size > 0
 
 
-def make_processors(parameters: GenerateParameters, end_id: int) -> list[Processor]:
-    """Return the processors for the parameters of a request, in the order of their application."""
+def make_processors(
+    parameters: GenerateParameters,
+    end_ids: Sequence[int],
+    suppress_tokens: Collection[int] = (),
+    forced_end_at: int | None = None,
+) -> list[Processor]:
+    """Return the processors of a request, in the order of their application.
+
+    Args:
+        parameters: parameters of the request.
+        end_ids: the end tokens of the model.
+        suppress_tokens: tokens that the model never generates, in addition to those of the request.
+        forced_end_at: number of generated tokens of which the last must be the first end token.
+    """
     processors: list[Processor] = []
     if parameters.repetition_penalty != 1.0:
         processors.append(RepetitionPenalty(parameters.repetition_penalty))
     if parameters.no_repeat_ngram_size:
         processors.append(NoRepeatNgram(parameters.no_repeat_ngram_size))
     if parameters.min_new_tokens:
-        processors.append(MinNewTokens(parameters.min_new_tokens, end_id))
-    if parameters.suppress_tokens:
-        processors.append(SuppressTokens(parameters.suppress_tokens))
-    return [*processors, AllowEndIfAllForbidden(end_id)] if processors else []
+        processors.append(MinNewTokens(parameters.min_new_tokens, end_ids))
+    if suppressed := {*suppress_tokens, *parameters.suppress_tokens}:
+        processors.append(SuppressTokens(sorted(suppressed)))
+    if forced_end_at is not None:
+        processors.append(ForceEnd(forced_end_at, end_ids[0]))
+    return [*processors, AllowEndIfAllForbidden(end_ids[0])] if processors else []
 
 
 def process(processors: Sequence[Processor], scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:

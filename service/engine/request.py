@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from service.parameters import GenerateParameters
 
 FinishReason = Literal["eos", "length", "stop", "forced"]
-FailureCode = Literal["deadline_exceeded", "overloaded", "draining", "engine_dead", "response_too_large", "internal"]
+FailureCode = Literal[
+    "deadline_exceeded",
+    "overloaded",
+    "draining",
+    "engine_dead",
+    "response_too_large",
+    "model_not_found",  # the model was unloaded before the request ended
+    "internal",
+]
 
 
 class StopCondition(Protocol):
@@ -155,7 +163,8 @@ class Encoded:
 
     hidden: NDArray[np.float32]  # output of the last encoder layer, (S, M) without padding
     timings: Timings
-    label_logprobs: NDArray[np.float32] | None = None  # (C,)
+    # Scores of the labels, as `Manifest.label_kind` defines them: (C,), or (S, C) for "tokens".
+    label_scores: NDArray[np.float32] | None = None
     attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by kind, (L, H, S, columns)
 
 

@@ -5,18 +5,22 @@ decoding, sampling and scoring use one row for each generation, beam search uses
 beam. Row i of every input array and of every state tensor belongs to the same hypothesis. The
 running rows are always 0 to n - 1 without gaps: when a row becomes free, the last row is moved into
 it.
+
+The rows after them belong to requests of decoder-only models whose prompts are still being read
+(prefill). They are not stepped.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.engine.generation import ActiveRequest, BeamCopies, Generation
-from service.engine.request import GenerateRequest
+from service.bundle import Manifest
+from service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
+from service.engine.request import EncodeRequest, GenerateRequest, Request
 from service.engine.scores import TOP_OUTPUTS
 from service.runtime.protocol import Int32, Int64, Runner
 
@@ -24,36 +28,53 @@ Array = NDArray[Any]
 logger = logging.getLogger(__name__)
 
 
-def num_rows(request: GenerateRequest) -> int:
+def num_rows(request: Request, manifest: Manifest) -> int:
     """Return the number of rows that a request needs."""
-    return request.parameters.num_beams
+    if isinstance(request, GenerateRequest):
+        return request.parameters.num_beams
+    return int(manifest.is_decoder_only and isinstance(request, EncodeRequest))
 
 
 class Rows:
-    """Assigns rows of the runner's state to generations, and keeps the inputs of the next step."""
+    """Assigns rows of the runner's state to requests, and keeps the inputs of the next step."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._owners: list[Generation] = []  # by row
-        self._generations: dict[Generation, None] = {}  # in the order of their admission
+        self._owners: list[RowOwner] = []  # by row: running rows, then rows in prefill
+        # In the order of their admission:
+        self._running: dict[Generation, None] = {}
+        self._in_prefill: dict[RowOwner, None] = {}
+        self._num_running = 0  # number of running rows
         self._token_ids = np.zeros(runner.max_rows, np.int64)  # next input token of each row
         self._lengths = np.zeros(runner.max_rows, np.int32)  # number of tokens that each row has processed
         self._source_lengths = np.zeros(runner.max_rows, np.int32)
         self._outputs: tuple[str, ...] = ()  # outputs of the next step that the generations need
 
     def __len__(self) -> int:
-        return len(self._owners)
+        """Number of running rows."""
+        return self._num_running
 
     @property
     def generations(self) -> list[Generation]:
-        return list(self._generations)
-
-    def generations_of(self, rows: range) -> list[Generation]:
-        return list(dict.fromkeys(self._owners[rows.start : rows.stop]))
+        """Running generations."""
+        return list(self._running)
 
     @property
-    def num_generations(self) -> int:
-        return len(self._generations)
+    def owners(self) -> list[RowOwner]:
+        """All requests that have rows, running or in prefill."""
+        return [*self._running, *self._in_prefill]
+
+    def generations_of(self, rows: range) -> list[Generation]:
+        return list(dict.fromkeys(cast(Sequence[Generation], self._owners[rows.start : rows.stop])))
+
+    @property
+    def num_owners(self) -> int:
+        return len(self._running) + len(self._in_prefill)
+
+    @property
+    def first_free(self) -> int:
+        """Index of the first row without an owner."""
+        return len(self._owners)
 
     @property
     def num_free(self) -> int:
@@ -63,48 +84,130 @@ class Rows:
         """Return the number of rows of each call."""
         return Counter(owner.request.request_id for owner in self._owners)
 
-    def find(self, active: ActiveRequest) -> Generation | None:
-        return next((one for one in self._generations if one.active_request is active), None)
+    def find(self, active: ActiveRequest) -> RowOwner | None:
+        return next((one for one in self.owners if one.active_request is active), None)
 
     def admit(self, newcomers: Sequence[tuple[Generation, int]], encoded: Mapping[str, Array]) -> None:
         """Assign rows to new generations and initialize the states of these rows.
+
+        If the decoder has several start tokens, the rows read all but the last.
 
         Args:
             newcomers: generations, each with its index in the encoder's batch.
             encoded: outputs of the encoder.
         """
         first = len(self._owners)
-        owners = [(one, index) for one, index in newcomers for _ in range(num_rows(one.request))]
+        assert first == self._num_running, "a model with an encoder has no rows in prefill"
+        owners = [(one, index) for one, index in newcomers for _ in range(num_rows(one.request, self._runner.manifest))]
         rows = slice(first, first + len(owners))
         self._runner.init_rows(first, encoded, [index for _, index in owners])
-        self._token_ids[rows] = [one.decoder_prompt_ids[-1] for one, _ in owners]
-        self._lengths[rows] = [len(one.decoder_prompt_ids) - 1 for one, _ in owners]
         self._source_lengths[rows] = [len(one.request.source_ids) for one, _ in owners]
+        *start_ids, last_id = self._runner.manifest.tokens.start_ids
+        for length, token_id in enumerate(start_ids):
+            self._token_ids[rows], self._lengths[rows] = token_id, length
+            self._runner.step(*self._inputs(range(rows.start, rows.stop)), sorted(TOP_OUTPUTS), first=first)
+        self._token_ids[rows], self._lengths[rows] = last_id, len(start_ids)
         for row, (generation, _) in enumerate(owners, first):
             generation.rows.append(row)
             self._owners.append(generation)
-        self._generations.update((one, None) for one, _ in newcomers)
+        self._running.update((one, None) for one, _ in newcomers)
+        self._num_running = len(self._owners)
         self._choose_outputs()
 
-    def release(self, generation: Generation) -> None:
-        """Free the rows of a generation, and move the last running rows into them."""
-        for row in sorted(generation.rows, reverse=True):
-            last = len(self._owners) - 1
-            if row != last:
-                self._move(last, row)
-            del self._owners[last]
-        del self._generations[generation]
+    def admit_to_prefill(self, owner: RowOwner) -> None:
+        """Assign rows to a request of a decoder-only model. They are not stepped before `start`."""
+        for _ in range(num_rows(owner.request, self._runner.manifest)):
+            row = len(self._owners)
+            owner.rows.append(row)
+            self._owners.append(owner)
+            self._lengths[row] = 0
+            self._source_lengths[row] = len(owner.request.source_ids)
+        self._in_prefill[owner] = None
+
+    def prefill(self, row: int, token_ids: Int64, outputs: Sequence[str]) -> Mapping[str, Array]:
+        """Read the next tokens of a prompt in a row. If that raises, it can be repeated."""
+        length = int(self._lengths[row])
+        if not length:
+            self._runner.init_rows(row, {}, [0])
+        given = self._runner.prefill(row, token_ids, length, outputs)
+        self._lengths[row] += len(token_ids)
+        return given
+
+    def start(self, generations: Sequence[Generation]) -> None:
+        """Add generations with the same prompt to the running ones.
+
+        The prompt has been read in the first row of the first generation. Its states are copied to
+        the other rows.
+        """
+        for generation in generations:
+            for index in range(len(generation.rows)):
+                self._exchange(generation.rows[index], self._num_running)
+                self._num_running += 1
+            del self._in_prefill[generation]
+            self._running[generation] = None
+        rows = [row for generation in generations for row in generation.rows]
+        prompt_ids = generations[0].decoder_prompt_ids
+        self._token_ids[rows] = prompt_ids[-1]
+        self._lengths[rows] = len(prompt_ids) - 1
+        first, *others = rows
+        if len(prompt_ids) == 1:
+            for row in rows:
+                self._runner.init_rows(row, {}, [0])
+        elif others:
+            self._runner.fork([first] * len(others), others, len(prompt_ids) - 1)
         self._choose_outputs()
+
+    def hand_over(self, owner: RowOwner, successor: RowOwner) -> None:
+        """Exchange the first rows of two requests in prefill, without their states."""
+        first, second = owner.rows[0], successor.rows[0]
+        owner.rows[0], successor.rows[0] = second, first
+        self._owners[first], self._owners[second] = successor, owner
+
+    def release(self, owner: RowOwner) -> None:
+        """Free the rows of a request, and move other rows into them so that no gap remains."""
+        for row in sorted(owner.rows, reverse=True):
+            if row < self._num_running:
+                self._num_running -= 1
+                self._move(self._num_running, row)
+                row = self._num_running
+            self._move(len(self._owners) - 1, row)
+            del self._owners[-1]
+        if owner in self._in_prefill:
+            del self._in_prefill[owner]
+        else:
+            del self._running[cast(Generation, owner)]
+            self._choose_outputs()
 
     def _move(self, source: int, target: int) -> None:
+        """Move a row to a row that has become free."""
+        if source == target:
+            return
         self._runner.move(source, target, int(self._lengths[source]), int(self._source_lengths[source]))
         for column in (self._token_ids, self._lengths, self._source_lengths):
             column[target] = column[source]
         owner = self._owners[target] = self._owners[source]
         owner.rows[owner.rows.index(source)] = target
 
+    def _exchange(self, first: int, second: int) -> None:
+        """Exchange two rows in prefill. States of a row that has read nothing are not copied."""
+        if first == second:
+            return
+        read = int(self._lengths[first]), int(self._lengths[second])
+        if all(read):
+            self._runner.swap(first, second, max(read))
+        elif read[0]:
+            self._runner.move(first, second, read[0], int(self._source_lengths[first]))
+        elif read[1]:
+            self._runner.move(second, first, read[1], int(self._source_lengths[second]))
+        for column in (self._lengths, self._source_lengths):
+            column[[first, second]] = column[[second, first]]
+        owners = self._owners[first], self._owners[second]
+        indices = owners[0].rows.index(first), owners[1].rows.index(second)
+        owners[0].rows[indices[0]], owners[1].rows[indices[1]] = second, first
+        self._owners[first], self._owners[second] = owners[1], owners[0]
+
     def _choose_outputs(self) -> None:
-        requested = TOP_OUTPUTS.union(*(generation.outputs for generation in self._generations))
+        requested = TOP_OUTPUTS.union(*(generation.outputs for generation in self._running))
         self._outputs = tuple(name for name in self._runner.manifest.decoder_graph.outputs if name in requested)
 
     def step(self, rows: range) -> Mapping[str, Array]:
@@ -157,7 +260,7 @@ class Rows:
             self._runner.fork(sources, targets, int(self._lengths[sources].max()))
 
     def __iter__(self) -> Iterator[Generation]:
-        return iter(self._generations)
+        return iter(self._running)
 
 
 def _join(parts: Mapping[int, Array], count: int) -> Array:

@@ -44,12 +44,15 @@ class SingleGeneration(Generation):
         hypothesis = self._first
         if len(hypothesis.ids) < len(self._prefix):
             token_id = self._prefix[len(hypothesis.ids)]
+        elif self._must_end(hypothesis):
+            token_id = self._end_ids[0]
         elif self._reads_logits:
             token_id = self._pick(scores.logits(row))
         else:
-            best = scores.best(row)
-            end_is_forbidden = len(hypothesis.ids) < self._min_tokens and best[0] == self._end_id
-            return scores.alternatives(row, 2)[1] if end_is_forbidden else best
+            best, forbidden = scores.best(row), self._forbidden(hypothesis)
+            if best[0] not in forbidden:
+                return best
+            return next(one for one in scores.alternatives(row, len(forbidden) + 1) if one[0] not in forbidden)
         return token_id, float(scores.logprobs(row)[token_id])
 
     def _pick(self, logits: NDArray[Any]) -> int:

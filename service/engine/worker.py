@@ -5,6 +5,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ RELEASE_INTERVAL_S = 5.0
 class RequestFuture:
     """A submitted request on the event loop's side. Its last event is a final one."""
 
+    model: str
     on_event: Callable[[Event], Any]  # called with each event, on the event loop's thread
     cancel_in_engine: Callable[[], None] | None = None  # cancels the request in the engine
     is_done: bool = False
@@ -53,7 +55,7 @@ class Worker:
     """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
-        self._engines = dict(engines)
+        self._engines = dict(engines)  # after `start`, only the engine thread changes it
         # The event loop's side
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -68,6 +70,7 @@ class Worker:
         self._is_stopping = False  # the thread ends after the current step
         self._has_died = False
         self._step_started: float | None = None
+        self._commands: deque[Callable[[], None]] = deque()  # run by the engine thread between two steps
         # Used by the engine thread only
         self._used: set[str] = set()  # models that ran since their memory was last released
         self._next_release = 0.0
@@ -108,7 +111,7 @@ class Worker:
             KeyError: there is no such model.
         """
         engine = self._engines[model]
-        future = RequestFuture(on_event)
+        future = RequestFuture(model, on_event)
         if self._close_code is not None:
             future._deliver(Failed(self._close_code))
             return future
@@ -118,6 +121,51 @@ class Worker:
         with self._wake:
             self._wake.notify()
         return future
+
+    async def add(self, model: str, engine: Engine) -> None:
+        """Add an engine between two steps. Requests may be submitted when this returns."""
+        await self._run_between_steps(partial(self._engines.__setitem__, model, engine))
+
+    async def remove(self, model: str) -> None:
+        """Remove a model's engine between two steps. It must have no open requests."""
+
+        def run() -> None:
+            self._engines.pop(model, None)
+            self._used.discard(model)
+
+        await self._run_between_steps(run)
+
+    async def release_memory(self) -> None:
+        """Return unused memory to the system, such as that of an engine that no longer exists."""
+
+        def run() -> None:
+            idle = [engine for engine in self._engines.values() if not engine.has_work]
+            for engine in idle[:1]:  # all models share the memory arena, which any of them can shrink
+                engine.release_memory()
+            trim_heap()
+
+        await self._run_between_steps(run)
+
+    def fail_requests(self, model: str, code: FailureCode) -> None:
+        """Fail all open requests of a model."""
+        for future in [one for one in self._open if one.model == model]:
+            future.cancel()
+            future._deliver(Failed(code))
+            self._open.discard(future)
+
+    async def _run_between_steps(self, command: Callable[[], None]) -> None:
+        """Run a function on the engine thread, and wait for it as long as the thread lives."""
+        has_run = threading.Event()
+
+        def run() -> None:
+            command()
+            has_run.set()
+
+        with self._wake:
+            self._commands.append(run)
+            self._wake.notify()
+        while self.is_alive and not has_run.is_set():
+            await asyncio.sleep(JOIN_INTERVAL_S)
 
     async def stop(self, timeout_s: float) -> None:
         """Reject new requests, wait for requests in progress, and end the thread.
@@ -167,21 +215,35 @@ class Worker:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
-                for name, engine in self._engines.items():
-                    if engine.has_work:
-                        self._used.add(name)
-                        self._step(engine)
+                self._run_commands()
+                self._step_all()
                 self._release_memory()
         except BaseException:
             logger.exception("the engine thread died")
             self._has_died = True
             self._call_on_loop(self._close, "engine_dead")
 
+    def _run_commands(self) -> None:
+        while self._commands:
+            self._step_started = time.monotonic()  # a release of memory runs a graph, which may hang like a step
+            self._commands.popleft()()
+            self._step_started = None
+
+    def _step_all(self) -> None:
+        """Run a step of each engine that has work.
+
+        This is a method, because its local variables must not keep an engine that is removed.
+        """
+        for name, engine in self._engines.items():
+            if engine.has_work:
+                self._used.add(name)
+                self._step(engine)
+
     def _wait_for_work(self) -> bool:
         """Sleep until there is work or memory to release; return False to end the thread."""
         with self._wake:
             while not self._is_stopping:
-                if any(engine.has_work for engine in self._engines.values()):
+                if self._commands or any(engine.has_work for engine in self._engines.values()):
                     return True
                 if self._is_draining:
                     return False

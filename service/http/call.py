@@ -19,6 +19,7 @@ from service.fields import first_error, unknown_field, validate
 from service.http.incoming import EXCHANGE, Exchange
 from service.inference.call import Call
 from service.inference.service import Service
+from service.parameters import GivenParameters
 
 # New request ids have a random part for the process and a counter. Random bytes for each id would
 # release the interpreter lock, which the event loop must wait for under load.
@@ -218,9 +219,12 @@ def parse_body(data: bytes, body_type: type[Body]) -> Body:
     if not isinstance(document, dict):
         raise ApiError("invalid_parameter", "The body must be a JSON object.")
     try:
-        return body_type.model_validate(document)
+        body = body_type.model_validate(document)
     except ValidationError as error:
         raise unknown_field(document, body_type) or first_error(error, kind=body_type) from None
+    if isinstance(body, GivenParameters):
+        body._document = document
+    return body
 
 
 def parse_form(data: bytes, body_type: type[Body]) -> Body:

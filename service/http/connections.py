@@ -2,6 +2,7 @@
 descriptors.
 """
 
+import ipaddress
 import logging
 import resource
 import time
@@ -16,6 +17,7 @@ from service.metrics import Limit
 # rejections and files.
 DESCRIPTOR_RESERVE = 32
 MAX_LINGERING = 256
+IPV6_PREFIX = 64  # bits of an IPv6 address that count as one client
 LOG_INTERVAL_S = 10.0
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ class ConnectionLimits:
         self._on_limit = on_limit
         self._last_log: dict[Limit, float] = {}
         self._num_unlogged: Counter[Limit] = Counter()
-        self._of_address: Counter[str] = Counter()
+        self._of_network: Counter[str] = Counter()
         self.num_open = 0
         self.num_lingering = 0  # rejected connections whose clients have not read the response yet
 
@@ -46,23 +48,26 @@ class ConnectionLimits:
                 "connections",
                 f"The service has {self._max_total} open connections, which is the limit (SIGHTLINE_MAX_CONNECTIONS).",
             )
-        if self._of_address[address] >= self._max_per_address:
+        network = network_of(address)
+        if self._of_network[network] >= self._max_per_address:
             message = (
-                f"This address has {self._max_per_address} open connections, which is the limit "
+                f"{'This address' if network == address else f'The network {network}'} has "
+                f"{self._max_per_address} open connections, which is the limit "
                 "(SIGHTLINE_MAX_CONNECTIONS_PER_ADDRESS). Reuse them."
             )
             raise self._error("connections_per_address", message)
         if descriptors_after(descriptor) < DESCRIPTOR_RESERVE:
             raise self._error("descriptors", "The service has no file descriptor left for another connection.")
         self.num_open += 1
-        self._of_address[address] += 1
+        self._of_network[network] += 1
 
     def release(self, address: str) -> None:
         """Stop counting a connection."""
         self.num_open -= 1
-        self._of_address[address] -= 1
-        if not self._of_address[address]:
-            del self._of_address[address]
+        network = network_of(address)
+        self._of_network[network] -= 1
+        if not self._of_network[network]:
+            del self._of_network[network]
 
     def may_linger(self, descriptor: int) -> bool:
         """Return True if a rejected connection may stay open until its client has read the
@@ -76,9 +81,23 @@ class ConnectionLimits:
         now = time.monotonic()
         if now - self._last_log.get(limit, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
             self._last_log[limit] = now
-            fields = {"limit": limit, "refused": self._num_unlogged.pop(limit), "open": self.num_open}
-            logger.warning("connections are refused", extra={"fields": fields})
+            fields = {"limit": limit, "rejected": self._num_unlogged.pop(limit), "open": self.num_open}
+            logger.warning("connections are rejected", extra={"fields": fields})
         return ApiError("overloaded", f"{message} Retry later.")
+
+
+def network_of(address: str) -> str:
+    """Return the part of a client's address that counts as one client.
+
+    An IPv6 client usually has a whole network of 2**64 addresses, so its first 64 bits count. Other
+    addresses count as they are.
+    """
+    if ":" not in address:
+        return address
+    parsed = ipaddress.IPv6Address(address)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(parsed), IPV6_PREFIX), strict=False))
 
 
 def descriptors_after(descriptor: int) -> float:

@@ -40,10 +40,16 @@ class AdmissionController:
         self._max_tokens = max_tokens
         self.throughput = throughput
         self._max_wait_s = max_wait_s
+        self.is_closed = False  # True once the model is unloaded: admitted calls can no longer use the engine
         self._open: set[Reservation] = set()
         self.num_sequences = 0
         self.num_bytes = 0
         self.num_tokens = 0
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls in progress."""
+        return len(self._open)
 
     def reserve(
         self, sequences: int, num_bytes: int, units: float = 0.0, seconds_left: float = float("inf")

@@ -13,10 +13,12 @@ from service.inference.generate import (
     check_parameters,
     expected_work,
     generate_requests,
+    parameters_for,
     read_prefixes,
     read_targets,
     text_of,
 )
+from service.inference.languages import choose_languages
 from service.inference.maps import MapWriter, TargetAttention
 from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
 from service.inference.service import ServedModel
@@ -67,21 +69,22 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
         ClientGoneError: the client closed the connection.
     """
     model = call.model(request.model, "attention")
-    maps = MapWriter(call, model, request.selection)
     if "generate" not in model.manifest.tasks:
-        return await _encoder_attention(call, model, request, maps)
-    parameters = request.parameters or GenerateParameters()
+        return await _encoder_attention(call, model, request)
+    parameters = request.parameters or parameters_for(model, {})
+    languages = choose_languages(model, parameters.source_language, parameters.target_language)
+    maps = MapWriter(call, model, request.selection, languages)
     _check_one_sequence(parameters)
     check_parameters(model, parameters, len(request.inputs))
     _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
-    sources = await call.read_sources(model, request.inputs, units=units)
+    sources = await call.read_sources(model, request.inputs, units=units, prefix=languages.source_prefix)
     prefixes = None
     if request.targets is None and parameters.target_prefix is not None:
-        prefixes = await read_prefixes(call, model, parameters.target_prefix, sources)
+        prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)
     elif request.targets is not None:
         parameters = GenerateParameters(max_new_tokens=0)
-        prefixes = await read_targets(call, model, request.targets, sources)
-    requests = generate_requests(call, model, parameters, sources, prefixes, maps=maps)
+        prefixes = await read_targets(call, model, request.targets, sources, languages)
+    requests = generate_requests(call, model, parameters, sources, prefixes, maps=maps, languages=languages)
     results: list[Generated] = []
     num_output_tokens: list[int] = []
 
@@ -90,7 +93,9 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
         engine_request, target = requests[index], result.targets[0]
         generated = target.tokens[len(engine_request.target_prefix) :]
         ids = [token.id for token in generated]
-        num_output_tokens.append(len(target.tokens) if target.finish_reason == "forced" else len(generated))
+        num_language_tokens = len(languages.target_prefix)
+        is_forced = target.finish_reason == "forced"
+        num_output_tokens.append(len(target.tokens) - num_language_tokens if is_forced else len(generated))
         found = maps.write(engine_request, target)
         return AttentionOutput(
             found.source_tokens,
@@ -98,7 +103,7 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
             found.target_tokens,
             found.decoder_input_tokens,
             index,
-            text_of(model.target_tokenizer, ids, parameters.stop, engine_request.target_prefix),
+            text_of(model.target_tokenizer, ids, parameters.stop, engine_request.target_prefix[num_language_tokens:]),
             target.finish_reason,
             engine_request.seed if parameters.do_sample else None,
         )
@@ -108,9 +113,8 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
     return _result(call, model, outputs, usage, call.timings(results))
 
 
-async def _encoder_attention(
-    call: Call, model: ServedModel, request: AttentionInput, maps: MapWriter
-) -> AttentionResult:
+async def _encoder_attention(call: Call, model: ServedModel, request: AttentionInput) -> AttentionResult:
+    maps = MapWriter(call, model, request.selection)
     for field, value in (("targets", request.targets), ("parameters", request.parameters)):
         if value is not None:
             message = f"{model.name} does not generate text: leave out {{{field}}}."

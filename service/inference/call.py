@@ -20,12 +20,14 @@ from service.engine.request import (
     Request,
     TokenEvent,
 )
+from service.engine.throughput import Throughput
 from service.engine.worker import RequestFuture
 from service.errors import ApiError, ClientGoneError
 from service.fields import Texts
 from service.inference.admission import AdmissionController, Reservation, ResponseReservation
 from service.inference.results import MAX_NUMBERS, TimingsMs
 from service.inference.service import ServedModel, Service
+from service.text.chat import Prompt
 from service.text.tokenizer import LONG_TEXT, TextTokenizer
 
 T = TypeVar("T")
@@ -74,6 +76,8 @@ class Call:
         self.details: dict[str, Any] = {}  # fields for the access log: tokens, times, finish reasons
         self.response_memory = ResponseReservation(service.response_memory)
         self._controller: AdmissionController | None = None
+        # Measured speed of the engine, once the call is admitted. It outlives the model.
+        self.throughput: Throughput | None = None
         self._reservation: Reservation | None = None
         self._futures: list[RequestFuture] = []
         self._waiter: asyncio.Future[None] | None = None  # of `gather` or `next_arrivals`
@@ -108,7 +112,7 @@ class Call:
         Raises:
             ApiError: `loading`.
         """
-        if not self.service.models:
+        if not self.service.is_loaded:
             raise ApiError("loading")
         return list(self.service.models.values())
 
@@ -120,11 +124,15 @@ class Call:
                 `task`.
         """
         service = self.service
-        model = service.models.get(service.default_model if name is None else name)
+        requested = service.default_model if name is None else name
+        model = service.models.get(requested)
         if model is None:
-            if not service.models:
+            if not service.is_loaded or requested in service.replaced_models:
                 raise ApiError("loading")
-            message = f"There is no model of this name; the models are {', '.join(service.models)}."
+            names = f"the models are {', '.join(service.models)}" if service.models else "no model is loaded"
+            message = f"There is no model of this name; {names}."
+            if name is None:
+                message = f"The default model is not loaded; {names}."
             raise ApiError("model_not_found", message, field="model")
         if task is not None and task not in model.manifest.tasks:
             message = f"{model.name} cannot do the task {task}; GET /v1/models lists the tasks of each model."
@@ -151,8 +159,12 @@ class Call:
             raise too_many_sequences(sequences, self.service.settings.max_inputs, field)
         if self._controller is not None and self._reservation is not None:
             self._controller.release(self._reservation)
-        self.model_name = model.name
-        self._controller = self.service.admissions[model.name]
+        if self.model_name != model.name or self._controller is None:
+            if self.service.models.get(model.name) is not model:  # it was unloaded in the meantime
+                raise ApiError("model_not_found", field="model")
+            # A call that goes on after its model is unloaded keeps the controller.
+            self.model_name, self._controller = model.name, self.service.admissions[model.name]
+        self.throughput = self._controller.throughput
         seconds_left = self.deadline - time.monotonic()
         self._reservation = self._controller.reserve(sequences, self.num_bytes, units, seconds_left)
 
@@ -170,6 +182,7 @@ class Call:
         truncate: bool = False,
         units: float = 1.0,
         num_samples: int = 1,
+        prefix: Ids = (),
     ) -> list[Ids]:
         """Reserve the call's share of a model's limits, then tokenize the inputs.
 
@@ -180,6 +193,7 @@ class Call:
             truncate: truncate inputs that are too long.
             units: estimated work of each sequence, in units of `Throughput`.
             num_samples: number of sequences for each input.
+            prefix: ids put before those of each input.
 
         Returns:
             The source ids of each input; the last is the end token.
@@ -190,8 +204,38 @@ class Call:
         """
         count = len(inputs.texts) * num_samples
         self.reserve(model, count, units * count, field if num_samples == 1 else "num_return_sequences")
-        limits = [model.manifest.limits.max_source_tokens] * len(inputs.texts)
+        limits = [model.manifest.limits.max_source_tokens - len(prefix)] * len(inputs.texts)
         sources = await self.read_texts(model.source_tokenizer, inputs, field, limits, truncate=truncate)
+        if prefix:
+            sources = [(*prefix, *source) for source in sources]
+        assert self._controller is not None and self._reservation is not None
+        self._controller.add_tokens(self._reservation, num_samples * sum(map(len, sources)))
+        return sources
+
+    async def read_prompt(
+        self, model: ServedModel, prompt: Prompt, *, units: float = 1.0, num_samples: int = 1
+    ) -> list[Ids]:
+        """Reserve the call's share of a model's limits, then tokenize the prompt of a chat.
+
+        Raises:
+            ApiError: `overloaded`; `invalid_parameter` if there are too many sequences;
+                `input_too_long`.
+        """
+        self.reserve(model, num_samples, units * num_samples, "num_return_sequences")
+        tokenizer, max_tokens = model.source_tokenizer, model.manifest.limits.max_source_tokens
+
+        def run() -> list[Ids]:
+            texts = [part for part in prompt.parts if isinstance(part, str)]
+            least = sum(tokenizer.min_num_tokens(text, max_tokens) for text in texts)
+            if least > max_tokens:
+                raise input_too_long(f"at least {least}", max_tokens, "inputs", None)
+            ids = prompt.encode(tokenizer)
+            if len(ids) > max_tokens:
+                raise input_too_long(str(len(ids)), max_tokens, "inputs", None)
+            return [tuple(ids)]
+
+        is_short = prompt.num_characters <= INLINE_CHARACTERS
+        sources = self.tokenize_now(run) if is_short else await self.tokenize(run)
         assert self._controller is not None and self._reservation is not None
         self._controller.add_tokens(self._reservation, num_samples * sum(map(len, sources)))
         return sources
@@ -211,20 +255,31 @@ class Call:
         Raises:
             ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
         """
-        is_short = sum(map(len, texts.texts)) <= INLINE_CHARACTERS
+        num_characters = sum(map(len, texts.texts))
+        if texts.seconds:
+            num_characters += sum([len(text) for text in texts.seconds if text])
+        is_short = num_characters <= INLINE_CHARACTERS
+        seconds = texts.seconds or (None,) * len(texts.texts)
 
         def run() -> list[Ids]:
             sequences: list[Ids] = []
-            for index, (text, max_tokens) in enumerate(zip(texts.texts, limits, strict=True)):
+            for index, (text, second, max_tokens) in enumerate(zip(texts.texts, seconds, limits, strict=True)):
                 if not is_short and not self.seconds_left:  # the call has already failed
                     raise ApiError("deadline_exceeded")
+                if truncate and second is not None:
+                    sequences.append(tuple(tokenizer.encode_pair(text, second, max_tokens)))
+                    continue
                 if truncate:
                     sequences.append(tuple(tokenizer.encode_truncated(text, max_tokens)))
                     continue
-                least = tokenizer.min_num_tokens(text) if len(text) >= LONG_TEXT else 0
+                parts = [one for one in (text, second) if one and len(one) >= LONG_TEXT]
+                least = sum(tokenizer.min_num_tokens(one, max_tokens) for one in parts)
                 if least > max_tokens:
                     raise input_too_long(f"at least {least}", max_tokens, field, texts.index(index))
-                ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+                if second is None:
+                    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+                else:
+                    ids = tokenizer.encode_pair(text, second, None)
                 if len(ids) > max_tokens:
                     raise input_too_long(str(len(ids)), max_tokens, field, texts.index(index))
                 sequences.append(tuple(ids))
@@ -308,6 +363,8 @@ class Call:
         """Submit requests to the engine; `close` cancels those that have not finished."""
         reservation, worker = self._reservation, self.service.worker
         assert reservation is not None, "a call must be admitted before it submits requests"
+        if self._controller is None or self._controller.is_closed:
+            raise ApiError("model_not_found", field="model")
         units = reservation.units / len(requests)
 
         def listener(index: int) -> Callable[[Event], None]:

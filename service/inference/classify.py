@@ -1,37 +1,43 @@
-"""Classification: the probability of each label for each input."""
+"""Classification of texts or of pairs of texts: a score of each label."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from service.bundle import Task
 from service.engine.request import Encoded, EncodeRequest
+from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
 from service.inference.maps import AttentionMap, MapWriter
 from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
+from service.inference.service import ServedModel
 from service.parameters import AttentionSelection
+
+ScoreFunction = Literal["softmax", "sigmoid", "none"]
 
 
 @dataclass(frozen=True)
 class ClassifyInput:
-    """A request for label probabilities."""
+    """A request for the scores of labels. An input is a text or a pair of texts."""
 
     model: str | None
     inputs: Texts
     return_attention: AttentionSelection | None = None
     truncate: bool = False
+    raw_scores: bool = False  # logits instead of probabilities
 
 
 @dataclass(frozen=True)
 class LabelScore:
-    """A label and its probability."""
+    """A label and its score."""
 
     label: Annotated[str, Field(description="Name of the label.")]
-    score: Annotated[float, Field(description="Its probability; those of all labels sum to 1.")]
+    score: Annotated[float, Field(description="Probability of the label; with `label_kind` classes, they sum to 1.")]
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class ClassifyOutput:
     """The labels of one input."""
 
     index: Annotated[int, Field(description="Index of the input.")]
-    labels: Annotated[list[LabelScore], Field(description="All labels, the most probable first.")]
+    labels: Annotated[list[LabelScore], Field(description="All labels, the highest score first.")]
     source_tokens: Annotated[list[str] | None, Field(description="Only with return_attention.")]
     maps: Annotated[list[AttentionMap] | None, Field(description="Only with return_attention.")]
 
@@ -55,13 +61,29 @@ class ClassifyResult:
 
 
 async def classify(call: Call, request: ClassifyInput) -> ClassifyResult:
-    """Return the probability of each label for each input.
+    """Return the score of each label for each input.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = call.model(request.model, "classify")
+    return await _score_labels(call, call.model(request.model, "classify"), request)
+
+
+async def score_labels(call: Call, request: ClassifyInput) -> ClassifyResult:
+    """Return the score of each label, like `classify`, also of a reranker, which has one label.
+
+    Raises:
+        ApiError: the request is invalid, is rejected, or fails.
+        ClientGoneError: the client closed the connection.
+    """
+    model = call.model(request.model)
+    task: Task = "rerank" if "rerank" in model.manifest.tasks else "classify"
+    return await _score_labels(call, call.model(request.model, task), request)
+
+
+async def _score_labels(call: Call, model: ServedModel, request: ClassifyInput) -> ClassifyResult:
+    function = function_of(model.manifest.label_kind, request.raw_scores)
     maps = MapWriter(call, model, request.return_attention) if request.return_attention else None
     kinds = maps.kinds if maps else frozenset[str]()
     sources = await call.read_sources(model, request.inputs, truncate=request.truncate)
@@ -75,8 +97,8 @@ async def classify(call: Call, request: ClassifyInput) -> ClassifyResult:
 
     def convert(index: int, result: Encoded) -> ClassifyOutput:
         results.append(result)
-        assert result.label_logprobs is not None
-        labels = rank_labels(model.manifest.labels, result.label_logprobs)
+        assert result.label_scores is not None
+        labels = rank_labels(model.manifest.labels, result.label_scores, function)
         if maps is None:
             return ClassifyOutput(index, labels, None, None)
         found = maps.write_encoded(requests[index], result)
@@ -89,8 +111,38 @@ async def classify(call: Call, request: ClassifyInput) -> ClassifyResult:
     return ClassifyResult(model.name, outputs, usage, timings)
 
 
-def rank_labels(labels: Sequence[str], logprobs: NDArray[np.float32]) -> list[LabelScore]:
-    """Return all labels by descending probability; ties keep the order of `labels`."""
-    scores = np.exp(logprobs.astype(np.float64))
-    scores /= scores.sum()  # rounding of the graph leaves a small difference from 1
+def function_of(label_kind: str, raw_scores: bool) -> ScoreFunction:
+    """Return the function that turns the label output of a model into scores.
+
+    Raises:
+        ApiError: raw scores are requested, but the model returns log-probabilities.
+    """
+    if label_kind in ("classes", "tokens"):
+        if raw_scores:
+            message = "{raw_scores} must be false: this model returns log-probabilities, not logits."
+            raise ApiError("unsupported_parameter", message, field="raw_scores")
+        return "softmax"
+    return "none" if raw_scores else "sigmoid"
+
+
+def apply_function(values: NDArray[np.float32], function: ScoreFunction) -> NDArray[np.float64]:
+    """Return scores (..., C) of logits or log-probabilities (..., C), computed in float64."""
+    wide = values.astype(np.float64)
+    if function == "none":
+        return wide
+    if function == "sigmoid":
+        # exp(-|x|) cannot overflow.
+        small = np.exp(-np.abs(wide))
+        scores: NDArray[np.float64] = np.where(wide >= 0, 1.0, small) / (1.0 + small)
+        return scores
+    scores = np.exp(wide - wide.max(axis=-1, keepdims=True))
+    scores /= scores.sum(axis=-1, keepdims=True)  # rounding of the graph leaves a small difference from 1
+    return scores
+
+
+def rank_labels(
+    labels: Sequence[str], values: NDArray[np.float32], function: ScoreFunction = "softmax"
+) -> list[LabelScore]:
+    """Return all labels by descending score; ties keep the order of `labels`."""
+    scores = apply_function(values, function)
     return [LabelScore(labels[index], float(scores[index])) for index in np.argsort(-scores, kind="stable")]

@@ -1,13 +1,15 @@
 """Encoding: outputs of the last encoder layer, pooled or for each token."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, WithJsonSchema
 
+from service.bundle import Manifest
 from service.engine.request import Encoded, EncodeRequest
+from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
 from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, TimingsMs, Usage, check_size, numbers
@@ -33,10 +35,11 @@ class EncodeInput:
 
     model: str | None
     inputs: Texts
-    pooling: Pooling = "mean"
-    normalize: bool = False
+    pooling: Pooling | None = None  # the model's, or "mean", if None
+    normalize: bool | None = None  # the model's, or False, if None; False if `pooling` is "none"
     encoding: Encoding = "float"
     truncate: bool = False
+    prompt_name: str | None = None  # the model's default prompt, if it has one, if None
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,12 @@ async def encode(call: Call, request: EncodeInput) -> EncodeResult:
         ClientGoneError: the client closed the connection.
     """
     model = call.model(request.model, "encode")
-    sources = await call.read_sources(model, request.inputs, truncate=request.truncate)
+    pooling, normalize = pooling_of(model.manifest, request)
+    inputs = with_prompt(model.manifest, request.inputs, request.prompt_name)
+    sources = await call.read_sources(model, inputs, truncate=request.truncate)
     requests = [EncodeRequest(call.request_id, source, call.deadline) for source in sources]
     input_tokens = sum(map(len, sources))
-    num_numbers = model.hidden_size * (input_tokens if request.pooling == "none" else len(sources))
+    num_numbers = model.hidden_size * (input_tokens if pooling == "none" else len(sources))
     check_size("embeddings", num_numbers, "Send fewer inputs.")
     hidden_bytes = FLOAT_BYTES * model.hidden_size * input_tokens
     call.response_memory.reserve(hidden_bytes + num_numbers * BYTES_PER_NUMBER[request.encoding])
@@ -72,7 +77,7 @@ async def encode(call: Call, request: EncodeInput) -> EncodeResult:
 
     def convert(index: int, result: Encoded) -> NDArray[np.float32]:
         results.append(result)
-        return pool(result.hidden, request.pooling, request.normalize)
+        return pool(result.hidden, pooling, normalize)
 
     vectors = await call.gather(model, requests, Encoded, convert)
     timings = call.timings(results)
@@ -80,11 +85,42 @@ async def encode(call: Call, request: EncodeInput) -> EncodeResult:
     return EncodeResult(
         model.name,
         [numbers(one, request.encoding) for one in vectors],
-        [(one.shape[0], one.shape[1]) for one in vectors] if request.pooling == "none" else None,
+        [(one.shape[0], one.shape[1]) for one in vectors] if pooling == "none" else None,
         vectors[0].shape[-1],
         Usage(input_tokens, 0),
         timings,
     )
+
+
+def pooling_of(manifest: Manifest, request: EncodeInput) -> tuple[Pooling, bool]:
+    """Return the pooling of a request, and True if its vectors are normalized.
+
+    A request overrides the model's own settings.
+    """
+    embedding = manifest.embedding
+    pooling: Pooling = request.pooling or (embedding.pooling if embedding else "mean")
+    if request.normalize is not None:
+        return pooling, request.normalize
+    return pooling, embedding is not None and embedding.normalize and pooling != "none"
+
+
+def with_prompt(manifest: Manifest, inputs: Texts, name: str | None) -> Texts:
+    """Put a prompt of the model before each input, as `sentence-transformers` does.
+
+    Raises:
+        ApiError: `unsupported_parameter` if the model has no prompt of this name.
+    """
+    embedding = manifest.embedding
+    prompts = embedding.prompts if embedding else {}
+    if name is None:
+        name = embedding.default_prompt if embedding else None
+    if name is None:
+        return inputs
+    if name not in prompts:
+        known = f"its prompts are {', '.join(sorted(prompts))}" if prompts else "it has no prompts; leave it out"
+        message = f"{{prompt_name}} is not the name of a prompt of {manifest.name}: {known}."
+        raise ApiError("unsupported_parameter", message, field="prompt_name")
+    return replace(inputs, texts=tuple(prompts[name] + text for text in inputs.texts))
 
 
 def pool(hidden: NDArray[np.float32], pooling: Pooling, normalize: bool) -> NDArray[np.float32]:

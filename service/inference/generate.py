@@ -1,17 +1,19 @@
 """Text generation, with the complete texts or a stream of events as the result."""
 
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from service.bundle import MAX_BEAMS
 from service.engine.request import Generated, GenerateRequest, Token, TokenEvent
 from service.engine.throughput import Throughput
 from service.errors import ApiError
 from service.fields import OnEmpty, Texts
 from service.inference.call import Arrival, Call, Ids, too_many_sequences
+from service.inference.languages import NO_LANGUAGES, LanguageChoice, choose_languages
 from service.inference.maps import MapWriter, TargetAttention
 from service.inference.results import BYTES_PER_TOKEN, OutputToken, OutputTokens, RankedToken, TimingsMs, Usage
 from service.inference.service import ServedModel
@@ -21,7 +23,9 @@ from service.parameters import (
     MAX_SEED,
     SAMPLING_PARAMETERS,
     GenerateParameters,
+    complete_parameters,
 )
+from service.text.chat import Prompt
 from service.text.stream import StopStrings, TextStream
 from service.text.tokenizer import TextTokenizer
 
@@ -33,7 +37,7 @@ class GenerateInput:
     """A request for generated texts."""
 
     model: str | None
-    inputs: Texts
+    inputs: Texts | Prompt
     parameters: GenerateParameters = GenerateParameters()  # noqa: RUF009 - it is frozen
     on_empty: OnEmpty = "error"  # with "pass" some inputs may be blank
 
@@ -105,6 +109,28 @@ class PendingGeneration:
     num_samples: int  # number of requests for each input
     num_input_tokens: int
     maps: MapWriter | None
+    num_language_tokens: int  # first tokens of each target prefix, which are not part of the results
+
+
+def parameters_for(
+    model: ServedModel,
+    given: Mapping[str, Any],
+    *,
+    stream: bool = False,
+    if_sampled: Mapping[str, Any] | None = None,
+) -> GenerateParameters:
+    """Return the parameters of a request, completed with the defaults of its model.
+
+    See `complete_parameters`.
+    """
+    return complete_parameters(
+        given,
+        model.manifest.generation,
+        max_beams=max(1, min(MAX_BEAMS, model.max_rows)),
+        max_new_tokens=model.manifest.limits.max_target_tokens,
+        stream=stream,
+        if_sampled=if_sampled,
+    )
 
 
 async def generate(call: Call, request: GenerateInput) -> GenerateResult:
@@ -136,6 +162,7 @@ async def generate_without_blanks(
     call: Call, request: GenerateInput, run: Callable[[Call, GenerateInput], Awaitable[GenerateResult]]
 ) -> GenerateResult:
     """Run a use case on the inputs that are not blank; each other input gets one empty output."""
+    assert isinstance(request.inputs, Texts)  # prompts are not blank
     texts, limit = request.inputs.texts, call.service.settings.max_inputs
     if len(texts) > limit:
         raise too_many_sequences(len(texts), limit, "inputs")
@@ -163,11 +190,11 @@ async def generate_without_blanks(
 def _outputs(pending: PendingGeneration, index: int, result: Generated) -> list[GenerateOutput]:
     request, tokenizer, maps = pending.requests[index], pending.model.target_tokenizer, pending.maps
     input_index, first_rank = divmod(index, pending.num_samples)
-    stop, prefix = pending.parameters.stop, request.target_prefix
+    stop, prefix = pending.parameters.stop, request.target_prefix[pending.num_language_tokens :]
     seed = request.seed if pending.parameters.do_sample else None
     outputs = []
     for rank, target in enumerate(result.targets, first_rank):
-        tokens = target.tokens[len(prefix) :]
+        tokens = target.tokens[len(request.target_prefix) :]
         ids = [token.id for token in tokens]
         text = text_of(tokenizer, ids, stop, prefix) if stop or prefix else tokenizer.decode(ids)
         reason = target.finish_reason
@@ -200,16 +227,29 @@ def output_token(tokenizer: TextTokenizer, token: Token) -> OutputToken:
 
 async def _prepare(call: Call, request: GenerateInput, *, stream: bool = False) -> PendingGeneration:
     model, parameters = call.model(request.model, "generate"), request.parameters
-    check_parameters(model, parameters, len(request.inputs.texts), stream=stream)
-    maps = MapWriter(call, model, parameters.return_attention) if parameters.return_attention else None
+    num_inputs = len(request.inputs.texts) if isinstance(request.inputs, Texts) else 1
+    check_parameters(model, parameters, num_inputs, stream=stream)
+    languages = NO_LANGUAGES
+    named = parameters.source_language, parameters.target_language
+    if model.has_language_tokens or named != (None, None):
+        languages = choose_languages(model, *named)
+    maps = MapWriter(call, model, parameters.return_attention, languages) if parameters.return_attention else None
     num_samples = parameters.num_return_sequences if parameters.do_sample else 1
     _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
-    sources = await call.read_sources(model, request.inputs, units=units, num_samples=num_samples)
+    if isinstance(request.inputs, Prompt):
+        sources = await call.read_prompt(model, request.inputs, units=units, num_samples=num_samples)
+    else:
+        sources = await call.read_sources(
+            model, request.inputs, units=units, num_samples=num_samples, prefix=languages.source_prefix
+        )
     prefixes: list[Ids] | None = None
     if parameters.target_prefix is not None:
-        prefixes = await read_prefixes(call, model, parameters.target_prefix, sources)
-    requests = generate_requests(call, model, parameters, sources, prefixes, num_samples, maps=maps, stream=stream)
-    return PendingGeneration(model, requests, parameters, num_samples, sum(map(len, sources)), maps)
+        prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)
+    requests = generate_requests(
+        call, model, parameters, sources, prefixes, num_samples, maps=maps, stream=stream, languages=languages
+    )
+    num_input_tokens, num_language_tokens = sum(map(len, sources)), len(languages.target_prefix)
+    return PendingGeneration(model, requests, parameters, num_samples, num_input_tokens, maps, num_language_tokens)
 
 
 def check_parameters(
@@ -298,23 +338,29 @@ def expected_work(throughput: Throughput, parameters: GenerateParameters) -> tup
     return num_tokens, 1 + parameters.num_beams * num_tokens
 
 
-async def read_targets(call: Call, model: ServedModel, targets: Texts, sources: Sequence[Ids]) -> list[Ids]:
+async def read_targets(
+    call: Call, model: ServedModel, targets: Texts, sources: Sequence[Ids], languages: LanguageChoice
+) -> list[Ids]:
     """Tokenize one target for each source; the last id of each target is the end token.
 
     Raises:
         ApiError: `input_too_long`.
     """
-    limits = [model.manifest.max_new_tokens_for(len(source)) for source in sources]
+    num_language_tokens = len(languages.target_prefix)
+    limits = [model.manifest.max_new_tokens_for(len(source)) - num_language_tokens for source in sources]
     return await call.read_texts(model.target_tokenizer, targets, "targets", limits)
 
 
-async def read_prefixes(call: Call, model: ServedModel, prefix: Texts, sources: Sequence[Ids]) -> list[Ids]:
+async def read_prefixes(
+    call: Call, model: ServedModel, prefix: Texts, sources: Sequence[Ids], languages: LanguageChoice
+) -> list[Ids]:
     """Tokenize the target prefix of each source; a single string applies to all sources.
 
     Raises:
         ApiError: `input_too_long` if no new token fits after a prefix.
     """
-    limits = [model.manifest.max_new_tokens_for(len(source)) - 1 for source in sources]
+    num_reserved = 1 + len(languages.target_prefix)
+    limits = [model.manifest.max_new_tokens_for(len(source)) - num_reserved for source in sources]
     if not prefix.is_list:
         limits = [min(limits)]
     prefixes = await call.read_texts(model.target_tokenizer, prefix, "target_prefix", limits, add_special_tokens=False)
@@ -331,8 +377,11 @@ def generate_requests(
     *,
     maps: MapWriter | None = None,
     stream: bool = False,
+    languages: LanguageChoice = NO_LANGUAGES,
 ) -> list[GenerateRequest]:
     """Create the engine's requests: `num_samples` for each source and its prefix.
+
+    The forced tokens of the target language come before the prefix.
 
     Each request has its own seed, so that it gives the same result in a call of its own. To score a
     target, pass it as the prefix, with its end token, and set `parameters.max_new_tokens` to 0.
@@ -353,19 +402,18 @@ def generate_requests(
                 deadline=call.deadline,
                 parameters=parameters,
                 seed=(seed + len(requests)) % (MAX_SEED + 1),
-                target_prefix=prefix,
+                target_prefix=(*languages.target_prefix, *prefix),
                 stop=StopStrings(TextStream(model.target_tokenizer, stop, prefix)) if stop else None,
                 attention=maps.kinds if maps else frozenset(),
                 map_budget=maps.budget if maps else None,
                 stream=stream,
             )
             requests.append(request)
-    num_forced = num_samples * sum(map(len, prefixes)) if prefixes else 0
+    num_forced = sum(len(request.target_prefix) for request in requests)
     if num_forced:
         call.add_work(parameters.num_beams * num_forced)
-    num_tokens = (
-        num_forced + len(requests) * expected_work(call.service.admissions[model.name].throughput, parameters)[0]
-    )
+    assert call.throughput is not None, "the call was admitted"
+    num_tokens = num_forced + len(requests) * expected_work(call.throughput, parameters)[0]
     num_targets = parameters.num_return_sequences if parameters.num_beams > 1 else 1
     num_tokens *= num_targets * (1 + parameters.top_logprobs)
     call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)
@@ -438,7 +486,8 @@ class StreamedSequence:
         self._max_tokens = min(max_new_tokens, self._request.parameters.num_new_tokens)
         self.index, self.rank = divmod(index, pending.num_samples)
         self.number = index
-        self._text = TextStream(pending.model.target_tokenizer, pending.parameters.stop, self._request.target_prefix)
+        prefix = self._request.target_prefix[pending.num_language_tokens :]
+        self._text = TextStream(pending.model.target_tokenizer, pending.parameters.stop, prefix)
         self._maps = pending.maps
         self._pieces: list[str] = []
         self._last_arrival = 0.0
@@ -465,7 +514,7 @@ class StreamedSequence:
         self.num_tokens += 1
         piece = self._text.push(token.id)
         self.has_last_token = (
-            token.id == self._model.manifest.tokens.end_id
+            token.id in self._model.manifest.tokens.end_ids
             or self._text.has_stopped
             or self.num_tokens == self._max_tokens
         )

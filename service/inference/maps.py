@@ -13,6 +13,7 @@ from service.engine.attention import ENCODER_KINDS
 from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, SourceRequest, Target
 from service.errors import ApiError
 from service.inference.call import Call
+from service.inference.languages import NO_LANGUAGES, LanguageChoice
 from service.inference.results import BYTES_PER_NUMBER, MAX_NUMBERS, Numbers, check_size, numbers
 from service.inference.service import ServedModel
 from service.parameters import AttentionSelection, Encoding, Kind, Reduce
@@ -147,8 +148,17 @@ class Selection:
 class MapWriter:
     """Builds the attention maps of one response, and rejects the response if it is too large."""
 
-    def __init__(self, call: Call, model: ServedModel, selection: AttentionSelection) -> None:
+    def __init__(
+        self,
+        call: Call,
+        model: ServedModel,
+        selection: AttentionSelection,
+        languages: LanguageChoice = NO_LANGUAGES,
+    ) -> None:
         """Select the maps of a call.
+
+        Rows of the forced tokens of the target language are left out; these tokens count as the
+        last ones of the decoder's prompt.
 
         Raises:
             ApiError: the model has no attention maps, or not the selected kind, layer or head.
@@ -157,6 +167,7 @@ class MapWriter:
             raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="return_attention")
         self._model = model
         self._encoding = selection.encoding
+        self._language_ids = languages.target_prefix
         self._selections = _select(model, selection)
         self._count = 0  # number of values returned so far
         self._memory = call.response_memory
@@ -203,11 +214,14 @@ class MapWriter:
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
-        maps = self._maps(request, len(target.tokens), target.attention)
+        num_hidden = len(self._language_ids)
+        attention = {
+            kind: maps if kind in ENCODER_KINDS else maps[:, :, num_hidden:] for kind, maps in target.attention.items()
+        }
+        maps = self._maps(request, len(target.tokens), attention)
         tokenizer = self._model.target_tokenizer
-        decoder_prompt_ids = self._model.manifest.decoder_prompt_ids(request.source_ids)
-        names = [tokenizer.name(token.id) for token in target.tokens]
-        inputs = [*map(tokenizer.name, decoder_prompt_ids), *names[:-1]]
+        names = [tokenizer.name(token.id) for token in target.tokens[num_hidden:]]
+        inputs = [*map(tokenizer.name, self._decoder_prompt_ids(request)), *names[:-1]]
         return TargetAttention(self._source_tokens(request), maps, names, inputs)
 
     def write_encoded(self, request: EncodeRequest, encoded: Encoded) -> EncoderAttention:
@@ -217,6 +231,9 @@ class MapWriter:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
         return EncoderAttention(self._source_tokens(request), self._maps(request, 0, encoded.attention))
+
+    def _decoder_prompt_ids(self, request: SourceRequest) -> Sequence[int]:
+        return (*self._model.manifest.decoder_prompt_ids(request.source_ids), *self._language_ids)
 
     def _source_tokens(self, request: SourceRequest) -> list[str]:
         return [self._model.source_tokenizer.name(id_) for id_ in request.source_ids]
@@ -229,15 +246,15 @@ class MapWriter:
         return [one.map_of(attention[one.attention.kind], self._encoding) for one in self._selections]
 
     def _count_of(self, request: SourceRequest, target_tokens: int) -> int:
-        source_tokens = len(request.source_ids)
-        prompt_tokens = len(self._model.manifest.decoder_prompt_ids(request.source_ids))
-        return sum(one.count(source_tokens, prompt_tokens, target_tokens) for one in self._selections)
+        source_tokens, prompt_tokens = len(request.source_ids), len(self._decoder_prompt_ids(request))
+        num_rows = max(0, target_tokens - len(self._language_ids))
+        return sum(one.count(source_tokens, prompt_tokens, num_rows) for one in self._selections)
 
     def _bytes_of(self, request: SourceRequest, target_tokens: int) -> int:
-        source_tokens = len(request.source_ids)
-        prompt_tokens = len(self._model.manifest.decoder_prompt_ids(request.source_ids))
+        source_tokens, prompt_tokens = len(request.source_ids), len(self._decoder_prompt_ids(request))
+        num_rows = max(0, target_tokens - len(self._language_ids))
         return sum(
-            self._bytes[one.attention.kind] * one.positions(source_tokens, prompt_tokens, target_tokens)
+            self._bytes[one.attention.kind] * one.positions(source_tokens, prompt_tokens, num_rows)
             for one in self._selections
         )
 

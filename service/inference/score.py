@@ -9,6 +9,7 @@ from service.engine.request import Generated
 from service.fields import Texts
 from service.inference.call import Call
 from service.inference.generate import expected_work, generate_requests, output_token, read_targets
+from service.inference.languages import choose_languages, generating_model
 from service.inference.results import OutputTokens, TimingsMs, Usage
 from service.parameters import GenerateParameters
 
@@ -21,6 +22,8 @@ class ScoreInput:
     inputs: Texts
     targets: Texts
     top_logprobs: int = 0
+    source_language: str | None = None
+    target_language: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,19 @@ async def score(call: Call, request: ScoreInput) -> ScoreResult:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = call.model(request.model, "generate")
+    model = generating_model(call, request.model, request.source_language, request.target_language)
     _, units = expected_work(call.service.admissions[model.name].throughput, GenerateParameters())
-    sources = await call.read_sources(model, request.inputs, units=units)
-    targets = await read_targets(call, model, request.targets, sources)
+    languages = choose_languages(model, request.source_language, request.target_language)
+    sources = await call.read_sources(model, request.inputs, units=units, prefix=languages.source_prefix)
+    targets = await read_targets(call, model, request.targets, sources, languages)
     parameters = GenerateParameters(max_new_tokens=0, top_logprobs=request.top_logprobs)
-    requests = generate_requests(call, model, parameters, sources, targets)
+    requests = generate_requests(call, model, parameters, sources, targets, languages=languages)
     results: list[Generated] = []
 
     def convert(index: int, result: Generated) -> ScoreOutput:
         results.append(result)
-        tokens = [output_token(model.target_tokenizer, token) for token in result.targets[0].tokens]
+        scored = result.targets[0].tokens[len(languages.target_prefix) :]
+        tokens = [output_token(model.target_tokenizer, token) for token in scored]
         return ScoreOutput(index, sum([token.logprob for token in tokens]), tokens)
 
     outputs = await call.gather(model, requests, Generated, convert)

@@ -15,6 +15,7 @@ from service.inference.generate import (
     generate,
     generate_without_blanks,
 )
+from service.inference.languages import choose_languages
 from service.text.sentences import SplitText, split_sentences
 
 MAX_COUNTED_SENTENCES = 1000  # an error gives the exact number of sentences up to this number
@@ -35,8 +36,8 @@ async def generate_by_sentence(call: Call, request: GenerateInput) -> GenerateRe
         return await generate_without_blanks(call, request, generate_by_sentence)
     model, parameters, inputs = call.model(request.model, "generate"), request.parameters, request.inputs
     check_parameters(model, parameters, len(inputs))
-    languages = model.manifest.languages
-    assert languages is not None  # checked above
+    assert isinstance(inputs, Texts)  # models that translate have no prompts
+    languages = choose_languages(model, parameters.source_language, parameters.target_language)
     num_samples = parameters.num_return_sequences if parameters.do_sample else 1
     call.reserve(model, len(inputs) * num_samples)  # `generate` reserves again for the sentences
     split_texts = await _split(call, inputs, languages.source, num_samples)

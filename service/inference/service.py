@@ -1,16 +1,19 @@
 """The served models and the state of the process: loading, ready or draining."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property, partial
+from typing import Literal, Protocol
 
-from service.bundle import Manifest
+from service.bundle import BundleError, GenerationDefaults, Manifest
 from service.engine.engine import Engine
 from service.engine.worker import Worker
 from service.errors import ApiError, ErrorCode
 from service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory
 from service.machine import usable_memory
 from service.metrics import Metrics, ModelMetrics
+from service.runtime.memory import ModelMemory, row_bytes
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
 
@@ -28,6 +31,62 @@ class ServedModel:
     max_rows: int  # rows of the decoder's batch: one for each sequence, or one for each beam
     threads: Mapping[str, int]  # number of threads for each graph
 
+    @cached_property
+    def has_generation_defaults(self) -> bool:
+        """True if the model has defaults for parameters that a request omits."""
+        return self.manifest.generation != GenerationDefaults()
+
+    @cached_property
+    def has_language_tokens(self) -> bool:
+        """True if the model is told the languages by tokens."""
+        languages = self.manifest.languages
+        return languages is not None and bool(
+            languages.source_prefix or languages.source_prefix_of_target or languages.target_prefix
+        )
+
+    def memory(self, engine: Engine) -> ModelMemory:
+        """Return the memory of the model; `engine` is its engine."""
+        row = row_bytes(self.manifest)
+        return ModelMemory(self.manifest.weight_bytes, row, self.max_rows * row, engine.num_rows_in_use * row)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that was loaded while the service runs, with its engine."""
+
+    model: ServedModel
+    engine: Engine
+
+
+class ModelRepository(Protocol):
+    """The bundles folder, from which models can be loaded. Its methods may take seconds."""
+
+    def find(self) -> Mapping[str, Manifest]:
+        """Return the manifests of all bundles by name, without those that cannot be read."""
+        ...
+
+    def load(self, name: str, reserved_bytes: int) -> LoadedModel:
+        """Load the bundle with this name in its manifest.
+
+        Args:
+            name: name of the model.
+            reserved_bytes: decoder state of the other loaded models, in all their rows.
+
+        Raises:
+            BundleError: the bundle cannot be served, or there is none with this name.
+        """
+        ...
+
+
+class EmptyRepository:
+    """A repository without bundles, for backends that load no models later."""
+
+    def find(self) -> Mapping[str, Manifest]:
+        return {}
+
+    def load(self, name: str, reserved_bytes: int) -> LoadedModel:
+        raise BundleError("there are no bundles to load models from")
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -37,6 +96,7 @@ class Backend:
     engines: Mapping[str, Engine]
     worker: Worker
     failed: Mapping[str, str] = field(default_factory=dict)  # bundles that failed to load, with the reason
+    repository: ModelRepository = field(default_factory=EmptyRepository)
 
 
 def response_bytes(memory: int) -> int:
@@ -61,33 +121,59 @@ class Service:
         self.models: dict[str, ServedModel] = {}  # sorted by name
         self.default_model = ""
         self.failed_models: list[str] = []  # folder names of the bundles that failed to load
+        self.engines: dict[str, Engine] = {}  # by model name
         self.admissions: dict[str, AdmissionController] = {}  # by model name
         self.model_metrics: dict[str, ModelMetrics] = {}
+        self.is_loaded = False  # True from the end of loading on
         self.worker: Worker  # set when the models are loaded
+        self.repository: ModelRepository  # set when the models are loaded
+        self.repository_lock = asyncio.Lock()  # held while a model is loaded or unloaded
+        self.replaced_models: set[str] = set()  # names of unloaded models that will be back soon
+        self._observer_of: Callable[[str], ModelMetrics]  # set when the models are loaded
 
-    def attach(self, backend: Backend, observers: Mapping[str, ModelMetrics]) -> None:
-        """Start to serve the models of a backend; `observers` are the metrics of its engines."""
-        settings = self.settings
-        max_rows = max(model.max_rows for model in backend.models.values())  # equal for all models
-        self.metrics.set_limits({"max_rows": max_rows, "max_state_bytes": state_bytes(settings)})
-        for name, model in sorted(backend.models.items()):
-            self.models[name] = model
-            self.admissions[name] = AdmissionController(
-                model.max_rows + settings.max_waiting_sequences,
-                settings.max_waiting_bytes,
-                settings.max_waiting_tokens,
-                backend.engines[name].throughput,
-                settings.queue_timeout_s,
-            )
-            observers[name].watch(backend.engines[name])
+    def attach(self, backend: Backend, observer_of: Callable[[str], ModelMetrics]) -> None:
+        """Start to serve the models of a backend.
+
+        Args:
+            backend: the models and their worker.
+            observer_of: returns the metrics of a model, which observe its engine.
+        """
+        max_rows = max(model.max_rows for model in backend.models.values())  # equal for all models at start
+        self.metrics.set_limits({"max_rows": max_rows, "max_state_bytes": state_bytes(self.settings)})
+        self.worker, self.repository, self._observer_of = backend.worker, backend.repository, observer_of
+        for name, model in backend.models.items():
+            self.attach_model(LoadedModel(model, backend.engines[name]))
         self.failed_models = sorted(backend.failed)
         self.metrics.set_failed_models(len(backend.failed))
-        self.model_metrics.update(observers)
-        self.default_model = settings.default_model or min(backend.models)
-        self.worker = backend.worker
+        self.default_model = self.settings.default_model or min(backend.models)
         backend.worker.on_close = self._set_unavailable
+        self.is_loaded = True
         if self.unavailable_code == "loading":
             self.unavailable_code = None
+
+    def attach_model(self, loaded: LoadedModel) -> None:
+        """Start to serve one model, whose engine the worker has."""
+        settings, model, engine = self.settings, loaded.model, loaded.engine
+        self.models = dict(sorted({**self.models, model.name: model}.items()))
+        self.engines[model.name] = engine
+        self.admissions[model.name] = AdmissionController(
+            model.max_rows + settings.max_waiting_sequences,
+            settings.max_waiting_bytes,
+            settings.max_waiting_tokens,
+            engine.throughput,
+            settings.queue_timeout_s,
+        )
+        observer = self.model_metrics[model.name] = self._observer_of(model.name)
+        observer.watch(engine, partial(model.memory, engine))
+
+    def detach_model(self, name: str) -> AdmissionController:
+        """Reject new calls of a model from now on; return the controller of its calls in progress.
+
+        The metrics of the model stay, and its gauges become 0.
+        """
+        del self.models[name], self.engines[name]
+        self.model_metrics[name].unwatch()
+        return self.admissions.pop(name)
 
     def drain(self) -> None:
         """Reject new calls from now on."""
@@ -108,5 +194,5 @@ class Service:
 
     async def stop(self) -> None:
         """Wait for requests in progress until the shutdown timeout, then fail the rest."""
-        if self.models:
+        if self.is_loaded:
             await self.worker.stop(self.settings.shutdown_timeout_s)

@@ -55,6 +55,17 @@ class StateGroup(ABC):
     def copy(self, sources: Sequence[int], targets: Sequence[int], sizes: Mapping[str, int]) -> None:
         """Copy rows to other rows: at least the first `sizes` positions of the dynamic axes."""
 
+    def swap(self, first: int, second: int, sizes: Mapping[str, int]) -> None:
+        """Exchange two rows: at least the first `sizes` positions of the dynamic axes."""
+        raise NotImplementedError("rows are swapped only in decoder-only bundles, which have no float16 form")
+
+    def is_finite(self, row: int, positions: slice) -> bool:
+        """Return False if the states of a row have NaN or infinity at these target positions.
+
+        States in device memory are not checked.
+        """
+        return True
+
     @abstractmethod
     def finish_step(self, rows: slice) -> None:
         """Copy back the states of these rows that a step has written to a separate array."""
@@ -76,6 +87,7 @@ class StepBinding:
         groups: Sequence[StateGroup],
         fixed: Mapping[str, Array],
         device: Provider,
+        num_tokens: int | None = None,
     ) -> None:
         """Bind the graph.
 
@@ -87,11 +99,18 @@ class StepBinding:
             groups: groups of decoder states.
             fixed: preallocated arrays by output; each run allocates the other outputs.
             device: provider whose memory holds the inputs.
+            num_tokens: number of tokens of each row; None for a graph that reads one token of each
+                row, without an axis for it.
         """
         self._session = session
         self._io = session.io_binding()
         inputs = {node.name for node in session.get_inputs()}
-        self._inputs = {name: zeros((count,), dtype, device) for name, dtype in ROW_INPUTS.items() if name in inputs}
+        shapes = {"token_ids": (count,) if num_tokens is None else (count, num_tokens)}
+        self._inputs = {
+            name: zeros(shapes.get(name, (count,)), dtype, device)
+            for name, dtype in ROW_INPUTS.items()
+            if name in inputs
+        }
         for name, tensor in self._inputs.items():
             self._io.bind_ortvalue_input(name, tensor)
         for group in groups:
@@ -102,10 +121,11 @@ class StepBinding:
         self._allocated = [name for name in outputs if name not in fixed]
         self._expect_allocated()
 
-    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    def run(self, inputs: Mapping[str, Array], options: Any = None) -> Mapping[str, Array]:
+        """Run the graph; `options` are run options of ONNX Runtime."""
         for name, tensor in self._inputs.items():
             tensor.update_inplace(np.ascontiguousarray(inputs[name]))
-        self._session.run_with_iobinding(self._io)
+        self._session.run_with_iobinding(self._io, options)
         if not self._allocated:
             return self._fixed
         # A list would wrap all the states too, which costs more time than a small step.
@@ -139,14 +159,22 @@ class SessionRunner(ABC):
         self.max_rows = max_rows
         self.provider = provider
         options = session_options(num_threads)
-        self._encoder = load_session(folder, manifest.encoder, options, provider)
-        # Without a decoder graph, only `encode` and `compare` may be called.
+        # Without an encoder graph, `encode` may not be called. Without a decoder graph, only
+        # `encode` and `compare` may be called.
+        self._encoder = load_optional_session(folder, manifest.encoder, options, provider)
         self._decoder = load_optional_session(folder, manifest.decoder, options, provider)
         self._similar = load_optional_session(folder, manifest.similar, options, provider)
-        self.threads = {"encoder": num_threads} | ({} if manifest.decoder is None else {"decoder": num_threads})
+        graphs = {"encoder": manifest.encoder, "decoder": manifest.decoder}
+        self.threads = {name: num_threads for name, graph in graphs.items() if graph is not None}
         self._sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
         self._groups: Sequence[StateGroup] = ()
         self._bindings: dict[tuple[int, int, tuple[str, ...]], StepBinding] = {}  # most recently used last
+        # The decoder graph of a decoder-only model has an axis for several tokens of a row.
+        self._tokens_per_step = 1 if manifest.is_decoder_only else None
+        self._map_names = {name for one in manifest.attention for name in one.outputs}
+        # A prefill without scores skips the projection to the vocabulary.
+        self._only_requested = onnxruntime.RunOptions()
+        self._only_requested.only_execute_path_to_fetches = True
 
     def choose_threads(self, folder: Path, max_threads: int) -> None:
         """Measure and set the number of threads of encoder and decoder; results do not change.
@@ -164,7 +192,8 @@ class SessionRunner(ABC):
             session, self.threads[name] = tune_threads(name_in_log, session, load, seconds_of, max_threads)
             return session
 
-        self._encoder = choose("encoder", self.manifest.encoder, self._encoder, self._seconds_of_encoder)
+        if self._encoder is not None:
+            self._encoder = choose("encoder", self.manifest.encoder_graph, self._encoder, self._seconds_of_encoder)
         if self._decoder is not None:
             self._decoder = choose("decoder", self.manifest.decoder_graph, self._decoder, self._seconds_of_decoder)
             self._bindings.clear()
@@ -181,7 +210,10 @@ class SessionRunner(ABC):
             "lengths": np.full(rows, min(SAMPLE_TOKENS, self._sizes["target"]) - 1, np.int32),
             "source_lengths": np.full(rows, min(SAMPLE_TOKENS, self._sizes["source"]), np.int32),
         }
-        binding = StepBinding(session, 0, rows, ("top_ids", "top_logprobs"), self._groups, {}, self.provider)
+        if self._tokens_per_step:
+            inputs["token_ids"] = inputs["token_ids"][:, None]
+        outputs = ("top_ids", "top_logprobs")
+        binding = StepBinding(session, 0, rows, outputs, self._groups, {}, self.provider, self._tokens_per_step)
         return shortest_run(lambda: binding.run(inputs))
 
     @abstractmethod
@@ -189,8 +221,9 @@ class SessionRunner(ABC):
 
     @property
     def hidden_size(self) -> int:
-        """Size M of the encoder's last layer, (B, S, M)."""
-        return next(int(node.shape[-1]) for node in self._encoder.get_outputs() if node.name == "hidden")
+        """Size M of the last layer over the source, (B, S, M)."""
+        session = self._decoder if self._encoder is None else self._encoder
+        return next(int(node.shape[-1]) for node in session.get_outputs() if node.name == "hidden")
 
     def compare(self, token_ids: Int64) -> Array:
         (cosines,) = self._similar.run(["cosines"], {"token_ids": token_ids})
@@ -213,11 +246,35 @@ class SessionRunner(ABC):
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0
     ) -> Mapping[str, Array]:
         binding = self._binding(first, len(token_ids), tuple(outputs))
+        if self._tokens_per_step:
+            token_ids = token_ids[:, None]
         given = binding.run({"token_ids": token_ids, "lengths": lengths, "source_lengths": source_lengths})
         # After the run, so that a step that raises leaves states of fixed size unchanged.
         for group in self._groups:
             group.finish_step(slice(first, first + len(token_ids)))
+        if self._tokens_per_step and not self._map_names.isdisjoint(outputs):
+            # (B, H, L, 1, columns) to (B, H, L, columns)
+            given = {name: array[:, :, :, 0] if name in self._map_names else array for name, array in given.items()}
         return given
+
+    def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
+        return self._prefill(row, token_ids, length, outputs, self._only_requested)
+
+    def _prefill(
+        self, row: int, token_ids: Int64, length: int, outputs: Sequence[str], options: Any
+    ) -> Mapping[str, Array]:
+        # A new binding takes little time compared with several tokens, and sizes and rows vary.
+        binding = StepBinding(self._decoder, row, 1, outputs, self._groups, {}, self.provider, len(token_ids))
+        given = binding.run({"token_ids": token_ids[None], "lengths": np.array([length], np.int32)}, options)
+        for group in self._groups:
+            group.finish_step(slice(row, row + 1))
+        if not all(group.is_finite(row, slice(length, length + len(token_ids))) for group in self._groups):
+            raise FloatingPointError("a state of the decoder is not finite")
+        return {name: array[0] for name, array in given.items()}
+
+    def swap(self, first: int, second: int, target_tokens: int) -> None:
+        for group in self._groups:
+            group.swap(first, second, {**self._sizes, "target": target_tokens})
 
     def _binding(self, first: int, count: int, outputs: tuple[str, ...]) -> StepBinding:
         """Return the binding for a kind of step from an LRU cache."""
@@ -225,7 +282,7 @@ class SessionRunner(ABC):
         binding = self._bindings.pop(key, None)
         if binding is None:
             fixed = self._fixed_outputs(outputs, count)
-            binding = StepBinding(self._decoder, *key, self._groups, fixed, self.provider)
+            binding = StepBinding(self._decoder, *key, self._groups, fixed, self.provider, self._tokens_per_step)
             if len(self._bindings) == MAX_BINDINGS:
                 del self._bindings[next(iter(self._bindings))]
         self._bindings[key] = binding
@@ -245,12 +302,14 @@ class SessionRunner(ABC):
         Args:
             max_batch_tokens: maximum number of padded tokens in an encoder batch.
         """
-        longest = self.manifest.limits.max_source_tokens
-        for batch, length in ((max(1, max_batch_tokens // longest), longest), (1, 1)):
-            ids, lengths = np.zeros((batch, length), np.int64), np.full(batch, length, np.int32)
-            self.encode(ids, lengths, ("hidden",))
+        longest, encoded = self.manifest.limits.max_source_tokens, dict[str, Array]()
+        if self._encoder is not None:
+            for batch, length in ((max(1, max_batch_tokens // longest), longest), (1, 1)):
+                ids, lengths = np.zeros((batch, length), np.int64), np.full(batch, length, np.int32)
+                self.encode(ids, lengths, ("hidden",))
+            encoded |= self.encode(ids, lengths, self.manifest.encoder_graph.outputs)
         if self._decoder is not None:
-            self.init_rows(0, self.encode(ids, lengths, self.manifest.encoder.outputs), [0])
+            self.init_rows(0, encoded, [0])
             largest = min(self.max_rows, WARM_UP_ROWS), self._sizes["target"] - 1, longest
             for batch, age, length in (largest, (1, 0, 1)):
                 ages, lengths = np.full(batch, age, np.int32), np.full(batch, length, np.int32)

@@ -10,6 +10,7 @@ import ctypes
 import math
 import mmap
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,20 @@ from service.runtime.protocol import Array
 
 # More rows do not increase the number of tokens per second (docs/adr/0014).
 MAX_AUTO_ROWS = 128
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """Memory of a loaded model in bytes.
+
+    Decoder state uses memory only for the tokens that a sequence has. The numbers about state are
+    those of sequences with the maximum length.
+    """
+
+    weights: int  # graphs and weights on disk
+    state_per_row: int  # decoder state of one row, and its scores of the next token
+    max_state: int  # all rows
+    state_in_use: int  # rows that requests have now
 
 
 def row_bytes(manifest: Manifest) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from service.bundle import Manifest, State
+from service.bundle import BundleError, Manifest, State
 from service.runtime.base import SessionRunner, StateGroup
-from service.runtime.memory import PagedArray
+from service.runtime.memory import PagedArray, row_bytes
 from service.runtime.protocol import Array, Int32, Int64, group_states
 
 _DTYPES: dict[str, type[Any]] = {
@@ -66,6 +66,17 @@ class _ArrayGroup(StateGroup):
         for source, target in zip(sources, targets, strict=True):  # faster than one assignment with index lists
             self._rows[(slice(None), target, *used)] = self._rows[(slice(None), source, *used)]
 
+    def swap(self, first: int, second: int, sizes: Mapping[str, int]) -> None:
+        used: tuple[Any, ...] = tuple(map(slice, self.row_shape(sizes)))
+        for rows in self._rows:  # a state at a time, so that the copy is small
+            kept = rows[(first, *used)].copy()
+            rows[(first, *used)] = rows[(second, *used)]
+            rows[(second, *used)] = kept
+
+    def is_finite(self, row: int, positions: slice) -> bool:
+        used: tuple[Any, ...] = tuple(positions if axis == "target" else slice(None) for axis in self.states[0].shape)
+        return bool(np.isfinite(self._rows[(slice(None), row, *used)]).all())
+
     def finish_step(self, rows: slice) -> None:
         if self._outputs is not self._rows:
             self._rows[:, rows] = self._outputs[:, rows]
@@ -82,8 +93,15 @@ class OnnxRunner(SessionRunner):
     def __init__(self, folder: Path, manifest: Manifest, *, num_threads: int = 0, max_rows: int = 32) -> None:
         """Load the graphs and map the states, see `SessionRunner`."""
         super().__init__(folder, manifest, "cpu", num_threads, max_rows)
-        self._groups = [_ArrayGroup(states, max_rows, self._sizes) for states in group_states(manifest.states)]
-        self._outputs = self._allocate_outputs()
+        try:
+            self._groups = [_ArrayGroup(states, max_rows, self._sizes) for states in group_states(manifest.states)]
+            self._outputs = self._allocate_outputs()
+        except OSError as error:
+            raise BundleError(
+                f"{folder}: {max_rows} rows of decoder state need {max_rows * row_bytes(manifest)} bytes "
+                f"({manifest.limits.max_target_tokens} tokens per row), which the system does not provide: "
+                f"{error.strerror}; set max_rows to a smaller number, or allow more memory"
+            ) from None
         self._shrink_arena = onnxruntime.RunOptions()
         self._shrink_arena.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
@@ -124,8 +142,11 @@ class OnnxRunner(SessionRunner):
             array.release(KEPT_ROWS)
         self._bindings.clear()
         # All sessions share one arena, so the end of any run can release its free memory.
-        source = {"source_ids": np.zeros((1, 1), np.int64), "source_lengths": np.ones(1, np.int32)}
-        self._encoder.run(["hidden"], source, self._shrink_arena)
+        if self._encoder is None:
+            self._prefill(0, np.zeros(1, np.int64), 0, (), self._shrink_arena)
+        else:
+            source = {"source_ids": np.zeros((1, 1), np.int64), "source_lengths": np.ones(1, np.int32)}
+            self._encoder.run(["hidden"], source, self._shrink_arena)
 
 
 def _wrap(array: Array) -> Any:

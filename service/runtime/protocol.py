@@ -41,7 +41,7 @@ class Runner(Protocol):
         Args:
             source_ids: (B, S), padded on the right.
             source_lengths: (B,).
-            outputs: names from `manifest.encoder.outputs`.
+            outputs: names from the outputs of the encoder graph.
 
         Returns:
             The outputs by name. The caller may keep them. They may have one more position of
@@ -65,8 +65,38 @@ class Runner(Protocol):
 
         Args:
             first: index of the first row.
-            encoded: result of `encode`.
+            encoded: result of `encode`; empty for a decoder-only model.
             examples: for each row, the index of its sequence in the encoder's batch.
+        """
+        ...
+
+    def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
+        """Process several tokens in one row of a decoder-only model and update its states in place.
+
+        A call that raises can be repeated with the same arguments and the same results.
+
+        Args:
+            row: index of the row.
+            token_ids: (S,), the next tokens of the row.
+            length: number of tokens that the row has processed before.
+            outputs: names from the outputs of the decoder graph, without states.
+
+        Returns:
+            The outputs by name, without the batch axis: `hidden` (S, M), attention maps (H, L, S,
+            columns), scores of the last token (V,) or (K,). The caller may keep them.
+
+        Raises:
+            FloatingPointError: a new value of a state is NaN or infinite.
+        """
+        ...
+
+    def swap(self, first: int, second: int, target_tokens: int) -> None:
+        """Exchange the states of two rows of a decoder-only model.
+
+        Args:
+            first: one of the rows.
+            second: the other row.
+            target_tokens: maximum number of tokens that the two rows have processed.
         """
         ...
 
@@ -106,12 +136,13 @@ class Runner(Protocol):
             token_ids: (B,), input token of each row.
             lengths: (B,), number of target tokens that each row has processed before.
             source_lengths: (B,).
-            outputs: names from `manifest.decoder.outputs`, without states.
+            outputs: names from the outputs of the decoder graph, without states.
             first: index of the first row.
 
         Returns:
-            The outputs by name, each with the batch as its first axis. The caller may keep
-            attention maps; the other outputs are valid until the next call.
+            The outputs by name, each with the batch as its first axis; attention maps are (B, H, L,
+            columns). The caller may keep attention maps; the other outputs are valid until the next
+            call.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import threading
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -16,6 +17,7 @@ Provider = Literal["cpu", "cuda"]
 
 _PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
 _ERROR = 3  # severity level of ONNX Runtime
+_REGISTRATION = threading.Lock()  # bundles are loaded in several threads, but share one arena
 
 
 class RuntimeUnavailableError(Exception):
@@ -95,7 +97,8 @@ def _register_shared_arena() -> None:
 
 def load_session(folder: Path, graph: Graph, options: Any, provider: Provider) -> Any:
     """Load one graph of a bundle."""
-    _register_shared_arena()
+    with _REGISTRATION:
+        _register_shared_arena()
     path, providers = os.fspath(folder / graph.file), _PROVIDERS[provider]
     # From 32 rows on, the fused node takes four times as long as the separate Add and
     # LayerNormalization.

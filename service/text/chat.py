@@ -1,24 +1,97 @@
-"""Chat templates: formatting of a dialogue as a prompt."""
+"""Chat templates: formatting of a dialogue as the token ids of a prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from service.bundle import ChatTemplate
+from service.text.tokenizer import TextTokenizer
 
 
-def apply_chat_template(template: ChatTemplate, system: Sequence[str], turns: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as texts and ids of special tokens, in order.
+
+    Two texts never follow each other: text between two special tokens is tokenized in one piece.
+    """
+
+    parts: tuple[str | int, ...]
+
+    def __len__(self) -> int:
+        """Return the number of inputs, which is always 1."""
+        return 1
+
+    @property
+    def num_characters(self) -> int:
+        return sum(len(part) for part in self.parts if isinstance(part, str))
+
+    def encode(self, tokenizer: TextTokenizer) -> list[int]:
+        """Return the token ids. Names of special tokens in the texts are plain text.
+
+        The tokenizer adds its own special tokens only if the prompt has none.
+        """
+        if len(self.parts) == 1 and isinstance(self.parts[0], str):
+            return tokenizer.encode(self.parts[0])
+        ids: list[int] = []
+        for part in self.parts:
+            ids += [part] if isinstance(part, int) else tokenizer.encode(part, add_special_tokens=False)
+        return ids
+
+
+def apply_chat_template(
+    template: ChatTemplate, system: Sequence[str], turns: Sequence[str], tokenizer: TextTokenizer
+) -> Prompt:
     """Format a dialogue as the prompt of a chat model.
 
-    System messages are put before the first user message, like the instruction in Llama 2's Ghost
-    Attention (Touvron et al. 2023, section 3.3). Line breaks would end a message, so they are
-    replaced by spaces.
+    Special tokens in the template are recognized by their names. Messages are plain text, so that a
+    user cannot end a message or insert one.
+
+    If the template has no system message, system messages are put before the first user message,
+    like the instruction in Llama 2's Ghost Attention (Touvron et al. 2023, section 3.3). If it has
+    `single_line`, line breaks would end a message, so they are replaced by spaces.
 
     Args:
         template: chat template of the model.
         system: system messages.
         turns: alternating messages of user and assistant; the first and the last are the user's.
+        tokenizer: tokenizer of the source.
     """
-    first, *others = [" ".join(turn.splitlines()) for turn in turns]
-    first = " ".join([*(" ".join(text.splitlines()) for text in system), first])
-    templates = (template.user, template.assistant)
-    written = [templates[index % 2].replace("{}", turn) for index, turn in enumerate([first, *others])]
-    return "".join(written) + template.reply
+    if not system and template.default_system is not None:
+        system = [template.default_system]
+    if template.single_line:
+        system, turns = _single_lines(system), _single_lines(turns)
+    messages: list[tuple[str, str]] = []
+    if template.system is None:
+        separator = " " if template.single_line else "\n\n"
+        turns = [separator.join([*system, turns[0]]), *turns[1:]]
+    else:
+        messages = [(template.system, text) for text in system]
+    messages += [((template.user, template.assistant)[index % 2], turn) for index, turn in enumerate(turns)]
+    parts = list(tokenizer.split_special(template.begin))
+    for pattern, text in messages:
+        before, after = pattern.split("{}")
+        parts += [*tokenizer.split_special(before), text, *tokenizer.split_special(after)]
+    parts += tokenizer.split_special(template.reply)
+    return Prompt(tuple(_merged(parts, tokenizer)))
+
+
+def _single_lines(texts: Sequence[str]) -> list[str]:
+    return [" ".join(text.splitlines()) for text in texts]
+
+
+def _merged(parts: Sequence[str | int], tokenizer: TextTokenizer) -> Iterator[str | int]:
+    """Join texts that follow each other, and remove the whitespace that special tokens absorb."""
+    text, strips_left = "", False
+    for part in parts:
+        if isinstance(part, str):
+            text += part
+            continue
+        absorbs_left, absorbs_right = tokenizer.absorbs_whitespace(part)
+        text = text.lstrip() if strips_left else text
+        text = text.rstrip() if absorbs_left else text
+        if text:
+            yield text
+        yield part
+        text, strips_left = "", absorbs_right
+    text = text.lstrip() if strips_left else text
+    if text:
+        yield text

@@ -29,7 +29,7 @@ class SplitText:
             language: language of the replacements. A space is inserted between two sentences
                 without a gap, unless this language writes none.
         """
-        separator = "" if language in LANGUAGES_WITHOUT_SPACES else " "
+        separator = "" if language.partition("-")[0] in LANGUAGES_WITHOUT_SPACES else " "
         parts = [self.gaps[0]]
         for sentence, gap in zip(sentences, self.gaps[1:], strict=True):
             parts += sentence, gap or separator
@@ -43,12 +43,13 @@ def split_sentences(text: str, language: str, max_sentences: int) -> SplitText |
 
     Args:
         text: the text.
-        language: ISO 639-1 code of its language; any other string uses general rules.
+        language: BCP 47 tag of its language; for an unknown one, general rules are used.
         max_sentences: maximum number of sentences.
 
     Returns:
         The sentences and gaps; None if there are more than `max_sentences`.
     """
+    language = language.partition("-")[0]  # `sentencex` knows ISO 639 codes
     sentences: list[str] = []
     gaps: list[str] = []
     position = gap_start = 0

@@ -11,8 +11,10 @@ class TextStream:
     """Converts token ids to text incrementally.
 
     Incomplete characters, and text that may be the start of a stop string, are held back. The
-    concatenated pieces are the complete text. The time for a token does not depend on earlier
-    tokens.
+    concatenated pieces equal `TextTokenizer.decode` of all ids. The time for a token does not
+    depend on earlier tokens. (`DecodeStream` of the `tokenizers` library decodes several tokens in
+    each step, keeps bytes that can never become a character until the end, and cannot be copied for
+    a beam.)
     """
 
     def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> None:
@@ -27,9 +29,8 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        prefix_text = self._decoder.decode(b"".join(map(tokenizer.bytes_of, prefix)))
-        self._is_at_start = not prefix_text
-        self._prefix = prefix_text.removeprefix(" ")  # not yet returned
+        self._is_at_start = True  # no token has added anything
+        self._prefix = "".join(map(self._decode, prefix))  # not yet returned
         self._held = ""  # held back: possible start of a stop string
         self.has_stopped = False
 
@@ -37,19 +38,15 @@ class TextStream:
         """Add a token and return the text that is final now; empty after a stop string."""
         if self.has_stopped:
             return ""
-        text = self._decoder.decode(self._tokenizer.bytes_of(token_id))
-        if self._is_at_start and text:
-            self._is_at_start = False
-            text = text.removeprefix(" ")
+        text = self._decode(token_id)
         return self._after_prefix(self._cut(self._held + text) if self._stop else text)
 
     def finish(self) -> str:
         """Return the text that is still held back at the end of the generation."""
         if self.has_stopped:
             return ""
-        rest = self._decoder.decode(b"", final=True)
-        text, self._held = self._held + rest, ""
-        return self._after_prefix(text.removeprefix(" ") if self._is_at_start else text)
+        text, self._held = self._held + self._decoder.decode(b"", final=True), ""
+        return self._after_prefix(text)
 
     @property
     def is_within_character(self) -> bool:
@@ -62,6 +59,13 @@ class TextStream:
         other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         other._decoder.setstate(self._decoder.getstate())
         return other
+
+    def _decode(self, token_id: int) -> str:
+        """Return the characters that a token completes."""
+        data = self._tokenizer.bytes_of(token_id, is_first=self._is_at_start)
+        if self._is_at_start and self._tokenizer.adds_text(token_id):
+            self._is_at_start = False
+        return self._decoder.decode(data)
 
     def _after_prefix(self, text: str) -> str:
         prefix, self._prefix = self._prefix, ""

@@ -1,21 +1,31 @@
-"""Byte-level BPE tokenizer with character offsets.
+"""Tokenizers of the `tokenizers` library, with character offsets and the bytes of each token.
 
-Each token is a sequence of UTF-8 bytes. The files are those of the `tokenizers` library.
+All kinds whose decoder works token by token are supported: byte-level BPE (GPT-2, Llama 3, Qwen,
+BART), SentencePiece with Metaspace (T5, XLM-R, NLLB, Marian), SentencePiece with byte fallback
+(Llama 2, Mistral) and WordPiece (BERT). A token then adds the same bytes to a text whatever the
+other tokens are, except for the first token, which may lose its leading space.
 """
 
 import json
-import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from service.bundle import BundleError
 
 # For texts of at least this many characters, a lower bound of the length is checked before
 # tokenization.
 LONG_TEXT = 2048
+# A long text is cut before it is tokenized to its first tokens. The cut changes only tokens near
+# it: at most 100 in WordPiece, which replaces longer words by one unknown token.
+CUT_TOKENS = 512
+CHARACTERS_PER_TOKEN = 8  # more than almost all texts have
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a token of byte fallback
+FIRST = "a"  # a token before another one, to find the text that the other adds
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,7 @@ class TokenSpan:
     id: int
     start: int
     end: int
-    is_special: bool
+    is_special: bool  # True for tokens that the template adds to the text
 
 
 class TextTokenizer:
@@ -35,86 +45,169 @@ class TextTokenizer:
         """Build the table of each token's bytes.
 
         Raises:
-            ValueError: the tokenizer is not byte-level.
+            ValueError: the decoder is of a kind that is not supported.
         """
-        decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
-        if decoder.get("type") != "ByteLevel":
-            raise ValueError("its decoder must be ByteLevel: the service supports byte-level BPE only")
+        decoder = _config(tokenizer.decoder)
+        _check_decoder(decoder)
         tokenizer.encode_special_tokens = True  # special tokens in the input text are plain text
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        self._tokenizer = tokenizer
         special_ids = {id_ for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-        size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-        byte_of = _byte_alphabet()
+        _split_special_tokens(tokenizer, special_ids)
+        self._tokenizer = tokenizer
         self._special_ids = frozenset(special_ids)
-        self._bytes: list[bytes] = []  # by id; empty for special tokens and for ids without a token
-        self._names: list[str] = []  # by id: text of the token in responses
+        special = {id_: added for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        self._id_of_special = {added.content: id_ for id_, added in special.items()}
+        # The longest name first: one name may be the start of another.
+        names = sorted(self._id_of_special, key=len, reverse=True)
+        self._special_names = re.compile("(" + "|".join(map(re.escape, names)) + ")")
+        self._absorbs = {id_: (added.lstrip, added.rstrip) for id_, added in special.items()}
+        kinds = [step["type"] for step in _steps(decoder)]
+        self._is_byte_level = kinds == ["ByteLevel"]
+        self._has_byte_tokens = "ByteFallback" in kinds
+        byte_of = _byte_alphabet() if self._is_byte_level else {}
+        size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self._bytes: list[bytes] = []  # by id, as after other tokens; empty for ids without a token
+        unused: set[int] = set()
         for id_ in range(size):
-            token = tokenizer.id_to_token(id_) or ""
-            data = b"" if id_ in special_ids else _token_bytes(token, byte_of)
-            self._bytes.append(data)
-            self._names.append(token if id_ in special_ids else data.decode("utf-8", "replace"))
+            token = tokenizer.id_to_token(id_)
+            if token is None:
+                unused.add(id_)
+            if not token:
+                self._bytes.append(b"")
+            elif self._is_byte_level:
+                self._bytes.append(_token_bytes(token, byte_of))
+            else:
+                self._bytes.append(self._decode_token(token, is_first=False))
+        self._unused_ids = frozenset(unused)
+        self._skipped_ids = self._special_ids | self._unused_ids  # ids that add nothing to a text
         self.longest_token_bytes = max(map(len, self._bytes))
+        if self._is_byte_level:
+            steps = _steps(_config(tokenizer.pre_tokenizer))
+            self.strips_leading_space = any(step.get("add_prefix_space") is True for step in steps)
+        else:
+            self.strips_leading_space = self._strips_leading_space(decoder)
+        mask: list[int] = tokenizer.encode("a").special_tokens_mask
+        self._num_final = next((index for index, is_added in enumerate(reversed(mask)) if not is_added), 0)
 
     def __len__(self) -> int:
         """Return the number of ids; all ids are smaller."""
         return len(self._bytes)
 
+    # Encoding
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def min_num_tokens(self, text: str) -> int:
-        """Return a lower bound of the number of tokens, which is much faster than tokenization.
+    def encode_pair(self, first: str, second: str, max_tokens: int | None = None) -> list[int]:
+        """Tokenize a pair of texts with the special tokens of the model's template for pairs.
 
-        The bound of texts shorter than `LONG_TEXT` is 0.
+        Args:
+            first: first text, such as a query.
+            second: second text, such as a document.
+            max_tokens: maximum number of ids. The longer text is truncated first, until both have
+                the same length (`longest_first` of the `tokenizers` library). If a single token is
+                left then, it goes to the longer text, or to either if both are very long.
+
+        Raises:
+            ValueError: max_tokens leaves no token for the texts.
         """
-        if len(text) < LONG_TEXT:
-            return 0
-        # The tokenizer's normalizer: unicodedata takes minutes for a megabyte of mixed combining
-        # marks.
-        normalizer = self._tokenizer.normalizer
-        normalized = text if normalizer is None else normalizer.normalize_str(text)
-        return math.ceil(len(normalized.encode()) / self.longest_token_bytes)
+        if max_tokens is None:
+            ids: list[int] = self._tokenizer.encode(first, second).ids
+            return ids
+        budget = max_tokens - self._tokenizer.num_special_tokens_to_add(True)
+        if budget < 1:
+            raise ValueError(f"max_tokens must be greater than the {max_tokens - budget} special tokens of a pair")
+        parts = [self._encode_start(text, budget) for text in (first, second)]
+        shorter, longer = sorted(len(part) for part in parts)
+        if shorter + longer > budget:
+            longer = max(shorter, budget - shorter)
+            if shorter + longer > budget:
+                shorter, longer = budget // 2, budget - budget // 2
+            is_swapped = len(parts[0]) > len(parts[1])
+            for part, length in zip(parts, (longer, shorter) if is_swapped else (shorter, longer), strict=True):
+                part.truncate(length)
+        pair: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
+        return pair
+
+    def min_num_tokens(self, text: str, max_tokens: int) -> int:
+        """Return a lower bound of the number of tokens; the time does not grow with long texts.
+
+        It serves to reject texts that are much too long without tokenizing all of them.
+
+        Returns:
+            A number above `max_tokens` if the first tokens of the text are already more, without
+            special tokens. Otherwise 0.
+        """
+        for start in _starts(text, max_tokens):
+            if len(start) == len(text):
+                return 0
+            bound = len(self.encode(start, add_special_tokens=False)) - CUT_TOKENS
+            if bound > max_tokens:
+                return bound
+        return 0
 
     def encode_truncated(self, text: str, max_tokens: int) -> list[int]:
-        """Tokenize a text and truncate it to `max_tokens` ids; a final special token is kept."""
-        # The text is cut before tokenization, because tokenizing a megabyte takes hundreds of
-        # megabytes of memory. The factor 4 covers normalization, which maps at most three
-        # characters to two bytes, and keeps tokens that are affected by the cut beyond
-        # `max_tokens`.
-        ids = self.encode(text[: 4 * max_tokens * self.longest_token_bytes])
-        if len(ids) > max_tokens and self.is_special(ids[-1]):
-            return [*ids[: max_tokens - 1], ids[-1]]
-        return ids[:max_tokens]
+        """Tokenize a text and truncate it to `max_tokens` ids; final special tokens are kept."""
+        ids: list[int] = []
+        for start in _starts(text, max_tokens):
+            ids = self.encode(start)
+            if len(ids) >= max_tokens + CUT_TOKENS:
+                break
+        if len(ids) <= max_tokens:
+            return ids
+        num_final = min(self._num_final, max_tokens)
+        return [*ids[: max_tokens - num_final], *ids[len(ids) - num_final :]]
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Return the text of the first `max_tokens` tokens; special tokens are not counted."""
+        encoding = self._encode_start(text, max_tokens)
+        return text if len(encoding) <= max_tokens else text[: encoding.offsets[max_tokens - 1][1]]
 
     def encode_spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
         """Tokenize a text and return the tokens with their character ranges in the original text.
 
-        Every character belongs to a token, even if normalization merged several characters. Tokens
-        that are not in the text (special tokens, an inserted leading space) have empty ranges.
+        A character that normalization removes or merges belongs to the token before it. Whitespace
+        belongs to a token only if the tokenizer keeps it. Tokens that are not in the text (special
+        tokens of the template, an inserted leading space) have empty ranges. Tokens that share one
+        character, such as the bytes of an emoji, have the same range.
         """
         encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         offsets: list[tuple[int, int]] = encoding.offsets
+        is_added: list[int] = encoding.special_tokens_mask
         spans: list[TokenSpan] = []
         following = len(text)  # start of the next token
         shared, shared_end = (-1, -1), -1  # offsets of the next token, and the end of its range
-        for id_, (start, end) in zip(reversed(ids), reversed(offsets), strict=True):
-            if id_ in self._special_ids:
+        for id_, (start, end), is_special in zip(reversed(ids), reversed(offsets), reversed(is_added), strict=True):
+            if is_special:
                 spans.append(TokenSpan(id_, following, following, True))
                 continue
-            if start == 0 and self._bytes[id_] == b" " and not text.startswith(" "):
-                spans.append(TokenSpan(id_, 0, 0, False))
+            if self._bytes[id_] == b" " and start == following < len(text) and text[start] != " ":
+                spans.append(TokenSpan(id_, start, start, False))  # a leading space that was inserted
                 continue
-            # Tokens that share one character have the same offsets, and get the same end.
-            shared_end = shared_end if shared == (start, end) else max(end, following)
+            if shared != (start, end):
+                shared_end = max(end, _end_of_removed(text, end, following))
             shared = (start, end)
             spans.append(TokenSpan(id_, start, shared_end, False))
             following = min(following, start)
         spans.reverse()
         return spans
+
+    def split_special(self, text: str) -> list[str | int]:
+        """Split a text at the names of special tokens; return their ids and the texts between."""
+        parts: list[str | int] = []
+        for index, part in enumerate(self._special_names.split(text) if self._id_of_special else [text]):
+            if part:
+                parts.append(self._id_of_special[part] if index % 2 else part)
+        return parts
+
+    def absorbs_whitespace(self, token_id: int) -> tuple[bool, bool]:
+        """Return two flags: a special token absorbs the whitespace before it, and after it."""
+        return self._absorbs.get(token_id, (False, False))
+
+    # Decoding
 
     def name(self, token_id: int) -> str:
         """Return the text of a token for display.
@@ -122,7 +215,9 @@ class TextTokenizer:
         The text includes a leading space. Special tokens have their names. Incomplete characters
         are replaced by U+FFFD.
         """
-        return self._names[token_id] if token_id < len(self._names) else ""
+        if token_id in self._special_ids:
+            return self._tokenizer.id_to_token(token_id) or ""
+        return self._bytes[token_id].decode("utf-8", "replace") if token_id < len(self._bytes) else ""
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -131,29 +226,177 @@ class TextTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 
-    def bytes_of(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to the text; empty for special tokens."""
-        return self._bytes[token_id] if token_id < len(self._bytes) else b""
+    def bytes_of(self, token_id: int, *, is_first: bool = False) -> bytes:
+        """Return the bytes that a token adds to the text; empty for special tokens.
+
+        Args:
+            token_id: id of the token.
+            is_first: True if no token before it adds anything. It may lose its leading space then.
+        """
+        if not self.adds_text(token_id):
+            return b""
+        return self._first_bytes(token_id) if is_first else self._bytes[token_id]
+
+    def adds_text(self, token_id: int) -> bool:
+        """Return False for special tokens and for ids without a token."""
+        return token_id < len(self._bytes) and token_id not in self._skipped_ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of ids without the space before the first word."""
-        known, size = self._bytes, len(self._bytes)
-        parts = [known[id_] if id_ < size else b"" for id_ in ids]
-        if not skip_special_tokens:
-            parts = [self.name(id_).encode() if self.is_special(id_) else self.bytes_of(id_) for id_ in ids]
-        return b"".join(parts).decode("utf-8", "replace").removeprefix(" ")
+        """Return the text of ids.
+
+        It equals the result of the `tokenizers` library, with two exceptions. Byte-level tokenizers
+        that insert a space before a text remove it again. Bytes that are not valid UTF-8 are
+        replaced by U+FFFD without damage to complete characters next to them.
+        """
+        size, skipped = len(self._bytes), self._skipped_ids if skip_special_tokens else self._unused_ids
+        shown = [id_ for id_ in ids if id_ < size and id_ not in skipped]
+        if not shown:
+            return ""
+        known = self._bytes
+        if self._is_byte_level:  # each token has the same bytes everywhere in the text
+            text = b"".join([known[id_] for id_ in shown]).decode("utf-8", "replace")
+            return text.removeprefix(" ") if self.strips_leading_space else text
+        return (self._first_bytes(shown[0]) + b"".join([known[id_] for id_ in shown[1:]])).decode("utf-8", "replace")
+
+    def _first_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token at the start of a text."""
+        data = self._bytes[token_id]
+        if self._is_byte_level:
+            return data.removeprefix(b" ") if self.strips_leading_space else data
+        return self._decode_token(self._tokenizer.id_to_token(token_id) or "", is_first=True)
+
+    def _decode_token(self, token: str, *, is_first: bool) -> bytes:
+        """Return the bytes of a token at the start of a text, or after another token."""
+        if self._has_byte_tokens and (match := BYTE_TOKEN.fullmatch(token)):
+            data = bytes.fromhex(match[1])
+            return b"" if is_first and self.strips_leading_space and data == b" " else data
+        decoder = self._tokenizer.decoder
+        if is_first:
+            text: str = decoder.decode([token]) if decoder else token
+        else:
+            text = decoder.decode([FIRST, token])[len(FIRST) :] if decoder else f" {token}"
+        return text.encode()
+
+    def _strips_leading_space(self, decoder: dict[str, Any]) -> bool:
+        """Return True if decoding removes the space before the first word."""
+        if not decoder or decoder["type"] == "WordPiece":
+            return True
+        mark = next((step["replacement"] for step in _steps(decoder) if step["type"] == "Metaspace"), " ")
+        text: str = self._tokenizer.decoder.decode([f"{mark}{FIRST}"])
+        return not text.startswith(" ")
+
+    def _encode_start(self, text: str, max_tokens: int) -> Any:
+        """Return the encoding without special tokens of a start of a text.
+
+        Its first `max_tokens` tokens are those of the complete text.
+        """
+        encoding = None
+        for start in _starts(text, max_tokens):
+            encoding = self._tokenizer.encode(start, add_special_tokens=False)
+            if len(encoding) >= max_tokens + CUT_TOKENS:
+                break
+        return encoding
 
 
 def read_tokenizer(path: Path) -> TextTokenizer:
     """Read a `tokenizer.json`.
 
     Raises:
-        BundleError: the file cannot be read, or has another kind of tokenizer.
+        BundleError: the file cannot be read, or its decoder is of a kind that is not supported.
     """
     try:
         return TextTokenizer(Tokenizer.from_file(str(path)))
     except Exception as error:  # the library raises bare exceptions
         raise BundleError(f"{path} cannot be used: {error}") from None
+
+
+def _starts(text: str, max_tokens: int) -> Iterator[str]:
+    """Yield longer and longer starts of a text; the last is the text itself."""
+    size = CHARACTERS_PER_TOKEN * (max_tokens + CUT_TOKENS)
+    while size < len(text):
+        yield text[:size]
+        size *= 2
+    yield text
+
+
+def _end_of_removed(text: str, start: int, end: int) -> int:
+    """Return the end of the characters from `start` that no token has, up to whitespace."""
+    while start < end and not text[start].isspace():
+        start += 1
+    return start
+
+
+# The parts of a tokenizer
+
+
+def _config(part: Any) -> dict[str, Any]:
+    """Return the configuration of a decoder or a pre-tokenizer; it is empty for None."""
+    config: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
+    return config
+
+
+def _steps(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a decoder or a pre-tokenizer in order; sequences are flattened."""
+    if config.get("type") == "Sequence":
+        for step in config.get("decoders") or config.get("pretokenizers") or ():
+            yield from _steps(step)
+    elif config:
+        yield config
+
+
+def _check_decoder(config: dict[str, Any]) -> None:
+    """Check that a decoder converts each token on its own, except for the first one.
+
+    Raises:
+        ValueError: the decoder has another step.
+    """
+    steps = list(_steps(config))
+    is_fused = has_bytes = False
+    for step in steps:
+        kind = step["type"]
+        if kind == "ByteLevel" and len(steps) == 1:
+            continue
+        if kind in ("Metaspace", "WordPiece", "Replace", "ByteFallback") and not is_fused:
+            has_bytes = has_bytes or kind == "ByteFallback"
+        elif kind == "Strip" and (step["start"] <= 1 and step["stop"] == 0 if is_fused else not has_bytes):
+            continue
+        elif kind == "Fuse":
+            is_fused = True
+        else:
+            raise ValueError(
+                f"its decoder has the step {kind}, which is not supported here; supported are ByteLevel, WordPiece, "
+                "Metaspace, and sequences of Replace, ByteFallback, Fuse and Strip(start=1, stop=0)"
+            )
+
+
+def _split_special_tokens(tokenizer: Tokenizer, special_ids: set[int]) -> None:
+    """Make a model unable to find its special tokens in a text.
+
+    The option `encode_special_tokens` keeps the library from looking for them, but a Unigram model
+    finds all pieces of its vocabulary, also `</s>` and `<0x0A>`, which SentencePiece excludes. A
+    last pre-tokenizer therefore separates the first character of such a name from the rest.
+    """
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
+    is_unigram = isinstance(tokenizer.model, models.Unigram)
+    names = [tokenizer.id_to_token(id_) or "" for id_ in special_ids]
+    if is_unigram:
+        names += [token for token in vocabulary if BYTE_TOKEN.fullmatch(token)]
+    found = [
+        name
+        for name in names
+        if len(name) > 1
+        and name in vocabulary
+        and (is_unigram or vocabulary[name] in tokenizer.encode(name, add_special_tokens=False).ids)
+    ]
+    if not found:
+        return
+    rests: dict[str, list[str]] = {}
+    for name in sorted(found):
+        rests.setdefault(name[0], []).append(re.escape(name[1:]))
+    pattern = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
+    split = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
+    existing = tokenizer.pre_tokenizer
+    tokenizer.pre_tokenizer = split if existing is None else pre_tokenizers.Sequence([existing, split])
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -18,6 +18,7 @@ from service.text.tokenizer import read_tokenizer
 CARDS = [
     {"id": "a", "tasks": ["generate", "encode", "attention", "similar"], "chat": True, "languages": {"source": "en"}},
     {"id": "b", "tasks": ["encode", "classify"], "chat": False, "languages": None},
+    {"id": "c", "tasks": ["encode", "rerank", "tag"], "chat": False, "languages": None},
 ]
 
 

@@ -26,6 +26,8 @@ BEYOND_JSON_SCHEMA = (
     r"does not generate text",
     r"supported only by decoder-only models",
     r"supported only by models that translate",
+    r"_language must be one of [\w, -]+ for [\w-]+",
+    r"is not the name of a prompt of [\w-]+: it has",
     r"has no chat template",
     r"No model translates between these languages",
     r"outputs\[\d+\]\.name: The model has ",

@@ -23,7 +23,7 @@ def server(bundle: Path, classifier_bundle: Path, tmp_path_factory: pytest.TempP
     for source in (bundle, classifier_bundle):
         shutil.copytree(source, folder / source.name)
     manifest = folder / "toy" / "manifest.json"
-    translating = json.loads(manifest.read_text()) | {"languages": {"source": "en", "target": "de"}}
+    translating = json.loads(manifest.read_text()) | {"languages": {"sources": ["en"], "targets": ["de"]}}
     manifest.write_text(json.dumps(translating))
     with serving(folder, default_model="toy") as server:
         yield server

@@ -49,7 +49,9 @@ def test_the_package_gets_a_refusal_as_an_http_error_that_says_why(shipped: Runn
         api.translate(TEXT, "de", "en")
     with caught.value as answer:
         assert answer.status == 422
-        assert json.load(answer)["error"].startswith("No model translates between these languages")
+        assert json.load(answer)["error"] == (
+            "source: No model translates between these languages. Supported: en to de."
+        )
 
 
 def test_json_gives_what_a_form_gives_and_lists_as_well(shipped: RunningServer) -> None:

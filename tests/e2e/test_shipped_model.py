@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.server import RunningServer
-from service.bundle import read_bundle
+from service.bundle import Quality, read_bundle
 from tests.e2e.asking import post
 
 SENTENCE = "Two girls are playing with a small brown dog on the beach."
@@ -61,8 +61,9 @@ def test_the_card_says_what_the_evaluation_found() -> None:
 def test_the_card_says_what_quantising_cost() -> None:
     folder = Path("bundles/multi30k-en-de")
     manifest, card = read_bundle(folder), (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
-    assert manifest.quantization is not None and manifest.quantization.quality is not None
+    assert manifest.quantization is not None
     quality = manifest.quantization.quality
+    assert isinstance(quality, Quality)
     assert f"{quality.split}, {quality.sentences:,} sentences" in card
     for label, bleu in zip(("greedy", "beam 5"), quality.bleu, strict=True):
         assert f"| {label} | {bleu.float32:.2f} | {bleu.quantized:.2f} |" in card

@@ -186,8 +186,8 @@ def test_an_error_is_an_exception_with_its_message_and_status(client: Any) -> No
         (lambda: client.infer("toy", text_input(TEXTS), priority=1), "422", "parameters.priority is not supported"),
         (lambda: client.infer("toy", text_input(TEXTS), outputs=asked("logits")), "422", "outputs[0].name: The model"),
         (lambda: client.async_infer("nobody", text_input(TEXTS)).get_result(), "404", "There is no model of this name"),
-        (lambda: client.load_model("toy"), "422", "Models are loaded when the service starts"),
-        (lambda: client.unload_model("toy"), "422", "Models are loaded when the service starts"),
+        (lambda: client.load_model("toy"), "403", "Models are loaded only when the service starts"),
+        (lambda: client.unload_model("toy"), "403", "Models are loaded only when the service starts"),
         (lambda: client.get_log_settings(), "404", "There is no such route."),
     ]
     for call, status, message in calls:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Manifest
+from service.bundle import PREFILL_TOKENS, Manifest
 from service.runtime.protocol import Runner
 
 Array = NDArray[Any]
@@ -58,18 +58,34 @@ Sequences = Sequence[tuple[Array, Array]]  # sources, and the targets that are r
 
 
 def run_rows(runner: Runner, sequences: Sequences, row: int) -> Outputs:
-    """Encode sources in one batch and return the outputs of one row without padding."""
+    """Read sources and run steps; return the outputs of one row without padding."""
     encoded = encode(runner, sequences)
-    runner.init_rows(0, encoded, range(len(sequences)))
-    return [own_encoded(runner, encoded, sequences, row), *steps(runner, sequences, row)]
+    runner.init_rows(0, encoded, [0] * len(sequences) if runner.manifest.is_decoder_only else range(len(sequences)))
+    if not runner.manifest.is_decoder_only:
+        return [own_encoded(runner, encoded, sequences, row), *steps(runner, sequences, row)]
+    prefilled = [prefill(runner, number, source[:-1]) for number, (source, _) in enumerate(sequences)]
+    return [*prefilled[row], *steps(runner, sequences, row)]
+
+
+def prefill(runner: Runner, row: int, prompt: Array) -> Outputs:
+    """Read a prompt into a row as the engine does; return the outputs of each chunk."""
+    kept = {state.output for state in runner.manifest.states}
+    names = [name for name in runner.manifest.decoder_graph.outputs if name not in kept]
+    return [
+        dict(runner.prefill(row, prompt[first : first + PREFILL_TOKENS], first, names))
+        for first in range(0, len(prompt), PREFILL_TOKENS)
+    ]
 
 
 def encode(runner: Runner, sequences: Sequences) -> Mapping[str, Array]:
+    """Return the outputs of the encoder for a batch; a decoder-only model has none."""
+    if runner.manifest.is_decoder_only:
+        return {}
     lengths = lengths_of(sequences)
     ids = np.full((len(sequences), lengths.max()), runner.manifest.tokens.pad_id, np.int64)
     for place, (source, _) in enumerate(sequences):
         ids[place, : len(source)] = source
-    return runner.encode(ids, lengths, runner.manifest.encoder.outputs)
+    return runner.encode(ids, lengths, runner.manifest.encoder_graph.outputs)
 
 
 def lengths_of(sequences: Sequences) -> NDArray[np.int32]:
@@ -106,7 +122,7 @@ def own_parts(
     source, target = slice(source_tokens), slice(target_tokens)
     map_columns = {"encoder": (source, source), "encoder_slots": (source,), "cross": (slice(None), source)}
     map_columns["decoder"] = (slice(None), target)
-    parts: dict[str, tuple[slice, ...]] = {"hidden": (source,)}
+    parts: dict[str, tuple[slice, ...]] = {} if manifest.is_decoder_only else {"hidden": (source,)}
     for attention in manifest.attention:
         columns = map_columns[attention.kind]
         parts |= dict.fromkeys(attention.outputs, (slice(None), *columns))

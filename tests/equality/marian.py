@@ -12,24 +12,33 @@ from tests.equality.comparing import Targets
 BATCH = 50
 
 
-def generate(marian: Any, requests: Sequence[GenerateRequest], stop_ids: Sequence[int] = ()) -> list[Targets]:
+def generate(
+    marian: Any, requests: Sequence[GenerateRequest], stop_ids: Sequence[int] = (), **settings: Any
+) -> list[Targets]:
     """Run `generate` for requests with the same parameters and prefix lengths.
 
     Args:
+        marian: the model.
+        requests: the requests.
         stop_ids: tokens that end a sequence beside the end token, by a stopping criterion.
+        settings: fields of the `GenerationConfig` to replace.
     """
     (parameters,) = {request.parameters for request in requests}
     order = sorted(range(len(requests)), key=lambda index: len(requests[index].source_ids))  # little padding
     targets: dict[int, Targets] = {}
     for start in range(0, len(order), BATCH):
         batch = order[start : start + BATCH]
-        found = _generate_batch(marian, [requests[index] for index in batch], parameters, stop_ids)
+        found = _generate_batch(marian, [requests[index] for index in batch], parameters, stop_ids, settings)
         targets.update(zip(batch, found, strict=True))
     return [targets[index] for index in range(len(requests))]
 
 
 def _generate_batch(
-    marian: Any, requests: Sequence[GenerateRequest], parameters: GenerateParameters, stop_ids: Sequence[int]
+    marian: Any,
+    requests: Sequence[GenerateRequest],
+    parameters: GenerateParameters,
+    stop_ids: Sequence[int],
+    settings: dict[str, Any],
 ) -> list[Targets]:
     config = marian.config
     sources = [torch.tensor(request.source_ids) for request in requests]
@@ -40,21 +49,24 @@ def _generate_batch(
         input_ids=input_ids,
         attention_mask=(torch.arange(input_ids.size(1)) < lengths[:, None]).long(),
         decoder_input_ids=prompts,
-        generation_config=_generation_config(config, parameters),
+        generation_config=_generation_config(config, parameters, settings),
         stopping_criteria=[lambda ids, scores: torch.isin(ids[:, -1], torch.tensor(stop_ids))] if stop_ids else None,
     )
-    rows = [_until_end(row, (config.eos_token_id, *stop_ids)) for row in output[:, prompts.size(1) :].tolist()]
+    rows = [
+        _until_end(row, (config.eos_token_id, *settings.get("eos_token_id", ()), *stop_ids))
+        for row in output[:, prompts.size(1) :].tolist()
+    ]
     count = parameters.num_return_sequences
     return [rows[first : first + count] for first in range(0, len(rows), count)]
 
 
-def _generation_config(config: Any, parameters: GenerateParameters) -> Any:
+def _generation_config(config: Any, parameters: GenerateParameters, settings: dict[str, Any]) -> Any:
     from transformers import GenerationConfig
 
     search: dict[str, Any] = {}
     if parameters.num_beams > 1:  # the library warns where they are given and not read
         search = {"length_penalty": parameters.length_penalty, "early_stopping": parameters.early_stopping}
-    return GenerationConfig(
+    fields = dict(
         max_new_tokens=parameters.max_new_tokens,
         min_new_tokens=parameters.min_new_tokens,
         do_sample=False,
@@ -69,6 +81,7 @@ def _generation_config(config: Any, parameters: GenerateParameters) -> Any:
         forced_eos_token_id=None,
         **search,
     )
+    return GenerationConfig(**{**fields, **settings})
 
 
 def _until_end(ids: Sequence[int], end_ids: Sequence[int]) -> tuple[int, ...]:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.bundle import BundleMetadata, export_bundle, half_bundle, verify_bundle
+from export.bundle import BundleMetadata, export_bundle, half_bundle, quantize_bundle, verify_bundle
 from export.calibrate import MAX_NEW_TOKENS as MAX_STEPS
 from export.calibrate import measure_ranges
 from export.quality import ParallelText, compare
+from export.quantize import Recipe
 from export.sessions import open_sessions
 from export.verify import VerificationError
 from model.architectures.causal import CausalModel
@@ -22,11 +23,11 @@ from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer, rea
 from model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
 from model.evaluation import bleu
 from model.rounding import Reference, reference
-from service.bundle import BundleError, read_bundle
+from service.bundle import PREFILL_TOKENS, BundleError, QuantScheme, read_bundle
 from service.engine.engine import Engine
-from service.engine.request import Encoded, EncodeRequest, Event, Target
+from service.engine.request import Encoded, EncodeRequest, Event, Generated, Target
 from service.parameters import GenerateParameters
-from service.runtime.ort import OnnxRunner
+from service.runtime.ort import OnnxRunner, _ArrayGroup
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.running import FAR, make_request, run, run_events
 from tests.equality.serving import client_of
@@ -248,6 +249,104 @@ def test_encode_gives_the_last_layer_over_the_prompt(
                 return {"hidden": model.hidden_states(torch.tensor([prompt]))[0][0].numpy()}
 
         assert_within_rounding(models, compute, {"hidden": found[len(prompt)]})
+
+
+@pytest.mark.parametrize("length", [1, PREFILL_TOKENS, PREFILL_TOKENS + 1, MAX_POSITIONS])
+def test_prefill_gives_pytorchs_hidden_states_and_maps_of_the_prompt(
+    length: int, models: Reference[CausalModel], runner: OnnxRunner
+) -> None:
+    prompt = np.random.default_rng(length).integers(3, 300, length)
+    outputs = [
+        runner.prefill(2, prompt[first : first + PREFILL_TOKENS], first, ("hidden", "decoder_attention"))
+        for first in range(0, length, PREFILL_TOKENS)
+    ]
+    maps = np.zeros((*outputs[0]["decoder_attention"].shape[:2], length, length), np.float32)  # (H, L, T, T)
+    for number, given in enumerate(outputs):
+        chunk = given["decoder_attention"]  # (H, L, S, columns)
+        first = number * PREFILL_TOKENS
+        maps[:, :, first : first + chunk.shape[2], : chunk.shape[3]] = chunk
+
+    def compute(model: CausalModel) -> dict[str, NDArray[Any]]:
+        with torch.inference_mode():
+            hidden, weights = model.hidden_states(torch.tensor(prompt[None]), need_weights=True)
+        assert weights is not None
+        return {"hidden": hidden[0].numpy(), "maps": weights[:, 0].transpose(0, 1).numpy()}
+
+    found = {"hidden": np.concatenate([given["hidden"] for given in outputs]), "maps": np.tril(maps)}
+    assert_within_rounding(models, compute, found)
+
+
+def bits_of(result: Generated) -> list[tuple[Any, ...]]:
+    """Return the tokens with their log-probabilities, and the maps, as raw bits."""
+    return [
+        (target.tokens, {kind: array.tobytes() for kind, array in target.attention.items()})
+        for target in result.targets
+    ]
+
+
+def test_prompts_in_prefill_have_the_same_bits_alone_and_beside_running_rows(
+    runner: OnnxRunner, prompts: list[Ids]
+) -> None:
+    random = np.random.default_rng(4)
+    lengths = (2, PREFILL_TOKENS, PREFILL_TOKENS + 1, PREFILL_TOKENS + 2, 100, 180)
+    sources = [*prompts[:3], *(tuple(int(one) for one in random.integers(3, 300, length)) for length in lengths)]
+    kinds = frozenset({"decoder"})
+    sampled = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, do_sample=True, seed=1)
+    requests = [
+        make_request(source, parameters=parameters, attention=kinds)
+        for source in sources
+        for parameters in (GREEDY, BEAMS, sampled)
+    ]
+    alone = [bits_of(run(runner, [request])[0]) for request in requests]
+    for results in (run(runner, requests), run(runner, requests, Random(3))):
+        assert [bits_of(result) for result in results] == alone
+
+
+def test_swapped_rows_go_on_with_each_others_states(runner: OnnxRunner) -> None:
+    random = np.random.default_rng(6)
+    prompts = [random.integers(3, 300, length) for length in (5, 30)]
+
+    def scores(rows: tuple[int, int]) -> list[NDArray[Any]]:
+        found = []
+        for row, prompt in zip(rows, prompts, strict=True):
+            lengths = np.array([len(prompt)], np.int32)
+            found.append(runner.step(prompt[:1], lengths, lengths, ("logits",), first=row)["logits"].copy())
+        return found
+
+    def fill() -> None:
+        for row, prompt in zip((1, 4), prompts, strict=True):
+            runner.prefill(row, prompt, 0)
+
+    fill()
+    expected = scores((1, 4))
+    fill()
+    runner.swap(1, 4, 30)
+    np.testing.assert_array_equal(scores((4, 1)), expected)
+
+
+def test_a_prompt_after_values_that_are_not_finite_is_rejected(folder: Path) -> None:
+    runner = OnnxRunner(folder / "bundle", read_bundle(folder / "bundle"), num_threads=1, max_rows=4)
+    runner.prefill(1, np.arange(3, 35), 0)
+    (group,) = runner._groups
+    assert isinstance(group, _ArrayGroup)
+    group._rows[0, 1, 0, 7] = np.nan  # of the first layer, which the second layer reads
+    with pytest.raises(FloatingPointError):
+        runner.prefill(1, np.arange(3, 8), 32)
+    runner.prefill(2, np.arange(3, 8), 0)
+
+
+@pytest.mark.parametrize("scheme", ["blocks", "rows", "static"])
+def test_a_quantized_bundle_reads_prompts_row_by_row(
+    scheme: QuantScheme, folder: Path, tmp_path: Path, toy_sentences: list[str], prompts: list[Ids]
+) -> None:
+    recipe = Recipe(8, layers=scheme)
+    record = quantize_bundle(folder / "bundle", tmp_path / "small", recipe, None, calibration=toy_sentences)
+    assert record.schemes == {"layers": scheme, "projection": "blocks"}
+    runner = OnnxRunner(tmp_path / "small", read_bundle(tmp_path / "small"), num_threads=1, max_rows=12)
+    assert_bits_do_not_depend_on_company(runner, (3, PREFILL_TOKENS + 1))
+    requests = [make_request(prompt, parameters=GREEDY) for prompt in prompts]
+    alone = [bits_of(run(runner, [request])[0]) for request in requests]
+    assert [bits_of(result) for result in run(runner, requests, Random(3))] == alone
 
 
 @pytest.mark.parametrize("name", ["layers.0.self_attention.key.weight", "layers.1.feed_forward.outer.bias"])

@@ -94,8 +94,8 @@ def test_the_engine_gives_pytorchs_labels_and_maps_alone_and_in_a_batch(
     runner.warm_up(256)
     for max_batch_tokens in (1, 1024):
         for ids, result in zip(texts_ids, run(runner, texts_ids, max_batch_tokens), strict=True):
-            assert result.label_logprobs is not None
-            found = {"logprobs": result.label_logprobs, **result.attention}
+            assert result.label_scores is not None
+            found = {"logprobs": result.label_scores, **result.attention}
             assert_within_rounding(models, lambda model, ids=ids: pytorchs(model, ids), found)  # type: ignore[misc]
 
 

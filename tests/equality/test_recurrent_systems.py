@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.parts import SOURCE_BLOCK
+from export.nodes import SOURCE_BLOCK
 from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import load_checkpoint
 from model.config import RecurrentConfig
@@ -132,7 +132,7 @@ def test_a_step_reads_no_more_of_the_source_than_whole_blocks_of_the_batchs_long
         return
     lengths = np.array([3, 5], np.int32)
     ids = np.array([[*source[:2], 2, *source[:2]] for source in sources[:2]], np.int64)
-    runner.init_rows(0, runner.encode(ids, lengths, runner.manifest.encoder.outputs), [0, 1])
+    runner.init_rows(0, runner.encode(ids, lengths, runner.manifest.encoder_graph.outputs), [0, 1])
     given = runner.step(np.array([1, 1]), np.array([0, 0], np.int32), lengths, ["cross_attention"])
     assert given["cross_attention"].shape == (2, 1, 1, SOURCE_BLOCK)
     assert not given["cross_attention"][0, :, :, 3:].any() and not given["cross_attention"][1, :, :, 5:].any()

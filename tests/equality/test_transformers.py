@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from model.architectures.transformer import Transformer
 from model.decoding.reference import beam, greedy, one_thread, pytorch_steps
+from service.bundle import GenerationDefaults
 from service.engine.request import GenerateRequest
 from service.parameters import GenerateParameters
 from service.runtime.ort import OnnxRunner
@@ -175,6 +177,47 @@ def test_stops_agree(
     expected = generate(marian, requests, stop.ids)
     assert sum(stop.ends(ids) for targets in expected for ids in targets) > len(requests) / 2
     agree(requests, expected)
+
+
+@pytest.mark.parametrize("min_new_tokens", [0, 4])
+@pytest.mark.parametrize("num_beams", [1, 3, 8])
+def test_end_ids_suppressed_tokens_and_a_forced_end_agree(
+    num_beams: int,
+    min_new_tokens: int,
+    model: Transformer,
+    runner: OnnxRunner,
+    marian: Any,
+    sources: list[tuple[int, ...]],
+    frequent: tuple[int, ...],
+) -> None:
+    """Eight beams and three end tokens need more candidates than the graph's top tokens."""
+    parameters = GenerateParameters(max_new_tokens=12, min_new_tokens=min_new_tokens, num_beams=num_beams)
+    end_ids, suppressed = (model.config.eos_id, *frequent[1:3]), frequent[3:5]
+    requests = [make_request(source, parameters=parameters) for source in sources[:SHORT]]
+    settings = {"eos_token_id": list(end_ids), "suppress_tokens": list(suppressed)}
+    expected = generate(marian, requests, **settings, forced_eos_token_id=end_ids[0])
+    lasts = Counter(ids[-1] for (ids,) in expected)
+    assert {end_ids[0]} < set(lasts) <= set(end_ids), "several end tokens must end a sequence"
+    assert any(len(ids) == 12 for (ids,) in expected), "an end must be forced"
+    assert not any(set(suppressed) & set(ids) for (ids,) in expected)
+    changed = copy(runner)
+    changed.manifest = runner.manifest.model_copy(
+        update={
+            "tokens": runner.manifest.tokens.model_copy(update={"end_ids": end_ids}),
+            "generation": GenerationDefaults(suppress_tokens=suppressed, force_end=True),
+        }
+    )
+    given = [tuple(token.id for token in result.targets[0].tokens) for result in run(changed, requests)]
+    assert given == [ids for (ids,) in expected]
+    processors = replace(processors_of(parameters), suppress_tokens=suppressed, forced_end_at=12)
+    with one_thread():
+        for request, (ids,) in zip(requests[:REFERENCE], expected, strict=False):
+            step, first_id = pytorch_steps(model, request.source_ids), model.config.bos_id
+            if num_beams == 1:
+                found = greedy(step, first_id, end_ids, 12, processors=processors)
+            else:
+                (found,) = beam(step, first_id, end_ids, 12, num_beams, processors=processors)
+            assert found.ids == ids
 
 
 @pytest.mark.parametrize("shape", PREFIXED)

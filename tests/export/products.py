@@ -51,13 +51,17 @@ def gemm_transposed(graph: GraphBuilder, x: str) -> str:
     return graph.add("Gemm", x, graph.weight("weight", torch.from_numpy(random(SIZE, INNER))), transB=1)
 
 
+def gemm_with_bias(graph: GraphBuilder, x: str) -> str:
+    weight, bias = (torch.from_numpy(array) for array in (random(SIZE, INNER), random(SIZE)))
+    return graph.add("Gemm", x, graph.weight("weight", weight), graph.weight("bias", bias), transB=1)
+
+
 def draw(folder: Path, nodes: Draw, inner: int = INNER) -> onnx.ModelProto:
     """Build a graph from `x` (B, K) to `y` with products and external weights."""
-    weights = WeightFile("weights.bin")
-    graph = GraphBuilder("drawn", weights)
-    y = nodes(graph, graph.input("x", TensorProto.FLOAT, ("batch", inner)))
+    with WeightFile(folder / "weights.bin") as weights:
+        graph = GraphBuilder("drawn", weights)
+        y = nodes(graph, graph.input("x", TensorProto.FLOAT, ("batch", inner)))
     graph.add("Identity", y, output=graph.output("y", TensorProto.FLOAT, ("batch", "columns")))
-    weights.write(folder)
     return graph.build()
 
 
@@ -67,10 +71,9 @@ def quantized(
     """Quantize a graph; return its operators and a function that computes `y`."""
     out = folder / "quantized"
     out.mkdir()
-    weights = WeightFile("weights.bin")
     ranges = {model.graph.name: dict.fromkeys(product_inputs(model.graph), largest)}
-    (new,) = quantize_graphs([model], folder, weights, recipe, ranges)
-    weights.write(out)
+    with WeightFile(out / "weights.bin") as weights:
+        (new,) = quantize_graphs([model], folder, weights, recipe, ranges)
     onnx.save_model(new, out / "graph.onnx")
     session = onnxruntime.InferenceSession(out / "graph.onnx", providers=["CPUExecutionProvider"])
     return [node.op_type for node in new.graph.node], lambda x: session.run(None, {"x": x})[0]

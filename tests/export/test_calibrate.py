@@ -55,7 +55,7 @@ def watched(
     tokens = manifest.tokens
     with watching(model) as largest:
         for source in sources:
-            greedy(pytorch_steps(model, source), tokens.start_id, tokens.end_id, new_tokens)
+            greedy(pytorch_steps(model, source), tokens.start_ids[0], tokens.end_id, new_tokens)
     return largest
 
 
@@ -70,7 +70,7 @@ def layer_of(weight: str) -> str:
 def by_layer(bundle: Path, manifest: Manifest, ranges: Ranges) -> dict[str, float]:
     """Return the measured input range of each product, by module name."""
     found = {}
-    for graph, name in ((manifest.encoder, "encoder"), (manifest.decoder_graph, "step")):
+    for graph, name in ((manifest.encoder_graph, "encoder"), (manifest.decoder_graph, "step")):
         proto = onnx.load_model(bundle / graph.file, load_external_data=False).graph
         assert ranges[name].keys() == set(product_inputs(proto))
         matrices = {tensor.name for tensor in proto.initializer if len(tensor.dims) == 2}
@@ -114,7 +114,7 @@ def test_values_of_one_name_in_both_graphs_are_kept_apart(
     ranges = measure_ranges(bundle, manifest, sources)
     folder = Path(shutil.copytree(bundle, tmp_path / "renamed"))
     first = {}
-    for graph, name in ((manifest.encoder, "encoder"), (manifest.decoder_graph, "step")):
+    for graph, name in ((manifest.encoder_graph, "encoder"), (manifest.decoder_graph, "step")):
         proto = onnx.load_model(folder / graph.file, load_external_data=False)
         first[name] = product_inputs(proto.graph)[0]
         rename(proto.graph, first[name], "shared")

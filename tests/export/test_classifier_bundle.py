@@ -66,7 +66,7 @@ def test_padding_and_company_change_no_label(classifier_bundle: Path, toy_senten
 
 
 def test_other_forms_are_refused(classifier_bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="does not generate text, so its BLEU cannot be compared"):
+    with pytest.raises(BundleError, match="is an encoder; float16 bundles support only encoder-decoder models"):
         half_bundle(classifier_bundle, tmp_path / "half", None)
 
 
@@ -76,7 +76,7 @@ def test_other_forms_are_refused(classifier_bundle: Path, tmp_path: Path) -> Non
         ({"labels": []}, "exactly if its graph, outputs and labels are present"),
         ({"tasks": ["encode"]}, "exactly if its graph, outputs and labels are present"),
         ({"tasks": ["generate", "encode", "classify"]}, "exactly if its graph, outputs and labels are present"),
-        ({"languages": {"source": "en", "target": "de"}}, "languages requires the task"),
+        ({"languages": {"sources": ["en"], "targets": ["de"]}}, "languages requires the task"),
     ],
     ids=["no labels", "no task", "a task too many", "languages"],
 )

@@ -56,9 +56,9 @@ def test_every_name_of_the_manifest_is_in_its_graph(bundle: Path) -> None:
     for state in manifest.states:
         assert state.input in manifest.decoder_graph.inputs
         assert state.output is None or state.output in manifest.decoder_graph.outputs
-        assert state.encoder_output is None or state.encoder_output in manifest.encoder.outputs
+        assert state.encoder_output is None or state.encoder_output in manifest.encoder_graph.outputs
     for attention in manifest.attention:
-        graph = manifest.encoder if attention.kind == "encoder" else manifest.decoder_graph
+        graph = manifest.encoder_graph if attention.kind == "encoder" else manifest.decoder_graph
         assert set(attention.outputs) <= set(graph.outputs)
 
 
@@ -72,7 +72,7 @@ def test_another_schema_version_is_refused_with_the_one_that_is_needed(copied: P
     path = copied / "manifest.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**document, "schema_version": 7}), encoding="utf-8")
-    with pytest.raises(BundleError, match="has schema_version 7, this service needs 4"):
+    with pytest.raises(BundleError, match="has schema_version 7, this service needs 5"):
         read_manifest(copied)
 
 
@@ -105,13 +105,14 @@ def test_external_data_that_only_a_subgraph_names_is_refused_if_it_is_not_listed
     (tmp_path / "foreign").write_bytes(bytes(4))
     os.link(tmp_path / "foreign", copied / "foreign.bin")
     model = onnx.load_model(copied / "similar.onnx", load_external_data=False)
-    weights = WeightFile("foreign.bin")
+    with WeightFile(tmp_path / "foreign.bin") as weights:
+        tensor = external_tensor("foreign", np.zeros(1, np.float32), weights)
     branch = helper.make_graph(
         [helper.make_node("Identity", ["foreign"], ["kept"])],
         "branch",
         [],
         [helper.make_tensor_value_info("kept", TensorProto.FLOAT, [1])],
-        [external_tensor("foreign", np.zeros(1, np.float32), weights)],
+        [tensor],
     )
     condition = onnx.numpy_helper.from_array(np.array(True), "condition")
     model.graph.initializer.append(condition)
@@ -158,7 +159,7 @@ def test_what_is_not_a_regular_file_is_refused_and_not_read(
 
 def test_a_device_is_refused_and_not_read(bundle: Path) -> None:
     manifest = read_manifest(bundle)
-    graph = manifest.encoder.model_copy(update={"file": "zero"})
+    graph = manifest.encoder_graph.model_copy(update={"file": "zero"})
     graphs = {
         "encoder": graph,
         "decoder": graph,

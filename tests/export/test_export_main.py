@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from export import __main__ as export_main
+from export import commands
 from export.__main__ import SENTENCES, main
 from export.bundle import BundleMetadata, quantize_bundle
 from export.verify import VerificationError
@@ -54,9 +55,16 @@ def test_a_failed_verification_exits_with_1_and_writes_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "--out", "toy"], "nowhere is not a checkpoint: it has no config.json"),
+        (["nowhere", "--out", "toy"], "nowhere does not exist; name the folder of a checkpoint"),
+        (
+            ["nowhere", "--out", "toy", "--kind", "training"],
+            "nowhere is not a checkpoint: it has no config.json",
+        ),
         (["verify", "nowhere", "--checkpoint", "elsewhere"], "nowhere is not a bundle: it has no manifest.json"),
-        (["nowhere", "--out", "toy", "--sentences", "none.txt"], "No such file or directory: 'none.txt'"),
+        (
+            ["nowhere", "--out", "toy", "--kind", "training", "--sentences", "none.txt"],
+            "No such file or directory: 'none.txt'",
+        ),
     ],
 )
 def test_what_is_missing_exits_with_2_and_one_line(
@@ -144,16 +152,16 @@ def test_it_keeps_its_languages_and_its_chat_template_too(
     assert main(arguments) == 0
     manifest = read_manifest(out)
     assert (manifest.languages, manifest.chat) == (None, None)
-    chat = ChatTemplate(user="U: {}\n", assistant="A: {}\n", reply="A:")
+    chat = ChatTemplate(user="U: {}\n", assistant="A: {}\n", reply="A:", single_line=True)
     write_manifest(out, manifest.model_copy(update={"chat": chat}))
     said = []
     for more in (["--languages", "en", "de"], [], ["--languages", "de", "fr"]):
         assert main([*arguments, *more]) == 0
         said.append(read_manifest(out))
     assert [one.languages for one in said] == [
-        Languages(source="en", target="de"),
-        Languages(source="en", target="de"),
-        Languages(source="de", target="fr"),
+        Languages(sources=("en",), targets=("de",)),
+        Languages(sources=("en",), targets=("de",)),
+        Languages(sources=("de",), targets=("fr",)),
     ]
     assert [one.chat for one in said] == [chat] * 3
 
@@ -165,7 +173,7 @@ def test_languages_that_are_no_codes_exit_with_2_and_one_line(
     assert main([str(checkpoint), "--out", str(tmp_path / "toy"), "--languages", *languages]) == 2
     error = capsys.readouterr().err
     assert (
-        error.startswith(f"error: languages must be ISO 639-1 codes such as en, got {' and '.join(languages)}\n")
+        error.startswith(f"error: languages must be BCP 47 tags such as en, got {' and '.join(languages)}\n")
         and error.count("\n") == 1
     )
     assert not (tmp_path / "toy").exists()
@@ -271,13 +279,45 @@ def test_half_writes_a_bundle_with_what_it_measured(
     assert printed["quality"]["sentences"] == 1
     manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
     assert (manifest["dtype"], manifest["quantization"]) == ("float16", printed)
-    assert manifest["languages"] == {"source": "en", "target": "de"}
+    assert manifest["languages"] == {**manifest["languages"], "sources": ["en"], "targets": ["de"]}
 
 
-def test_quantize_without_text_asks_for_it(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["quantize", str(bundle), "--out", str(tmp_path / "small"), "--bits", "8"])
-    assert "one of the arguments --data --unverified is required" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["quantize", "half"])
+def test_the_loss_is_measured_on_the_sentences_of_the_repository_by_default(
+    bundle: Path,
+    tmp_path: Path,
+    sentences_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    arguments = [command, str(bundle), "--out", str(tmp_path / "small"), "--force"]
+    arguments += ["--bits", "8"] if command == "quantize" else []
+    monkeypatch.setattr(commands, "DEFAULT_SENTENCES", sentences_path)
+    assert main(arguments) == 0
+    quality = json.loads(capsys.readouterr().out)["quality"]
+    assert quality.keys() == {"texts", "chrf", "same_outputs"} and quality["texts"] == 1
+
+
+@pytest.mark.parametrize("reason", ["no file", "another language"])
+def test_quantize_without_text_asks_for_it(
+    bundle: Path,
+    copied: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+) -> None:
+    if reason == "no file":
+        monkeypatch.setattr(commands, "DEFAULT_SENTENCES", None)
+    else:
+        languages = Languages(sources=("de",), targets=("en",))
+        write_manifest(copied, read_bundle(copied).model_copy(update={"languages": languages}))
+    assert main(["quantize", str(copied), "--out", str(tmp_path / "small"), "--bits", "8"]) == 2
+    assert capsys.readouterr().err == (
+        "error: measuring the loss needs text in the language of the model; name a file with one text per line with "
+        "--texts or a folder of parallel text with --data, or use --unverified\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -318,8 +358,8 @@ def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
         "multi30k-en-de-pre-norm",
         "smalltalk-chat-gatt",
     ]
-    languages = Languages(source="en", target="de")
-    chat = ChatTemplate(user="User: {}\n", assistant="Bot: {}\n", reply="Bot:")
+    languages = Languages(sources=("en",), targets=("de",))
+    chat = ChatTemplate(user="User: {}\n", assistant="Bot: {}\n", reply="Bot:", single_line=True)
     assert [(one.languages, one.chat) for one in manifests] == [(languages, None), (languages, None), (None, chat)]
     assert "Bahdanau et al. 2015" in manifests[0].description
     assert all(manifest.half_weights for manifest in manifests)
@@ -342,14 +382,14 @@ def test_a_system_that_is_refused_keeps_no_other_back(
     for name in ("bahdanau", "linformer", "pre-norm"):
         shutil.copytree(checkpoint, runs / f"{name}-1" / "averaged")
         (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
-    export_one = export_main._export
+    export_one = commands._export
 
     def refuse_two(arguments: Namespace, checkpoint: Path, out: Path, label: BundleMetadata) -> Verification:
         if label.name != "multi30k-en-de-linformer":
             raise VerificationError("too far off")
         return export_one(arguments, checkpoint, out, label)
 
-    monkeypatch.setattr(export_main, "_export", refuse_two)
+    monkeypatch.setattr(commands, "_export", refuse_two)
     assert main(["zoo", str(runs), "--out", str(out), "--sentences", str(sentences_path)]) == 1
     assert "error: bahdanau: too far off; pre-norm: too far off" in capsys.readouterr().err
     assert [folder.name for folder in out.iterdir()] == ["multi30k-en-de-linformer"]
@@ -377,7 +417,8 @@ def own_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Default sentences, of which the second and third have more than 24 tokens."""
     path = tmp_path / "own.txt"
     path.write_text(f"A man sleeps.\n{'walks ' * 30}\n{'runs ' * 90}\nA boy.\n", encoding="utf-8")
-    monkeypatch.setattr(export_main, "DEFAULT_SENTENCES", path)
+    for module in (commands, export_main):
+        monkeypatch.setattr(module, "DEFAULT_SENTENCES", path)
     return path
 
 
@@ -454,7 +495,7 @@ def test_few_pairs_are_said_to_show_no_loss(
     warning = "pairs are too few to distinguish a loss of 0.3 BLEU from chance; use at least"
     assert main(arguments) == 0
     assert f"warning: 2 {warning} 1000" in capsys.readouterr().err
-    monkeypatch.setattr(export_main, "MIN_PAIRS", 2)
+    monkeypatch.setattr(commands, "MIN_PAIRS", 2)
     assert main(arguments) == 0
     assert warning not in capsys.readouterr().err
     assert main([*arguments, "--limit", "1"]) == 0

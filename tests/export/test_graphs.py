@@ -59,7 +59,7 @@ def test_encoder_equals_pytorch_on_ragged_rows(
 
 def test_what_lies_in_the_padding_of_a_source_changes_nothing(sessions: Sessions, sources: list[list[int]]) -> None:
     lengths = np.array([5], np.int32)
-    names = list(sessions.manifest.encoder.outputs)
+    names = list(sessions.manifest.encoder_graph.outputs)
     whole = np.array([sources[0]])
     other = np.concatenate([whole[:, :5], whole[:, :4:-1]], axis=1)
     given = [

@@ -22,6 +22,7 @@ from tests.export.products import (
     draw,
     everywhere,
     gemm_transposed,
+    gemm_with_bias,
     matmul,
     matmul_and_bias,
     quantized,
@@ -44,8 +45,9 @@ PRODUCTS = pytest.mark.parametrize(
         (matmul_and_bias, random(SIZE), False),
         (gemm_transposed, None, True),
         (gemm_and_bias, random(SIZE), True),
+        (gemm_with_bias, random(SIZE), True),
     ],
-    ids=["matmul", "matmul and bias", "transposed", "transposed and bias"],
+    ids=["matmul", "matmul and bias", "transposed", "transposed and bias", "bias inside"],
 )
 
 Levels = NDArray[np.int64]
@@ -172,16 +174,17 @@ def test_other_products_need_no_range(tmp_path: Path, form: QuantScheme) -> None
 
 def test_a_value_has_the_range_that_was_measured_in_its_own_graph(tmp_path: Path) -> None:
     """Values in different graphs of a bundle can have the same name."""
-    weights = WeightFile("weights.bin")
+    weights = WeightFile(tmp_path / "weights.bin")
     graphs = []
     for name in ("first", "second"):
         graph = GraphBuilder(name, weights)
         y = matmul(graph, graph.input("x", TensorProto.FLOAT, ("batch", INNER)))
         graph.add("Identity", y, output=graph.output("y", TensorProto.FLOAT, ("batch", "columns")))
         graphs.append(graph.build())
-    weights.write(tmp_path)
+    weights.close()
     ranges = {"first": {"x": 1.0}, "second": {"x": 254.0}}
-    steps = [step_of(graph) for graph in quantize_graphs(graphs, tmp_path, WeightFile("new.bin"), STATIC, ranges)]
+    with WeightFile(tmp_path / "new.bin") as new:
+        steps = [step_of(graph) for graph in quantize_graphs(graphs, tmp_path, new, STATIC, ranges)]
     assert steps == pytest.approx([1 / 127, 2])
 
 

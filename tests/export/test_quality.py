@@ -15,7 +15,7 @@ def own_text(sessions: Sessions, tokenizer: Tokenizer, toy_sentences: list[str])
     """Parallel text with the greedy outputs of the toy model as references."""
     tokens, references = sessions.manifest.tokens, []
     for encoding in tokenizer.encode_batch(toy_sentences):
-        output = greedy(onnx_steps(sessions, encoding.ids), tokens.start_id, tokens.end_id, max_new_tokens=128)
+        output = greedy(onnx_steps(sessions, encoding.ids), tokens.start_ids[0], tokens.end_id, max_new_tokens=128)
         references.append(decode_ids(tokenizer, output.ids))
     return ParallelText("val", "de", EvaluationSet(toy_sentences, references, tokenised_references=None))
 

@@ -19,6 +19,7 @@ from tests.export.products import (
     draw,
     everywhere,
     gemm_transposed,
+    gemm_with_bias,
     matmul,
     matmul_and_bias,
     quantized,
@@ -58,14 +59,15 @@ def test_a_format_that_is_not_served_is_refused(bits: Literal[4, 8], size: int) 
 
 
 @pytest.mark.parametrize("recipe", IN_BLOCKS, ids=str)
-@pytest.mark.parametrize(("nodes", "has_bias"), [(matmul, False), (matmul_and_bias, True)])
+@pytest.mark.parametrize(("nodes", "has_bias"), [(matmul, False), (matmul_and_bias, True), (gemm_with_bias, True)])
 def test_a_product_in_blocks_is_that_of_the_rounded_weights_with_its_bias_inside(
     tmp_path: Path, nodes: Draw, has_bias: bool, recipe: Recipe
 ) -> None:
     operators, run = quantized(draw(tmp_path, nodes), tmp_path, recipe)
     assert operators == ["MatMulNBits", "Identity"]
     x = whole(3)
-    weights = rounded(random(SIZE, INNER), recipe.bits, recipe.block_size)
+    block_size = BLOCK_SIZES[recipe.bits][-1] if nodes is gemm_with_bias else recipe.block_size  # as a table
+    weights = rounded(random(SIZE, INNER), recipe.bits, block_size)
     assert run(x) == pytest.approx(x @ weights.T + (random(SIZE) if has_bias else 0), rel=1e-5, abs=1e-3)
 
 

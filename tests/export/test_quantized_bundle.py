@@ -15,7 +15,7 @@ from export.verify import VerificationError
 from model.data.tokenizer import decode_ids, encode_lines, read_tokenizer
 from model.decoding.reference import greedy
 from model.evaluation.bleu import EvaluationSet
-from service.bundle import BundleError, Languages, read_bundle
+from service.bundle import BundleError, Languages, Quality, read_bundle
 from tests.export.folders import BUNDLE_FILES, names
 from tests.export.products import everywhere
 
@@ -36,10 +36,10 @@ def test_a_quantised_bundle_is_whole_and_says_what_it_is(bundle: Path, tmp_path:
     }
     changed = {"name", "created", "dtype", "verification", "quantization", "files"}
     assert manifest.model_dump(exclude=changed) == original.model_dump(exclude=changed)
-    assert manifest.languages == Languages(source="en", target="de")
+    assert manifest.languages == Languages(sources=("en",), targets=("de",))
     assert (manifest.name, manifest.dtype, manifest.verification) == ("small", "int8", None)
     assert (out / "weights.bin").stat().st_size < (bundle / "weights.bin").stat().st_size / 2
-    for graph, file in ((manifest.encoder, "encoder.onnx"), (manifest.decoder_graph, "step.onnx")):
+    for graph, file in ((manifest.encoder_graph, "encoder.onnx"), (manifest.decoder_graph, "step.onnx")):
         proto = onnx.load_model(out / file, load_external_data=False)
         assert tuple(value.name for value in proto.graph.input) == graph.inputs
         assert tuple(value.name for value in proto.graph.output) == graph.outputs
@@ -166,7 +166,7 @@ def test_a_bundle_that_loses_too_much_is_written_by_force_alone(
     sessions, tokenizer = open_sessions(bundle, manifest), read_tokenizer(bundle / "tokenizer.json")
     references = []
     for source in encode_lines(tokenizer, toy_sentences):
-        output = greedy(onnx_steps(sessions, source), manifest.tokens.start_id, manifest.tokens.end_id, 128)
+        output = greedy(onnx_steps(sessions, source), manifest.tokens.start_ids[0], manifest.tokens.end_id, 128)
         references.append(decode_ids(tokenizer, output.ids))
     text = ParallelText("own", "de", EvaluationSet(toy_sentences, references, tokenised_references=None))
     with pytest.raises(VerificationError, match=r"with num_beams 1, BLEU falls from 100\.00 to"):
@@ -175,7 +175,7 @@ def test_a_bundle_that_loses_too_much_is_written_by_force_alone(
     assert names(copied.parent) == {"copied"}
     (copied / "MODEL_CARD.md").write_text("a card", encoding="utf-8")
     quality = quantize_bundle(bundle, copied, Recipe(4), text, force=True).quality
-    assert quality is not None
+    assert isinstance(quality, Quality)
     assert (quality.split, quality.sentences) == ("own", 6)
     assert quality.bleu[0].float32 == pytest.approx(100) and quality.bleu[0].quantized < 99
     assert names(copied) == BUNDLE_FILES | {"MODEL_CARD.md"}

@@ -27,6 +27,7 @@ from tests.export.products import (
     Draw,
     draw,
     everywhere,
+    gemm_with_bias,
     matmul_and_bias,
     quantized,
     random,
@@ -54,14 +55,14 @@ def moved_by_an_outlier(run: Callable[[Array], Array]) -> float:
 
 
 @pytest.mark.parametrize("recipe", RECIPES_OF_PRODUCTS, ids=str)
-@pytest.mark.parametrize("nodes", [matmul_and_bias, relu_and_product])
+@pytest.mark.parametrize("nodes", [matmul_and_bias, gemm_with_bias, relu_and_product])
 def test_a_row_of_a_product_does_not_feel_an_outlier(tmp_path: Path, nodes: Draw, recipe: Recipe) -> None:
     _, run = quantized(draw(tmp_path, nodes), tmp_path, recipe)
     assert moved_by_an_outlier(run) == 0
 
 
 @pytest.mark.parametrize("recipe", RECIPES_OF_PRODUCTS, ids=str)
-@pytest.mark.parametrize("nodes", [matmul_and_bias, relu_and_product])
+@pytest.mark.parametrize("nodes", [matmul_and_bias, gemm_with_bias, relu_and_product])
 def test_a_row_of_a_product_is_the_same_to_the_last_bit_in_every_batch(
     tmp_path: Path, nodes: Draw, recipe: Recipe
 ) -> None:
@@ -135,17 +136,16 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
     with torch.no_grad():
         model.embedding.weight[OUTLIER_ID] *= OUTLIER
     folder, manifest = tmp_path_factory.mktemp("float32"), read_bundle(bundle)
-    weights = WeightFile("weights.bin")
-    graphs = [encoder_graph(model, weights), decoder_graph(model, weights)]
-    weights.write(folder)
+    with WeightFile(folder / "weights.bin") as weights:
+        graphs = [encoder_graph(model, weights), decoder_graph(model, weights)]
     ranges = measure_ranges(bundle, manifest, sources)
 
     def load(recipe: Recipe, spoilt: bool) -> Sessions:
-        out, weights = tmp_path_factory.mktemp("quantized"), WeightFile("weights.bin")
-        quantised = quantize_graphs(graphs, folder, weights, recipe, ranges)
-        for name, graph in zip((manifest.encoder.file, manifest.decoder_graph.file), quantised, strict=True):
+        out = tmp_path_factory.mktemp("quantized")
+        with WeightFile(out / "weights.bin") as weights:
+            quantised = quantize_graphs(graphs, folder, weights, recipe, ranges)
+        for name, graph in zip((manifest.encoder_graph.file, manifest.decoder_graph.file), quantised, strict=True):
             onnx.save_model(with_one_scale(graph) if spoilt else graph, out / name)
-        weights.write(out)
         return open_sessions(out, manifest.model_copy(update={"similar": None}))
 
     return load

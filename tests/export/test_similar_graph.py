@@ -44,9 +44,8 @@ def test_cosines_are_those_of_pytorchs_table_pair_by_pair(bundle: Path, model: T
 
 
 def test_a_row_of_zeros_is_near_nothing(tmp_path: Path) -> None:
-    weights = WeightFile("weights.bin")
-    graph = similar_graph(torch.tensor([[3.0, 4.0], [0.0, 0.0], [4.0, -3.0]]), weights)
-    weights.write(tmp_path)
+    with WeightFile(tmp_path / "weights.bin") as weights:
+        graph = similar_graph(np.array([[3.0, 4.0], [0.0, 0.0], [4.0, -3.0]], np.float32), weights)
     onnx.save_model(graph, tmp_path / "similar.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "similar.onnx", providers=["CPUExecutionProvider"])
     (cosines,) = session.run(None, {"token_ids": np.array([0, 1], np.int64)})

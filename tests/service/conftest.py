@@ -24,7 +24,7 @@ from service.engine.worker import Worker
 from service.http.routing import DescribedApp
 from service.http.server import DrainingServer
 from service.inference.call import Arrival, Call
-from service.inference.service import Backend, ServedModel
+from service.inference.service import Backend, LoadedModel, ServedModel
 from service.runtime.protocol import Runner
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
@@ -73,6 +73,7 @@ class FakeBackend:
     wrap: Callable[[FakeRunner], Runner] = lambda runner: runner  # wraps the runner of the engine
     runners: list[FakeRunner] = dataclasses.field(default_factory=list)
     engines: list[Engine] = dataclasses.field(default_factory=list)
+    repository: "FakeRepository" = dataclasses.field(init=False)  # set by `load`
 
     def load(self, settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Backend:
         if self.wait_for is not None:
@@ -82,25 +83,58 @@ class FakeBackend:
         served: dict[str, ServedModel] = {}
         engines: dict[str, Engine] = {}
         for manifest in self.manifests:
-            max_rows = settings.max_rows or FAKE_ROWS
-            runner = FakeRunner(manifest, max_rows, faults=self.faults, step_s=self.step_s, encode_s=self.encode_s)
-            self.runners.append(runner)
-            engine = Engine(
-                self.wrap(runner),
-                max_batch_tokens=settings.max_batch_tokens,
-                observer=observer_of(manifest.name),
-            )
-            self.engines.append(engine)
-            engines[manifest.name] = engine
-            tokenizer = self.tokenizer
-            served[manifest.name] = ServedModel(
-                manifest.name, manifest, tokenizer, tokenizer, "cpu", HIDDEN, max_rows, threads={}
-            )
-        return Backend(served, engines, Worker(engines), self.failed)
+            loaded = self.load_model(manifest, settings, observer_of)
+            engines[manifest.name], served[manifest.name] = loaded.engine, loaded.model
+        self.repository = FakeRepository(self, settings, observer_of)
+        return Backend(served, engines, Worker(engines), self.failed, self.repository)
+
+    def load_model(
+        self, manifest: Manifest, settings: Settings, observer_of: Callable[[str], EngineObserver]
+    ) -> LoadedModel:
+        max_rows = settings.max_rows or FAKE_ROWS
+        runner = FakeRunner(manifest, max_rows, faults=self.faults, step_s=self.step_s, encode_s=self.encode_s)
+        self.runners.append(runner)
+        engine = Engine(
+            self.wrap(runner),
+            max_batch_tokens=settings.max_batch_tokens,
+            observer=observer_of(manifest.name),
+        )
+        self.engines.append(engine)
+        model = ServedModel(
+            manifest.name, manifest, self.tokenizer, self.tokenizer, "cpu", HIDDEN, max_rows, threads={}
+        )
+        return LoadedModel(model, engine)
 
     @property
     def num_busy(self) -> int:
         return sum(engine.num_running + engine.num_waiting for engine in self.engines)
+
+
+@dataclass
+class FakeRepository:
+    """Loads models with FakeRunners. Changing `manifests` is like changing the bundles folder."""
+
+    backend: FakeBackend
+    settings: Settings
+    observer_of: Callable[[str], EngineObserver]
+    manifests: dict[str, Manifest] = dataclasses.field(default_factory=dict)
+    error: Exception | None = None  # `load` raises it
+    wait_for: threading.Event | None = None  # `load` waits for it
+    loads: list[str] = dataclasses.field(default_factory=list)  # names of the loads that have started
+
+    def __post_init__(self) -> None:
+        self.manifests |= {manifest.name: manifest for manifest in self.backend.manifests}
+
+    def find(self) -> dict[str, Manifest]:
+        return self.manifests
+
+    def load(self, name: str, reserved_bytes: int) -> LoadedModel:
+        self.loads.append(name)
+        if self.wait_for is not None:
+            self.wait_for.wait()
+        if self.error is not None:
+            raise self.error
+        return self.backend.load_model(self.manifests[name], self.settings, self.observer_of)
 
 
 MakeBackend = Callable[..., FakeBackend]
@@ -118,7 +152,7 @@ def make_backend(tokenizer: TextTokenizer) -> MakeBackend:
 def reading_examples(backend: FakeBackend) -> FakeBackend:
     """Return the backend with languages and words of the examples in the documentation."""
     backend.tokenizer = TextTokenizer(byte_level_tokenizer([*MERGES, *EXAMPLE_MERGES]))
-    languages = Languages(source="en", target="de")
+    languages = Languages(sources=("en",), targets=("de",))
     backend.manifests = tuple(
         one.model_copy(
             update={
@@ -133,7 +167,7 @@ def reading_examples(backend: FakeBackend) -> FakeBackend:
 
 def classifying(backend: FakeBackend) -> FakeBackend:
     """Return the backend with an additional classifier, `judge`."""
-    sizes = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
+    sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
     backend.manifests = (*backend.manifests, fake_classifier_manifest("judge", **sizes))
     return backend
 

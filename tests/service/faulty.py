@@ -11,7 +11,7 @@ from service.bundle import Manifest
 from service.runtime.protocol import Array, Int32, Int64, Runner
 from service.text.tokenizer import TextTokenizer, TokenSpan
 
-GraphName = Literal["encoder", "step", "similar"]
+GraphName = Literal["encoder", "prefill", "step", "similar"]
 # "raise": one call raises. "poison": all calls with the same row or example raise, as if its input
 # were the cause. "nan": the scores of one row or example are NaN. "hang": the call waits for
 # `release`.
@@ -44,7 +44,7 @@ class FaultyRunner:
     def arm(self, fault: Fault | None) -> None:
         """Set the fault and restart the count of calls; None removes the fault."""
         self._fault = fault or Fault("step", 0, "raise")
-        self.num_calls: dict[GraphName, int] = {"encoder": 0, "step": 0, "similar": 0}
+        self.num_calls: dict[GraphName, int] = {"encoder": 0, "prefill": 0, "step": 0, "similar": 0}
         self._poisoned_row: int | None = None
         self._poisoned_source: list[int] | None = None
 
@@ -91,6 +91,18 @@ class FaultyRunner:
 
     def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         self._inner.init_rows(first, encoded, examples)
+
+    def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
+        is_due = self._is_due("prefill")
+        if is_due and self._fault.kind == "poison":
+            raise FaultError("prefill")
+        given = self._inner.prefill(row, token_ids, length, outputs)
+        if is_due:
+            raise FloatingPointError("prefill")
+        return given
+
+    def swap(self, first: int, second: int, target_tokens: int) -> None:
+        self._inner.swap(first, second, target_tokens)
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         self._inner.move(source, target, target_tokens, source_tokens)
@@ -157,9 +169,9 @@ class FaultyTokenizer(TextTokenizer):
         self._count("name")
         return self._inner.name(token_id)
 
-    def bytes_of(self, token_id: int) -> bytes:
+    def bytes_of(self, token_id: int, *, is_first: bool = False) -> bytes:
         self._count("bytes_of")
-        return self._inner.bytes_of(token_id)
+        return self._inner.bytes_of(token_id, is_first=is_first)
 
     def decode(self, ids: Sequence[int], **options: Any) -> str:
         self._count("decode")

@@ -1,12 +1,16 @@
 """Loading of real bundles. These tests need PyTorch to export them."""
 
 import contextlib
+import dataclasses
+import gc
 import logging
 import os
 import re
 import secrets
 import shutil
 import tempfile
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,15 +20,20 @@ import onnx
 import pytest
 
 from export.bundle import half_bundle
-from service.bundle import MANIFEST, MAX_BEAMS, BundleError, read_manifest, record_files, write_manifest
+from service.bundle import MANIFEST, MAX_BEAMS, BundleError, Manifest, read_manifest, record_files, write_manifest
 from service.discovery import find_bundles
 from service.engine.observer import EngineObserver, NullObserver
 from service.engine.request import Event, Generated, GenerateRequest
-from service.inference.service import Backend
+from service.inference.call import Call
+from service.inference.repository import load_model, unload_model
+from service.inference.service import Backend, Service
 from service.loading import load_backend
+from service.machine import resident_bytes
+from service.metrics import Metrics
 from service.parameters import GenerateParameters
 from service.runtime.memory import row_bytes
 from service.settings import Settings
+from service.threads import run_in_threads
 from tests.equality.serving import write_bundles
 from tests.equality.systems import random_models, small
 
@@ -61,10 +70,22 @@ def test_rows_follow_from_the_memory_for_the_state_of_all_models_unless_they_are
     for settings, rows in (
         (Settings(bundles=folder, threads=1, max_state_bytes=enough_for_10), 10),
         (Settings(bundles=folder, threads=1, max_state_bytes=enough_for_10, max_rows=3), 3),
-        (Settings(bundles=folder, threads=1, max_state_bytes=1), MAX_BEAMS),
+        (Settings(bundles=folder, threads=1, max_state_bytes=MAX_BEAMS * row_bytes(manifest)), MAX_BEAMS),
+        (Settings(bundles=folder, threads=1, max_state_bytes=1, max_rows=1), 1),
     ):
         models = load_backend(settings, observer_of).models
         assert [model.max_rows for model in models.values()] == [rows, rows]
+
+
+def test_a_model_whose_states_exceed_the_memory_is_an_error_with_the_numbers(folder: Path) -> None:
+    row = row_bytes(read_manifest(folder / "toy"))
+    message = (
+        f"{folder}/toy needs {row:,} bytes of decoder state for each sequence of 256 tokens, and at least 8 "
+        f"sequences, which are {8 * row:,} bytes, but 1,000 bytes are allowed; set SIGHTLINE_MAX_STATE_BYTES to "
+        "more or SIGHTLINE_MAX_ROWS to less, or import the model again with a lower --max-tokens"
+    )
+    with pytest.raises(BundleError, match=re.escape(message)):
+        load_backend(Settings(bundles=folder, threads=1, max_state_bytes=1000), observer_of)
 
 
 def test_threads_are_measured_unless_they_are_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +223,7 @@ def write_no_graph(folder: Path) -> None:
             truncate_weights,
             "toy/weights.bin does not match the SHA-256 in the manifest; copy or export the bundle again",
         ),
-        (forget_the_schema, "toy/manifest.json has schema_version None, this service needs 4; export the bundle again"),
+        (forget_the_schema, "toy/manifest.json has schema_version None, this service needs 5; export the bundle again"),
         (write_no_graph, "toy/step.onnx cannot be used: "),
     ],
 )
@@ -371,7 +392,7 @@ def write_text_as_a_graph(bundle: Path) -> None:
 
 def name_a_missing_output(bundle: Path) -> None:
     manifest = read_manifest(bundle)
-    encoder = manifest.encoder.model_copy(update={"outputs": (*manifest.encoder.outputs, "more")})
+    encoder = manifest.encoder_graph.model_copy(update={"outputs": (*manifest.encoder_graph.outputs, "more")})
     write_manifest(bundle, manifest.model_copy(update={"encoder": encoder}))
 
 
@@ -455,3 +476,129 @@ def test_what_an_interrupted_export_left_is_not_served_and_logged(
     shutil.rmtree(folder / "toy")
     with pytest.raises(BundleError, match=f"no folder in {folder} has a {MANIFEST}"):
         find_bundles(folder, None)
+
+
+def test_bundles_are_opened_at_the_same_time_and_run_one_after_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["a", "b", "toy"]
+    for name in names[:2]:
+        add_another(folder, name)
+    both_open = threading.Barrier(2)
+    num_running = 0
+
+    def check_files(folder: Path, manifest: Manifest) -> None:
+        if folder.name != "toy":  # the first two threads wait for each other
+            both_open.wait(timeout=10)
+
+    def check_known_inputs(folder: Path, runner: Any) -> None:
+        nonlocal num_running
+        num_running += 1
+        assert (num_running, threading.current_thread()) == (1, threading.main_thread())
+        num_running -= 1
+
+    monkeypatch.setattr("service.loading.usable_threads", lambda: 2)
+    monkeypatch.setattr("service.loading.check_files", check_files)
+    monkeypatch.setattr("service.loading._check_known_inputs", check_known_inputs)
+    assert list(load(folder).models) == names
+
+
+def test_failures_are_reported_in_the_order_of_the_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        add_another(folder, name)
+    last_failed = threading.Event()
+
+    def check_files(folder: Path, manifest: Manifest) -> None:
+        if folder.name == "a":  # fails after the others
+            assert last_failed.wait(timeout=10)
+        if folder.name == "c":
+            last_failed.set()
+        if folder.name != "b":
+            raise BundleError(f"{folder.name} is damaged")
+
+    monkeypatch.setattr("service.loading.usable_threads", lambda: 3)
+    monkeypatch.setattr("service.loading.check_files", check_files)
+    backend = load(folder)
+    assert list(backend.models) == ["b"]
+    assert list(backend.failed.items()) == [(name, f"{name} is damaged") for name in ("a", "c", "toy")]
+    with pytest.raises(BundleError, match=r"^a is damaged$"):
+        load(folder, strict_loading=True)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 8])
+def test_functions_in_threads_return_their_results_in_order_or_raise_the_first_error(num_threads: int) -> None:
+    assert run_in_threads([], num_threads) == []
+    assert run_in_threads([lambda number=number: number**2 for number in range(5)], num_threads) == [0, 1, 4, 9, 16]  # type: ignore[misc]
+    with pytest.raises(ZeroDivisionError):
+        run_in_threads([lambda: 1, lambda: 1 // 0, lambda: [][0]], num_threads)
+
+
+def test_a_later_load_gets_the_rows_that_fit_beside_the_other_models(folder: Path) -> None:
+    row = row_bytes(read_manifest(folder / "toy"))
+    add_another(folder, "other")
+    settings = Settings(bundles=folder, threads=1, max_state_bytes=40 * row)
+    repository = load_backend(settings, observer_of).repository
+    for reserved, rows in ((0, 40), (20 * row, 20), (40 * row, MAX_BEAMS), (100 * row, MAX_BEAMS)):
+        assert repository.load("toy", reserved).model.max_rows == rows
+    repository = load_backend(settings.model_copy(update={"max_rows": 3}), observer_of).repository
+    assert repository.load("toy", 0).model.max_rows == 3
+
+
+def test_a_later_load_checks_the_bundle_as_the_start_does(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    added = add_another(folder, "other")
+    backend = load(folder)
+    repository = backend.repository
+    shutil.move(added, folder / "elsewhere")  # the name is in the manifest, not that of the folder
+    assert list(repository.find()) == ["other", "toy"]
+    loaded = repository.load("other", 0)
+    assert loaded.model.source_tokenizer is backend.models["toy"].source_tokenizer
+    engines = {**backend.engines, "again": loaded.engine}
+    assert generate(dataclasses.replace(backend, engines=engines), "again") == generate(backend, "toy")
+    with pytest.raises(BundleError, match=r"no bundle in .* is named elsewhere"):
+        repository.load("elsewhere", 0)
+    truncate_weights(folder)
+    with pytest.raises(BundleError, match=r"toy/weights\.bin does not match the SHA-256"):
+        repository.load("toy", 0)
+    forget_the_schema(folder)
+    assert list(repository.find()) == ["other"]
+    shutil.rmtree(folder)
+    assert repository.find() == {}
+    assert caplog.records[-1].getMessage().startswith(f"the bundles folder cannot be used: there is no folder {folder}")
+
+
+def test_a_load_that_fails_half_way_leaves_no_memory_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = load(folder)
+    runners: list[weakref.ref[Any]] = []
+
+    def fail(folder: Path, runner: Any) -> None:
+        runners.append(weakref.ref(runner))
+        raise MemoryError("half-way")
+
+    monkeypatch.setattr("service.loading._check_known_inputs", fail)
+    with pytest.raises(BundleError, match="toy cannot be served: MemoryError: half-way"):
+        backend.repository.load("toy", 0)
+    gc.collect()
+    assert runners[0]() is None
+
+
+@pytest.mark.anyio
+async def test_unloading_returns_memory_to_the_system(tmp_path: Path, bundle: Path) -> None:
+    """Fifty megabytes of decoder state, written by requests, are resident until the unload."""
+    for name in ("kept", "toy"):
+        copied = Path(shutil.copytree(bundle, tmp_path / name))
+        write_manifest(copied, read_manifest(copied).model_copy(update={"name": name}))
+    backend = load_backend(Settings(bundles=tmp_path, threads=1, max_rows=400), observer_of)
+    service = Service(Settings(bundles=tmp_path, model_control="explicit"), Metrics("0"))
+    backend.worker.start()
+    service.attach(backend, service.metrics.for_model)
+    (states,) = backend.engines["toy"]._runner._groups[:1]  # type: ignore[attr-defined]
+    states._rows[:] = 1
+    num_bytes = states._rows.nbytes
+    del backend, states
+    before = resident_bytes()
+    call = Call(service, "r")
+    assert (await unload_model(call, "toy")).state == "UNAVAILABLE"
+    assert before - resident_bytes() > 0.9 * num_bytes
+    assert (await load_model(call, "toy")).state == "READY"
+    assert resident_bytes() < before
+    await service.stop()

@@ -68,20 +68,39 @@ def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "message"),
+    ("command", "module", "message"),
     [
-        ("train", "torch", "sightline train needs PyTorch: pip install 'sightline[train]'"),
-        ("export", "torch", "sightline export needs PyTorch: pip install 'sightline[cpu,train]'"),
-        ("quantize", "onnx", "sightline quantize needs ONNX: pip install 'sightline[cpu,train]'"),
-        ("verify", "onnxruntime", "sightline verify needs ONNX Runtime: pip install 'sightline[cpu,train]'"),
-        ("translate", "onnxruntime", "sightline translate needs ONNX Runtime: pip install 'sightline[cpu]'"),
+        ("train x", "torch", "sightline train needs PyTorch: pip install 'sightline[train]'"),
+        ("export {run} --out x", "torch", "sightline export needs PyTorch: pip install 'sightline[cpu,train]'"),
+        (
+            "quantize x --out y --bits 8 --unverified",
+            "onnx",
+            "sightline quantize needs ONNX: pip install 'sightline[cpu,train]'",
+        ),
+        (
+            "verify x --checkpoint y",
+            "onnxruntime",
+            "sightline verify needs ONNX Runtime: pip install 'sightline[cpu,train]'",
+        ),
+        ("translate x", "onnxruntime", "sightline translate needs ONNX Runtime: pip install 'sightline[cpu]'"),
     ],
 )
 def test_a_library_that_is_not_installed_is_named_with_the_extra_that_has_it(
-    name: str, module: str, message: str
+    command: str, module: str, message: str, tmp_path: Path
 ) -> None:
-    done = run(name, "x", before=f"sys.modules[{module!r}] = None")
+    for name in ("config.json", "weights.safetensors"):  # of a training run
+        (tmp_path / name).touch()
+    done = run(*command.format(run=tmp_path).split(), before=f"sys.modules[{module!r}] = None")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_needs_no_library(name: str) -> None:
+    if name in ("train", "translate"):  # their options depend on PyTorch and ONNX Runtime
+        return
+    missing = ("torch", "onnx", "onnxruntime", "sacrebleu", "tqdm", "safetensors", "huggingface_hub", "jinja2")
+    done = run(name, "--help", before=f"sys.modules.update(dict.fromkeys({missing}))")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: sightline {name} ")
 
 
 def test_a_module_that_no_extra_installs_is_a_bug_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,9 +69,10 @@ def test_a_graph_without_maps_has_no_map_nodes_and_the_same_result(tmp_path: Pat
     assert len(attention.output) == 1
 
 
-def test_pruning_does_not_modify_the_original_graph() -> None:
+def test_pruning_does_not_modify_the_original_graph(tmp_path: Path) -> None:
     module, projections = modules(Variant("linformer", 32), LONGEST)
-    graph = exported_graph(module, projections, WeightFile("weights.bin"))
+    with WeightFile(tmp_path / "weights.bin") as weights:
+        graph = exported_graph(module, projections, weights)
     before = graph.SerializeToString()
     without_maps(graph)
     assert graph.SerializeToString() == before

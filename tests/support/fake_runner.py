@@ -15,7 +15,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import SCHEMA_VERSION, TOP_TOKENS, Attention, Graph, Limits, Manifest, State, Tokens
+from service.bundle import (
+    LABEL_OUTPUTS,
+    SCHEMA_VERSION,
+    TOP_TOKENS,
+    Attention,
+    Graph,
+    Limits,
+    Manifest,
+    State,
+    Task,
+    Tokens,
+)
 from service.runtime.protocol import Array, Int32, Int64
 
 KINDS: tuple[Literal["encoder", "cross", "decoder"], ...] = ("encoder", "cross", "decoder")
@@ -48,15 +59,16 @@ def fake_manifest(
         State(input="read", output="read_next", init="zeros", shape=("target",)),
         State(input="hash", output="hash_next", init="zeros", shape=(1,)),
     )
+    encoder: Graph | None = Graph(
+        file="encoder.onnx",
+        inputs=("source_ids", "source_lengths"),
+        outputs=("hidden", "source_state", "hash_state", *maps["encoder"]),
+    )
+    inputs: tuple[str, ...] = ("token_ids", "lengths", "source_lengths")
+    more_outputs = maps["cross"]
     if decoder_start == "source":
-        filled = {"read": "source_state", "hash": "hash_state"}
-        states = (
-            states[0],
-            *(
-                state.model_copy(update={"init": "encoder", "encoder_output": filled[state.input]})
-                for state in states[1:]
-            ),
-        )
+        encoder, states, attention = None, states[1:], attention[2:]
+        inputs, more_outputs = inputs[:2], ("hidden",)
     return Manifest(
         schema_version=SCHEMA_VERSION,
         name=name,
@@ -69,20 +81,16 @@ def fake_manifest(
         parameters=0,
         source_tokenizer="tokenizer.json",
         target_tokenizer="tokenizer.json",
-        tokens=Tokens(pad_id=0, start_id=1, end_id=2),
+        tokens=Tokens(pad_id=0, start_ids=(1,), end_ids=(2,)),
         decoder_start=decoder_start,
         limits=Limits(max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens, vocabulary=vocabulary),
-        encoder=Graph(
-            file="encoder.onnx",
-            inputs=("source_ids", "source_lengths"),
-            outputs=("hidden", "source_state", "hash_state", *maps["encoder"]),
-        ),
+        encoder=encoder,
         decoder=Graph(
             file="step.onnx",
-            inputs=("token_ids", "lengths", "source_lengths", *(state.input for state in states)),
+            inputs=(*inputs, *(state.input for state in states)),
             outputs=(
                 *("logits", "logprobs", "top_logprobs", "top_ids", "read_next", "hash_next"),
-                *maps["cross"],
+                *more_outputs,
                 *maps["decoder"],
             ),
         ),
@@ -94,20 +102,32 @@ def fake_manifest(
     )
 
 
-def fake_classifier_manifest(name: str = "fake-classifier", **sizes: Any) -> Manifest:
-    """Return the manifest of a FakeRunner that is a classifier with three labels."""
+LabelKind = Literal["classes", "independent", "score", "tokens"]
+TASK_OF_KIND: dict[LabelKind, Task] = {
+    "classes": "classify",
+    "independent": "classify",
+    "score": "rerank",
+    "tokens": "tag",
+}
+
+
+def fake_classifier_manifest(
+    name: str = "fake-classifier", label_kind: LabelKind = "classes", labels: Sequence[str] = LABELS, **sizes: Any
+) -> Manifest:
+    """Return the manifest of a FakeRunner that is a classifier; by default with three labels."""
     whole = fake_manifest(name, **sizes)
     encoder_maps = whole.attention_of("encoder")
-    outputs = ("hidden", "label_logprobs", *encoder_maps.outputs)
+    outputs = ("hidden", LABEL_OUTPUTS[label_kind], *encoder_maps.outputs)
     return whole.model_copy(
         update={
-            "tasks": ("encode", "attention", "classify", "similar"),
+            "tasks": ("encode", "attention", TASK_OF_KIND[label_kind], "similar"),
             "limits": whole.limits.model_copy(update={"max_target_tokens": 0}),
-            "encoder": whole.encoder.model_copy(update={"outputs": outputs}),
+            "encoder": whole.encoder_graph.model_copy(update={"outputs": outputs}),
             "decoder": None,
             "states": (),
             "attention": (encoder_maps,),
-            "labels": LABELS,
+            "labels": tuple(labels),
+            "label_kind": label_kind,
         }
     )
 
@@ -120,17 +140,27 @@ def fake_slots_manifest(name: str = "fake-slots", slots: int = 3, **sizes: Any) 
     of_slots = of_tokens.model_copy(update={"kind": "encoder_slots", "outputs": outputs, "columns": slots})
     return whole.model_copy(
         update={
-            "encoder": whole.encoder.model_copy(update={"outputs": (*whole.encoder.outputs, *outputs)}),
+            "encoder": whole.encoder_graph.model_copy(update={"outputs": (*whole.encoder_graph.outputs, *outputs)}),
             "attention": (of_tokens.model_copy(update={"normalized": False}), of_slots, *others),
         }
     )
 
 
-def fake_label_logprobs(source_ids: Sequence[int]) -> NDArray[np.float32]:
+def fake_label_logits(source_ids: Sequence[int], num_labels: int = len(LABELS)) -> NDArray[np.float32]:
+    """Return the expected logits (C,) of the labels of a FakeRunner for a source."""
+    return np.array([sum(source_ids) * (place + 2) % 7 - 3 for place in range(num_labels)], np.float32)
+
+
+def fake_label_logprobs(source_ids: Sequence[int], num_labels: int = len(LABELS)) -> NDArray[np.float32]:
     """Return the expected label log-probabilities (C,) of a FakeRunner for a source."""
-    logits = np.array([sum(source_ids) * (place + 2) % 7 for place in range(len(LABELS))], np.float32)
+    logits = fake_label_logits(source_ids, num_labels)
     logprobs: NDArray[np.float32] = logits - np.log(np.exp(logits).sum())
     return logprobs
+
+
+def fake_token_label_logprobs(source_ids: Sequence[int], num_labels: int = len(LABELS)) -> NDArray[np.float32]:
+    """Return the expected label log-probabilities (S, C) of the tokens of a source."""
+    return np.stack([fake_label_logprobs([token_id], num_labels) for token_id in source_ids])
 
 
 def fake_table(vocabulary: int) -> NDArray[np.float32]:
@@ -145,7 +175,8 @@ class Faults:
 
     encode_calls: frozenset[int] = frozenset()  # calls of `encode` that raise
     step_calls: frozenset[int] = frozenset()  # calls of `step` that raise
-    raising_id: int | None = None  # `encode` and `compare` raise for inputs with this token
+    prefill_calls: frozenset[int] = frozenset()  # calls of `prefill` that raise
+    raising_id: int | None = None  # `encode`, `prefill` and `compare` raise for inputs with this token
     nan_id: int | None = None  # all results for inputs with this token are NaN
     hang: threading.Event | None = None  # `step` waits for it
 
@@ -166,7 +197,10 @@ class FakeRunner:
         encode_s: float = 0.0,
         step_s: float = 0.0,
     ) -> None:
-        """Create a runner; `encode_s` and `step_s` are the durations of each call in seconds."""
+        """Create a runner.
+
+        `encode_s` and `step_s` are the durations of each call in seconds; prefill takes `encode_s`.
+        """
         self._manifest = manifest
         self._max_rows = max_rows
         self._faults = faults or Faults()
@@ -178,6 +212,7 @@ class FakeRunner:
         self._hash = np.full((max_rows, 1), GARBAGE, np.float32)
         self._last_outputs: Mapping[str, Array] = {}
         self.num_encodes = 0
+        self.num_prefills = 0
         self.num_steps = 0
         self.num_releases = 0
 
@@ -211,12 +246,23 @@ class FakeRunner:
             places = np.arange(self._manifest.attention_of("encoder_slots").columns or 0)
             rows = np.broadcast_to(is_real[:, :, None], (*is_real.shape, len(places)))
             available |= self._maps("encoder_slots", source_ids[:, :, None] + places, rows)
-        if "label_logprobs" in outputs:
-            sources = [row[real].tolist() for row, real in zip(source_ids, is_real, strict=True)]
-            logprobs = np.stack([fake_label_logprobs(source) for source in sources])
-            logprobs[np.isnan(state).any(axis=1)] = np.nan
-            available["label_logprobs"] = logprobs
+        label_output = LABEL_OUTPUTS[self._manifest.label_kind]
+        if label_output in outputs:
+            available[label_output] = self._labels(source_ids, is_real, np.isnan(state))
         return {name: available[name] for name in outputs}
+
+    def _labels(self, source_ids: Int64, is_real: NDArray[np.bool_], is_nan: NDArray[np.bool_]) -> Array:
+        num_labels = len(self._manifest.labels)
+        sources = [row[real].tolist() for row, real in zip(source_ids, is_real, strict=True)]
+        if self._manifest.label_kind == "tokens":
+            scores = np.full((*source_ids.shape, num_labels), GARBAGE, np.float32)
+            for row, source in enumerate(sources):
+                scores[row, : len(source)] = fake_token_label_logprobs(source, num_labels)
+        else:
+            compute = fake_label_logprobs if self._manifest.label_kind == "classes" else fake_label_logits
+            scores = np.stack([compute(source, num_labels) for source in sources])
+        scores[is_nan.any(axis=1)] = np.nan
+        return scores
 
     def compare(self, token_ids: Int64) -> Array:
         if np.any(token_ids == self._faults.raising_id):
@@ -229,14 +275,31 @@ class FakeRunner:
 
     def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         for row, example in enumerate(examples, first):
-            source = encoded["source_state"][example]
             self._source[row] = GARBAGE
-            self._source[row, : len(source)] = source
             self._read[row] = 0.0
             self._hash[row] = 0.0
-            if self._manifest.is_decoder_only:
-                self._read[row, : len(source)] = source
-                self._hash[row] = encoded["hash_state"][example]
+            if not self._manifest.is_decoder_only:
+                source = encoded["source_state"][example]
+                self._source[row, : len(source)] = source
+
+    def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
+        self.num_prefills += 1
+        time.sleep(self._encode_s)
+        if self.num_prefills in self._faults.prefill_calls or np.any(token_ids == self._faults.raising_id):
+            self._read[row, length : length + len(token_ids)] = GARBAGE
+            raise FakeFaultError("prefill")
+        if np.any(token_ids == self._faults.nan_id):
+            raise FloatingPointError("a state is not finite")
+        self._read[row, length : length + len(token_ids)] = token_ids
+        for token_id in token_ids.tolist():
+            self._hash[row] = _hash_of_next(int(self._hash[row, 0]), token_id)
+        hidden = token_ids[:, None] * np.arange(1, HIDDEN + 1, dtype=np.float32)  # (S, M)
+        return {name: array for name, array in {"hidden": hidden.astype(np.float32)}.items() if name in outputs}
+
+    def swap(self, first: int, second: int, target_tokens: int) -> None:
+        for state in (self._read, self._hash):
+            state[[first, second]] = state[[second, first]]
+        self._read[[first, second], target_tokens:] = GARBAGE
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         for state in (self._source, self._read, self._hash):
@@ -266,6 +329,8 @@ class FakeRunner:
             self._read[rows, lengths] = GARBAGE  # a kernel that fails may leave partial results
             raise FakeFaultError("step")
         self._read[rows, lengths] = token_ids
+        if self._manifest.is_decoder_only:
+            self._read_sources(rows, token_ids, lengths, source_lengths)
         self._hash[rows, 0] = _hash_of_next(self._hash[rows, 0].astype(np.int64), token_ids)
         logits = self._logits(rows, lengths, source_lengths)
         logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -289,6 +354,14 @@ class FakeRunner:
         for state in (self._source, self._read, self._hash):
             state.fill(GARBAGE)
 
+    def _read_sources(self, rows: NDArray[np.intp], token_ids: Int64, lengths: Int32, source_lengths: Int32) -> None:
+        """Copy the prompts of rows that read their last token."""
+        for row, token_id, length, size in zip(rows, token_ids, lengths, source_lengths, strict=True):
+            if length < size:
+                self._source[row, :size] = self._read[row, :size]
+                if token_id == self._faults.nan_id:
+                    self._source[row, length] = np.nan
+
     def _logits(self, rows: NDArray[np.intp], lengths: Int32, source_lengths: Int32) -> NDArray[np.float32]:
         """Return logits (B, V): noise from a hash of the row's tokens, with one clear maximum."""
         source_hash = _weighted_sum(self._source[rows], source_lengths)
@@ -298,7 +371,7 @@ class FakeRunner:
         tokens = self._manifest.tokens
         vocabulary = self._manifest.limits.vocabulary
         noise = (key[:, None] * np.arange(1, vocabulary + 1) * 40503 % PRIME) / PRIME * 4.0
-        num_filled = source_lengths - 1 if self._manifest.is_decoder_only else 0
+        num_filled = source_lengths - 1 if self._manifest.is_decoder_only else len(tokens.start_ids) - 1
         is_over = lengths - num_filled >= _target_length(source_hash)
         best = np.where(is_over, tokens.end_id, 3 + key % (vocabulary - 3))
         logits: NDArray[np.float32] = noise.astype(np.float32)

@@ -101,11 +101,11 @@ ENDPOINTS = (
     *(
         _post(
             f"/v2/repository/models/{{model_name}}/{verb}",
-            models.repository_change,
-            None,
-            ("unsupported_parameter",),
-            always_fails=True,
+            handler,
+            schemas.RepositoryModel,
+            ("forbidden", "model_not_found"),
+            body_format=BodyFormat(TEXT.media_types, is_optional=True),
         )
-        for verb in ("load", "unload")
+        for verb, handler in (("load", models.repository_load), ("unload", models.repository_unload))
     ),
 )

@@ -52,7 +52,7 @@ async def infer(call: Call, model_name: str, body: InferBody, tail: bytes) -> In
         of_task = [output for output in outputs.values() if output.task == task]
         match task:
             case "generate":
-                generation_parameters = generate_parameters(parameters, of_task)
+                generation_parameters = generate_parameters(model, parameters, of_task)
                 results[task] = await generate_texts(call, GenerateInput(model.name, texts, generation_parameters))
             case "classify":
                 truncate = classify_parameters(parameters).truncate
@@ -123,7 +123,8 @@ def _input_of(call: Call, model_name: str, body: GenerateTextBody, *, stream: bo
     if parameters.get("num_return_sequences", 1) != 1:
         message = "It must be 1: this endpoint returns one text. Use infer for several."
         raise ApiError("unsupported_parameter", message, path="parameters.num_return_sequences")
-    return GenerateInput(model_name, Texts.one(body.text_input), generate_parameters(parameters))
+    model = call.model(model_name, "generate")
+    return GenerateInput(model_name, Texts.one(body.text_input), generate_parameters(model, parameters, stream=stream))
 
 
 class TextEvents(DataEventEncoder):

@@ -1,13 +1,14 @@
 """Endpoints of the Open Inference Protocol for metadata, health, statistics and the repository."""
 
-from typing import Literal, NoReturn
+from typing import Literal
 
 from service import __version__
 from service.compat.open_inference import schemas
 from service.compat.open_inference.outputs import outputs_of
 from service.compat.open_inference.schemas import VERSION, Datatype, RepositoryIndexBody
-from service.errors import ApiError
+from service.inference import repository
 from service.inference.call import Call
+from service.inference.repository import RepositoryEntry
 from service.inference.service import ServedModel
 
 EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters", "statistics")
@@ -120,11 +121,23 @@ def _stats(call: Call, model: ServedModel) -> schemas.ModelStats:
 
 
 async def repository_index(call: Call, body: RepositoryIndexBody) -> list[schemas.RepositoryModel]:
-    """List the models."""
-    return [{"name": model.name, "version": VERSION, "state": "READY", "reason": ""} for model in call.models]
+    """List the models, and the bundles that can be loaded."""
+    return [_described(one) for one in await repository.list_repository(call, only_ready=body.ready)]
 
 
-async def repository_change(call: Call, model_name: str) -> NoReturn:
-    """Reject loading and unloading: models are loaded only when the service starts."""
-    message = "Models are loaded when the service starts; they cannot be loaded or unloaded later."
-    raise ApiError("unsupported_parameter", message)
+async def repository_load(call: Call, model_name: str, body: schemas.LoadBody) -> schemas.RepositoryModel:
+    """Load a model of the bundles folder, or replace it if its bundle has changed.
+
+    The model is chosen by the name in its manifest. Paths, URLs and configurations are rejected.
+    The old model is served until the new one is loaded.
+    """
+    return _described(await repository.load_model(call, model_name))
+
+
+async def repository_unload(call: Call, model_name: str, body: schemas.UnloadBody) -> schemas.RepositoryModel:
+    """Unload a model after its running calls have finished."""
+    return _described(await repository.unload_model(call, model_name))
+
+
+def _described(entry: RepositoryEntry) -> schemas.RepositoryModel:
+    return {"name": entry.name, "version": VERSION, "state": entry.state, "reason": entry.reason}

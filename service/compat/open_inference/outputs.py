@@ -2,14 +2,14 @@
 
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from service.api.types import Truncate
+from service.api.types import PromptName, Truncate
 from service.bundle import Manifest
 from service.compat.open_inference.schemas import TEXT_PARAMETERS, Datatype
 from service.compat.open_inference.tensors import DTYPES, padded
@@ -17,9 +17,10 @@ from service.errors import ApiError
 from service.fields import RequestBody, is_word, validate_part
 from service.inference.classify import ClassifyResult
 from service.inference.encode import EncodeResult, Pooling
-from service.inference.generate import GenerateOutput, GenerateResult
+from service.inference.generate import GenerateOutput, GenerateResult, parameters_for
 from service.inference.maps import AttentionMap
 from service.inference.results import OutputToken, alternatives_of
+from service.inference.service import ServedModel
 from service.parameters import MAX_TOP_LOGPROBS, AttentionSelection, GenerateParameters, Kind
 
 Task = Literal["generate", "classify", "encode"]
@@ -29,7 +30,7 @@ TASKS: tuple[Task, ...] = ("generate", "classify", "encode")  # the first that a
 # Parameters by the task, or the additional result of a task, that they belong to.
 PARAMETERS: Mapping[str, Collection[str]] = {
     "generate": TEXT_PARAMETERS,
-    "encode": ("pooling", "normalize", "truncate"),
+    "encode": ("pooling", "normalize", "prompt_name", "truncate"),
     "classify": ("truncate",),
     "alternatives": ("top_logprobs",),
     "maps": ("layers", "heads", "reduce"),
@@ -40,8 +41,9 @@ FIELD_NAMES = {name: f"parameters.{name}" for names in PARAMETERS.values() for n
 
 
 class EncodeParameters(RequestBody):
-    pooling: Pooling = "mean"
-    normalize: bool = False
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    prompt_name: PromptName = None
     truncate: Truncate = False
 
 
@@ -110,8 +112,12 @@ def check_parameters(parameters: Collection[str], used: Collection[str | None]) 
             raise ApiError("unsupported_parameter", message, path=f"parameters.{name}")
 
 
-def generate_parameters(parameters: Mapping[str, Any], outputs: Sequence[Output] = ()) -> GenerateParameters:
+def generate_parameters(
+    model: ServedModel, parameters: Mapping[str, Any], outputs: Sequence[Output] = (), *, stream: bool = False
+) -> GenerateParameters:
     """Validate the parameters of a generation that computes these outputs.
+
+    Parameters that are absent have the defaults of the model.
 
     Raises:
         ApiError: the first value that is not allowed.
@@ -120,7 +126,8 @@ def generate_parameters(parameters: Mapping[str, Any], outputs: Sequence[Output]
     if any(output.beside == "alternatives" for output in outputs):
         own["top_logprobs"] = parameters.get("top_logprobs", MAX_TOP_LOGPROBS)
     found = validate_part(own, _GENERATE, GenerateParameters, "parameters")
-    return replace(found, return_attention=attention_selection(parameters, outputs))
+    given = {name: value for name in own if (value := getattr(found, name)) is not None}
+    return parameters_for(model, given | {"return_attention": attention_selection(parameters, outputs)}, stream=stream)
 
 
 def encode_parameters(parameters: Mapping[str, Any]) -> EncodeParameters:

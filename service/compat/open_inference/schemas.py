@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired, Self, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, WithJsonSchema, create_model, model_validator
 from typing_extensions import TypedDict
 
-from service.api.types import Truncate
+from service.api.types import PromptName, Truncate
 from service.fields import (
     MAX_ID,
     MAX_INPUTS,
@@ -68,8 +68,12 @@ InferParameters = _described_parameters(
     "InferParameters",
     "Parameters of the requested outputs; each needs an output that depends on it.",
     top_logprobs=(TopLogprobs, MAX_TOP_LOGPROBS),
-    pooling=(Annotated[Pooling, Field(description="Reduction of the token vectors to one vector.")], "mean"),
-    normalize=(Annotated[bool, Field(description="Give each vector length 1.")], False),
+    pooling=(
+        Annotated[Pooling | None, Field(description="Reduction of the token vectors to one vector; the model's own.")],
+        None,
+    ),
+    normalize=(Annotated[bool | None, Field(description="Give each vector length 1; the model's own setting.")], None),
+    prompt_name=(PromptName, None),
     truncate=(Truncate, False),
     layers=(
         Annotated[Indices | None, Field(description="Layer indices; -1 is the last layer. All layers if absent.")],
@@ -219,9 +223,31 @@ class StreamTextBody(GenerateTextBody):
 
 
 class RepositoryIndexBody(RequestBody):
-    ready: bool = Field(default=False, description="Return only models that are ready; all models are.")
+    ready: bool = Field(default=False, description="Return only models that are ready.")
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ready": True}]})
+
+
+class LoadParameters(RequestBody):
+    """Parameters of a load request: none. Triton's `config` and `file:...` are rejected."""
+
+
+class UnloadParameters(RequestBody):
+    unload_dependents: bool = Field(default=False, description="Accepted for compatibility; ignored.")
+
+
+class LoadBody(RequestBody):
+    parameters: LoadParameters = Field(
+        default=LoadParameters(), description="Must be empty: models are loaded by name from the bundles folder only."
+    )
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{}]})
+
+
+class UnloadBody(RequestBody):
+    parameters: UnloadParameters = Field(default=UnloadParameters(), description="Parameters of the protocol.")
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"parameters": {"unload_dependents": False}}]})
 
 
 class ServerMetadata(TypedDict):
@@ -312,8 +338,8 @@ class ModelStatistics(TypedDict):
 class RepositoryModel(TypedDict):
     name: Annotated[str, Field(description="Name of the model.")]
     version: Annotated[str, Field(description="Version of the model.")]
-    state: Annotated[Literal["READY"], Field(description="Always `READY`.")]
-    reason: Annotated[str, Field(description="Always empty.")]
+    state: Annotated[Literal["READY", "UNAVAILABLE"], Field(description="READY if the model is loaded.")]
+    reason: Annotated[str, Field(description="`unloaded`, or empty for a model that is ready.")]
 
 
 class TensorFacts(TypedDict):

@@ -9,7 +9,6 @@ from service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLog
 from service.compat.openai.schemas import parameters_of
 from service.compat.openai.text import FIELD_NAMES, FINISH_REASONS, TextResponse
 from service.errors import ApiError
-from service.fields import Texts
 from service.inference.call import Call
 from service.inference.generate import GenerateInput, GenerateOutput, StreamEnd, StreamToken
 from service.inference.results import OutputToken, alternatives_of
@@ -31,8 +30,8 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     call.field_names = _field_names(body)
     system = [message.content for message in body.messages if message.is_system]
     turns = [message.content for message in body.messages if not message.is_system]
-    prompt = Texts.one(apply_chat_template(template, system, turns))
-    parameters = parameters_of(body, model.manifest.tokens.end_id, top_logprobs=body.top_logprobs or 0)
+    prompt = apply_chat_template(template, system, turns, model.source_tokenizer)
+    parameters = parameters_of(body, model, top_logprobs=body.top_logprobs or 0)
 
     def make_choice(index: int) -> Choice:
         return Choice(model.target_tokenizer, body, index)

@@ -32,9 +32,7 @@ async def completions(call: Call, body: CompletionBody) -> Completion | EventStr
     if body.echo:
         check_continues_prompt(model, "echo")
     call.field_names = {**FIELD_NAMES, "inputs": "prompt", "top_logprobs": "logprobs"}
-    parameters = parameters_of(
-        body, model.manifest.tokens.end_id, top_logprobs=body.logprobs or 0, target_prefix=body.target_prefix
-    )
+    parameters = parameters_of(body, model, top_logprobs=body.logprobs or 0, target_prefix=body.target_prefix)
 
     def make_choice(index: int) -> Choice:
         return Choice(model, body, index)

@@ -7,7 +7,7 @@ from service.inference.encode import EncodeInput, encode
 
 
 async def embeddings(call: Call, body: EmbeddingBody) -> EmbeddingList:
-    """Encode each input to one vector: the mean over its tokens, of length 1."""
+    """Encode each input to one vector of length 1, with the model's pooling and default prompt."""
     call.field_names = {"inputs": "input"}
     name = model_of_body(call, body.model, "encode").name
     encoding = body.encoding_format or "float"

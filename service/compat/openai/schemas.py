@@ -10,6 +10,8 @@ from typing_extensions import TypedDict
 
 from service.api.types import ModelName
 from service.bundle import MAX_BEAMS
+from service.compat.common import without_none
+from service.errors import ApiError
 from service.fields import (
     MAX_ID,
     MAX_INPUTS,
@@ -21,7 +23,9 @@ from service.fields import (
     must_equal,
     object_schema,
 )
+from service.inference.generate import parameters_for
 from service.inference.results import Numbers
+from service.inference.service import ServedModel
 from service.parameters import (
     AT_MOST_ONE,
     BEAM_PARAMETERS,
@@ -135,11 +139,6 @@ class DecodingBody(RequestBody):
         has_beams = (self.num_beams or 1) > 1
         if self.is_sampled and has_beams:
             raise field_error("invalid_parameter", "num_beams above 1 needs a temperature of 0.", "num_beams")
-        for name, is_requested in (("top_p", (self.top_p or 1) < 1), ("top_k", (self.top_k or 0) > 0)):
-            if is_requested and self.temperature is None:
-                raise field_error("invalid_parameter", f"{name} needs a temperature, whose default is 0.", name)
-        if self.num_choices > 1 and not (self.is_sampled or has_beams):
-            raise field_error("invalid_parameter", "n above 1 needs a temperature above 0, or num_beams.", "n")
         if self.stream_options is not None and not self.stream:
             raise field_error("invalid_parameter", "stream_options needs stream: true.", "stream_options")
         return self
@@ -259,36 +258,48 @@ class EmbeddingList:
     usage: Annotated[EmbeddingUsage, Field(description="Token counts.")]
 
 
-def parameters_of(body: DecodingBody, end_id: int, *, top_logprobs: int, **others: Any) -> GenerateParameters:
-    """Map the decoding fields of a body.
+def parameters_of(body: DecodingBody, model: ServedModel, *, top_logprobs: int, **others: Any) -> GenerateParameters:
+    """Map the decoding fields of a body; the model's defaults are used for those that are absent.
 
     Args:
         body: the body.
-        end_id: the model's end token.
+        model: the model.
         top_logprobs: alternatives of each token.
         others: further parameters.
+
+    Raises:
+        ApiError: `invalid_parameter` if a field needs sampling or beam search.
     """
-    # A minimum length is cheaper than a suppressed token, which needs all scores of every step.
+    # With a fixed length, the last token may be an end token.
     is_fixed = body.ignore_eos and body.length is not None
-    parameters: dict[str, Any] = {
+    given = {
         "max_new_tokens": body.length,
         "min_new_tokens": body.length if is_fixed else body.min_tokens,
         "stop": body.stop,
         "num_beams": body.num_beams,
-        "num_return_sequences": body.num_choices,
+        "num_return_sequences": body.n,
         "length_penalty": body.length_penalty,
         "early_stopping": body.early_stopping,
         "repetition_penalty": body.repetition_penalty,
         "no_repeat_ngram_size": body.no_repeat_ngram_size,
-        "suppress_tokens": (end_id,) if body.ignore_eos and not is_fixed else None,
+        "suppress_tokens": model.manifest.tokens.end_ids if body.ignore_eos and not is_fixed else None,
         "top_logprobs": top_logprobs,
+        "do_sample": None if body.temperature is None else body.is_sampled,
     }
-    if body.is_sampled:  # they have no effect without sampling
-        parameters |= {
-            "do_sample": True,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "top_k": max(0, body.top_k or 0),
-            "seed": body.seed,
-        }
-    return GenerateParameters(**{name: value for name, value in (parameters | others).items() if value is not None})
+    sampling = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": None if body.top_k is None else max(0, body.top_k),
+        "seed": body.seed,
+    }
+    parameters = parameters_for(
+        model, without_none(given | others), stream=bool(body.stream), if_sampled=without_none(sampling)
+    )
+    if not parameters.do_sample:
+        for name, is_requested in (("top_p", (body.top_p or 1) < 1), ("top_k", (body.top_k or 0) > 0)):
+            if is_requested and body.temperature is None:
+                message = f"{name} needs a temperature, whose default is 0."
+                raise ApiError("invalid_parameter", message, path=name)
+        if body.num_choices > 1 and parameters.num_beams == 1:
+            raise ApiError("invalid_parameter", "n above 1 needs a temperature above 0, or num_beams.", path="n")
+    return parameters

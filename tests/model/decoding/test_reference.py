@@ -70,7 +70,7 @@ def test_greedy_equals_an_argmax_loop_over_the_whole_model(toy_model: Transforme
                 logits = toy_model(source, torch.tensor([source.size(1)]), torch.tensor([[1, *ids]]))[0, -1]
             ids.append(int(logits.argmax()))
             log_probs.append(logits.log_softmax(-1).max().item())
-        found = greedy(pytorch_steps(toy_model, source[0].tolist()), start_id=1, end_id=2, max_new_tokens=12)
+        found = greedy(pytorch_steps(toy_model, source[0].tolist()), start_id=1, end_ids=2, max_new_tokens=12)
         assert found.ids == tuple(ids)
         assert found.log_probs == pytest.approx(log_probs, abs=1e-5)
 

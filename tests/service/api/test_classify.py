@@ -7,7 +7,13 @@ import pytest
 from service.inference.classify import rank_labels
 from service.text.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, classifying
-from tests.support.fake_runner import LABELS, Faults, fake_label_logprobs
+from tests.support.fake_runner import (
+    LABELS,
+    Faults,
+    fake_classifier_manifest,
+    fake_label_logits,
+    fake_label_logprobs,
+)
 
 pytestmark = pytest.mark.anyio
 TEXTS = ["a dog", "Hund und a dog", "x"]
@@ -199,3 +205,41 @@ async def test_attention_of_what_it_does_not_generate_is_refused(running: Runnin
 async def test_calls_of_every_kind_are_counted(running: Running) -> None:
     await classify(running, TEXTS)
     assert await running.metric('sightline_request_success_total{finished_reason="encoded",model_name="judge"}') == 3
+
+
+async def test_a_pair_of_texts_is_one_input(running: Running, tokenizer: TextTokenizer) -> None:
+    answer = await classify(running, [["a dog", "Hund"], "x"])
+    expected = np.exp(fake_label_logprobs(tokenizer.encode_pair("a dog", "Hund", None)))
+    scores = {one["label"]: one["score"] for one in answer["outputs"][0]["labels"]}
+    assert [scores[label] for label in LABELS] == pytest.approx(expected.tolist(), rel=1e-5)
+    (alone,) = (await classify(running, "x"))["outputs"]
+    assert answer["outputs"][1] == {**alone, "index": 1}
+    assert await refusal(running, "/v1/classify", inputs=[["a", "b", "c"]]) == (422, "invalid_parameter", "inputs[0]")
+    assert await refusal(running, "/v1/classify", inputs=[["a", " "]]) == (422, "empty_input", "inputs[0][1]")
+    long = [["x" * 40, "y" * 40]]
+    assert await refusal(running, "/v1/classify", inputs=long) == (422, "input_too_long", "inputs[0]")
+    assert (await classify(running, long, truncate=True))["usage"]["input_tokens"] == 64
+
+
+async def test_independent_labels_have_probabilities_of_their_own(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
+) -> None:
+    backend = make_backend()
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64}
+    backend.manifests = (fake_classifier_manifest("emotions", "independent", **sizes),)
+    async with start(backend) as running:
+        (output,) = (await classify(running, "a dog"))["outputs"]
+        logits = fake_label_logits(tokenizer.encode("a dog")).astype(np.float64)
+        scores = {one["label"]: one["score"] for one in output["labels"]}
+        assert [scores[label] for label in LABELS] == pytest.approx((1 / (1 + np.exp(-logits))).tolist(), rel=1e-15)
+        assert list(scores.values()) == sorted(scores.values(), reverse=True)
+        raw = (await running.post("/predict", {"inputs": "a dog", "raw_scores": True})).json()
+        assert {one["label"]: one["score"] for one in raw} == dict(zip(LABELS, logits.tolist(), strict=True))
+        details = (await running.client.get("/v1/models/emotions")).json()
+        assert (details["tasks"][2], details["label_kind"]) == ("classify", "independent")
+
+
+async def test_raw_scores_need_logits(running: Running) -> None:
+    response = await running.post("/predict", {"inputs": "x", "raw_scores": True})
+    message = "raw_scores must be false: this model returns log-probabilities, not logits."
+    assert (response.status_code, response.json()["error"]) == (422, message)

@@ -1,7 +1,11 @@
+import asyncio
+import math
+from typing import Any
+
 import pytest
 
-from service.bundle import Languages
-from tests.service.conftest import MakeBackend, Start
+from service.bundle import FileRecord, Languages
+from tests.service.conftest import MakeBackend, Start, until
 
 pytestmark = pytest.mark.anyio
 
@@ -37,12 +41,13 @@ async def test_a_model_that_translates_tells_its_languages_and_no_other_does(
 ) -> None:
     backend = make_backend("plain", "translator")
     plain, translator = backend.manifests
-    languages = Languages(source="en", target="de")
+    languages = Languages(sources=("en",), targets=("de",))
     backend.manifests = (plain, translator.model_copy(update={"languages": languages}))
     async with start(backend) as running:
         cards = (await running.client.get("/v1/models")).json()["data"]
         cards.append((await running.client.get("/v1/models/translator")).json())
-        assert [card.get("languages") for card in cards] == [None, *[{"source": "en", "target": "de"}] * 2]
+        shown = {"source": "en", "target": "de", "sources": ["en"], "targets": ["de"]}
+        assert [card.get("languages") for card in cards] == [None, *[shown] * 2]
         assert cards[0]["languages"] is None
 
 
@@ -51,3 +56,42 @@ async def test_an_unknown_model_is_not_found(start: Start, name: str) -> None:
     async with start() as running:
         answer = await running.client.get(f"/v1/models/{name}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_model_reports_its_memory_and_metrics_report_the_same(start: Start, make_backend: MakeBackend) -> None:
+    backend = make_backend("fake", step_s=0.005)
+    (manifest,) = backend.manifests
+    sizes = {"weights.bin": 1000, "step.onnx": 30, "tokenizer.json": 7}
+    files = {name: FileRecord(bytes=size, sha256="0" * 64) for name, size in sizes.items()}
+    backend.manifests = (manifest.model_copy(update={"files": files}),)
+    # By hand: two float32 scores of each token, and the states of one row.
+    row = 2 * 4 * manifest.limits.vocabulary + sum(
+        {"float32": 4, "float16": 2}[state.dtype]
+        * math.prod(64 if isinstance(axis, str) else axis for axis in state.shape)
+        for state in manifest.states
+    )
+    idle = {
+        "weight_bytes": 1030,
+        "max_rows": 32,
+        "state_bytes_per_row": row,
+        "max_state_bytes": 32 * row,
+        "state_bytes": 0,
+    }
+    async with start(backend) as running:
+
+        async def memory() -> Any:
+            return (await running.client.get("/v1/models/fake")).json()["memory"]
+
+        async def metrics() -> dict[str, float]:
+            names = ("weight_bytes", "state_bytes_per_row", "max_state_bytes", "state_bytes")
+            return {name: await running.metric(f'sightline_model_{name}{{model_name="fake"}}') for name in names}
+
+        assert await memory() == idle
+        assert await metrics() == {name: value for name, value in idle.items() if name != "max_rows"}
+        parameters = {"num_beams": 3, "max_new_tokens": 60, "min_new_tokens": 60}
+        call = asyncio.create_task(running.post("/v1/generate", {"inputs": "x", "parameters": parameters}))
+        await until(lambda: backend.engines[0].num_rows_in_use > 0)
+        assert (await memory())["state_bytes"] == 3 * row
+        assert (await metrics())["state_bytes"] == 3 * row
+        assert (await call).status_code == 200
+        assert await memory() == idle

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.anyio
 def with_encoder(backend: FakeBackend) -> FakeBackend:
     """The same backend with a classifier and a model that only encodes."""
     judge = classifying(backend).manifests[-1]
-    outputs = tuple(name for name in judge.encoder.outputs if name != "label_logprobs")
-    encoder = judge.encoder.model_copy(update={"outputs": outputs})
+    outputs = tuple(name for name in judge.encoder_graph.outputs if name != "label_logprobs")
+    encoder = judge.encoder_graph.model_copy(update={"outputs": outputs})
     changes = {"name": "vectors", "tasks": ("encode",), "labels": (), "encoder": encoder}
     backend.manifests = (*backend.manifests, judge.model_copy(update=changes))
     return backend
@@ -56,7 +56,7 @@ async def test_a_generated_text_stands_in_a_list(running: Running) -> None:
 
 async def test_a_model_that_translates_says_so(start: Start, tokenizer: TextTokenizer) -> None:
     manifest = fake_manifest(vocabulary=len(tokenizer))
-    manifest = manifest.model_copy(update={"languages": Languages(source="en", target="de")})
+    manifest = manifest.model_copy(update={"languages": Languages(sources=("en",), targets=("de",))})
     async with start(FakeBackend(tokenizer, (manifest,))) as running:
         (answer,) = (await running.post("/", {"inputs": "a dog"})).json()
         assert answer == {"generated_text": answer["generated_text"], "translation_text": answer["generated_text"]}
@@ -157,7 +157,7 @@ async def test_the_info_of_a_causal_model_counts_its_prompt_once(start: Start, t
 @pytest.mark.parametrize("family", ["tgi", "tei"])
 async def test_either_family_brings_what_they_share_and_none_takes_it_away(start: Start, family: str) -> None:
     own = {"tgi": {"/generate", "/generate_stream"}}
-    own["tei"] = {"/embed", "/embed_all", "/similarity", "/predict", "/tokenize", "/decode"}
+    own["tei"] = {"/embed", "/embed_all", "/similarity", "/predict", "/rerank", "/tokenize", "/decode"}
     async with start(families=family) as running:
         paths = set((await running.client.get("/openapi.json")).json()["paths"])
         assert paths >= own[family] | {"/", "/info", "/health"}
@@ -178,5 +178,5 @@ async def test_openapi_declares_the_model_of_the_query_where_there_is_one(runnin
     }
     assert with_model == {
         *("/", "/info", "/generate", "/generate_stream"),
-        *("/embed", "/embed_all", "/similarity", "/predict", "/tokenize", "/decode"),
+        *("/embed", "/embed_all", "/similarity", "/predict", "/rerank", "/tokenize", "/decode"),
     }

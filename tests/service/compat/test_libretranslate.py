@@ -27,7 +27,7 @@ def translating(make_backend: MakeBackend) -> Translating:
 
     def make(options: dict[str, Any] | None = None, **pairs: str) -> FakeBackend:
         backend = make_backend("plain", *pairs, **(options or {}))
-        languages = {name: Languages(source=pair[:2], target=pair[3:]) for name, pair in pairs.items()}
+        languages = {name: Languages(sources=(pair[:2],), targets=(pair[3:],)) for name, pair in pairs.items()}
         backend.manifests = tuple(
             manifest.model_copy(update={"languages": languages.get(manifest.name)}) for manifest in backend.manifests
         )
@@ -109,14 +109,20 @@ async def test_the_model_is_the_default_one_if_it_translates_so_else_the_first_b
 
 
 @pytest.mark.parametrize(
-    ("source", "target"), [("de", "en"), ("fr", "de"), ("en", "fr"), ("auto", "en"), ("en", "auto"), ("EN", "de")]
+    ("source", "target"), [("de", "en"), ("fr", "de"), ("en", "fr"), ("auto", "en"), ("en", "auto"), ("EN", "fr")]
 )
 async def test_languages_that_no_model_has_are_refused(
     start: Start, translating: Translating, source: str, target: str
 ) -> None:
     async with start(translating(a="en-de")) as running:
         message = await refusal(running, source=source, target=target)
-        assert message.startswith("No model translates between these languages; GET /languages")
+        field = "target" if source == "auto" else "source"
+        assert message == f"{field}: No model translates between these languages. Supported: en to de."
+
+
+async def test_letter_case_of_languages_makes_no_difference(start: Start, translating: Translating) -> None:
+    async with start(translating(a="en-de")) as running:
+        assert await translate(running, source="EN", target="De") == await translate(running)
 
 
 async def test_auto_is_refused_where_it_would_need_a_detection(start: Start, translating: Translating) -> None:
@@ -131,7 +137,7 @@ async def test_languages_are_those_that_models_have_with_what_each_is_translated
 ) -> None:
     async with start(translating(a="en-de", b="en-de", c="en-cs", d="de-en")) as running:
         assert (await running.client.get("/languages")).json() == [
-            {"code": "cs", "name": "cs", "targets": []},
+            {"code": "cs", "name": "Czech", "targets": []},
             {"code": "de", "name": "German", "targets": ["en"]},
             {"code": "en", "name": "English", "targets": ["cs", "de"]},
         ]

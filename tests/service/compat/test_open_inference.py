@@ -103,10 +103,10 @@ async def test_maps_and_the_tokens_that_they_are_about_are_padded_to_one_tensor(
     start: Start, tokenizer: TextTokenizer, decoder_start: Any
 ) -> None:
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
-    backend = FakeBackend(tokenizer, (fake_manifest(decoder_start=decoder_start, **sizes),))
-    async with start(backend) as running:
+    manifest = fake_manifest(decoder_start=decoder_start, **sizes)
+    async with start(FakeBackend(tokenizer, (manifest,))) as running:
         names = ["source_tokens", "target_tokens", "decoder_input_tokens"]
-        kinds = ["encoder", "cross", "decoder"]
+        kinds = [one.kind for one in manifest.attention]
         asked = [name for kind in kinds for name in (f"attention_{kind}", f"attention_{kind}_shape")]
         outputs = await infer(running, TEXTS, *asked, *names, layers=[-1], target_prefix="a", max_new_tokens=9)
         wanted = {"return_attention": {"layers": [1]}, "target_prefix": "a", "max_new_tokens": 9}
@@ -156,7 +156,7 @@ async def test_only_what_is_asked_for_is_computed(running: Running) -> None:
         (["attention_decoder", "attention_encoder", "source_tokens"], ["decoder", "encoder"]),
         (["source_tokens"], ["encoder"]),
     ):
-        selection = generate_parameters({}, [outputs[name] for name in names]).return_attention
+        selection = generate_parameters(model, {}, [outputs[name] for name in names]).return_attention
         assert (selection.kinds if selection else None) == kinds
 
 

@@ -55,7 +55,7 @@ async def test_ready_is_what_the_models_are(running: Running) -> None:
 async def test_metadata_and_configuration_list_the_tensors_of_a_models_tasks(
     start: Start, tokenizer: TextTokenizer
 ) -> None:
-    sizes = {"vocabulary": len(tokenizer)}
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer)}
     manifests = (fake_slots_manifest("slots", **sizes), fake_classifier_manifest("judge", **sizes))
     async with start(FakeBackend(tokenizer, manifests)) as running:
         expected = {
@@ -132,10 +132,14 @@ async def test_the_index_lists_the_models_with_or_without_a_body(start: Start, m
 
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
-async def test_the_repository_is_not_changed(running: Running, verb: str) -> None:
-    answer = await running.client.post(f"/v2/repository/models/fake/{verb}", content=b'{"parameters": {}}')
-    assert answer.status_code == 422
-    assert answer.json()["error"].startswith("Models are loaded when the service starts")
+async def test_the_repository_is_not_changed_unless_the_settings_allow_it(running: Running, verb: str) -> None:
+    for name in ("fake", "nobody"):
+        answer = await running.client.post(f"/v2/repository/models/{name}/{verb}", content=b'{"parameters": {}}')
+        assert answer.status_code == 403
+        assert answer.json() == {
+            "error": "Models are loaded only when the service starts; set SIGHTLINE_MODEL_CONTROL=explicit to load and "
+            "unload them by request."
+        }
     assert (await running.client.get("/v2/models/fake/ready")).status_code == 200
 
 
@@ -143,9 +147,9 @@ async def test_openapi_declares_what_need_not_be_sent_and_what_never_comes(runni
     paths = (await get(running, "/openapi.json"))["paths"]
     assert paths["/v2/repository/index"]["post"]["requestBody"]["required"] is False
     for verb in ("load", "unload"):
-        assert {"200", "422"} & set(paths[f"/v2/repository/models/{{model_name}}/{verb}"]["post"]["responses"]) == {
-            "422"
-        }
+        described = paths[f"/v2/repository/models/{{model_name}}/{verb}"]["post"]
+        assert described["requestBody"]["required"] is False
+        assert {"200", "403", "404"} <= set(described["responses"])
     for path, operations in paths.items():
         parameters = {
             one["name"]: one["schema"] for operation in operations.values() for one in operation["parameters"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import TOP_TOKENS, Manifest
+from service.bundle import PREFILL_TOKENS, TOP_TOKENS, Manifest
 from service.engine.engine import Engine
 from service.engine.generation import ActiveRequest, Sink
 from service.engine.request import (
@@ -181,6 +181,8 @@ class CheckedRunner:
         self.encoded: list[list[list[int]]] = []  # the sources of each encoder call
         self.stepped: list[CheckedRow] = []  # rows of all steps; tests may clear it
         self.retries_left = 0  # rows of a failed step that are still to be repeated alone
+        self.prefilled: list[int] = []  # tokens of all prefill calls; tests may clear it
+        self.num_swapped = 0
         self.num_moved = 0
         self.num_branched = 0
 
@@ -194,13 +196,48 @@ class CheckedRunner:
 
     def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
         assert examples
-        assert 0 <= first <= len(self.rows)
         assert first + len(examples) <= self.max_rows
+        if self.manifest.is_decoder_only:
+            assert not encoded and len(examples) == 1
+            self._grow(first)
+            self.rows[first] = CheckedRow([], [])
+            self.inner.init_rows(first, encoded, examples)
+            return
+        assert 0 <= first <= len(self.rows)
         sources = [self.encoded[-1][example] for example in examples]
-        self.rows[first:] = [CheckedRow(one[:], list(self.manifest.decoder_prompt_ids(one)[:-1])) for one in sources]
+        self.rows[first:] = [CheckedRow(one[:]) for one in sources]
         self.inner.init_rows(first, encoded, examples)
 
+    def _grow(self, last: int) -> None:
+        """Record rows up to `last`, which no call has initialized so far."""
+        self.rows += [CheckedRow([], []) for _ in range(last + 1 - len(self.rows))]
+
+    def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
+        assert self.manifest.is_decoder_only
+        assert 0 < len(token_ids) <= PREFILL_TOKENS
+        assert length % PREFILL_TOKENS == 0
+        assert length == len(self.rows[row].read)
+        given = self.inner.prefill(row, token_ids, length, outputs)
+        self.rows[row].read += token_ids.tolist()
+        self.prefilled += token_ids.tolist()
+        return given
+
+    def swap(self, first: int, second: int, target_tokens: int) -> None:
+        assert self.manifest.is_decoder_only
+        assert target_tokens == max(len(self.rows[first].read), len(self.rows[second].read))
+        self.rows[first], self.rows[second] = self.rows[second], self.rows[first]
+        self.num_swapped += 1
+        self.inner.swap(first, second, target_tokens)
+
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
+        if self.manifest.is_decoder_only:
+            self._grow(max(source, target))
+            if target_tokens:
+                assert target_tokens == len(self.rows[source].read)
+                self.num_moved += 1
+            self.rows[target], self.rows[source] = self.rows[source], CheckedRow([], [])
+            self.inner.move(source, target, target_tokens, source_tokens)
+            return
         assert 0 <= target < source < len(self.rows)
         moved = self.rows[source]
         assert (target_tokens, source_tokens) == (len(moved.read), len(moved.source))
@@ -213,7 +250,10 @@ class CheckedRunner:
         assert len(sources) == len(targets) == len(set(targets)) > 0
         assert not set(sources) & set(targets), "a row is both a source and a target"
         assert target_tokens == max(len(self.rows[source].read) for source in sources)
+        self._grow(max(targets) if self.manifest.is_decoder_only else 0)
         for source, target in zip(sources, targets, strict=True):
+            if self.manifest.is_decoder_only and not self.rows[source].source:  # the end of a prefill
+                self.rows[target].source = []
             assert self.rows[source].source == self.rows[target].source
             self.rows[target].read = self.rows[source].read[:]
         self.num_branched += len(sources)
@@ -226,6 +266,10 @@ class CheckedRunner:
         rows = self.rows[first : first + len(token_ids)]
         self.stepped += rows
         assert lengths.tolist() == [len(row.read) for row in rows]
+        if self.manifest.is_decoder_only:  # the source is the first part of what was read
+            for row, size, token_id in zip(rows, source_lengths.tolist(), token_ids.tolist(), strict=True):
+                if len(row.read) == size - 1:
+                    row.source = [*row.read, token_id]
         assert source_lengths.tolist() == [len(row.source) for row in rows]
         is_retry = self.retries_left > 0
         self.retries_left -= is_retry

@@ -29,7 +29,7 @@ def test_requests_of_several_kinds_share_a_batch_and_each_gets_what_it_asked_for
         result = harness.final(active)
         assert isinstance(result, Encoded)
         assert result.hidden.shape == (len(source), 4)
-        assert (result.label_logprobs is not None) == return_labels
+        assert (result.label_scores is not None) == return_labels
         assert frozenset(result.attention) == attention
 
 
@@ -43,9 +43,9 @@ def test_labels_and_maps_are_each_sources_own_whatever_shares_its_batch() -> Non
         alone.run()
         result, expected = harness.final(active), alone.final(lonely)
         assert isinstance(result, Encoded) and isinstance(expected, Encoded)
-        assert result.label_logprobs is not None and expected.label_logprobs is not None
-        np.testing.assert_allclose(result.label_logprobs, fake_label_logprobs(source), rtol=1e-6)
-        np.testing.assert_array_equal(result.label_logprobs, expected.label_logprobs)
+        assert result.label_scores is not None and expected.label_scores is not None
+        np.testing.assert_allclose(result.label_scores, fake_label_logprobs(source), rtol=1e-6)
+        np.testing.assert_array_equal(result.label_scores, expected.label_scores)
         np.testing.assert_array_equal(result.attention["encoder"], expected.attention["encoder"])
         np.testing.assert_allclose(result.attention["encoder"].sum(axis=-1), 1, rtol=1e-6)
 

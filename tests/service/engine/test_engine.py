@@ -163,7 +163,11 @@ def test_the_runner_is_asked_only_for_what_running_rows_need() -> None:
     assert ask(parameters=GenerateParameters(num_beams=3, min_new_tokens=3)) == greedy
     assert ask(parameters=GenerateParameters(do_sample=True)) == whole
     assert ask(target_prefix=(3, 2)) == whole
-    for reads_all in ({"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": (5,)}):
+    for few in ((5,), tuple(range(3, 11))):
+        assert ask(parameters=GenerateParameters(suppress_tokens=few)) == greedy
+        assert ask(parameters=GenerateParameters(num_beams=2, suppress_tokens=few)) == greedy
+    many = tuple(range(3, 20))
+    for reads_all in ({"repetition_penalty": 1.2}, {"no_repeat_ngram_size": 2}, {"suppress_tokens": many}):
         assert ask(parameters=GenerateParameters(**reads_all)) == whole
         assert ask(parameters=GenerateParameters(num_beams=2, **reads_all)) == whole
     engine.submit(GenerateRequest("r", SOURCES[4], FAR, attention=frozenset({"cross"})), lambda _: None)

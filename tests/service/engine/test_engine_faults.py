@@ -80,7 +80,7 @@ class BadFirstState(FakeRunner):
 def first_hash_manifest() -> Manifest:
     """Return a manifest with a state of fixed size from the encoder, as in a recurrent model."""
     manifest = fake_manifest()
-    encoder = manifest.encoder.model_copy(update={"outputs": (*manifest.encoder.outputs, "first_hash")})
+    encoder = manifest.encoder_graph.model_copy(update={"outputs": (*manifest.encoder_graph.outputs, "first_hash")})
     states = [
         state.model_copy(update={"init": "encoder", "encoder_output": "first_hash"}) if state.input == "hash" else state
         for state in manifest.states

@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from service.engine.processors import (
     AllowEndIfAllForbidden,
+    ForceEnd,
     MinNewTokens,
     NoRepeatNgram,
     Processor,
     RepetitionPenalty,
     SuppressTokens,
-    changes_other_tokens,
+    changes_scores,
     make_processors,
     process,
 )
@@ -76,8 +77,24 @@ def test_suppressed_tokens_are_forbidden_always() -> None:
 
 
 def test_the_end_waits_for_as_many_tokens_as_are_wanted() -> None:
-    processor = MinNewTokens(3, END)
+    processor = MinNewTokens(3, [END])
     assert [forbidden(processor, [START, 4, 4], place) for place in range(5)] == [[END], [END], [END], [], []]
+
+
+def test_every_end_token_waits() -> None:
+    assert [forbidden(MinNewTokens(2, (END, 4)), [START], place) for place in (1, 2)] == [[END, 4], []]
+
+
+def test_the_last_token_can_be_forced_to_be_the_end() -> None:
+    forced = [0.0 if token == END else -math.inf for token in range(len(SCORES))]
+    assert [changed(ForceEnd(3, END), SCORES, [START], place) for place in range(4)] == [SCORES, SCORES, forced, SCORES]
+    (first, *_, last) = make_processors(GenerateParameters(suppress_tokens=(4,)), (END, 5), (3,), 2)
+    assert forbidden(first, [START]) == [3, 4]
+    processors = make_processors(GenerateParameters(suppress_tokens=(END,)), (END, 5), (), 2)
+    scores = np.array(SCORES, np.float32)
+    process(processors, scores, [START], 1)
+    assert np.flatnonzero(np.isfinite(scores)).tolist() == [END]
+    assert isinstance(last, AllowEndIfAllForbidden)
 
 
 def test_where_nothing_is_left_the_end_is() -> None:
@@ -88,14 +105,14 @@ def test_where_nothing_is_left_the_end_is() -> None:
 
 
 def test_a_request_that_asks_for_nothing_has_no_processors() -> None:
-    assert make_processors(GenerateParameters(num_beams=4, top_k=3, top_logprobs=5), END) == []
+    assert make_processors(GenerateParameters(num_beams=4, top_k=3, top_logprobs=5), [END]) == []
 
 
 def test_whatever_may_forbid_comes_before_the_end_is_let_through() -> None:
     parameters = GenerateParameters(
         repetition_penalty=1.5, no_repeat_ngram_size=2, min_new_tokens=9, suppress_tokens=(0, 1, 3, 4, 5)
     )
-    processors = make_processors(parameters, END)
+    processors = make_processors(parameters, [END])
     kinds = [RepetitionPenalty, NoRepeatNgram, MinNewTokens, SuppressTokens, AllowEndIfAllForbidden]
     assert [type(processor) for processor in processors] == kinds
     scores = np.array(SCORES, np.float32)
@@ -111,13 +128,13 @@ def test_whatever_may_forbid_comes_before_the_end_is_let_through() -> None:
         (GenerateParameters(repetition_penalty=1.1), True),
         (GenerateParameters(repetition_penalty=0.9), True),
         (GenerateParameters(no_repeat_ngram_size=3), True),
-        (GenerateParameters(suppress_tokens=(0,)), True),
+        (GenerateParameters(suppress_tokens=(0,)), False),
     ],
 )
-def test_only_the_end_tokens_delay_leaves_the_other_tokens_alone(
+def test_only_penalties_and_ngrams_change_more_than_a_fixed_set_of_tokens(
     parameters: GenerateParameters, expected: bool
 ) -> None:
-    assert changes_other_tokens(make_processors(parameters, END)) is expected
+    assert changes_scores(parameters) is expected
 
 
 def slowly_processed(
@@ -160,5 +177,5 @@ def test_all_together_do_what_the_slow_and_obvious_does(
     scores: list[float], read: list[int], num_generated: int, parameters: GenerateParameters
 ) -> None:
     array: NDArray[np.float32] = np.array(scores, np.float32)
-    process(make_processors(parameters, END), array, read, num_generated)
+    process(make_processors(parameters, [END]), array, read, num_generated)
     np.testing.assert_allclose(array, slowly_processed(scores, read, num_generated, parameters), rtol=1e-6, atol=1e-30)

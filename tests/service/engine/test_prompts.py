@@ -85,6 +85,27 @@ def test_beams_are_the_references(prompt: tuple[int, ...], prefix: tuple[int, ..
     assert [ids_of(one)[len(prefix) :] for one in given.targets] == [list(one.ids) for one in found]
 
 
+@pytest.mark.parametrize("start_ids", [(1, 7), (1, 7, 8)])
+def test_all_start_tokens_are_read_before_the_first_new_token(start_ids: tuple[int, ...]) -> None:
+    from model.decoding.reference import beam
+
+    plain = fake_manifest()
+    manifest = plain.model_copy(update={"tokens": plain.tokens.model_copy(update={"start_ids": start_ids})})
+    harness = Harness(runner=CheckedRunner(8, manifest))
+    greedy = [harness.generate(source, attention=frozenset({"decoder"})) for source in SOURCES[:4]]
+    harness.engine.step()
+    searches = [harness.search(source, 2, max_new_tokens=9) for source in SOURCES[4:7]]
+    harness.run()
+    for active, source in zip(greedy, SOURCES, strict=False):
+        assert harness.ids(active) == FakeRunner(manifest, 1).expected(source, LIMIT)
+        assert harness.ids(active) != FakeRunner(plain, 1).expected(source, LIMIT)
+        columns = len(start_ids) - 1 + len(harness.ids(active))
+        assert harness.target(active).attention["decoder"].shape[3] == columns
+    for active, source in zip(searches, SOURCES[4:7], strict=True):
+        found = beam(slow_logits(manifest, source), start_ids[-1], 2, 9, 2, num_return=2)
+        assert [ids_of(one) for one in harness.generated(active).targets] == [list(one.ids) for one in found]
+
+
 def test_penalties_know_the_whole_prompt(manifest: Manifest) -> None:
     """As in Hugging Face Transformers, processors see the prompt of a causal model."""
     prompt = PROMPTS[4]

@@ -318,3 +318,49 @@ async def test_a_release_that_fails_ends_nothing() -> None:
         await wait_until(lambda: runner.num_releases > 0)
         assert isinstance(await submit(worker, "m0", request()).result(), Generated)
         assert worker.is_alive
+
+
+async def test_an_engine_can_be_added_and_removed_while_others_run() -> None:
+    busy, added = runner_of(step_s=0.005), runner_of()
+    async with running(busy) as worker:
+        stream = submit(worker, "m0", request(stream=True, parameters=LONG))
+        await anext(stream)
+        with pytest.raises(KeyError):
+            submit(worker, "new", request())
+        await worker.add("new", Engine(added))
+        final = await submit(worker, "new", request()).result()
+        assert isinstance(final, Generated) and ids_of(final.targets[0]) == added.expected(SOURCE, 24)
+        await worker.remove("new")
+        with pytest.raises(KeyError):
+            submit(worker, "new", request())
+        others = [event async for event in stream]
+        assert isinstance(others[-1], Generated) and len(others) == 24  # 23 tokens, then the result
+
+
+async def test_requests_of_one_model_can_be_failed_and_those_of_others_go_on() -> None:
+    runners = runner_of(step_s=0.005), runner_of(step_s=0.005)
+    async with running(*runners) as worker:
+        first, second = (submit(worker, name, request(stream=True, parameters=LONG)) for name in ("m0", "m1"))
+        await anext(first)
+        worker.fail_requests("m0", "model_not_found")
+        assert await first.result() == Failed("model_not_found")
+        assert isinstance(await second.result(), Generated)
+        await worker.remove("m0")
+        await worker.remove("m0")  # does nothing
+
+
+async def test_memory_is_released_by_an_idle_engine() -> None:
+    busy, idle = runner_of(step_s=0.005), runner_of()
+    async with running(busy, idle) as worker:
+        stream = submit(worker, "m0", request(stream=True, parameters=LONG))
+        await anext(stream)
+        await worker.release_memory()
+        assert (busy.num_releases, idle.num_releases) == (0, 1)
+        stream.cancel()
+
+
+async def test_a_worker_whose_thread_has_ended_does_not_wait_for_commands() -> None:
+    async with running(runner_of()) as worker:
+        await worker.stop(timeout_s=5)
+        await worker.add("new", Engine(runner_of()))
+        await worker.release_memory()

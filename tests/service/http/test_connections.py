@@ -14,7 +14,7 @@ import pytest
 from service import logs
 from service.errors import ApiError
 from service.http import connections
-from service.http.connections import ConnectionLimits
+from service.http.connections import ConnectionLimits, network_of
 from service.metrics import Limit
 from tests.service.conftest import Serve, Wire, read_all, wait_until
 
@@ -76,7 +76,7 @@ def test_connections_beyond_a_limit_are_503_and_those_within_go_on(
         assert count(wire, open_ones[0], limit) == 20
         # Once for all of them, until ten seconds are over.
         (line,) = [record for record in caplog.records if record.name == "service.http.connections"]
-        assert getattr(line, logs.FIELDS) == {"limit": limit, "refused": 1, "open": 3}
+        assert getattr(line, logs.FIELDS) == {"limit": limit, "rejected": 1, "open": 3}
         open_ones[0].close()
         wait_until(lambda: wire.server.connections.num_open == 2)
         with wire.connect() as connection:
@@ -103,6 +103,33 @@ def test_another_address_has_connections_of_its_own(serve: Serve) -> None:
         with socket.create_connection(("127.0.0.1", wire.port), 10, source_address=("127.0.0.9", 0)) as other:
             assert is_served(other)
         check(refused(wire), "This address has 1 open connections")
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::9", "2001:db8:1:3::/64"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_an_ipv6_network_counts_as_one_client(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+def test_addresses_of_one_ipv6_network_share_a_limit() -> None:
+    limits = ConnectionLimits(max_total=10, max_per_address=2, on_limit=lambda _: None)
+    limits.admit("2001:db8::1", 10)
+    limits.admit("2001:db8::2", 10)
+    with pytest.raises(ApiError, match="The network 2001:db8::/64 has 2 open connections"):
+        limits.admit("2001:db8::3", 10)
+    limits.admit("2001:db8:0:1::3", 10)
+    limits.release("2001:db8::1")
+    limits.admit("2001:db8::3", 10)
 
 
 @contextlib.contextmanager
@@ -168,6 +195,6 @@ def test_the_log_names_a_limit_once_in_ten_seconds_with_the_number_refused(
         with pytest.raises(ApiError, match="overloaded"):
             limits.admit("b", 6)
     assert told == ["connections"] * 21
-    assert [getattr(record, logs.FIELDS)["refused"] for record in caplog.records] == [1, 10, 10]
+    assert [getattr(record, logs.FIELDS)["rejected"] for record in caplog.records] == [1, 10, 10]
     limits.release("a")
     limits.admit("b", 6)

@@ -29,6 +29,9 @@ ROUTES = {
     ("post", "/v1/attention"),
     ("post", "/v1/classify"),
     ("post", "/v1/similar"),
+    ("post", "/v1/rerank"),
+    ("post", "/v1/tag"),
+    ("post", "/rerank"),
     ("post", "/v1/tokenize"),
     ("post", "/v1/detokenize"),
     ("post", "/v1/completions"),
@@ -190,7 +193,7 @@ async def test_the_page_shows_every_route_and_loads_nothing_from_elsewhere(start
         for name in PARAMETER_NAMES:
             assert name in answer.text
         assert html.escape('"prompt": "A man is riding a bicycle."') in answer.text
-        for code in set(ERRORS) - {"not_found", "method_not_allowed"}:
+        for code in set(ERRORS) - {"not_found", "method_not_allowed", "forbidden"}:
             assert html.escape(f'"code": "{code}"') in answer.text
 
 

@@ -25,7 +25,7 @@ def translating(make_backend: MakeBackend) -> Translating:
 
     def make(**options: Any) -> FakeBackend:
         backend = make_backend(**options)
-        languages = Languages(**PAIR)
+        languages = Languages(sources=("en",), targets=("de",))
         backend.manifests = tuple(one.model_copy(update={"languages": languages}) for one in backend.manifests)
         return backend
 

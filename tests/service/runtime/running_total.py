@@ -114,7 +114,7 @@ def running_total(
         parameters=0,
         source_tokenizer="tokenizer.json",
         target_tokenizer="tokenizer.json",
-        tokens=Tokens(pad_id=0, start_id=1, end_id=2),
+        tokens=Tokens(pad_id=0, start_ids=(1,), end_ids=(2,)),
         limits=Limits(max_source_tokens=max_source_tokens, max_target_tokens=max_target_tokens, vocabulary=2),
         encoder=Graph(file="encoder.onnx", inputs=("source_ids", "source_lengths"), outputs=("hidden", "source_sum")),
         decoder=Graph(

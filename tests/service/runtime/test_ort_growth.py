@@ -60,7 +60,7 @@ def test_a_released_row_can_be_filled_and_stepped_as_before(runner: OnnxRunner) 
 def test_no_session_keeps_the_memory_of_its_largest_run(bundle: Path) -> None:
     """Regression: an arena for each session kept the memory of each run, about 60 MB."""
     manifest = read_bundle(bundle)
-    outputs = [name for name in manifest.encoder.outputs if "attention" not in name]
+    outputs = [name for name in manifest.encoder_graph.outputs if "attention" not in name]
     shape = (16, manifest.limits.max_source_tokens)
     runners = [OnnxRunner(bundle, manifest, num_threads=1, max_rows=4) for _ in range(4)]
     before = resident_bytes()

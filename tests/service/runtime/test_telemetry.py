@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("module", ["service.runtime.ort", "service.http.server", "export.sessions", "export.__main__"])
+@pytest.mark.parametrize("module", ["service.runtime.ort", "service.http.server", "export.sessions", "export.commands"])
 def test_whatever_loads_onnx_runtime_loads_it_without_telemetry(module: str, tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}  # no variable that disables it
     program = f"import sys, {module}; print('onnxruntime' in sys.modules)"

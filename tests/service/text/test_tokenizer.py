@@ -166,8 +166,8 @@ def test_a_stop_string_in_the_first_piece_leaves_the_prefix() -> None:
 
 def test_a_long_text_is_known_to_be_too_long_without_tokenising_it() -> None:
     text = "a dog " * 1000
-    assert 0 < TEXT.min_num_tokens(text) <= len(TEXT.encode(text))
-    assert TEXT.min_num_tokens("a dog") == 0
+    assert 0 < TEXT.min_num_tokens(text, 64) <= len(TEXT.encode(text))
+    assert TEXT.min_num_tokens("a dog", 64) == 0
 
 
 @pytest.mark.parametrize("text", ["a dog " * 20_000, "x" * 100_000, "\u03b9\u0308\u0301" * 30_000, "🙂" * 30_000])
@@ -199,15 +199,15 @@ def test_combining_marks_in_no_order_cost_time_by_their_number_alone() -> None:
     """
     text = "a" + "\u0301\u0323" * 100_000
     started = time.perf_counter()
-    assert TEXT.min_num_tokens(text) > 0
+    assert TEXT.min_num_tokens(text, 64) > 64
     assert time.perf_counter() - started < 5
 
 
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE({"a": 0}, []))
-    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.decoder = decoders.CTC()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(BundleError, match="must be ByteLevel"):
+    with pytest.raises(BundleError, match="its decoder has the step CTC, which is not supported here; supported are"):
         read_tokenizer(tmp_path / "tokenizer.json")
 
 

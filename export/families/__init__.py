@@ -1,0 +1,25 @@
+"""Table of the supported families of checkpoints.
+
+A family converts a configuration to a description, and names the tensors of each module.
+Supporting another model means adding an entry.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from export.checkpoint import Config, Tensors
+from export.description import Description
+from export.weights import Source
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of checkpoints of Hugging Face Transformers."""
+
+    name: str  # `model_type` of config.json
+    architectures: tuple[str, ...]  # supported values of `architectures` in config.json
+    describe: Callable[[Config, Tensors], Description]
+    # Modules of the checkpoint by those of `export.weights`, given the tensors: the prefix of names
+    # depends on the class that saved the checkpoint.
+    modules: Callable[[Description, Tensors], Mapping[str, Source]]
+    ignored: tuple[str, ...] = ()  # patterns of tensors that do not change the output

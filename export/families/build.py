@@ -1,0 +1,256 @@
+"""Construction of the graphs of a checkpoint, and their verification.
+
+Everything that a checkpoint says about itself comes together here: configuration, weights,
+tokenizers, generation settings, languages and pooling.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from export import verify_imported
+from export.builder import WeightFile
+from export.built import Built
+from export.checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
+from export.description import Description
+from export.errors import ImportFailedError
+from export.families import firefox
+from export.families.table import describe, find_family
+from export.firefox import FirefoxFiles, find_firefox_files
+from export.firefox.marian_binary import open_marian, read_file
+from export.generation import Generation, read_generation
+from export.graphs.decoder import decoder_graph, states
+from export.graphs.encoder import encoder_graph
+from export.options import ImportOptions
+from export.sentence_options import SentenceOptions, read_sentence_options
+from export.similar import similar_graph
+from export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
+from export.tokenizers.languages import language_tag
+from export.weights import Weights
+from service.bundle import (
+    Attention,
+    GenerationDefaults,
+    Languages,
+    Limits,
+    Manifest,
+    Tokens,
+    Verification,
+    sha256_of,
+)
+
+GENERATION_CONFIG, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A described checkpoint."""
+
+    family: str
+    architecture: str  # informative
+    model: Description
+    weights: Weights
+    tokenizers: ConvertedTokenizers
+
+
+def build(folder: Folder, weights: WeightFile, options: ImportOptions) -> Built:
+    """Build the graphs of a Hugging Face checkpoint; their constants are added to `weights`.
+
+    Raises:
+        ImportFailedError: the checkpoint is not supported.
+    """
+    checkpoint = _describe(folder, options)
+    model, tokenizers = checkpoint.model, checkpoint.tokenizers
+    sentences = None if model.decoder is not None else read_sentence_options(folder.json)
+    if model.decoder is None:
+        generation = _encoder_tokens(folder.config, tokenizers.source)
+    else:
+        generation_config = folder.json(f"{folder.module}{GENERATION_CONFIG}")
+        given = None if generation_config is None else Config(generation_config, GENERATION_CONFIG)
+        generation = read_generation(folder.config, given, model.is_decoder_only)
+    languages = None
+    if model.encoder is not None and model.decoder is not None:
+        languages, generation = _languages(folder, tokenizers, generation)
+    parameters = sum(math.prod(folder.tensors.shape(name)) for name in folder.tensors.names)
+    return _built(checkpoint, weights, parameters, generation, languages, sentences)
+
+
+def _describe(folder: Folder, options: ImportOptions) -> _Checkpoint:
+    """Describe a Hugging Face checkpoint."""
+    family = find_family(folder.config)
+    tokenizers = read_or_convert_tokenizers(folder)
+    input_names = (folder.json(f"{folder.module}{TOKENIZER_CONFIG}") or {}).get("model_input_names")
+    model = describe(family, folder.config, folder.tensors, json.loads(tokenizers.source.to_str()), input_names)
+    model = _limited(model, options)
+    named = Weights(folder.tensors, family.modules(model, folder.tensors))
+    architecture = next(iter(folder.architectures), family.architectures[0])
+    return _Checkpoint(family.name, architecture, model, named, tokenizers)
+
+
+def _limited(model: Description, options: ImportOptions) -> Description:
+    """Apply the limit of positions that the user chose."""
+    limit = model.max_positions if options.max_tokens is None else options.max_tokens
+    return replace(model, max_positions=min(limit, model.max_positions))
+
+
+def _built(
+    checkpoint: _Checkpoint,
+    weights: WeightFile,
+    parameters: int,
+    generation: Generation,
+    languages: Languages | None,
+    sentences: SentenceOptions | None,
+) -> Built:
+    model, named = checkpoint.model, checkpoint.weights
+    encoder = None if model.encoder is None else encoder_graph(model, named, weights)
+    decoder = None if model.decoder is None else decoder_graph(model, named, weights)
+    table = next(name for name in ("embedding.weight", "encoder.embedding.weight") if name in named)
+    embedding = named.read(table)
+    positions = model.max_positions
+    if sentences is not None and sentences.max_tokens is not None:
+        positions = min(positions, sentences.max_tokens)
+    tokenizers = checkpoint.tokenizers
+    return Built(
+        family=checkpoint.family,
+        architecture=checkpoint.architecture,
+        parameters=parameters,
+        encoder=encoder,
+        decoder=decoder,
+        states=states(model),
+        attention=_attention(model),
+        tokens=Tokens(pad_id=generation.pad_id, start_ids=generation.start_ids, end_ids=generation.end_ids),
+        limits=Limits(
+            max_source_tokens=positions,
+            max_target_tokens=0 if decoder is None else positions,
+            vocabulary=model.vocabulary,
+            source_vocabulary=None if len(embedding) == model.vocabulary else len(embedding),
+        ),
+        source_tokenizer=tokenizers.source,
+        target_tokenizer=None if tokenizers.target is tokenizers.source else tokenizers.target,
+        # Tokens of two vocabularies cannot be compared.
+        similar=similar_graph(embedding, weights) if len(embedding) == model.vocabulary else None,
+        decoder_start="source" if model.is_decoder_only else "start_token",
+        labels=model.labels,
+        label_kind="classes" if model.head is None else model.head.label_kind,
+        languages=languages,
+        generation=generation.defaults,
+        embedding=None if sentences is None else sentences.embedding,
+    )
+
+
+def _attention(model: Description) -> tuple[Attention, ...]:
+    """Describe the outputs with attention weights."""
+    found: list[Attention] = []
+    if model.encoder is not None:
+        layers = model.encoder.layers
+        outputs = tuple(f"encoder_attention.{layer}" for layer in range(layers))
+        heads = model.encoder.attention[0].heads
+        found.append(Attention(kind="encoder", outputs=outputs, layers=layers, heads=heads))
+    stack = model.decoder
+    if stack is not None and stack.cross is not None:
+        outputs = ("cross_attention",)
+        found.append(Attention(kind="cross", outputs=outputs, layers=stack.layers, heads=stack.cross.heads))
+    if stack is not None and stack.cell == "attention":
+        outputs, heads = ("decoder_attention",), stack.attention[0].heads
+        found.append(Attention(kind="decoder", outputs=outputs, layers=stack.layers, heads=heads))
+    return tuple(found)
+
+
+def _encoder_tokens(config: Config, tokenizer: Tokenizer) -> Generation:
+    """Return the special tokens of a model without a decoder: those around a text."""
+    around = tokenizer.encode("").ids or [0]
+    pad_id = config.get("pad_token_id", None)
+    pad_id = pad_id if isinstance(pad_id, int) and pad_id >= 0 else around[-1]
+    return Generation(pad_id, (around[0],), (around[-1],), GenerationDefaults())
+
+
+def _languages(
+    folder: Folder, tokenizers: ConvertedTokenizers, generation: Generation
+) -> tuple[Languages | None, Generation]:
+    """Return the languages of a translation model, and its generation settings without languages.
+
+    The languages are None if the checkpoint does not name them. A configuration for one target
+    language forces the token of that language. With languages, the request chooses the token, and
+    that language is the default.
+
+    Raises:
+        ImportFailedError: the tokens of languages are in places that are not supported.
+    """
+    config = folder.json(f"{folder.module}{TOKENIZER_CONFIG}") or {}
+    ids = tokenizers.language_ids
+    prefixes: dict[str, tuple[int, ...]] = {tag: (id_,) for tag, id_ in ids.items()}
+    if folder.model_type == "marian":
+        source, target = (language_tag(str(config.get(f"{side}_lang") or "")) for side in ("source", "target"))
+        if ids:  # the target language is a token before the source
+            marian_sources = (source or "mul",)
+            return Languages(sources=marian_sources, targets=tuple(ids), source_prefix_of_target=prefixes), generation
+        return Languages(sources=(source,), targets=(target,)) if source and target else None, generation
+    if not ids:
+        return None, generation
+    if folder.model_type == "mbart" and "50" not in str(config.get("tokenizer_class")):
+        raise ImportFailedError(
+            "mBART with the token of the language after the text is not supported; supported is mBART-50, whose "
+            "tokenizer_config.json has the tokenizer_class MBart50Tokenizer"
+        )
+    forced = [tag for tag, prefix in prefixes.items() if prefix[0] in generation.start_ids[1:]]
+    targets = [*forced, *(tag for tag in ids if tag not in forced)]
+    sources = tuple(sorted(ids, key=lambda tag: tag != "en"))  # English first
+    languages = Languages(sources=sources, targets=tuple(targets), source_prefix=prefixes, target_prefix=prefixes)
+    return languages, replace(generation, start_ids=generation.start_ids[:1])
+
+
+def build_firefox(folder: FolderFiles, weights: WeightFile, options: ImportOptions) -> Built:
+    """Build the graphs of a Firefox translation model; their constants are added to `weights`.
+
+    Raises:
+        ImportFailedError: the model is not supported.
+    """
+    files = find_firefox_files(folder.path)
+    with _open_firefox(folder, files, options) as (checkpoint, tensors):
+        unknown_id = checkpoint.tokenizers.target.token_to_id("<unk>")
+        generation = firefox.generation(checkpoint.model, unknown_id)
+        parameters = sum(math.prod(tensors.shape(name)) for name in tensors.names)
+        pair = files.source_and_target
+        languages = None if pair is None else Languages(sources=pair[:1], targets=pair[1:])
+        built = _built(checkpoint, weights, parameters, generation, languages, None)
+        tensors.check_all_read()
+    return built
+
+
+@contextmanager
+def _open_firefox(
+    folder: FolderFiles, files: FirefoxFiles, options: ImportOptions
+) -> Iterator[tuple[_Checkpoint, Tensors]]:
+    """Describe a Firefox translation model, whose tensors can be read within the context."""
+    paths = {path.name: folder.locate(path.name) for path in files.all}
+    folder.files |= {name: sha256_of(path) for name, path in paths.items() if path is not None}
+    with open_marian(files.model) as marian:
+        stored = {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
+        tensors = Tensors(stored)
+        model = _limited(firefox.describe(marian.config), options)
+        source = firefox_tokenizer(read_file(files.source_vocabulary), files.source_vocabulary.name)
+        target = source
+        if files.target_vocabulary != files.source_vocabulary:
+            target = firefox_tokenizer(read_file(files.target_vocabulary), files.target_vocabulary.name)
+        tokenizers = ConvertedTokenizers(source, target, files.source_vocabulary.name, {})
+        named = firefox.read_weights(model, tensors)
+        yield _Checkpoint("firefox", "firefox", model, named, tokenizers), tensors
+
+
+def verify(folder: FolderFiles, bundle: Path, manifest: Manifest, options: ImportOptions) -> Verification:
+    """Compare a written bundle with the NumPy reference of its checkpoint.
+
+    Raises:
+        ImportFailedError: a difference is larger than rounding explains, or the checkpoint is not
+            supported.
+    """
+    if isinstance(folder, Folder):
+        checkpoint = _describe(folder, options)
+        return verify_imported.verify(bundle, manifest, checkpoint.model, checkpoint.weights)
+    with _open_firefox(folder, find_firefox_files(folder.path), options) as (checkpoint, _):
+        return verify_imported.verify(bundle, manifest, checkpoint.model, checkpoint.weights)

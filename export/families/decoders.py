@@ -1,0 +1,429 @@
+"""Families of decoder-only models: GPT-2, and Llama with its relatives."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.checkpoint import Config, Tensors
+from export.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
+from export.errors import ImportFailedError
+from export.families import Family
+from export.families.options import activation, check_shapes
+from export.generation import GENERATION_KEYS
+from export.weights import Part, Source
+
+# Keys that do not change the arithmetic of these models in float32: token ids, settings of
+# generation, and notes of training software.
+_HARMLESS = (
+    *GENERATION_KEYS, "unk_token_id", "cls_token_id", "mask_token_id", "prefix", "problem_type", "num_labels",
+    "_num_labels", "chunk_size_feed_forward", "tf_legacy_loss", "is_decoder", "is_llama_config", "unsloth_*",
+)  # fmt: skip
+Frequencies = NDArray[np.float64]
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """Options in which the relatives of Llama differ."""
+
+    windows: tuple[int | None, ...]  # of each layer
+    rotates: tuple[bool, ...] = ()  # True for each layer with rotary embedding; empty: all layers
+    rope_theta: float = 10000.0  # used if the configuration has none
+    bias: bool = False  # of the projections to queries, keys and values
+    output_bias: bool = False  # of the output projection of attention
+    mlp_bias: bool = False
+    has_head_norm: bool = False
+
+
+def _llama(config: Config, tensors: Tensors) -> Description:
+    bias, mlp_bias = config.boolean("attention_bias", False), config.boolean("mlp_bias", False)
+    config.neutral("rope_interleaved", False)
+    windows = (None,) * config.integer("num_hidden_layers")
+    return _describe("llama", config, tensors, _Variant(windows, bias=bias, output_bias=bias, mlp_bias=mlp_bias))
+
+
+def _mistral(config: Config, tensors: Tensors) -> Description:
+    config.neutral("layer_types", None)
+    window = None if config.get("sliding_window", 4096) is None else config.integer("sliding_window", 4096)
+    return _describe("mistral", config, tensors, _Variant((window,) * config.integer("num_hidden_layers")))
+
+
+def _qwen2(config: Config, tensors: Tensors) -> Description:
+    config.neutral("use_mrope", False)
+    return _describe("qwen2", config, tensors, _Variant(_qwen_windows(config), bias=True))
+
+
+def _qwen3(config: Config, tensors: Tensors) -> Description:
+    config.integer("head_dim")  # the default of the others, width / heads, is not the one of Qwen3
+    bias, windows = config.boolean("attention_bias", False), _qwen_windows(config)
+    return _describe("qwen3", config, tensors, _Variant(windows, bias=bias, output_bias=bias, has_head_norm=True))
+
+
+def _smollm3(config: Config, tensors: Tensors) -> Description:
+    bias, mlp_bias = config.boolean("attention_bias", False), config.boolean("mlp_bias", False)
+    layers, interval = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
+    rotates = [bool((layer + 1) % interval) for layer in range(layers)]
+    if "no_rope_layers" in config:  # despite its name, 1 stands for a layer with rotary embedding
+        rotates = [bool(one) for one in _list(config, "no_rope_layers", layers)]
+    else:
+        config.ignore("no_rope_layers")
+    config.ignore("max_window_layers")
+    variant = _Variant(
+        _windows(config, [not rotating for rotating in rotates]),
+        tuple(rotates),
+        rope_theta=2000000.0,
+        bias=bias,
+        output_bias=bias,
+        mlp_bias=mlp_bias,
+    )
+    return _describe("smollm3", config, tensors, variant)
+
+
+def _qwen_windows(config: Config) -> tuple[int | None, ...]:
+    """Return the windows of layers: the first `max_window_layers` layers have none."""
+    first = config.integer("max_window_layers", 28)
+    return _windows(config, [layer >= first for layer in range(config.integer("num_hidden_layers"))])
+
+
+def _windows(config: Config, defaults: Sequence[bool]) -> tuple[int | None, ...]:
+    """Return the window of each layer.
+
+    Args:
+        config: the configuration.
+        defaults: True for each layer that has a window if `layer_types` is absent.
+
+    Raises:
+        ImportFailedError: the keys contradict each other.
+    """
+    window: int | None = config.integer("sliding_window", 0) or None
+    if not config.boolean("use_sliding_window", False):
+        window = None
+    has_window = [window is not None and default for default in defaults]
+    if "layer_types" in config:
+        types = _list(config, "layer_types", len(defaults))
+        unknown = [one for one in types if one not in ("full_attention", "sliding_attention")]
+        if unknown:
+            raise ImportFailedError(
+                f"config.json: layer_types has {str(unknown[0])[:40]!r}; supported are full_attention and "
+                "sliding_attention"
+            )
+        has_window = [one == "sliding_attention" for one in types]
+    else:
+        config.ignore("layer_types")
+    if any(has_window) and window is None:
+        raise ImportFailedError(
+            "config.json: layer_types has sliding_attention, which needs use_sliding_window true and an integer "
+            "sliding_window"
+        )
+    return tuple(window if has else None for has in has_window)
+
+
+def _list(config: Config, key: str, layers: int) -> list[object]:
+    value = config.get(key)
+    if not isinstance(value, list) or len(value) < layers:
+        raise ImportFailedError(f"config.json: {key} must be a list with an element for each of the {layers} layers")
+    return value[:layers]
+
+
+def _describe(family: str, config: Config, tensors: Tensors, variant: _Variant) -> Description:
+    config.ignore(*_HARMLESS)
+    config.neutral("is_encoder_decoder", False)
+    config.neutral("add_cross_attention", False)
+    width, heads, layers = config.integer("hidden_size"), config.integer("num_attention_heads"), len(variant.windows)
+    kv_heads = config.integer("num_key_value_heads", heads) if family == "llama" else _kv_heads(config, heads)
+    check_sizes({"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads})
+    check_sizes({"num_hidden_layers": layers})
+    head_size = config.integer("head_dim", width // heads)
+    if heads % kv_heads:
+        raise ImportFailedError(
+            f"config.json: num_attention_heads must be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
+        )
+    if head_size < 2 or head_size % 2:
+        raise ImportFailedError(f"config.json: head_dim must be even and at least 2, got {head_size}")
+    max_positions = config.integer("max_position_embeddings")
+    norm = Norm("rms", config.number("rms_norm_eps", 1e-6))
+    rotary = _rotary(config, head_size, max_positions, variant.rope_theta)
+    rotates = variant.rotates or (True,) * layers
+    stack = Stack(
+        width,
+        norm,
+        "pre",
+        tuple(
+            Attention(
+                heads,
+                kv_heads,
+                head_size,
+                head_size**-0.5,
+                rotary if rotating else None,
+                norm if variant.has_head_norm else None,
+                window,
+            )
+            for rotating, window in zip(rotates, variant.windows, strict=True)
+        ),
+        FeedForward(activation(config.text("hidden_act", "silu")), gated=True),
+        Embedding(),
+        has_final_norm=True,
+    )
+    vocabulary = config.integer("vocab_size")
+    _check_output(config, tensors, "model.embed_tokens.weight", default=family == "smollm3")
+    inner = config.integer("intermediate_size")
+    check_shapes(tensors, _shapes(stack, variant, vocabulary, inner, has_output="lm_head.weight" in tensors))
+    return Description(family, vocabulary, max_positions, decoder=stack)
+
+
+def _kv_heads(config: Config, heads: int) -> int:
+    """Return the number of key and value heads; the key may be null, but not absent."""
+    return heads if config.get("num_key_value_heads") is None else config.integer("num_key_value_heads")
+
+
+def check_sizes(sizes: Mapping[str, int]) -> None:
+    """Check that all sizes are positive.
+
+    Raises:
+        ImportFailedError: one is not; the message names its key.
+    """
+    for key, size in sizes.items():
+        if size < 1:
+            raise ImportFailedError(f"config.json: {key} must be at least 1, got {size}")
+
+
+def _check_output(config: Config, tensors: Tensors, embedding: str, default: bool) -> None:
+    """Check that the projection to the vocabulary exists.
+
+    Like transformers, a projection in the checkpoint is used even if the configuration says that it
+    is the embedding.
+    """
+    if not config.boolean("tie_word_embeddings", default) and "lm_head.weight" not in tensors:
+        raise ImportFailedError(
+            "the checkpoint has no tensor 'lm_head.weight', although tie_word_embeddings in config.json is false; if "
+            f"the model uses {embedding!r} in its place, set tie_word_embeddings to true"
+        )
+
+
+def _rotary(config: Config, head_size: int, max_positions: int, default_base: float) -> Rotary:
+    """Return the rotary embedding.
+
+    transformers 5 writes `rope_parameters`, which contains `rope_theta`. Earlier versions write
+    `rope_theta` and `rope_scaling`.
+
+    Raises:
+        ImportFailedError: the type is not supported.
+    """
+    config.neutral("partial_rotary_factor", None, 1.0)
+    base = config.number("rope_theta", default_base)
+    original = config.integer("original_max_position_embeddings", 0)
+    scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
+    if scaling is not None and parameters is not None:
+        raise ImportFailedError("config.json has both rope_scaling and rope_parameters; remove the one that is wrong")
+    options = scaling or parameters or Config({}, "config.json")
+    options.neutral("partial_rotary_factor", None, 1.0)
+    kind = options.text("rope_type", options.text("type", "default"))
+    base = options.number("rope_theta", base)
+    if not base > 0:
+        raise ImportFailedError(f"config.json: rope_theta must be positive, got {base:g}")
+    frequencies = base ** (-2 * np.arange(head_size // 2) / head_size)
+    if kind == "default":
+        return Rotary(_float32(frequencies))
+    if kind == "linear":
+        return Rotary(_float32(frequencies / options.number("factor")))
+    original = original or options.integer("original_max_position_embeddings", max_positions)
+    if kind == "llama3":
+        return Rotary(_float32(_llama3_frequencies(options, frequencies, original)))
+    if kind == "yarn":
+        return _yarn(options, frequencies, original, base)
+    raise ImportFailedError(
+        f"config.json: the rope type {kind[:40]!r} is not supported; supported are {', '.join(_ROPE_TYPES)}"
+    )
+
+
+def _float32(frequencies: Frequencies) -> tuple[float, ...]:
+    """Round to float32: a checkpoint was trained with rounded frequencies."""
+    return tuple(float(one) for one in frequencies.astype(np.float32))
+
+
+def _llama3_frequencies(options: Config, frequencies: Frequencies, original: int) -> Frequencies:
+    """Return the frequencies of Llama 3.1: only long wavelengths are stretched.
+
+    Wavelengths above original / low_freq_factor are stretched by `factor`, those below original /
+    high_freq_factor are unchanged, and those between are interpolated.
+    """
+    factor, low, high = (options.number(key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    if not low < high:
+        raise ImportFailedError(
+            f"config.json: low_freq_factor must be less than high_freq_factor, got {low:g} and {high:g}"
+        )
+    turns = original * frequencies / (2 * math.pi)  # rotations within the original length
+    share: Frequencies = np.clip((turns - low) / (high - low), 0, 1)  # share of the unchanged frequency
+    return (1 - share) * frequencies / factor + share * frequencies
+
+
+def _yarn(options: Config, frequencies: Frequencies, original: int, base: float) -> Rotary:
+    """Return YaRN's rotary embedding (Peng et al. 2023, sections 3.2 to 3.4)."""
+    factor, half = options.number("factor"), len(frequencies)
+    scale, scale_all = options.number("mscale", 0.0), options.number("mscale_all_dim", 0.0)
+    attention_factor = options.number("attention_factor", 0.0)
+    if not attention_factor:
+        attention_factor = _yarn_scale(factor, 1.0)
+        if scale and scale_all:
+            attention_factor = _yarn_scale(factor, scale) / _yarn_scale(factor, scale_all)
+    # The dimension that rotates a given number of times within the original length.
+    low, high = (
+        half * math.log(original / (turns * 2 * math.pi)) / math.log(base)
+        for turns in (options.number("beta_fast", 32.0) or 32.0, options.number("beta_slow", 1.0) or 1.0)
+    )
+    if options.boolean("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    high = high + 0.001 if low == high else high
+    share = 1 - np.clip((np.arange(half) - low) / (high - low), 0, 1)  # share of the unchanged frequency
+    return Rotary(_float32((1 - share) * frequencies / factor + share * frequencies), attention_factor)
+
+
+def _yarn_scale(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _shapes(
+    stack: Stack, variant: _Variant, vocabulary: int, inner: int, has_output: bool
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor that the checkpoint must have."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocabulary, stack.width),
+        "model.norm.weight": (stack.width,),
+    }
+    if has_output:
+        shapes["lm_head.weight"] = (vocabulary, stack.width)
+    for number, attention in enumerate(stack.attention):
+        layer, size = f"model.layers.{number}", attention.head_size
+        shapes[f"{layer}.input_layernorm.weight"] = shapes[f"{layer}.post_attention_layernorm.weight"] = (stack.width,)
+        if attention.head_norm is not None:
+            shapes[f"{layer}.self_attn.q_norm.weight"] = shapes[f"{layer}.self_attn.k_norm.weight"] = (size,)
+        queries, keys = attention.heads * size, attention.kv_heads * size
+        for name, outputs, inputs, has_bias in (
+            ("self_attn.q_proj", queries, stack.width, variant.bias),
+            ("self_attn.k_proj", keys, stack.width, variant.bias),
+            ("self_attn.v_proj", keys, stack.width, variant.bias),
+            ("self_attn.o_proj", stack.width, queries, variant.output_bias),
+            ("mlp.gate_proj", inner, stack.width, variant.mlp_bias),
+            ("mlp.up_proj", inner, stack.width, variant.mlp_bias),
+            ("mlp.down_proj", stack.width, inner, variant.mlp_bias),
+        ):
+            shapes[f"{layer}.{name}.weight"] = (outputs, inputs)
+            if has_bias:
+                shapes[f"{layer}.{name}.bias"] = (outputs,)
+    return shapes
+
+
+def _modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    layer = "model.layers.{}"
+    modules: dict[str, Source] = {
+        "embedding": "model.embed_tokens",
+        "decoder.norm": "model.norm",
+        "decoder.{}.self_attention_norm": f"{layer}.input_layernorm",
+        "decoder.{}.self_attention.query_norm": f"{layer}.self_attn.q_norm",
+        "decoder.{}.self_attention.key_norm": f"{layer}.self_attn.k_norm",
+        "decoder.{}.feed_forward_norm": f"{layer}.post_attention_layernorm",
+        "decoder.{}.feed_forward.gate": f"{layer}.mlp.gate_proj",
+        "decoder.{}.feed_forward.inner": f"{layer}.mlp.up_proj",
+        "decoder.{}.feed_forward.outer": f"{layer}.mlp.down_proj",
+    }
+    for part, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
+        modules[f"decoder.{{}}.self_attention.{part}"] = f"{layer}.self_attn.{name}_proj"
+    return modules | _output(tensors, "model.embed_tokens.weight")
+
+
+def _output(tensors: Tensors, embedding: str) -> dict[str, Source]:
+    """Return the module of the projection to the vocabulary, if it is not the embedding."""
+    if "lm_head.weight" not in tensors:
+        return {}
+    is_tied = np.array_equal(tensors.read("lm_head.weight"), tensors.read(embedding))
+    return {} if is_tied else {"output": "lm_head"}
+
+
+def _gpt2(config: Config, tensors: Tensors) -> Description:
+    config.ignore(*_HARMLESS, "n_ctx", "summary_*", "reorder_and_upcast_attn")
+    config.neutral("is_encoder_decoder", False)
+    config.neutral("add_cross_attention", False)
+    width, heads, layers = (config.integer(key) for key in ("n_embd", "n_head", "n_layer"))
+    check_sizes({"n_embd": width, "n_head": heads, "n_layer": layers})
+    if width % heads:
+        raise ImportFailedError(f"config.json: n_embd must be a multiple of n_head, got {width} and {heads}")
+    scale = (width // heads) ** -0.5 if config.boolean("scale_attn_weights", True) else 1.0
+    by_layer = config.boolean("scale_attn_by_inverse_layer_idx", False)
+    stack = Stack(
+        width,
+        Norm("layer", config.number("layer_norm_epsilon", 1e-5)),
+        "pre",
+        tuple(
+            Attention(heads, heads, width // heads, scale / (layer + 1 if by_layer else 1)) for layer in range(layers)
+        ),
+        FeedForward(activation(config.text("activation_function", "gelu_new"))),
+        Embedding(has_positions=True),
+        has_final_norm=True,
+    )
+    start = _gpt2_start(tensors)
+    vocabulary, positions = config.integer("vocab_size"), config.integer("n_positions")
+    inner = config.integer("n_inner", 4 * width)
+    _check_output(config, tensors, f"{start}wte.weight", default=True)
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{start}wte.weight": (vocabulary, width),
+        f"{start}wpe.weight": (positions, width),
+        f"{start}ln_f.weight": (width,),
+        f"{start}ln_f.bias": (width,),
+    }
+    if "lm_head.weight" in tensors:
+        shapes["lm_head.weight"] = (vocabulary, width)
+    for layer in range(layers):
+        for name, inputs, outputs in (
+            ("attn.c_attn", width, 3 * width),
+            ("attn.c_proj", width, width),
+            ("mlp.c_fc", width, inner),
+            ("mlp.c_proj", inner, width),
+        ):
+            shapes[f"{start}h.{layer}.{name}.weight"] = (inputs, outputs)
+            shapes[f"{start}h.{layer}.{name}.bias"] = (outputs,)
+        for name in ("ln_1", "ln_2"):
+            shapes[f"{start}h.{layer}.{name}.weight"] = shapes[f"{start}h.{layer}.{name}.bias"] = (width,)
+    check_shapes(tensors, shapes)
+    return Description("gpt2", vocabulary, positions, decoder=stack)
+
+
+def _gpt2_start(tensors: Tensors) -> str:
+    """Return the start of the names of tensors; older checkpoints have none."""
+    return "transformer." if "transformer.wte.weight" in tensors else ""
+
+
+def _gpt2_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    start = _gpt2_start(tensors)
+    layer = f"{start}h.{{}}"
+    modules: dict[str, Source] = {
+        "embedding": f"{start}wte",
+        "decoder.positions": f"{start}wpe",
+        "decoder.norm": f"{start}ln_f",
+        "decoder.{}.self_attention_norm": f"{layer}.ln_1",
+        "decoder.{}.self_attention.output": Part(f"{layer}.attn.c_proj", transposed=True),
+        "decoder.{}.feed_forward_norm": f"{layer}.ln_2",
+        "decoder.{}.feed_forward.inner": Part(f"{layer}.mlp.c_fc", transposed=True),
+        "decoder.{}.feed_forward.outer": Part(f"{layer}.mlp.c_proj", transposed=True),
+    }
+    for index, part in enumerate(("query", "key", "value")):
+        modules[f"decoder.{{}}.self_attention.{part}"] = Part(
+            f"{layer}.attn.c_attn", transposed=True, index=index, count=3
+        )
+    return modules | _output(tensors, f"{start}wte.weight")
+
+
+def _relative(name: str, architecture: str, describe: Callable[[Config, Tensors], Description]) -> Family:
+    return Family(name, (architecture,), describe, _modules, ("*rotary_emb.inv_freq",))
+
+
+GPT2 = Family("gpt2", ("GPT2LMHeadModel",), _gpt2, _gpt2_modules, ("*.attn.bias", "*.attn.masked_bias"))
+LLAMA = _relative("llama", "LlamaForCausalLM", _llama)
+SMOLLM3 = _relative("smollm3", "SmolLM3ForCausalLM", _smollm3)
+MISTRAL = _relative("mistral", "MistralForCausalLM", _mistral)
+QWEN2 = _relative("qwen2", "Qwen2ForCausalLM", _qwen2)
+QWEN3 = _relative("qwen3", "Qwen3ForCausalLM", _qwen3)
+FAMILIES = (GPT2, LLAMA, SMOLLM3, MISTRAL, QWEN2, QWEN3)

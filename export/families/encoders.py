@@ -1,0 +1,573 @@
+"""Families of encoders: BERT and its relatives.
+
+All are post-norm (Devlin et al. 2019) except ModernBERT (Warner et al. 2024). In names of modules,
+`{}` is the number of a layer.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from export.checkpoint import Config, Tensors
+from export.description import (
+    Activation,
+    Attention,
+    Description,
+    Embedding,
+    FeedForward,
+    Head,
+    Norm,
+    RelativeBias,
+    Rotary,
+    Stack,
+)
+from export.errors import ImportFailedError
+from export.families import Family
+from export.families.options import activation
+from export.weights import Part, Source
+
+# Keys that do not change hidden states, attention weights or scores of labels: ids of special
+# tokens, heads of pre-training, settings of generation, and hints for other programs.
+HARMLESS_KEYS = (
+    "*_token_id", "chunk_size_feed_forward", "num_labels", "pooler_*", "prefix", "problem_type",
+    "sbert_ce_default_activation_function", "sentence_transformers", "summary_*", "tie_*",
+    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "length_penalty", "max_length", "min_length",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "remove_invalid_values",
+    "repetition_penalty", "suppress_tokens", "temperature", "tf_legacy_loss", "top_k", "top_p", "typical_p",
+)  # fmt: skip
+DEFAULT_LABELS = 2  # number of labels of a configuration without id2label
+
+
+def _check_common(config: Config) -> None:
+    """Check the keys that all encoders share."""
+    config.ignore(*HARMLESS_KEYS)
+    for key in ("is_decoder", "add_cross_attention", "is_encoder_decoder", "is_causal"):
+        config.neutral(key, False, None)
+    config.neutral("cross_attention_hidden_size", None)
+    config.neutral("pruned_heads", {}, None)
+    config.neutral("position_embedding_type", "absolute", None)
+    config.neutral("directionality", "bidi")
+
+
+def _attention(config: Config, width: int, heads_key: str = "num_attention_heads") -> Attention:
+    """Return attention whose heads share the width equally."""
+    heads = config.integer(heads_key)
+    if heads < 1 or width % heads:
+        raise ImportFailedError(f"config.json: {heads_key} must be a divisor of the width {width}, got {heads}")
+    return Attention(heads, heads, width // heads, scale=(width // heads) ** -0.5)
+
+
+def _check_size(tensors: Tensors, tensor: str, key: str, size: int, axis: int = 0) -> None:
+    """Check the size of a tensor against a key of config.json.
+
+    Raises:
+        ImportFailedError: they differ.
+    """
+    found = tensors.shape(tensor)[axis]
+    if found != size:
+        raise ImportFailedError(
+            f"config.json: {key} is {size}, but the tensor {tensor!r} has size {found} there; config.json may belong "
+            "to another checkpoint"
+        )
+
+
+def _prefix(tensors: Tensors, prefix: str, embedding: str) -> str:
+    """Return the start of all names of the encoder: classes with a head add a prefix."""
+    return prefix if f"{prefix}{embedding}.weight" in tensors else ""
+
+
+def _classes(start: str, *others: str) -> tuple[str, ...]:
+    """Return the supported classes of a family: the encoder, and others that contain it."""
+    supported = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", *others)
+    return tuple(f"{start}{end}" for end in supported)
+
+
+# Heads
+
+
+@dataclass(frozen=True)
+class _HeadModules:
+    """Modules of the heads of a family."""
+
+    dense: str  # between the hidden state of the first token and the scores of a text
+    activation: Activation  # after it
+    output: str  # scores of a text
+    norm: str = ""  # normalization after the activation
+    before_tokens: bool = False  # scores of tokens, too, have the dense layer
+
+
+def _add_head(
+    model: Description,
+    config: Config,
+    tensors: Tensors,
+    modules: _HeadModules,
+    pooling: Literal["first", "mean"] = "first",
+) -> Description:
+    """Add the head of the class that saved the checkpoint, if that class has one."""
+    architecture = next(iter(config.get("architectures", None) or ()), "")
+    if architecture.endswith("ForTokenClassification"):
+        labels = _labels(config, tensors, "classifier.weight")
+        dense = modules.activation if modules.before_tokens else None
+        head = Head("tokens", "tokens", dense, has_norm=modules.before_tokens and bool(modules.norm))
+    elif architecture.endswith("ForSequenceClassification"):
+        labels = _labels(config, tensors, f"{modules.output}.weight")
+        head = Head(pooling, _label_kind(config, len(labels)), modules.activation, has_norm=bool(modules.norm))
+    else:
+        return model
+    return replace(model, head=head, labels=labels)
+
+
+def _labels(config: Config, tensors: Tensors, output: str) -> tuple[str, ...]:
+    """Return the names of labels in the order of the rows of a tensor (labels, M)."""
+    names = config.get("id2label", None)
+    if names is None:
+        labels = tuple(f"LABEL_{index}" for index in range(config.integer("num_labels", DEFAULT_LABELS)))
+    else:
+        try:
+            by_index = {int(index): str(name) for index, name in names.items()}
+            labels = tuple(by_index[index] for index in range(len(by_index)))
+        except (AttributeError, KeyError, ValueError):
+            raise ImportFailedError(
+                'config.json: id2label must map the numbers from 0 to names, such as {"0": "no", "1": "yes"}'
+            ) from None
+    _check_size(tensors, output, "the number of labels in id2label", len(labels))
+    if len(set(labels)) != len(labels):
+        raise ImportFailedError("config.json: id2label has two labels of the same name; each needs its own")
+    return labels
+
+
+def _label_kind(config: Config, num_labels: int) -> Literal["classes", "independent", "score"]:
+    """Return the kind of the labels of a text.
+
+    Raises:
+        ImportFailedError: the model predicts several numbers instead of labels.
+    """
+    problem = config.get("problem_type", None)
+    if num_labels == 1:  # as cross-encoders of sentence-transformers
+        return "score"
+    if problem == "multi_label_classification":
+        return "independent"
+    if problem not in (None, "single_label_classification"):
+        raise ImportFailedError(
+            f"config.json: problem_type is {problem!r} with {num_labels} labels, which is not supported; supported "
+            "are single_label_classification, multi_label_classification, and any problem with one label"
+        )
+    return "classes"
+
+
+def _head_modules(model: Description, modules: _HeadModules) -> dict[str, Source]:
+    """Return the modules of the head of a model."""
+    if model.head is None:
+        return {}
+    output = "classifier" if model.head.pooling == "tokens" else modules.output
+    found: dict[str, Source] = {"head.output": output}
+    if model.head.activation is not None:
+        found["head.dense"] = modules.dense
+    if model.head.has_norm:
+        found["head.norm"] = modules.norm
+    return found
+
+
+# BERT, RoBERTa, XLM-R, ELECTRA, MPNet: the same keys of config.json
+
+_BERT_HEAD = _HeadModules("bert.pooler.dense", "tanh", "classifier")
+_ROBERTA_HEAD = _HeadModules("classifier.dense", "tanh", "classifier.out_proj")
+_ELECTRA_HEAD = _HeadModules("classifier.dense", "gelu", "classifier.out_proj")
+
+
+def _describe(config: Config, family: str, embedding: Embedding, max_positions: int) -> Description:
+    """Describe a post-norm encoder with the configuration keys of BERT."""
+    _check_common(config)
+    width = config.integer("hidden_size")
+    stack = Stack(
+        width,
+        Norm("layer", config.number("layer_norm_eps", 1e-12)),
+        "post",
+        (_attention(config, width),) * config.integer("num_hidden_layers"),
+        FeedForward(activation(config.text("hidden_act", "gelu"))),
+        embedding,
+    )
+    return Description(family, config.integer("vocab_size"), max_positions, stack)
+
+
+def _check_sizes(model: Description, config: Config, tensors: Tensors, embeddings: str, inner: str) -> None:
+    """Check the sizes of the tables of embeddings and of one feed-forward layer."""
+    _check_size(tensors, f"{embeddings}.word_embeddings.weight", "vocab_size", model.vocabulary)
+    positions = config.integer("max_position_embeddings", 512)
+    _check_size(tensors, f"{embeddings}.position_embeddings.weight", "max_position_embeddings", positions)
+    if "type_vocab_size" in config:
+        types = config.integer("type_vocab_size")
+        _check_size(tensors, f"{embeddings}.token_type_embeddings.weight", "type_vocab_size", types)
+    _check_size(tensors, f"{inner}.weight", "intermediate_size", config.integer("intermediate_size"))
+
+
+def _layer_modules(layer: str) -> dict[str, Source]:
+    """Return the modules of a layer with BERT's names."""
+    return {
+        "encoder.{}.self_attention.query": f"{layer}.attention.self.query",
+        "encoder.{}.self_attention.key": f"{layer}.attention.self.key",
+        "encoder.{}.self_attention.value": f"{layer}.attention.self.value",
+        "encoder.{}.self_attention.output": f"{layer}.attention.output.dense",
+        "encoder.{}.self_attention_norm": f"{layer}.attention.output.LayerNorm",
+        "encoder.{}.feed_forward.inner": f"{layer}.intermediate.dense",
+        "encoder.{}.feed_forward.outer": f"{layer}.output.dense",
+        "encoder.{}.feed_forward_norm": f"{layer}.output.LayerNorm",
+    }
+
+
+def _embedding_modules(embeddings: str, skip: int = 0) -> dict[str, Source]:
+    """Return the modules of embeddings with BERT's names.
+
+    Args:
+        embeddings: the module that contains them.
+        skip: number of rows at the start of the table of positions that no token uses.
+    """
+    return {
+        "embedding": f"{embeddings}.word_embeddings",
+        "encoder.positions": Part(f"{embeddings}.position_embeddings", skip=skip),
+        "encoder.types": f"{embeddings}.token_type_embeddings",
+        "encoder.embedding_norm": f"{embeddings}.LayerNorm",
+    }
+
+
+def _with_old_names(modules: Mapping[str, Source], tensors: Tensors) -> Mapping[str, Source]:
+    """Rename parameters of normalizations if the checkpoint has the names of TensorFlow.
+
+    Old checkpoints such as bert-base-uncased have `LayerNorm.gamma` and `LayerNorm.beta`.
+    """
+    if not any(name.endswith("LayerNorm.gamma") for name in tensors.names):
+        return modules
+    renamed = dict(modules)
+    for name, module in modules.items():
+        if isinstance(module, str) and module.endswith("LayerNorm"):
+            renamed[f"{name}.weight"], renamed[f"{name}.bias"] = f"{module}.gamma", f"{module}.beta"
+    return renamed
+
+
+def _bert(config: Config, tensors: Tensors) -> Description:
+    embedding = Embedding(has_positions=True, has_types=True, has_norm=True)
+    model = _describe(config, "bert", embedding, config.integer("max_position_embeddings", 512))
+    prefix = _prefix(tensors, "bert.", "embeddings.word_embeddings")
+    _check_sizes(model, config, tensors, f"{prefix}embeddings", f"{prefix}encoder.layer.0.intermediate.dense")
+    return _add_head(model, config, tensors, _BERT_HEAD)
+
+
+def _bert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    prefix = _prefix(tensors, "bert.", "embeddings.word_embeddings")
+    modules = _embedding_modules(f"{prefix}embeddings") | _layer_modules(f"{prefix}encoder.layer.{{}}")
+    return _with_old_names(modules | _head_modules(model, _BERT_HEAD), tensors)
+
+
+def _roberta(config: Config, tensors: Tensors, family: str = "roberta") -> Description:
+    # Positions start after that of padding, which is the id of the padding token.
+    skipped = config.integer("pad_token_id", 1) + 1
+    embedding = Embedding(has_positions=True, skipped_positions=skipped, has_types=True, has_norm=True)
+    model = _describe(config, family, embedding, config.integer("max_position_embeddings", 512) - skipped)
+    prefix = _prefix(tensors, "roberta.", "embeddings.word_embeddings")
+    _check_sizes(model, config, tensors, f"{prefix}embeddings", f"{prefix}encoder.layer.0.intermediate.dense")
+    return _add_head(model, config, tensors, _ROBERTA_HEAD)
+
+
+def _xlm_roberta(config: Config, tensors: Tensors) -> Description:
+    return _roberta(config, tensors, "xlm-roberta")
+
+
+def _roberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    prefix = _prefix(tensors, "roberta.", "embeddings.word_embeddings")
+    assert model.encoder is not None, "an encoder was described"
+    skipped = model.encoder.embedding.skipped_positions
+    modules = _embedding_modules(f"{prefix}embeddings", skipped) | _layer_modules(f"{prefix}encoder.layer.{{}}")
+    return _with_old_names(modules | _head_modules(model, _ROBERTA_HEAD), tensors)
+
+
+def _electra(config: Config, tensors: Tensors) -> Description:
+    prefix = _prefix(tensors, "electra.", "embeddings.word_embeddings")
+    size, width = config.integer("embedding_size", 128), config.integer("hidden_size")
+    embedding = Embedding(has_positions=True, has_types=True, has_norm=True, has_projection=size != width)
+    model = _describe(config, "electra", embedding, config.integer("max_position_embeddings", 512))
+    _check_sizes(model, config, tensors, f"{prefix}embeddings", f"{prefix}encoder.layer.0.intermediate.dense")
+    _check_size(tensors, f"{prefix}embeddings.word_embeddings.weight", "embedding_size", size, axis=1)
+    return _add_head(model, config, tensors, _ELECTRA_HEAD)
+
+
+def _electra_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    prefix = _prefix(tensors, "electra.", "embeddings.word_embeddings")
+    modules = _embedding_modules(f"{prefix}embeddings") | _layer_modules(f"{prefix}encoder.layer.{{}}")
+    modules["encoder.embedding_projection"] = f"{prefix}embeddings_project"
+    return _with_old_names(modules | _head_modules(model, _ELECTRA_HEAD), tensors)
+
+
+# MPNet has a relative bias in all layers. The id of its padding token, after which positions start,
+# and the parameters of the bias are constants in transformers.
+_MPNET_SKIPPED = 2
+_MPNET_BIAS = RelativeBias(buckets=32, max_distance=128, bidirectional=True)
+
+
+def _mpnet(config: Config, tensors: Tensors) -> Description:
+    embedding = Embedding(has_positions=True, skipped_positions=_MPNET_SKIPPED, has_norm=True)
+    positions = config.integer("max_position_embeddings", 512) - _MPNET_SKIPPED
+    model = _describe(config, "mpnet", embedding, positions)
+    config.neutral("relative_attention_num_buckets", _MPNET_BIAS.buckets)
+    assert model.encoder is not None, "an encoder was described"
+    model = replace(model, encoder=replace(model.encoder, relative_bias=_MPNET_BIAS))
+    prefix = _prefix(tensors, "mpnet.", "embeddings.word_embeddings")
+    _check_sizes(model, config, tensors, f"{prefix}embeddings", f"{prefix}encoder.layer.0.intermediate.dense")
+    return _add_head(model, config, tensors, _ROBERTA_HEAD)
+
+
+def _mpnet_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    prefix = _prefix(tensors, "mpnet.", "embeddings.word_embeddings")
+    layer = f"{prefix}encoder.layer.{{}}"
+    modules = _embedding_modules(f"{prefix}embeddings", _MPNET_SKIPPED) | _layer_modules(layer)
+    for part, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
+        modules[f"encoder.{{}}.self_attention.{part}"] = f"{layer}.attention.attn.{name}"
+    modules["encoder.{}.self_attention_norm"] = f"{layer}.attention.LayerNorm"
+    modules["encoder.relative_bias"] = f"{prefix}encoder.relative_attention_bias"
+    return modules | _head_modules(model, _ROBERTA_HEAD)
+
+
+# DistilBERT
+
+_DISTILBERT_HEAD = _HeadModules("pre_classifier", "relu", "classifier")
+
+
+def _distilbert(config: Config, tensors: Tensors) -> Description:
+    _check_common(config)
+    config.ignore("sinusoidal_pos_embds")  # the table of positions is stored in both cases
+    width, positions = config.integer("dim"), config.integer("max_position_embeddings", 512)
+    stack = Stack(
+        width,
+        Norm("layer", 1e-12),  # not in the configuration
+        "post",
+        (_attention(config, width, "n_heads"),) * config.integer("n_layers"),
+        FeedForward(activation(config.text("activation", "gelu"))),
+        Embedding(has_positions=True, has_norm=True),
+    )
+    model = Description("distilbert", config.integer("vocab_size"), positions, stack)
+    prefix = _prefix(tensors, "distilbert.", "embeddings.word_embeddings")
+    _check_size(tensors, f"{prefix}embeddings.word_embeddings.weight", "vocab_size", model.vocabulary)
+    _check_size(tensors, f"{prefix}embeddings.position_embeddings.weight", "max_position_embeddings", positions)
+    _check_size(tensors, f"{prefix}transformer.layer.0.ffn.lin1.weight", "hidden_dim", config.integer("hidden_dim"))
+    return _add_head(model, config, tensors, _DISTILBERT_HEAD)
+
+
+def _distilbert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    prefix = _prefix(tensors, "distilbert.", "embeddings.word_embeddings")
+    layer = f"{prefix}transformer.layer.{{}}"
+    modules: dict[str, Source] = {
+        "encoder.{}.self_attention.query": f"{layer}.attention.q_lin",
+        "encoder.{}.self_attention.key": f"{layer}.attention.k_lin",
+        "encoder.{}.self_attention.value": f"{layer}.attention.v_lin",
+        "encoder.{}.self_attention.output": f"{layer}.attention.out_lin",
+        "encoder.{}.self_attention_norm": f"{layer}.sa_layer_norm",
+        "encoder.{}.feed_forward.inner": f"{layer}.ffn.lin1",
+        "encoder.{}.feed_forward.outer": f"{layer}.ffn.lin2",
+        "encoder.{}.feed_forward_norm": f"{layer}.output_layer_norm",
+    }
+    return _embedding_modules(f"{prefix}embeddings") | modules | _head_modules(model, _DISTILBERT_HEAD)
+
+
+# ALBERT: layers share their weights (Lan et al. 2020)
+
+_ALBERT_HEAD = _HeadModules("albert.pooler", "tanh", "classifier")
+
+
+def _albert(config: Config, tensors: Tensors) -> Description:
+    for key in ("net_structure_type", "gap_size", "num_memory_blocks"):
+        config.neutral(key, 0)
+    config.neutral("down_scale_factor", 1)
+    embedding = Embedding(has_positions=True, has_types=True, has_norm=True, has_projection=True)
+    # Its default activation is not that of BERT.
+    hidden_act = activation(config.text("hidden_act", "gelu_new"))
+    model = _describe(config, "albert", embedding, config.integer("max_position_embeddings", 512))
+    assert model.encoder is not None, "an encoder was described"
+    layers = model.encoder.layers * config.integer("inner_group_num", 1)
+    stack = replace(model.encoder, attention=model.encoder.attention[:1] * layers, feed_forward=FeedForward(hidden_act))
+    prefix = _prefix(tensors, "albert.", "embeddings.word_embeddings")
+    groups = config.integer("num_hidden_groups", 1)
+    first = f"{prefix}encoder.albert_layer_groups.{{}}.albert_layers.0"
+    if not 1 <= groups <= model.encoder.layers or f"{first.format(groups - 1)}.ffn.weight" not in tensors:
+        raise ImportFailedError(f"config.json: num_hidden_groups is {groups}, but the checkpoint has other groups")
+    _check_sizes(model, config, tensors, f"{prefix}embeddings", f"{first.format(0)}.ffn")
+    size = config.integer("embedding_size", 128)
+    _check_size(tensors, f"{prefix}embeddings.word_embeddings.weight", "embedding_size", size, axis=1)
+    return _add_head(replace(model, encoder=stack), config, tensors, _ALBERT_HEAD)
+
+
+def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    assert model.encoder is not None, "an encoder was described"
+    prefix = _prefix(tensors, "albert.", "embeddings.word_embeddings")
+    modules = _embedding_modules(f"{prefix}embeddings")
+    modules["encoder.embedding_projection"] = f"{prefix}encoder.embedding_hidden_mapping_in"
+    name = f"{prefix}encoder.albert_layer_groups.{{}}.albert_layers.{{}}"
+    groups = _count(tensors, lambda number: f"{name.format(number, 0)}.ffn.weight")
+    inner = _count(tensors, lambda number: f"{name.format(0, number)}.ffn.weight")
+    for number in range(model.encoder.layers):
+        layer = name.format(number // inner * groups // (model.encoder.layers // inner), number % inner)
+        for part in ("query", "key", "value"):
+            modules[f"encoder.{number}.self_attention.{part}"] = f"{layer}.attention.{part}"
+        modules |= {
+            f"encoder.{number}.self_attention.output": f"{layer}.attention.dense",
+            f"encoder.{number}.self_attention_norm": f"{layer}.attention.LayerNorm",
+            f"encoder.{number}.feed_forward.inner": f"{layer}.ffn",
+            f"encoder.{number}.feed_forward.outer": f"{layer}.ffn_output",
+            f"encoder.{number}.feed_forward_norm": f"{layer}.full_layer_layer_norm",
+        }
+    return modules | _head_modules(model, _ALBERT_HEAD)
+
+
+def _count(tensors: Tensors, name: Callable[[int], str]) -> int:
+    """Return how many of the tensors name(0), name(1), … exist without a gap."""
+    return next(number for number in itertools.count() if name(number) not in tensors)
+
+
+# ModernBERT
+
+_MODERNBERT_HEAD = _HeadModules("head.dense", "gelu", "classifier", norm="head.norm", before_tokens=True)
+_GLOBAL_THETA, _LOCAL_THETA = 160_000.0, 10_000.0
+
+
+def _modernbert(config: Config, tensors: Tensors) -> Description:
+    _check_common(config)
+    config.ignore(
+        "decoder_bias", "deterministic_flash_attn", "layer_norm_eps", "reference_compile", "repad_logits_with_grad",
+        "sparse_pred*",
+    )  # fmt: skip
+    width, num_layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
+    attention, window = _attention(config, width), config.integer("local_attention", 128)
+    is_local = _local_layers(config, num_layers)
+    rotary = {local: _rotary(config, local, attention.head_size) for local in (False, True)}
+    layers = tuple(replace(attention, rotary=rotary[local], window=window if local else None) for local in is_local)
+    stack = Stack(
+        width,
+        Norm("layer", config.number("norm_eps", 1e-5)),
+        "pre",
+        layers,
+        FeedForward(activation(config.text("hidden_activation", "gelu")), gated=True),
+        Embedding(has_norm=True),
+        has_final_norm=True,
+        skips_first_norm=True,
+    )
+    positions = config.integer("max_position_embeddings", 8192)
+    model = Description("modernbert", config.integer("vocab_size"), positions, stack)
+    prefix = _prefix(tensors, "model.", "embeddings.tok_embeddings")
+    _check_size(tensors, f"{prefix}embeddings.tok_embeddings.weight", "vocab_size", model.vocabulary)
+    inner = config.integer("intermediate_size")
+    _check_size(tensors, f"{prefix}layers.0.mlp.Wi.weight", "twice the intermediate_size", 2 * inner)
+    _check_bias(config, tensors, "attention_bias", f"{prefix}layers.0.attn.Wqkv")
+    _check_bias(config, tensors, "mlp_bias", f"{prefix}layers.0.mlp.Wi")
+    _check_bias(config, tensors, "norm_bias", f"{prefix}final_norm")
+    pooling = config.text("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise ImportFailedError(f"config.json: classifier_pooling must be cls or mean, got {pooling!r}")
+    head = replace(_MODERNBERT_HEAD, activation=activation(config.text("classifier_activation", "gelu")))
+    model = _add_head(model, config, tensors, head, "mean" if pooling == "mean" else "first")
+    if model.head is not None:
+        _check_bias(config, tensors, "classifier_bias", "head.dense")
+    config.ignore("classifier_bias")
+    return model
+
+
+def _local_layers(config: Config, num_layers: int) -> list[bool]:
+    """Return for each layer whether it has a local window."""
+    every = config.integer("global_attn_every_n_layers", 3)
+    kinds = config.get("layer_types", None)
+    if kinds is None:
+        return [number % every != 0 for number in range(num_layers)]
+    known = {"sliding_attention": True, "full_attention": False}
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in known for kind in kinds):
+        raise ImportFailedError(
+            f"config.json: layer_types must have {num_layers} values, each sliding_attention or full_attention"
+        )
+    return [known[kind] for kind in kinds]
+
+
+def _rotary(config: Config, local: bool, head_size: int) -> Rotary:
+    """Return the rotary embedding of local or of global layers."""
+    if head_size % 2:
+        raise ImportFailedError(f"config.json: the size of a head must be even for rotary embedding, got {head_size}")
+    config.neutral("rope_scaling", None)
+    kind, key = ("sliding_attention", "local_rope_theta") if local else ("full_attention", "global_rope_theta")
+    if config.get(key, theta := _LOCAL_THETA if local else _GLOBAL_THETA) is None:
+        raise ImportFailedError(f"config.json: {key} must be a number, got null")
+    theta = config.number(key, theta)
+    options = config.section("rope_parameters")
+    options = None if options is None else options.section(kind)
+    if options is not None:
+        options.neutral("rope_type", "default")
+        theta = options.number("rope_theta", theta)
+    return Rotary(tuple(theta ** (-2 * index / head_size) for index in range(head_size // 2)))
+
+
+def _check_bias(config: Config, tensors: Tensors, key: str, module: str) -> None:
+    """Check that a module has a bias exactly if a key of config.json says so."""
+    has_bias = config.boolean(key, False)
+    if has_bias != (f"{module}.bias" in tensors):
+        raise ImportFailedError(
+            f"config.json: {key} is {str(has_bias).lower()}, but the checkpoint has {'no' if has_bias else 'the'} "
+            f"tensor {f'{module}.bias'!r}; config.json may belong to another checkpoint"
+        )
+
+
+def _modernbert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    prefix = _prefix(tensors, "model.", "embeddings.tok_embeddings")
+    layer = f"{prefix}layers.{{}}"
+    modules: dict[str, Source] = {
+        "embedding": f"{prefix}embeddings.tok_embeddings",
+        "encoder.embedding_norm": f"{prefix}embeddings.norm",
+        "encoder.{}.self_attention_norm": f"{layer}.attn_norm",
+        "encoder.{}.self_attention.output": f"{layer}.attn.Wo",
+        "encoder.{}.feed_forward_norm": f"{layer}.mlp_norm",
+        "encoder.{}.feed_forward.gate": Part(f"{layer}.mlp.Wi", index=0, count=2),
+        "encoder.{}.feed_forward.inner": Part(f"{layer}.mlp.Wi", index=1, count=2),
+        "encoder.{}.feed_forward.outer": f"{layer}.mlp.Wo",
+        "encoder.norm": f"{prefix}final_norm",
+    }
+    for index, part in enumerate(("query", "key", "value")):
+        modules[f"encoder.{{}}.self_attention.{part}"] = Part(f"{layer}.attn.Wqkv", index=index, count=3)
+    return modules | _head_modules(model, _MODERNBERT_HEAD)
+
+
+# Patterns of tensors: numbers of positions, which old versions stored, and heads of pre-training.
+_STORED_POSITIONS = ("*embeddings.position_ids", "*embeddings.token_type_ids")
+
+BERT = Family(
+    "bert",
+    _classes("Bert", "ForPreTraining"),
+    _bert,
+    _bert_modules,
+    (*_STORED_POSITIONS, "pooler.*", "bert.pooler.*", "cls.*"),
+)
+ROBERTA = Family(
+    "roberta",
+    _classes("Roberta"),
+    _roberta,
+    _roberta_modules,
+    (*_STORED_POSITIONS, "pooler.*", "roberta.pooler.*", "lm_head.*"),
+)
+XLM_ROBERTA = replace(ROBERTA, name="xlm-roberta", architectures=_classes("XLMRoberta"), describe=_xlm_roberta)
+ELECTRA = Family(
+    "electra",
+    _classes("Electra", "ForPreTraining"),
+    _electra,
+    _electra_modules,
+    (*_STORED_POSITIONS, "generator_*", "discriminator_predictions.*"),
+)
+MPNET = Family(
+    "mpnet", _classes("MPNet"), _mpnet, _mpnet_modules, (*_STORED_POSITIONS, "pooler.*", "mpnet.pooler.*", "lm_head.*")
+)
+DISTILBERT = Family(
+    "distilbert", _classes("DistilBert"), _distilbert, _distilbert_modules, (*_STORED_POSITIONS, "vocab_*")
+)
+ALBERT = Family(
+    "albert",
+    _classes("Albert", "ForPreTraining"),
+    _albert,
+    _albert_modules,
+    (*_STORED_POSITIONS, "pooler.*", "albert.pooler.*", "predictions.*", "sop_classifier.*"),
+)
+MODERNBERT = Family("modernbert", _classes("ModernBert"), _modernbert, _modernbert_modules, ("head.*", "decoder.*"))
+
+FAMILIES = (BERT, ROBERTA, XLM_ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, MODERNBERT)

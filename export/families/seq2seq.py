@@ -1,0 +1,237 @@
+"""Families of encoder-decoders: Marian, BART, mBART, M2M100 with NLLB, Pegasus, T5 and mT5."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from export.checkpoint import Config, Tensors
+from export.description import Attention, Description, Embedding, FeedForward, Norm, RelativeBias, Stack
+from export.families import Family
+from export.families.options import activation, timescale_sinusoids
+from export.generation import GENERATION_KEYS
+from export.weights import Array, Part, Source
+
+# Keys without an effect on the graphs: sizes under a second name, settings of the training, and
+# settings of classes with labels.
+_IGNORED_KEYS = (
+    *GENERATION_KEYS, "_num_labels", "num_labels", "num_hidden_layers", "classif*", "problem_type", "is_decoder",
+    "add_cross_attention", "chunk_size_feed_forward", "cross_attention_hidden_size", "pruned_heads",
+    "tf_legacy_loss", "prefix", "share_encoder_decoder_embeddings", "extra_pos_embeddings", "replacing_rate",
+    "save_step", "student_*", "num_beam_hyps_to_keep", "total_flos", "max_source_length", "max_target_length",
+)  # fmt: skip
+
+_M2M100_PAD = 1
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """Differences between the families whose layers have the structure of BART."""
+
+    family: str
+    norm_place: Literal["pre", "post"]
+    positions: Literal["learned", "halves", "fairseq"]
+    has_embedding_norm: bool = False
+    activation: str = "gelu"
+    scale_embedding: bool = False
+
+    @property
+    def has_final_norm(self) -> bool:
+        return self.norm_place == "pre"
+
+
+def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Description:
+    config.ignore(*_IGNORED_KEYS)
+    config.neutral("is_encoder_decoder", True)
+    config.neutral("normalize_before", variant.norm_place == "pre")
+    config.neutral("normalize_embedding", variant.has_embedding_norm)
+    config.neutral("add_final_layer_norm", variant.has_final_norm)
+    config.neutral("static_position_embeddings", variant.positions != "learned")
+    config.neutral("add_bias_logits", False)
+    config.boolean("tie_word_embeddings", True)  # not used, see `_embeddings`
+    if variant.positions == "fairseq":
+        config.neutral("pad_token_id", _M2M100_PAD)
+    width = config.integer("d_model")
+    scale = math.sqrt(width) if config.boolean("scale_embedding", variant.scale_embedding) else 1.0
+    function = activation(config.text("activation_function", variant.activation))
+
+    def stack(name: str) -> Stack:
+        heads = config.integer(f"{name}_attention_heads")
+        attention = Attention(heads, heads, width // heads, (width // heads) ** -0.5)
+        config.integer(f"{name}_ffn_dim")  # follows from the tensors
+        return Stack(
+            width,
+            Norm("layer", 1e-5),
+            variant.norm_place,
+            (attention,) * config.integer(f"{name}_layers"),
+            FeedForward(function),
+            Embedding(scale, has_positions=True, has_norm=variant.has_embedding_norm),
+            cross=attention if name == "decoder" else None,
+            has_final_norm=variant.has_final_norm,
+        )
+
+    vocabulary = config.integer("vocab_size")
+    if variant.family == "marian":
+        vocabulary = config.integer("decoder_vocab_size", vocabulary)
+    positions = config.integer("max_position_embeddings")
+    return Description(variant.family, vocabulary, positions, stack("encoder"), stack("decoder"))
+
+
+def _modules(variant: _Variant, model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    start = "model." if "model.encoder.layers.0.fc1.weight" in tensors else ""
+    modules = _embeddings(start, tensors)
+    modules["output.bias"] = "final_logits_bias"
+    for stack in ("encoder", "decoder"):
+        layer, name = f"{stack}.{{}}", f"{start}{stack}.layers.{{}}"
+        modules[f"{stack}.embedding_norm"] = f"{start}{stack}.layernorm_embedding"
+        modules[f"{stack}.norm"] = f"{start}{stack}.layer_norm"
+        modules[f"{stack}.positions"] = _positions(variant, model, f"{start}{stack}.embed_positions", tensors)
+        modules[f"{layer}.feed_forward.inner"] = f"{name}.fc1"
+        modules[f"{layer}.feed_forward.outer"] = f"{name}.fc2"
+        modules[f"{layer}.feed_forward_norm"] = f"{name}.final_layer_norm"
+        for ours, theirs in (("self_attention", "self_attn"), ("cross_attention", "encoder_attn")):
+            modules[f"{layer}.{ours}_norm"] = f"{name}.{theirs}_layer_norm"
+            for part, projection in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "out")):
+                modules[f"{layer}.{ours}.{part}"] = f"{name}.{theirs}.{projection}_proj"
+    return modules
+
+
+def _embeddings(start: str, tensors: Tensors) -> dict[str, Source]:
+    """Return the modules of the embeddings and of the output projection.
+
+    The tensors of the checkpoint decide which tables are shared, not `tie_word_embeddings`:
+    Transformers shares a table if another one is absent or equal. The bundle stores equal tables
+    once.
+    """
+    modules: dict[str, Source] = {}
+    shared = f"{start}shared"
+    for stack in ("encoder", "decoder"):
+        own = f"{start}{stack}.embed_tokens"
+        if f"{own}.weight" in tensors:
+            modules[f"{stack}.embedding"] = own
+        elif f"{shared}.weight" in tensors:
+            modules[f"{stack}.embedding"] = shared
+        else:  # tied to the only table, under another name
+            other = f"{start}{'encoder' if stack == 'decoder' else 'decoder'}.embed_tokens"
+            modules[f"{stack}.embedding"] = other if f"{other}.weight" in tensors else "lm_head"
+    if len(set(modules.values())) == 1:
+        modules = {"embedding": modules["encoder.embedding"]}
+    if "lm_head.weight" in tensors:
+        modules["output"] = "lm_head"
+    return modules
+
+
+def _positions(variant: _Variant, model: Description, name: str, tensors: Tensors) -> Source:
+    stack = model.encoder
+    assert stack is not None, "an encoder-decoder has an encoder"
+    if variant.positions == "learned":
+        return Part(name, skip=2)  # the first two rows are never used
+    if variant.positions == "fairseq":
+        # The first position is the one after the padding token.
+        return partial(timescale_sinusoids, model.max_positions, stack.width, _M2M100_PAD + 1)
+    # Transformers does not save this table, but reads it.
+    return name if f"{name}.weight" in tensors else partial(_sinusoid_halves, model.max_positions, stack.width)
+
+
+def _sinusoid_halves(positions: int, width: int) -> Array:
+    """Return sinusoids (P, M) with sines in the first half of a row and cosines in the second."""
+    angles = np.arange(positions)[:, None] / np.power(10000, 2 * np.arange((width + 1) // 2) / width)  # float64
+    return np.concatenate([np.sin(angles), np.cos(angles[:, : width // 2])], axis=1).astype(np.float32)
+
+
+def _t5(family: str, feed_forward: str, config: Config, tensors: Tensors) -> Description:
+    config.ignore(*_IGNORED_KEYS, "is_gated_act", "dense_act_fn", "output_past")
+    config.neutral("is_encoder_decoder", True)
+    width, heads, head_size = config.integer("d_model"), config.integer("num_heads"), config.integer("d_kv")
+    config.integer("d_ff")
+    layers = config.integer("num_layers")
+    num_buckets = config.integer("relative_attention_num_buckets", 32)
+    max_distance = config.integer("relative_attention_max_distance", 128)
+    kind, _, gated = config.text("feed_forward_proj", feed_forward).rpartition("-")
+    if kind not in ("", "gated"):
+        raise ValueError(f"feed_forward_proj must be 'gated-NAME' or the name of an activation, got {kind}-{gated}")
+    # "gated-gelu" has always been the approximation with tanh.
+    options = FeedForward(activation("gelu_new" if (kind, gated) == ("gated", "gelu") else gated), gated=bool(kind))
+    attention = Attention(heads, heads, head_size, scale=1.0)
+
+    def stack(name: str, count: int) -> Stack:
+        return Stack(
+            width,
+            Norm("rms", config.number("layer_norm_epsilon", 1e-6)),
+            "pre",
+            (attention,) * count,
+            options,
+            Embedding(),
+            cross=attention if name == "decoder" else None,
+            relative_bias=RelativeBias(num_buckets, max_distance, bidirectional=name == "encoder"),
+            has_final_norm=True,
+        )
+
+    # The first T5 models scale the hidden states before the projection. Their configurations have
+    # `tie_word_embeddings` or nothing; later versions of Transformers write another key.
+    is_tied = config.boolean("tie_word_embeddings", True)
+    is_scaled = config.boolean("scale_decoder_outputs", is_tied) and family == "t5"
+    return Description(
+        family,
+        config.integer("vocab_size"),
+        config.integer("n_positions", 512),  # not a limit of the architecture, but of the training
+        stack("encoder", layers),
+        stack("decoder", config.integer("num_decoder_layers", layers)),
+        logits_scale=width**-0.5 if is_scaled else 1.0,
+    )
+
+
+def _t5_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    modules = _embeddings("", tensors)
+    for stack in ("encoder", "decoder"):
+        layer, name = f"{stack}.{{}}", f"{stack}.block.{{}}.layer"
+        last = 1 if stack == "encoder" else 2
+        modules[f"{stack}.relative_bias"] = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
+        modules[f"{stack}.norm"] = f"{stack}.final_layer_norm"
+        modules[f"{layer}.feed_forward_norm"] = f"{name}.{last}.layer_norm"
+        feed_forward = f"{name}.{last}.DenseReluDense"
+        modules[f"{layer}.feed_forward.outer"] = f"{feed_forward}.wo"
+        is_gated = f"{feed_forward}.wi_0.weight".replace("{}", "0") in tensors
+        modules[f"{layer}.feed_forward.inner"] = f"{feed_forward}.wi_1" if is_gated else f"{feed_forward}.wi"
+        modules[f"{layer}.feed_forward.gate"] = f"{feed_forward}.wi_0"
+        for number, ours, theirs in ((0, "self_attention", "SelfAttention"), (1, "cross_attention", "EncDecAttention")):
+            modules[f"{layer}.{ours}_norm"] = f"{name}.{number}.layer_norm"
+            for part, projection in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
+                modules[f"{layer}.{ours}.{part}"] = f"{name}.{number}.{theirs}.{projection}"
+    return modules
+
+
+# A table that the tables of encoder and decoder repeat, and version numbers of fairseq.
+_REPEATED = ("model.shared.weight", "shared.weight", "*encoder.version", "*decoder.version")
+
+
+def _family(variant: _Variant, *architectures: str, ignored: tuple[str, ...] = ()) -> Family:
+    describe: Callable[[Config, Tensors], Description] = partial(_describe, variant)
+    return Family(variant.family, architectures, describe, partial(_modules, variant), (*_REPEATED, *ignored))
+
+
+MARIAN = _family(_Variant("marian", "post", "halves"), "MarianMTModel")
+BART = _family(
+    _Variant("bart", "post", "learned", has_embedding_norm=True), "BartForConditionalGeneration", "BartModel"
+)
+MBART = _family(_Variant("mbart", "pre", "learned", has_embedding_norm=True), "MBartForConditionalGeneration")
+M2M100 = _family(
+    _Variant("m2m_100", "pre", "fairseq", activation="relu", scale_embedding=True),
+    "M2M100ForConditionalGeneration",
+    ignored=("*embed_positions.weights", "*embed_positions._float_tensor"),
+)
+PEGASUS = _family(_Variant("pegasus", "pre", "halves"), "PegasusForConditionalGeneration")
+# Early checkpoints have a bias of cross-attention that no version has ever used.
+_T5_IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", *_REPEATED)
+T5 = Family(
+    "t5",
+    ("T5ForConditionalGeneration", "T5WithLMHeadModel"),
+    partial(_t5, "t5", "relu"),
+    _t5_modules,
+    _T5_IGNORED,
+)
+MT5 = Family("mt5", ("MT5ForConditionalGeneration",), partial(_t5, "mt5", "gated-gelu"), _t5_modules, _T5_IGNORED)
+FAMILIES = (MARIAN, BART, MBART, M2M100, PEGASUS, T5, MT5)

@@ -1,0 +1,285 @@
+"""Reader of Marian's binary models (`.bin`), as Firefox's translation models are published.
+
+Format (`src/common/binary.cpp` of Marian), little-endian: version (uint64, 1), number of tensors N
+(uint64), N headers of four uint64 (length of the name, type, number of axes, length of the data),
+the names with a final zero byte, the shapes (int32), the number of padding bytes (uint64) and the
+padding, then the data of the tensors one after another. The tensor `special:model.yml` contains the
+configuration as YAML.
+
+A quantised matrix W ("intgemm8") is a matrix of int8, which is followed by its multiplier as
+float32: W = q / multiplier. Matrices with inputs as rows are stored transposed, embeddings are not.
+Files named `.alphas.bin` also have a multiplier for the inputs of each matrix,
+`NAME_QuantMultA`, which a model in float32 does not need.
+"""
+
+import gzip
+import math
+import mmap
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.errors import ImportFailedError
+
+FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101  # type numbers
+VERSION = 1
+CONFIG = "special:model.yml"
+MAX_TENSORS = 10_000
+MAX_AXES = 8
+MAX_UNPACKED_BYTES = 1 << 30  # of a .gz file
+
+Scalar = str | int | float | bool
+ConfigValue = Scalar | tuple[Scalar, ...]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A tensor in the file."""
+
+    type_number: int
+    shape: tuple[int, ...]
+    start: int
+    length: int
+
+
+class MarianModel:
+    """Tensors and configuration of a Marian model. Close it after use."""
+
+    def __init__(self, data: bytes | mmap.mmap, file: str) -> None:
+        """Read the headers; use `open_marian` for a file.
+
+        Args:
+            data: content of the file.
+            file: its name in errors.
+
+        Raises:
+            ImportFailedError: the file is truncated or malformed, or has another version or type.
+        """
+        self._data, self._file = data, file
+        self._entries = self._read_headers()
+        self.config: Mapping[str, ConfigValue] = self._read_config()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors that belong to the model in float32."""
+        return tuple(
+            name for name in self._entries if not name.startswith("special:") and not name.endswith("_QuantMultA")
+        )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, which is (inputs, outputs) for matrices."""
+        return self._entry(name).shape
+
+    def is_quantized(self, name: str) -> bool:
+        return self._entry(name).type_number == INTGEMM8
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """Return a copy of a tensor in float32.
+
+        Matrices have the shape (inputs, outputs), so that a layer is `x @ W + b`. Embeddings have
+        the shape (vocabulary, width). Vectors have the shape (1, width).
+
+        Raises:
+            ImportFailedError: there is no such tensor, or its values are not finite.
+        """
+        entry = self._entry(name)
+        size = math.prod(entry.shape)
+        if entry.type_number == FLOAT32:
+            values = np.frombuffer(self._data, "<f4", size, entry.start).reshape(entry.shape).astype(np.float32)
+        else:
+            (multiplier,) = struct.unpack_from("<f", self._data, entry.start + size)
+            if not (math.isfinite(multiplier) and multiplier > 0):
+                raise self._error(f"the multiplier of the tensor {name!r} must be positive, got {multiplier}")
+            stored = np.frombuffer(self._data, np.int8, size, entry.start)
+            if not name.endswith("Wemb"):
+                stored = stored.reshape(entry.shape[::-1]).T
+            values = np.ascontiguousarray(stored.reshape(entry.shape), np.float32) / np.float32(multiplier)
+        if not np.isfinite(values).all():
+            raise self._error(f"the tensor {name!r} has values that are not finite")
+        return values
+
+    def close(self) -> None:
+        """Release the file."""
+        if isinstance(self._data, mmap.mmap):
+            self._data.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._entries:
+            raise self._error(f"it has no tensor {name!r}")
+        return self._entries[name]
+
+    def _error(self, reason: str) -> ImportFailedError:
+        return ImportFailedError(f"{self._file} is not a Marian model that can be imported: {reason}")
+
+    def _unpack(self, layout: str, position: int) -> tuple[int, ...]:
+        """Return integers at a position.
+
+        Raises:
+            ImportFailedError: the file ends before.
+        """
+        size = struct.calcsize(layout)
+        if position + size > len(self._data):
+            raise self._error(f"it is truncated: {position + size} bytes are needed, {len(self._data)} are there")
+        return struct.unpack_from(layout, self._data, position)
+
+    def _read_headers(self) -> dict[str, _Entry]:
+        version, count = self._unpack("<QQ", 0)
+        if version != VERSION:
+            raise self._error(f"its version must be {VERSION}, got {version}; is it a .bin file of Marian?")
+        if count > MAX_TENSORS:
+            raise self._error(f"it must have at most {MAX_TENSORS} tensors, got {count}")
+        headers = [self._unpack("<QQQQ", 16 + 32 * index) for index in range(count)]
+        position = 16 + 32 * count
+        names: list[str] = []
+        for length, _, num_axes, _ in headers:
+            if num_axes > MAX_AXES:
+                raise self._error(f"a tensor must have at most {MAX_AXES} axes, got {num_axes}")
+            if length > len(self._data) - position:
+                raise self._error(f"it is truncated: a name needs {length} bytes")
+            try:
+                names.append(bytes(self._data[position : position + length]).rstrip(b"\0").decode())
+            except UnicodeDecodeError:
+                raise self._error(f"the name of a tensor at byte {position} is not UTF-8") from None
+            position += length
+        if len(set(names)) < count:
+            raise self._error("a tensor occurs twice")
+        shapes: list[tuple[int, ...]] = []
+        for _, _, num_axes, _ in headers:
+            shapes.append(self._unpack(f"<{num_axes}i", position))
+            position += 4 * num_axes
+        (padding,) = self._unpack("<Q", position)
+        position += 8 + padding
+        entries: dict[str, _Entry] = {}
+        for (_, type_number, _, length), name, shape in zip(headers, names, shapes, strict=True):
+            if length > len(self._data) - position:
+                raise self._error(f"it is truncated: the tensor {name!r} needs {length} bytes from byte {position} on")
+            entries[name] = _Entry(type_number, shape, position, length)
+            self._check_entry(name, entries[name])
+            position += length
+        return entries
+
+    def _check_entry(self, name: str, entry: _Entry) -> None:
+        if min(entry.shape, default=1) < 1:
+            raise self._error(f"the shape of the tensor {name!r} must be positive, got {entry.shape}")
+        size = math.prod(entry.shape)
+        if name.startswith("special:"):
+            needed = size
+        elif name.endswith("_QuantMultA"):
+            needed = 4  # a float32, also if its type is that of its matrix
+        elif entry.type_number == FLOAT32:
+            needed = 4 * size
+        elif entry.type_number == INTGEMM8 and len(entry.shape) == 2 and not name.endswith("_Wt"):
+            needed = size + 4
+        else:
+            raise self._error(
+                f"the tensor {name!r} has the type {entry.type_number:#x} and {len(entry.shape)} axes; supported are "
+                f"float32 ({FLOAT32:#x}) and intgemm8 ({INTGEMM8:#x}, 2 axes)"
+            )
+        if entry.length < needed:
+            raise self._error(f"the tensor {name!r} has {entry.length} bytes, its shape needs {needed}")
+
+    def _read_config(self) -> dict[str, ConfigValue]:
+        if CONFIG not in self._entries:
+            raise self._error(f"it has no configuration {CONFIG!r}")
+        entry = self._entries[CONFIG]
+        text = bytes(self._data[entry.start : entry.start + entry.length]).rstrip(b"\0")
+        try:
+            return parse_flat_yaml(text.decode())
+        except ValueError as error:  # UnicodeDecodeError is one, too
+            raise self._error(f"its configuration {CONFIG!r} cannot be read: {error}") from None
+
+
+def open_marian(path: Path) -> MarianModel:
+    """Open a `.bin` file memory-mapped, or a `.bin.gz` file unpacked in memory.
+
+    Raises:
+        ImportFailedError: the file cannot be read, or is not a Marian model.
+    """
+    if path.suffix == ".gz":
+        return MarianModel(read_file(path), str(path))
+    try:
+        with path.open("rb") as opened:
+            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ImportFailedError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ImportFailedError(f"{path} is empty") from None
+    try:
+        return MarianModel(data, str(path))
+    except BaseException:
+        data.close()
+        raise
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a file, and unpack it if its name ends in `.gz`.
+
+    Raises:
+        ImportFailedError: the file cannot be read or unpacked, or is too large.
+    """
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as packed:
+            data = packed.read(MAX_UNPACKED_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ImportFailedError(f"{path} is not a complete gzip file: {error}; download it again") from None
+    except OSError as error:
+        raise ImportFailedError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_UNPACKED_BYTES:
+        raise ImportFailedError(f"{path} must have at most {MAX_UNPACKED_BYTES} bytes when it is unpacked")
+    return data
+
+
+def parse_flat_yaml(text: str) -> dict[str, ConfigValue]:
+    """Parse the subset of YAML that Marian writes: `key: value`, and lists with an item per line.
+
+    Raises:
+        ValueError: a line has another form, or a key occurs twice.
+    """
+    values: dict[str, ConfigValue] = {}
+    key = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if line.lstrip().startswith("- "):
+            items = values.get(key)
+            if not isinstance(items, tuple):
+                raise ValueError(f"line {number} has a list item without a list")
+            values[key] = (*items, _scalar(line.lstrip()[2:].strip(), number))
+            continue
+        key, separator, value = line.partition(":")
+        if line[0].isspace() or not separator or (value and value[0] != " "):
+            raise ValueError(f"line {number} must be 'key: value' or a list item")
+        if key in values:
+            raise ValueError(f"line {number} repeats the key {key!r}")
+        value = value.strip()
+        values[key] = () if value in ("", "[]") else _scalar(value, number)
+    return values
+
+
+def _scalar(text: str, line: int) -> Scalar:
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    if text[:1] in tuple("[{&*!|>\"'"):
+        raise ValueError(f"line {line} has a nested or special value, which is not supported")
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

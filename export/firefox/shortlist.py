@@ -1,0 +1,98 @@
+"""Lexical shortlists of Firefox's translation models: `lex.50.50.ende.s2t.bin`.
+
+A shortlist restricts the target vocabulary of a sentence to frequent tokens and to likely
+translations of its source tokens, so that the projection to the vocabulary costs less.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.errors import ImportFailedError
+
+MAGIC = 0xF11A48D5013417F5
+HEADER_WORDS = 6
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """Candidate target tokens of each source token."""
+
+    num_frequent: int  # the first ids of the vocabulary, which are always candidates
+    num_best: int  # the highest number of translations of a source token, as the file states
+    offsets: NDArray[np.int64]  # (V + 1,): range in `targets` of each source token
+    targets: NDArray[np.int64]  # target ids, those of one source token after another
+    target_size: int  # size of the target vocabulary
+
+    def translations(self, source_id: int) -> NDArray[np.int64]:
+        """Return the candidates of one source token."""
+        return self.targets[self.offsets[source_id] : self.offsets[source_id + 1]]
+
+    def candidates(self, source_ids: Iterable[int], *, is_shared: bool) -> NDArray[np.int64]:
+        """Return the candidates of a sentence in ascending order.
+
+        Marian adds up to seven more tokens, so that their number is a multiple of eight.
+
+        Args:
+            source_ids: ids of the source.
+            is_shared: True if source and target have the same vocabulary. The source tokens are
+                candidates then, for names and numbers.
+        """
+        is_candidate = np.zeros(self.target_size, bool)
+        is_candidate[: self.num_frequent] = True
+        for id_ in set(source_ids):
+            if is_shared:
+                is_candidate[id_] = True
+            is_candidate[self.translations(id_)] = True
+        return np.flatnonzero(is_candidate)
+
+
+def parse_shortlist(data: bytes, file: str, *, source_size: int, target_size: int) -> Shortlist:
+    """Parse a binary shortlist.
+
+    The file has six uint64 (a constant, a checksum, the numbers of frequent and of best tokens, the
+    lengths of the two arrays), the offsets as uint64 and the target ids as uint32.
+
+    Args:
+        data: content of the file.
+        file: its name in errors.
+        source_size: size of the source vocabulary.
+        target_size: size of the target vocabulary.
+
+    Raises:
+        ImportFailedError: the file is truncated, malformed or damaged, or has other vocabularies.
+    """
+
+    def error(reason: str) -> ImportFailedError:
+        return ImportFailedError(f"{file} is not a binary shortlist: {reason}; download it again, or leave it out")
+
+    if len(data) < 8 * HEADER_WORDS:
+        raise error(f"it must have at least {8 * HEADER_WORDS} bytes, got {len(data)}")
+    header = [int(value) for value in np.frombuffer(data, "<u8", HEADER_WORDS)]
+    magic, checksum, num_frequent, num_best, num_offsets, num_targets = header
+    if magic != MAGIC:
+        raise error(f"its first 8 bytes must be {MAGIC:#x}, got {magic:#x}")
+    needed = 8 * HEADER_WORDS + 8 * num_offsets + 4 * num_targets
+    if len(data) != needed:
+        raise error(f"it must have {needed} bytes for {num_offsets} offsets and {num_targets} ids, got {len(data)}")
+    if num_offsets != source_size + 1:
+        raise error(f"it must have {source_size + 1} offsets for the source vocabulary, got {num_offsets}")
+    if _checksum(data[16:]) != checksum:
+        raise error("its checksum does not match")
+    offsets = np.frombuffer(data, "<u8", num_offsets, 8 * HEADER_WORDS)
+    targets = np.frombuffer(data, "<u4", num_targets, 8 * (HEADER_WORDS + num_offsets)).astype(np.int64)
+    if offsets[0] != 0 or offsets[-1] != num_targets or (offsets[1:] < offsets[:-1]).any():
+        raise error(f"its offsets must ascend from 0 to {num_targets}")
+    if num_targets and targets.max() >= target_size:
+        raise error(f"its ids must be less than the {target_size} of the target vocabulary, got {targets.max()}")
+    return Shortlist(num_frequent, num_best, offsets.astype(np.int64), targets, target_size)
+
+
+def _checksum(data: bytes) -> int:
+    """Return the hash of `hashMem` in Marian over 64-bit words; an incomplete word is ignored."""
+    seed = 0
+    for word in np.frombuffer(data, "<u8", len(data) // 8).tolist():
+        seed ^= (word + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & 0xFFFFFFFFFFFFFFFF
+    return seed

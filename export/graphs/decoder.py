@@ -1,0 +1,294 @@
+"""The decoder graph of a described model.
+
+A decoder-only model has one graph for prefill and steps: `token_ids` (B, S), called with one token
+for each of several rows, or with several tokens of one row. The decoder of an encoder-decoder reads
+one token for each row, (B,).
+
+All attention uses `GroupQueryAttention`. Its cost depends on the length of each sequence instead of
+the size of the cache, and it writes new keys and values into the cache in place. Cross-attention is
+the same operator without new keys.
+"""
+
+import numpy as np
+import onnx
+
+from export.builder import CONTRIB, GraphBuilder, WeightFile
+from export.description import Attention, Description, Stack, rotary_angles
+from export.graphs.layers import LayerBuilder, attention_size, padded_heads, padded_inputs
+from export.graphs.relative import bias_of_distances, relative_bias
+from export.nodes import FLOAT, INT32, INT64, KEY_VALUE, scores
+from export.weights import Weights
+from service.bundle import State
+
+HEAD_SIZE_STEP = 8  # ONNX Runtime needs a head size that is a multiple of this
+ROTARY_SIZE_STEP = 16  # the same, with rotary embedding
+AFTER_SOFTMAX = 2  # value of `qk_output`: return the attention weights
+
+
+def states(model: Description) -> tuple[State, ...]:
+    """Describe the states of each decoder layer.
+
+    The cache of self-attention grows. That of cross-attention and the cell of a recurrent unit keep
+    their size.
+    """
+    stack = model.decoder
+    made: list[State] = []
+    for layer, attention in enumerate(stack.attention if stack else ()):
+        if stack is not None and stack.cell == "ssru":
+            made.append(State(input=f"cell.{layer}", output=f"cell_out.{layer}", init="zeros", shape=(1, stack.width)))
+        for part in KEY_VALUE:
+            if stack is not None and stack.cell == "attention":
+                own, output = f"self_{part}.{layer}", f"self_{part}_out.{layer}"
+                size = padded_size(attention)
+                made.append(State(input=own, output=output, init="zeros", shape=(attention.kv_heads, "target", size)))
+            if stack is not None and stack.cross is not None:
+                name, size = f"cross_{part}.{layer}", attention_size(stack.cross, HEAD_SIZE_STEP)
+                made.append(
+                    State(
+                        input=name,
+                        init="encoder",
+                        encoder_output=name,
+                        shape=(stack.cross.kv_heads, "source", size),
+                    )
+                )
+    return tuple(made)
+
+
+def padded_size(attention: Attention) -> int:
+    """Return the size of a head in the graph: the head size, rounded up for ONNX Runtime."""
+    return attention_size(attention, _step(attention))
+
+
+def _step(attention: Attention) -> int:
+    return HEAD_SIZE_STEP if attention.rotary is None else ROTARY_SIZE_STEP
+
+
+def decoder_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto:
+    """Build the decoder graph, see `service.bundle.Graph`.
+
+    Attention weights beyond the length of a row are undefined.
+    """
+    stack = model.decoder
+    assert stack is not None, "the model has a decoder"
+    return _DecoderBuilder(model, stack, weights, file).build()
+
+
+class _DecoderBuilder:
+    """Builder of one decoder graph."""
+
+    def __init__(self, model: Description, stack: Stack, weights: Weights, file: WeightFile) -> None:
+        self._model = model
+        self._stack = stack
+        self._graph = graph = GraphBuilder("step", file)
+        self._layers = LayerBuilder(graph, weights, "decoder", stack)
+        self._maps: dict[str, list[str]] = {"decoder_attention": [], "cross_attention": []}
+        axes = ("batch", "tokens") if model.is_decoder_only else ("batch",)
+        ids = graph.input("token_ids", INT64, axes)
+        lengths = graph.input("lengths", INT32, ("batch",))
+        one, axis = graph.constant(1, np.int32), graph.constant([1], np.int64)
+        if model.is_decoder_only:
+            num_new = graph.add("Cast", graph.add("Squeeze", graph.add("Shape", ids, start=1)), to=INT32)  # ()
+            offsets = graph.add("Range", graph.constant(0, np.int32), num_new, one)  # (S,)
+            self._ids = ids
+            self._positions = graph.add(
+                "Cast", graph.add("Add", graph.add("Unsqueeze", lengths, axis), offsets), to=INT64
+            )  # (B, S)
+        else:
+            num_new = one
+            self._ids = graph.add("Unsqueeze", ids, axis)
+            self._positions = graph.add("Cast", graph.add("Unsqueeze", lengths, axis), to=INT64)
+        total = graph.add("Add", lengths, num_new)
+        # The last valid position of each row, and the number of positions of the longest row.
+        self._self_columns = graph.add("Sub", total, one), graph.add("ReduceMax", total, keepdims=0)
+        self._bias = "" if stack.relative_bias is None else self._relative_bias()
+        if stack.cross is not None:
+            source_lengths = graph.input("source_lengths", INT32, ("batch",))
+            self._source_columns = (
+                graph.add("Sub", source_lengths, one),
+                graph.add("ReduceMax", source_lengths, keepdims=0),
+            )
+
+    def build(self) -> onnx.ModelProto:
+        graph, stack, layers = self._graph, self._stack, self._layers
+        x = layers.embed(self._ids, self._positions)  # (B, S, M)
+        for number, attention in enumerate(stack.attention):
+            module = f"decoder.{number}.self_attention"
+            normalized = layers.sublayer_input(x, module, number)
+            if stack.cell == "ssru":
+                x = layers.add_sublayer(x, self._recur(number, normalized), module)
+            else:
+                x = layers.add_sublayer(x, self._attend_self(number, attention, normalized), module)
+            if stack.cross is not None:
+                module = f"decoder.{number}.cross_attention"
+                normalized = layers.sublayer_input(x, module)
+                x = layers.add_sublayer(x, self._attend_source(number, stack.cross, normalized), module)
+            x = layers.feed_forward(x, number)
+        if stack.has_final_norm:
+            x = layers.norm(x, "decoder.norm")
+        if stack.cell == "attention":
+            self._stack_maps("decoder_attention", stack.attention[0].heads)
+        if stack.cross is not None:
+            self._stack_maps("cross_attention", stack.cross.heads)
+        if self._model.is_decoder_only:
+            graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "tokens", stack.width)))
+        x = graph.add("Gather", x, graph.constant(-1, np.int64), axis=1)  # (B, M)
+        if self._model.logits_scale != 1.0:
+            x = graph.add("Mul", x, graph.constant(self._model.logits_scale, np.float32))
+        scores(graph, x, self._projection(), self._model.vocabulary)
+        return graph.build()
+
+    def _attend_self(self, number: int, attention: Attention, x: str) -> str:
+        graph, module = self._graph, f"decoder.{number}.self_attention"
+        modules = [f"{module}.{part}" for part in ("query", "key", "value")]
+        qkv = self._layers.linear(x, *modules, arrays=self._layers.padded(modules, attention, _step(attention)))
+        queries = [qkv, "", ""]
+        if attention.head_norm is not None:
+            queries = self._normalized_heads(module, attention, qkv)
+        rotary = self._rotary_tables(attention)
+        shape = ("batch", attention.kv_heads, "target", padded_size(attention))
+        past = [graph.input(f"self_{part}.{number}", FLOAT, shape) for part in KEY_VALUE]
+        present = [graph.output(f"self_{part}_out.{number}", FLOAT, shape) for part in KEY_VALUE]
+        attended, attention_map = graph.unique("attended"), graph.unique("map")
+        graph.add_multi(
+            "GroupQueryAttention",
+            [*queries, *past, *self._self_columns, *self._optional(*rotary)],
+            [attended, *present, attention_map],
+            domain=CONTRIB,
+            num_heads=attention.heads,
+            kv_num_heads=attention.kv_heads,
+            scale=attention.scale,
+            do_rotary=int(bool(rotary)),
+            local_window_size=attention.window or -1,
+            qk_output=AFTER_SOFTMAX,
+        )
+        self._maps["decoder_attention"].append(attention_map)
+        return self._output(module, attention, attended)
+
+    def _attend_source(self, number: int, attention: Attention, x: str) -> str:
+        graph, module = self._graph, f"decoder.{number}.cross_attention"
+        name = f"{module}.query"
+        query = self._layers.linear(x, name, arrays=self._layers.padded([name], attention, HEAD_SIZE_STEP))
+        size = attention_size(attention, HEAD_SIZE_STEP)
+        start, end = graph.constant([0, 0], np.int64), graph.constant([0, attention.kv_heads * size], np.int64)
+        no_keys = graph.add("Slice", query, start, end, graph.constant([1, 2], np.int64))  # (B, 0, KV * D)
+        shape = ("batch", attention.kv_heads, "source", size)
+        memory = [graph.input(f"cross_{part}.{number}", FLOAT, shape) for part in KEY_VALUE]
+        attended, attention_map = graph.unique("attended"), graph.unique("map")
+        graph.add_multi(
+            "GroupQueryAttention",
+            [query, no_keys, no_keys, *memory, *self._source_columns],
+            [attended, "", "", attention_map],
+            domain=CONTRIB,
+            num_heads=attention.heads,
+            kv_num_heads=attention.kv_heads,
+            scale=attention.scale,
+            causal=0,
+            qk_output=AFTER_SOFTMAX,
+        )
+        self._maps["cross_attention"].append(attention_map)
+        return self._output(module, attention, attended)
+
+    def _optional(self, cosines: str = "", sines: str = "") -> list[str]:
+        """Return the optional inputs of self-attention, without those missing at the end."""
+        inputs = [cosines, sines, "", self._bias]  # "": positions, which follow from the lengths
+        while inputs and not inputs[-1]:
+            inputs.pop()
+        return inputs
+
+    def _relative_bias(self) -> str:
+        """Add the bias (B, H, S, K) of self-attention, which all layers share."""
+        graph, reach, options = self._graph, self._model.max_positions, self._stack.relative_bias
+        assert options is not None, "the stack has a relative bias"
+        table = bias_of_distances(options, self._layers.weights.read("decoder.relative_bias.weight"), reach)
+        longest = graph.add("Cast", self._self_columns[1], to=INT64)
+        keys = graph.add("Range", graph.constant(0, np.int64), longest, graph.constant(1, np.int64))
+        # Shorter rows have queries before keys of longer rows, which the operator masks.
+        queries = graph.add("Unsqueeze", self._positions, graph.constant([-1], np.int64))  # (B, S, 1)
+        bias = relative_bias(graph, graph.weight("decoder.relative_bias", table), queries, keys, reach)
+        return graph.add("Transpose", bias, perm=[1, 0, 2, 3])
+
+    def _recur(self, number: int, x: str) -> str:
+        """Add one step of a simpler simple recurrent unit (Kim et al. 2019, section 3.1).
+
+        The new cell is `f * cell + (1 - f) * input(x)` with `f = sigmoid(forget(x))`, and the
+        output is `relu(cell)`, (B, 1, M).
+        """
+        graph, module, shape = self._graph, f"decoder.{number}.cell", ("batch", 1, self._stack.width)
+        keep = graph.add("Sigmoid", self._layers.linear(x, f"{module}.forget"))
+        new = self._layers.linear(x, f"{module}.input")
+        cell = graph.input(f"cell.{number}", FLOAT, shape)
+        kept = graph.add("Mul", keep, graph.add("Sub", cell, new))
+        output = graph.output(f"cell_out.{number}", FLOAT, shape)
+        return graph.add("Relu", graph.add("Add", kept, new, output=output))
+
+    def _output(self, module: str, attention: Attention, attended: str) -> str:
+        name = f"{module}.output"
+        weight, bias = self._layers.matrices(name)
+        padded = padded_inputs(weight, attention.heads, padded_size(attention))
+        return self._layers.linear(attended, name, arrays=(padded, bias))
+
+    def _normalized_heads(self, module: str, attention: Attention, qkv: str) -> list[str]:
+        """Split queries, keys and values, and normalize each query and key head."""
+        graph, size = self._graph, padded_size(attention)
+        counts = (attention.heads, attention.kv_heads, attention.kv_heads)
+        parts = [graph.unique(part) for part in ("query", "key", "value")]
+        sizes = graph.constant([count * size for count in counts], np.int64)
+        graph.add_multi("Split", [qkv, sizes], parts, axis=-1)
+        for index, part in enumerate(("query", "key")):
+            heads = graph.add("Reshape", parts[index], graph.constant([0, 0, counts[index], size], np.int64))
+            normalized = self._head_norm(f"{module}.{part}_norm", attention, heads)
+            parts[index] = graph.add("Reshape", normalized, graph.constant([0, 0, counts[index] * size], np.int64))
+        return parts
+
+    def _head_norm(self, module: str, attention: Attention, heads: str) -> str:
+        """Add RMSNorm of padded heads (B, S, heads, padded size).
+
+        The mean square over the padded size P is D / P times the one over the D dimensions of a
+        head. Epsilon and the weight are scaled accordingly.
+        """
+        norm, size = attention.head_norm, padded_size(attention)
+        assert norm is not None and norm.kind == "rms", "heads are normalized by RMSNorm"
+        ratio = attention.head_size / size
+        weight = padded_heads(self._layers.weights.read(f"{module}.weight"), 1, size, attention.rotary is not None)
+        name = self._graph.weight(f"{module}.weight", weight * np.float32(ratio**0.5))
+        return self._graph.add("RMSNormalization", heads, name, axis=-1, epsilon=norm.epsilon * ratio)
+
+    def _rotary_tables(self, attention: Attention) -> list[str]:
+        """Add tables of cosines and sines (P, D / 2), padded like the heads."""
+        if attention.rotary is None:
+            return []
+        angles = rotary_angles(attention.rotary, self._model.max_positions)
+        padding = padded_size(attention) // 2 - angles.shape[1]
+        angles = np.pad(angles, [(0, 0), (0, padding)])
+        tables = {"cos": np.cos(angles), "sin": np.sin(angles)}
+        number = [*dict.fromkeys(one.rotary for one in self._stack.attention)].index(attention.rotary)
+        return [
+            self._graph.weight(f"rotary.{name}.{number}", (attention.rotary.factor * table).astype(np.float32))
+            for name, table in tables.items()
+        ]
+
+    def _stack_maps(self, name: str, heads: int) -> None:
+        """Add one output with the attention weights of all layers.
+
+        Its shape is (B, H, L, columns), or (B, H, L, S, columns) for a decoder-only model. Binding
+        one output costs less than binding one per layer.
+        """
+        graph, maps = self._graph, self._maps[name]
+        shape: tuple[int | str, ...] = ("batch", heads, len(maps), f"longest_{name}")
+        if self._model.is_decoder_only:
+            axis = graph.constant([2], np.int64)
+            maps = [graph.add("Unsqueeze", one, axis) for one in maps]
+            shape = (*shape[:3], "tokens", shape[3])
+        graph.output(name, FLOAT, shape)
+        graph.add("Concat", *maps, output=name, axis=2)
+
+    def _projection(self) -> list[str]:
+        """Add the projection to the vocabulary: the matrix (V, M), and the bias if there is one."""
+        graph, weights = self._graph, self._layers.weights
+        if "output.weight" in weights:
+            names = [graph.weight("output", weights.read("output.weight"))]
+        else:
+            names = [self._layers.embedding()]
+        if "output.bias" in weights:
+            names.append(graph.weight("output.bias", weights.read("output.bias").reshape(-1)))
+        return names

@@ -1,0 +1,193 @@
+"""The encoder graph of a described model."""
+
+import numpy as np
+import onnx
+
+from export.builder import GraphBuilder, WeightFile
+from export.description import Attention, Description, Head, Rotary, Stack, rotary_angles
+from export.graphs.decoder import HEAD_SIZE_STEP
+from export.graphs.layers import LayerBuilder, activation, attention_size
+from export.graphs.relative import bias_of_distances, relative_bias
+from export.nodes import (
+    FLOAT,
+    INT32,
+    INT64,
+    KEY_VALUE,
+    LOWEST,
+    token_mask,
+    weighted_sum,
+    whole_blocks,
+    with_positions,
+)
+from export.weights import Weights
+from service.bundle import LABEL_OUTPUTS
+
+AFTER_SOFTMAX = 3  # value of `qk_matmul_output_mode`: return the attention weights
+
+
+def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto:
+    """Build the encoder graph, see `service.bundle.Graph`.
+
+    Queries at padding have undefined attention weights, hidden states, keys and values.
+    """
+    stack = model.encoder
+    assert stack is not None, "a decoder-only model has no encoder graph"
+    graph = GraphBuilder("encoder", file)
+    ids = graph.input("source_ids", INT64, ("batch", "source"))
+    lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
+    size = graph.add("Shape", ids, start=1)  # (1,)
+    layers = LayerBuilder(graph, weights, "encoder", stack)
+    positions = graph.add(
+        "Range", graph.constant(0, np.int64), graph.add("Squeeze", size), graph.constant(1, np.int64)
+    )  # (S,)
+    x = layers.embed(ids, positions)
+    attend = _SelfAttention(layers, model.max_positions, ids, positions, lengths)
+    for number, attention in enumerate(stack.attention):
+        module = f"encoder.{number}.self_attention"
+        attended = attend.add(number, attention, layers.sublayer_input(x, module, number))
+        x = layers.add_sublayer(x, layers.linear(attended, f"{module}.output"), module)
+        x = layers.feed_forward(x, number)
+    if stack.has_final_norm:
+        x = layers.norm(x, "encoder.norm")
+    graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", stack.width)))
+    if model.decoder is not None and model.decoder.cross is not None:
+        _project_cross_attention(layers, model.decoder, model.decoder.cross, x)
+    if model.head is not None:
+        _labels(layers, model.head, len(model.labels), x, lengths, size)
+    return graph.build()
+
+
+class _SelfAttention:
+    """Builder of the self-attention of all layers. Nodes that layers share are added once."""
+
+    def __init__(self, layers: LayerBuilder, max_positions: int, ids: str, positions: str, lengths: str) -> None:
+        """Create a builder.
+
+        Args:
+            layers: builder of the stack.
+            max_positions: longest sequence in tokens.
+            ids: token ids, (B, S) int64.
+            positions: (S,) int64.
+            lengths: (B,) int64.
+        """
+        self._layers = layers
+        self._graph = layers.graph
+        self._max_positions = max_positions
+        self._ids = ids
+        self._positions = positions
+        self._lengths = lengths
+        self._biases: dict[int | None, str] = {}  # by window
+        self._batch_positions = ""
+
+    def add(self, number: int, attention: Attention, x: str) -> str:
+        """Add attention from x (B, S, M) to (B, S, H * D), with the weights as a graph output."""
+        graph, module = self._graph, f"encoder.{number}.self_attention"
+        parts = [graph.unique(part) for part in ("query", "key", "value")]
+        qkv = self._layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
+        sizes = [count * attention.head_size for count in (attention.heads, attention.kv_heads, attention.kv_heads)]
+        graph.add_multi("Split", [qkv, graph.constant(sizes, np.int64)], parts, axis=-1)
+        if attention.rotary is not None:
+            parts[0] = self._rotate(parts[0], attention.heads, attention.rotary)
+            parts[1] = self._rotate(parts[1], attention.kv_heads, attention.rotary)
+        attended = graph.unique("attended")
+        shape = ("batch", attention.heads, "source", "source")
+        graph.add_multi(
+            "Attention",
+            [*parts, self._bias(attention.window), "", "", self._lengths],
+            [attended, "", "", graph.output(f"encoder_attention.{number}", FLOAT, shape)],
+            q_num_heads=attention.heads,
+            kv_num_heads=attention.kv_heads,
+            scale=attention.scale,
+            qk_matmul_output_mode=AFTER_SOFTMAX,
+        )
+        return attended
+
+    def _rotate(self, x: str, heads: int, rotary: Rotary) -> str:
+        """Add rotary position embedding of queries or keys (B, S, heads * D)."""
+        graph = self._graph
+        if not self._batch_positions:
+            self._batch_positions = graph.add("Expand", self._positions, graph.add("Shape", self._ids))  # (B, S)
+        number = [*dict.fromkeys(one.rotary for one in self._layers.stack.attention)].index(rotary)
+        angles = rotary_angles(rotary, self._max_positions)  # (P, D / 2)
+        tables = [
+            graph.weight(f"rotary.{name}.{number}", (rotary.factor * table).astype(np.float32))
+            for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles)))
+        ]
+        return graph.add("RotaryEmbedding", x, *tables, self._batch_positions, num_heads=heads)
+
+    def _bias(self, window: int | None) -> str:
+        """Add the bias of scores for relative positions and a window; "" if there is none.
+
+        Its shape is (1, H, S, S), or (1, 1, S, S) if it is the same for all heads.
+        """
+        if window not in self._biases:
+            self._biases[window] = self._add_bias(window)
+        return self._biases[window]
+
+    def _add_bias(self, window: int | None) -> str:
+        graph, relative = self._graph, self._layers.stack.relative_bias
+        if window is None and relative is None:
+            return ""
+        column = graph.add("Unsqueeze", self._positions, graph.constant([1], np.int64))  # (S, 1)
+        bias = ""
+        if relative is not None:
+            table = bias_of_distances(
+                relative, self._layers.weights.read("encoder.relative_bias.weight"), self._max_positions
+            )
+            name = graph.weight("encoder.relative_bias", table)
+            by_head = relative_bias(graph, name, column, self._positions, self._max_positions)  # (H, S, S)
+            bias = graph.add("Unsqueeze", by_head, graph.constant([0], np.int64))
+        if window is not None:
+            # Finite, because a query at padding may have no visible key: its hidden state must not
+            # become NaN, which would spread to tokens as 0 * NaN.
+            distance = graph.add("Abs", graph.add("Sub", self._positions, column))  # (S, S)
+            outside = graph.add("Greater", distance, graph.constant(window // 2, np.int64))
+            masked, zero = graph.constant(LOWEST, np.float32), graph.constant(0.0, np.float32)
+            local = graph.add("Where", outside, masked, zero)
+            local = graph.add("Unsqueeze", local, graph.constant([0, 1], np.int64))  # (1, 1, S, S)
+            bias = graph.add("Add", bias, local) if bias else local
+        return bias
+
+
+def _project_cross_attention(layers: LayerBuilder, decoder: Stack, cross: Attention, memory: str) -> None:
+    """Add all cross-attention keys and values with one product over `memory` (B, S, M)."""
+    graph = layers.graph
+    names = [f"cross_{part}.{layer}" for layer in range(decoder.layers) for part in KEY_VALUE]
+    modules = [f"decoder.{layer}.cross_attention.{part}" for layer in range(decoder.layers) for part in KEY_VALUE]
+    size = attention_size(cross, HEAD_SIZE_STEP)
+    arrays = layers.padded(modules, cross, HEAD_SIZE_STEP)
+    projected = layers.linear(memory, "decoder.cross_attention.keys_values", arrays=arrays)  # (B, S, 2L * KV * D)
+    split = graph.constant([0, 0, len(names) * cross.kv_heads, size], np.int64)
+    by_head = graph.add("Transpose", graph.add("Reshape", projected, split), perm=[0, 2, 1, 3])
+    for name in names:
+        graph.output(name, FLOAT, ("batch", cross.kv_heads, "source", size))
+    graph.add_multi("Split", [by_head], names, axis=1, num_outputs=len(names))
+
+
+def _labels(layers: LayerBuilder, head: Head, num_labels: int, x: str, lengths: str, size: str) -> None:
+    """Add the output with the scores of labels."""
+    graph = layers.graph
+    if head.pooling == "first":
+        x = graph.add("Gather", x, graph.constant(0, np.int64), axis=1)  # (B, M)
+    elif head.pooling == "mean":
+        x = mean_pool(graph, x, lengths, size)
+    if head.activation is not None:
+        x = activation(graph, layers.linear(x, "head.dense"), head.activation)
+    if head.has_norm:
+        x = layers.norm(x, "head.norm")
+    logits = layers.linear(x, "head.output")
+    axes = ("batch", "source") if head.pooling == "tokens" else ("batch",)
+    output = graph.output(LABEL_OUTPUTS[head.label_kind], FLOAT, (*axes, num_labels))
+    if head.label_kind in ("classes", "tokens"):
+        graph.add("LogSoftmax", logits, output=output, axis=-1)
+    else:
+        graph.add("Identity", logits, output=output)
+
+
+def mean_pool(graph: GraphBuilder, hidden: str, lengths: str, size: str) -> str:
+    """Add the mean (B, M) of hidden states (B, S, M) over the tokens of each row."""
+    size = whole_blocks(graph, graph.add("Squeeze", size))
+    _, is_token = token_mask(graph, lengths, size)
+    total = weighted_sum(graph, graph.add("Cast", is_token, to=FLOAT), with_positions(graph, hidden, size), is_token)
+    column = graph.add("Unsqueeze", lengths, graph.constant([1], np.int64))  # (B, 1)
+    return graph.add("Div", total, graph.add("Cast", column, to=FLOAT))

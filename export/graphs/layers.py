@@ -1,0 +1,203 @@
+"""Layers that encoder and decoder share."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from export.builder import CONTRIB, GraphBuilder
+from export.description import Activation, Attention, Norm, Stack
+from export.nodes import INT64
+from export.weights import Array, Weights
+
+
+class LayerBuilder:
+    """Adds layers of one stack to a graph."""
+
+    def __init__(self, graph: GraphBuilder, weights: Weights, name: str, stack: Stack) -> None:
+        """Create a builder.
+
+        Args:
+            graph: the graph to add nodes to.
+            weights: weights of the model.
+            name: "encoder" or "decoder", the start of the names of its modules.
+            stack: options of the layers.
+        """
+        self.graph = graph
+        self.weights = weights
+        self.name = name
+        self.stack = stack
+
+    def linear(self, x: str, *modules: str, arrays: tuple[Array, Array | None] | None = None) -> str:
+        """Add linear layers as one product; the outputs of several modules are concatenated.
+
+        Args:
+            x: name of the input (..., inputs).
+            modules: names of the modules.
+            arrays: weight (outputs, inputs) and bias (outputs,) to use in place of the modules'
+                own.
+        """
+        graph = self.graph
+        weight, bias = arrays if arrays is not None else self.matrices(*modules)
+        name = ".".join((modules[0].rpartition(".")[0], "_".join(one.rpartition(".")[2] for one in modules)))
+        product = graph.add("MatMul", x, graph.weight(f"{name}.weight", np.ascontiguousarray(weight.T)))
+        return product if bias is None else graph.add("Add", product, graph.weight(f"{name}.bias", bias))
+
+    def matrices(self, *modules: str) -> tuple[Array, Array | None]:
+        """Return the concatenated weights (outputs, inputs) and biases (outputs,) of modules."""
+        weights = [self.weights.read(f"{module}.weight") for module in modules]
+        if not any(f"{module}.bias" in self.weights for module in modules):
+            return np.concatenate(weights), None
+        biases = [
+            self.weights.read(f"{module}.bias")
+            if f"{module}.bias" in self.weights
+            else np.zeros(len(weight), np.float32)
+            for module, weight in zip(modules, weights, strict=True)
+        ]
+        return np.concatenate(weights), np.concatenate(biases)
+
+    def padded(self, modules: Sequence[str], attention: Attention, multiple: int) -> tuple[Array, Array | None]:
+        """Return concatenated projections, with each head padded to a multiple of a size.
+
+        Args:
+            modules: names of the projections to queries, keys or values.
+            attention: options of the attention.
+            multiple: the size of a head becomes a multiple of it.
+        """
+        size = attention_size(attention, multiple)
+        weights, biases = [], []
+        for module in modules:
+            kind = module.rpartition(".")[2]
+            heads = attention.heads if kind == "query" else attention.kv_heads
+            halves = attention.rotary is not None and kind != "value"
+            weight, bias = self.matrices(module)
+            weights.append(padded_heads(weight, heads, size, halves))
+            bias = np.zeros(len(weight), np.float32) if bias is None else bias
+            biases.append(padded_heads(bias, heads, size, halves))
+        bias = np.concatenate(biases)
+        return np.concatenate(weights), bias if bias.any() else None
+
+    def norm(self, x: str, module: str, options: Norm | None = None) -> str:
+        """Add a normalization over the last axis."""
+        graph, options = self.graph, options or self.stack.norm
+        parameters = [
+            graph.weight(name, self.weights.read(name))
+            for name in (f"{module}.weight", f"{module}.bias")
+            if name in self.weights
+        ]
+        op = "LayerNormalization" if options.kind == "layer" else "RMSNormalization"
+        return graph.add(op, x, *parameters, axis=-1, epsilon=options.epsilon)
+
+    def sublayer_input(self, x: str, module: str, layer: int = -1) -> str:
+        """Add the normalization before a sublayer, if the stack is pre-norm."""
+        stack = self.stack
+        if stack.norm_place == "post" or (layer == 0 and stack.skips_first_norm):
+            return x
+        return self.norm(x, f"{module}_norm")
+
+    def add_sublayer(self, x: str, inner: str, module: str) -> str:
+        """Add the residual connection, and the normalization after it if the stack is post-norm.
+
+        Post-norm uses two nodes, because the fused operator of ONNX Runtime takes four times as
+        long.
+        """
+        total = self.graph.add("Add", x, inner)
+        return total if self.stack.norm_place == "pre" else self.norm(total, f"{module}_norm")
+
+    def feed_forward(self, x: str, layer: int) -> str:
+        """Add the feed-forward sublayer of a layer."""
+        graph, options = self.graph, self.stack.feed_forward
+        module = f"{self.name}.{layer}.feed_forward"
+        normalized = self.sublayer_input(x, module)
+        if options.gated:
+            gate = activation(graph, self.linear(normalized, f"{module}.gate"), options.activation)
+            inner = graph.add("Mul", gate, self.linear(normalized, f"{module}.inner"))
+        else:
+            inner = activation(graph, self.linear(normalized, f"{module}.inner"), options.activation)
+        return self.add_sublayer(x, self.linear(inner, f"{module}.outer"), module)
+
+    def embed(self, ids: str, positions: str) -> str:
+        """Add the embedding of tokens.
+
+        Args:
+            ids: token ids, (B, S) int64.
+            positions: their positions, (S,) or (B, S) int64.
+
+        Returns:
+            (B, S, M).
+        """
+        graph, weights, options = self.graph, self.weights, self.stack.embedding
+        x = graph.add("Gather", self.embedding(), ids)
+        if options.scale != 1.0:
+            x = graph.add("Mul", x, graph.constant(options.scale, np.float32))
+        if options.has_types:
+            types = weights.read(f"{self.name}.types.weight")
+            if options.type_separator is None:
+                x = graph.add("Add", x, graph.weight(f"{self.name}.types.0", types[0]))
+            else:
+                x = graph.add(
+                    "Add", x, graph.add("Gather", graph.weight(f"{self.name}.types", types), self._types(ids))
+                )
+        if options.has_positions:
+            table = graph.weight(f"{self.name}.positions", weights.read(f"{self.name}.positions.weight"))
+            x = graph.add("Add", x, graph.add("Gather", table, positions))
+        if options.has_norm:
+            x = self.norm(x, f"{self.name}.embedding_norm")
+        if options.has_projection:
+            x = self.linear(x, f"{self.name}.embedding_projection")
+        return x
+
+    def embedding(self) -> str:
+        """Add the table of tokens (V, E) of the stack."""
+        name = "embedding" if "embedding.weight" in self.weights else f"{self.name}.embedding"
+        return self.graph.weight(name, self.weights.read(f"{name}.weight"))
+
+    def _types(self, ids: str) -> str:
+        """Add the token types (B, S): 0 up to the first separator, 1 after it."""
+        graph = self.graph
+        separator = graph.constant(self.stack.embedding.type_separator or 0, np.int64)
+        is_separator = graph.add("Cast", graph.add("Equal", ids, separator), to=INT64)
+        before = graph.add("CumSum", is_separator, graph.constant(1, np.int64), exclusive=1)
+        return graph.add("Min", before, graph.constant(1, np.int64))
+
+
+def activation(graph: GraphBuilder, x: str, kind: Activation) -> str:
+    """Add an activation function."""
+    match kind:
+        case "relu":
+            return graph.add("Relu", x)
+        case "tanh":
+            return graph.add("Tanh", x)
+        case "gelu":
+            return graph.add("Gelu", x)
+        case "gelu_tanh":
+            return graph.add("Gelu", x, approximate="tanh")
+        case "silu":
+            return graph.add("Mul", x, graph.add("Sigmoid", x))
+        case "quick_gelu":
+            return graph.add("QuickGelu", x, domain=CONTRIB, alpha=1.702)
+
+
+def padded_heads(array: Array, heads: int, size: int, halves: bool) -> Array:
+    """Pad the outputs of a projection with zeros, so that each head has `size` outputs.
+
+    Args:
+        array: weight (heads * D, inputs) or bias (heads * D,).
+        heads: number of heads.
+        size: number of outputs of a head afterwards.
+        halves: pad both halves of a head, which rotary embedding treats as pairs.
+    """
+    parts = 2 if halves else 1
+    split = array.reshape(heads, parts, -1, *array.shape[1:])
+    missing = size // parts - split.shape[2]
+    padding = [(0, 0), (0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 1)
+    return np.pad(split, padding).reshape(heads * size, *array.shape[1:])
+
+
+def padded_inputs(array: Array, heads: int, size: int) -> Array:
+    """Pad the inputs of the output projection (outputs, heads * D) to heads of `size`."""
+    return np.ascontiguousarray(padded_heads(np.ascontiguousarray(array.T), heads, size, halves=False).T)
+
+
+def attention_size(attention: Attention, multiple: int) -> int:
+    """Return the head size rounded up to a multiple; both halves have an equal size."""
+    return -(-attention.head_size // multiple) * multiple

@@ -1,0 +1,56 @@
+"""Relative position bias of attention scores (Raffel et al. 2020, section 2.1)."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.builder import GraphBuilder
+from export.description import RelativeBias
+from export.weights import Array
+
+
+def bias_of_distances(options: RelativeBias, table: Array, reach: int) -> Array:
+    """Return the bias (H, 2 * reach - 1) of all distances.
+
+    Args:
+        options: the buckets.
+        table: bias of each bucket and head, (buckets, H).
+        reach: number of positions. Column `reach - 1 + distance` has the bias of a key that is
+            `distance` positions after the query.
+    """
+    return np.ascontiguousarray(table[buckets(options, np.arange(1 - reach, reach))].T)
+
+
+def buckets(options: RelativeBias, distances: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bucket of each distance from a query to a key.
+
+    Half of the buckets of one direction have one distance each, the others grow logarithmically.
+    The calculation is in float32, like that of training, because a distance at the border of two
+    buckets could get into the other one in float64.
+    """
+    count = options.buckets // 2 if options.bidirectional else options.buckets
+    first = (distances > 0) * count if options.bidirectional else 0
+    size = np.abs(distances) if options.bidirectional else np.maximum(-distances, 0)
+    exact = count // 2
+    ratio = np.log(np.maximum(size, 1).astype(np.float32) / np.float32(exact))
+    scaled = ratio / np.float32(math.log(options.max_distance / exact)) * np.float32(count - exact)
+    large = np.minimum(exact + scaled.astype(np.int64), count - 1)
+    return np.asarray(first + np.where(size < exact, size, large), np.int64)
+
+
+def relative_bias(graph: GraphBuilder, table: str, queries: str, keys: str, reach: int) -> str:
+    """Add the bias of scores.
+
+    Args:
+        graph: the graph to add nodes to.
+        table: name of the bias of all distances (H, 2 * reach - 1), see `bias_of_distances`.
+        queries: positions of the queries, (..., S, 1) int64.
+        keys: positions of the keys, (K,) int64.
+        reach: number of positions of the table.
+
+    Returns:
+        (H, ..., S, K).
+    """
+    distances = graph.add("Sub", keys, queries)  # (..., S, K)
+    return graph.add("Gather", table, graph.add("Add", distances, graph.constant(reach - 1, np.int64)), axis=1)

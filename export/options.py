@@ -1,0 +1,115 @@
+"""Options of the commands, and their limits. This module needs neither ONNX nor PyTorch."""
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from service.bundle import BundleError, ChatTemplate, Languages, LayerGroup, QuantScheme, read_manifest
+
+# Sentences for verification; not part of an installed package.
+SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
+DEFAULT_SENTENCES = SENTENCES if SENTENCES.is_file() else None
+
+# Allowed block sizes by bits. With larger blocks, ONNX Runtime rounds a single row of activations
+# differently than several rows: with 8 bits from 128 and with 4 bits from 64 if the processor has
+# AVX-512 VNNI, and with 4 bits from 32 if it only has AVX2. The next product rounds to int8, which
+# turns the difference into up to 0.1 in a score, so that a text would depend on the size of its
+# batch.
+BLOCK_SIZES = {8: (16, 32, 64), 4: (16,)}
+BLOCK_SIZE = {8: 32, 4: 16}  # default block sizes by bits
+
+MAX_LOSS = 0.3  # largest accepted loss of BLEU; two training runs differ by as much
+# Limits of the loss on plain text, see `export.text_quality`.
+MIN_COSINE = 0.99  # of the embeddings, mean of the texts
+MIN_SAME_LABELS = 0.98  # share of equal best labels
+MAX_SCORE_DIFFERENCE = 0.1  # of the probability that a model with a single label returns
+MAX_PERPLEXITY_RATIO = 1.02
+MIN_CHRF = 95.0  # chrF against any reference then falls by at most about 5
+MIN_PAIRS = 1000  # with fewer pairs, chance often changes a difference of BLEU by more than `MAX_LOSS`
+
+
+@dataclass(frozen=True)
+class BundleMetadata:
+    """Descriptive fields of a manifest."""
+
+    name: str  # name of the model in requests
+    description: str = ""
+    license: str = ""  # license of the weights
+    languages: Languages | None = None
+    chat: ChatTemplate | None = None  # None for the format of the training dialogues
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.name):
+            raise ValueError(
+                f"name must be 1 to 128 letters, digits, '.', '_' or '-' and begin with a letter or digit, got "
+                f"{self.name!r}"
+            )
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Options of an import that change the graphs or the limits."""
+
+    max_tokens: int | None = None  # lower limit of positions than the checkpoint's, to save memory
+    task: str | None = None  # a task that the model must be able to do
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Quantization scheme of each group of layers."""
+
+    bits: Literal[4, 8]  # bits of group-wise quantized products and of embedding tables
+    block_size: int = 0  # weights of a layer that share a scale; 0 means the default `BLOCK_SIZE`
+    encoder: QuantScheme = "blocks"
+    layers: QuantScheme = "blocks"  # layers of the decoder
+    projection: QuantScheme = "blocks"  # output projection
+
+    @property
+    def schemes(self) -> dict[LayerGroup, QuantScheme]:
+        return {"encoder": self.encoder, "layers": self.layers, "projection": self.projection}
+
+    def __post_init__(self) -> None:
+        if self.bits not in BLOCK_SIZES:
+            raise ValueError(f"bits must be one of {tuple(BLOCK_SIZES)}, got {self.bits}")
+        if not self.block_size:
+            object.__setattr__(self, "block_size", BLOCK_SIZE[self.bits])
+        if self.block_size not in BLOCK_SIZES[self.bits]:
+            raise ValueError(
+                f"block_size must be one of {BLOCK_SIZES[self.bits]} with {self.bits} bits, got {self.block_size}"
+            )
+
+
+def languages_of(codes: Sequence[str]) -> Languages:
+    """Return the languages of a translation model from two tags.
+
+    Raises:
+        ValueError: a tag is not a language tag.
+    """
+    source, target = codes
+    try:
+        return Languages(sources=(source,), targets=(target,))
+    except ValidationError:
+        raise ValueError(f"languages must be BCP 47 tags such as en, got {source} and {target}") from None
+
+
+def _existing_metadata(bundle: Path, name: str) -> BundleMetadata:
+    """Return the metadata of the existing bundle, or only the name if there is none."""
+    try:
+        manifest = read_manifest(bundle)
+    except BundleError:
+        return BundleMetadata(name)
+    return BundleMetadata(name, manifest.description, manifest.license, manifest.languages, manifest.chat)
+
+
+def metadata_of(arguments: argparse.Namespace) -> BundleMetadata:
+    """Return the metadata that options give, completed by those of the existing bundle."""
+    present = _existing_metadata(arguments.out, arguments.name or arguments.out.resolve().name)
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in ("description", "license")}
+    given["languages"] = languages_of(arguments.languages) if arguments.languages else None
+    return dataclasses.replace(present, **{name: value for name, value in given.items() if value is not None})

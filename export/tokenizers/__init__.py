@@ -1,0 +1,422 @@
+"""Tokenizers of checkpoints as files of the `tokenizers` library."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
+
+from export.errors import ImportFailedError
+from export.tokenizers.languages import M2M100, MBART, MBART_50, language_ids, language_tokens
+from export.tokenizers.sentencepiece import PieceKind, SentencePieceModel, convert_sentencepiece, read_sentencepiece
+from export.tokenizers.vocabulary import convert_byte_level, convert_word_pieces
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+END = "</s>"
+# Model types whose inputs start with a token of the language. `Languages` in the manifest has these
+# tokens, so that the tokenizer must not add them.
+MULTILINGUAL = ("m2m_100", "mbart")
+MARIAN_FILES = "source.spm, target.spm and vocab.json"
+
+
+class Files(Protocol):
+    """Files of a checkpoint, see `export.checkpoint.Folder`."""
+
+    @property
+    def module(self) -> str: ...  # folder of the Transformer with a slash, or ""
+    @property
+    def model_type(self) -> str: ...
+    def bytes(self, name: str) -> bytes | None: ...
+    def text(self, name: str) -> str | None: ...
+    def json(self, name: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class ConvertedTokenizers:
+    """Tokenizers of the source and the target, without truncation and padding."""
+
+    source: Tokenizer
+    target: Tokenizer  # the same object if they do not differ
+    converted_from: str  # names of the files, such as "tokenizer.json"
+    # Ids of the language tokens by BCP 47 tag. Empty if the model has no such tokens.
+    language_ids: Mapping[str, int]
+    # Number of SentencePiece pieces that the vocabulary lacks. Other pieces replace them.
+    num_dropped_pieces: int = 0
+
+
+def read_or_convert_tokenizers(folder: Files) -> ConvertedTokenizers:
+    """Read the tokenizer of a Hugging Face checkpoint, or convert it from its vocabulary files.
+
+    `tokenizer.json` is used as it is, except that truncation and padding are removed, and that
+    tokenizers of multilingual models add only the end token. Marian always has two other files.
+
+    Raises:
+        ImportFailedError: a file is missing or invalid, or the kind of tokenizer is not supported.
+    """
+    reader = _Reader(folder)
+    if folder.model_type == "marian":
+        return _convert_marian(reader)
+    data = reader.data(TOKENIZER)
+    if data is not None:
+        tokenizer = _parse(data)
+        if folder.model_type in MULTILINGUAL:
+            _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
+            languages = language_ids(_special_ids(tokenizer))
+        else:
+            languages = {}
+        return ConvertedTokenizers(tokenizer, tokenizer, TOKENIZER, languages)
+    convert = CONVERSIONS.get(folder.model_type)
+    if convert is None:
+        raise ImportFailedError(
+            f"the checkpoint has no {TOKENIZER}, and that of model type {folder.model_type!r} cannot be converted; "
+            f"supported without {TOKENIZER} are {', '.join(sorted([*CONVERSIONS, 'marian']))}. Save the tokenizer "
+            "with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    converted = convert(reader)
+    _add_tokens(converted.source, reader)
+    return converted
+
+
+def firefox_tokenizer(data: bytes, file: str) -> Tokenizer:
+    """Convert a vocabulary of a Firefox translation model, such as `vocab.ende.spm`.
+
+    The ids are those of the file, and an encoded text ends with `</s>`.
+
+    Raises:
+        ImportFailedError: the file is not a SentencePiece model with the piece `</s>`.
+    """
+    model = read_sentencepiece(data, file)
+    if END not in model.ids:
+        raise ImportFailedError(f"{file} has no piece {END!r}, which ends a text")
+    tokenizer = convert_sentencepiece(model, special=[END])
+    _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
+    return tokenizer
+
+
+class _Reader:
+    """Access to the files of the folder with the Transformer."""
+
+    def __init__(self, folder: Files) -> None:
+        self._folder = folder
+        self.model_type = folder.model_type
+        config = self.json(TOKENIZER_CONFIG)
+        self.config: dict[str, Any] = config if isinstance(config, dict) else {}
+
+    def data(self, name: str) -> bytes | None:
+        return self._folder.bytes(self._folder.module + name)
+
+    def json(self, name: str) -> Any:
+        return self._folder.json(self._folder.module + name)
+
+    def required(self, name: str) -> bytes:
+        data = self.data(name)
+        if data is None:
+            raise ImportFailedError(
+                f"the checkpoint has no {TOKENIZER} and no {name}, from which its tokenizer could be converted"
+            )
+        return data
+
+    def lines(self, name: str) -> str:
+        try:
+            return self.required(name).decode()
+        except UnicodeDecodeError as error:
+            raise ImportFailedError(f"{name} is not UTF-8: {error}") from None
+
+    def vocabulary(self, name: str) -> dict[str, int]:
+        """Return a JSON object of tokens and ids from 0 without gaps."""
+        self.required(name)
+        values = self.json(name)
+        if not isinstance(values, dict) or sorted(map(str, values.values())) != sorted(map(str, range(len(values)))):
+            raise ImportFailedError(
+                f"{name} must be a JSON object of tokens with the ids 0 to N - 1, each of them once"
+            )
+        return values
+
+    def sentencepiece(self, name: str) -> SentencePieceModel:
+        return read_sentencepiece(self.required(name), name)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return an option of tokenizer_config.json.
+
+        Raises:
+            ImportFailedError: it is neither true, false nor null.
+        """
+        value = self.config.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ImportFailedError(f"{TOKENIZER_CONFIG}: {key} must be true or false")
+        return value
+
+    def number(self, key: str, default: int) -> int:
+        value = self.config.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, int) or not 0 <= value <= 1000:
+            raise ImportFailedError(f"{TOKENIZER_CONFIG}: {key} must be an integer from 0 to 1000")
+        return value
+
+    def additional_special_tokens(self) -> list[str]:
+        """Return the names that special_tokens_map.json or tokenizer_config.json list."""
+        others = self.json("special_tokens_map.json")
+        for values in (others if isinstance(others, dict) else {}, self.config):
+            for key in ("additional_special_tokens", "extra_special_tokens"):
+                tokens = values.get(key)
+                if isinstance(tokens, list) and tokens:
+                    names = [token.get("content") if isinstance(token, dict) else token for token in tokens]
+                    return [name for name in names if isinstance(name, str)]
+        return []
+
+
+def _parse(data: bytes) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
+    except Exception as error:  # the library raises bare exceptions
+        raise ImportFailedError(f"{TOKENIZER} is not a tokenizer of the tokenizers library: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    return {added.content: id_ for id_, added in tokenizer.get_added_tokens_decoder().items()}
+
+
+def _set_template(tokenizer: Tokenizer, single: str, pair: str) -> None:
+    """Set a template of special tokens, such as "[CLS] $A [SEP]".
+
+    Raises:
+        ImportFailedError: a token of the template is not in the vocabulary.
+    """
+    ids: list[tuple[str, int]] = []
+    for name in sorted({name.split(":")[0] for name in f"{single} {pair}".split() if not name.startswith("$")}):
+        id_ = tokenizer.token_to_id(name)
+        if id_ is None:
+            raise ImportFailedError(f"the vocabulary has no token {name!r}, which the tokenizer needs")
+        ids.append((name, id_))
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+
+
+def _add_tokens(tokenizer: Tokenizer, reader: _Reader) -> None:
+    """Add the tokens of added_tokens.json, which have ids after those of the vocabulary.
+
+    Raises:
+        ImportFailedError: a token would get another id.
+    """
+    added = reader.json("added_tokens.json") or {}
+    if not isinstance(added, dict) or not all(isinstance(id_, int) for id_ in added.values()):
+        raise ImportFailedError("added_tokens.json must be a JSON object of tokens and ids")
+    for token, id_ in sorted(added.items(), key=lambda item: item[1]):
+        if tokenizer.token_to_id(token) is None:
+            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+        if tokenizer.token_to_id(token) != id_:
+            raise ImportFailedError(
+                f"added_tokens.json: the token {token!r} must have the id {tokenizer.token_to_id(token)} after the "
+                f"vocabulary, got {id_}"
+            )
+
+
+# Conversions by model type
+
+
+def _single(tokenizer: Tokenizer, files: str, languages: Mapping[str, int] | None = None) -> ConvertedTokenizers:
+    return ConvertedTokenizers(tokenizer, tokenizer, files, languages or {})
+
+
+def _convert_bert(reader: _Reader) -> ConvertedTokenizers:
+    tokenizer = _word_pieces(reader, ["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
+    _set_template(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
+    return _single(tokenizer, "vocab.txt")
+
+
+def _convert_mpnet(reader: _Reader) -> ConvertedTokenizers:
+    tokenizer = _word_pieces(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"])
+    _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
+    return _single(tokenizer, "vocab.txt")
+
+
+def _word_pieces(reader: _Reader, special: Sequence[str]) -> Tokenizer:
+    lines = [line.rstrip("\r") for line in reader.lines("vocab.txt").removesuffix("\n").split("\n")]
+    accents = reader.config.get("strip_accents")
+    return convert_word_pieces(
+        lines,
+        special,
+        lowercase=reader.flag("do_lower_case", True),
+        strip_accents=None if accents is None else reader.flag("strip_accents", False),
+        split_chinese=reader.flag("tokenize_chinese_chars", True),
+    )
+
+
+def _byte_level(reader: _Reader, special: Sequence[str]) -> Tokenizer:
+    return convert_byte_level(
+        reader.vocabulary("vocab.json"),
+        reader.lines("merges.txt"),
+        special,
+        add_prefix_space=reader.flag("add_prefix_space", False),
+    )
+
+
+def _convert_roberta(reader: _Reader) -> ConvertedTokenizers:
+    tokenizer = _byte_level(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"])
+    _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
+    return _single(tokenizer, "vocab.json and merges.txt")
+
+
+def _convert_gpt2(reader: _Reader) -> ConvertedTokenizers:
+    return _single(_byte_level(reader, ["<|endoftext|>"]), "vocab.json and merges.txt")
+
+
+def _convert_t5(reader: _Reader) -> ConvertedTokenizers:
+    """Convert the model of T5, whose last ids are `<extra_id_99>` to `<extra_id_0>`."""
+    model = reader.sentencepiece("spiece.model")
+    count = reader.number("extra_ids", 100 if reader.model_type == "t5" else 0)
+    extra = [f"<extra_id_{index}>" for index in reversed(range(count))]
+    tokenizer = convert_sentencepiece(model, _extended(model.ids, extra), special=["<pad>", END, *extra])
+    _set_template(tokenizer, f"$A {END}", f"$A {END} $B {END}")
+    return _single(tokenizer, "spiece.model")
+
+
+def _convert_albert(reader: _Reader) -> ConvertedTokenizers:
+    model = reader.sentencepiece("spiece.model")
+    prefix: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not reader.flag("keep_accents", False):
+        prefix += [normalizers.NFKD(), normalizers.StripAccents()]
+    if reader.flag("do_lower_case", True):
+        prefix.append(normalizers.Lowercase())
+    special = ["[CLS]", "[SEP]", "<pad>", "[MASK]"]
+    tokenizer = convert_sentencepiece(model, special=special, prefix=prefix)
+    _set_template(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
+    return _single(tokenizer, "spiece.model")
+
+
+def _convert_pegasus(reader: _Reader) -> ConvertedTokenizers:
+    """Convert the model of Pegasus, whose ids are shifted for masks and unused tokens."""
+    model = reader.sentencepiece("spiece.model")
+    offset = reader.number("offset", 103)
+    first = ["<pad>", END, "<mask_1>", "<mask_2>", *(f"<unk_{index}>" for index in range(2, offset))]
+    normal = [piece.text for piece in model.pieces if piece.kind not in (PieceKind.CONTROL, PieceKind.UNKNOWN)]
+    ids = _extended({}, [*first, model.unknown, *normal])
+    if any(ids[text] != model.ids[text] + offset for text in (model.unknown, *normal)):
+        raise ImportFailedError(f"spiece.model: the ids from <unk> on must be {offset} less than those of Pegasus")
+    tokenizer = convert_sentencepiece(model, ids, special=first)
+    _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
+    return _single(tokenizer, "spiece.model")
+
+
+def _convert_llama(reader: _Reader) -> ConvertedTokenizers:
+    tokenizer = convert_sentencepiece(reader.sentencepiece("tokenizer.model"))
+    begin = "<s> " if reader.flag("add_bos_token", True) else ""
+    end = f" {END}" if reader.flag("add_eos_token", False) else ""
+    if begin or end:
+        _set_template(tokenizer, f"{begin}$A{end}", f"{begin}$A{end} {begin}$B{end}")
+    return _single(tokenizer, "tokenizer.model")
+
+
+def _convert_xlm_roberta(reader: _Reader) -> ConvertedTokenizers:
+    model = reader.sentencepiece("sentencepiece.bpe.model")
+    tokenizer = convert_sentencepiece(model, _fairseq_ids(model, []), special=["<pad>", "<mask>"])
+    _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
+    return _single(tokenizer, "sentencepiece.bpe.model")
+
+
+def _convert_mbart(reader: _Reader) -> ConvertedTokenizers:
+    is_50 = reader.config.get("tokenizer_class") in ("MBart50Tokenizer", "MBart50TokenizerFast")
+    listed = language_tokens(reader.additional_special_tokens())
+    return _fairseq(reader, listed or (MBART_50 if is_50 else MBART))
+
+
+def _convert_m2m(reader: _Reader) -> ConvertedTokenizers:
+    """Convert the model of NLLB, or that of M2M100, whose ids are in vocab.json."""
+    if reader.data("vocab.json") is None:
+        languages = language_tokens(reader.additional_special_tokens())
+        if not languages:
+            raise ImportFailedError(
+                f"the checkpoint has no {TOKENIZER} and no vocab.json, and special_tokens_map.json does not list the "
+                "language tokens of NLLB; download them"
+            )
+        return _fairseq(reader, languages)
+    model = reader.sentencepiece("sentencepiece.bpe.model")
+    name = reader.config.get("language_codes") or "m2m100"
+    if name not in M2M100:
+        raise ImportFailedError(f"{TOKENIZER_CONFIG}: language_codes must be one of {', '.join(M2M100)}")
+    languages = [f"__{code}__" for code in M2M100[name]]
+    ids = _extended(reader.vocabulary("vocab.json"), languages)
+    tokenizer = convert_sentencepiece(model, ids, special=["<s>", "<pad>", END, *languages])
+    _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
+    dropped = _num_dropped(model, ids)
+    files = "sentencepiece.bpe.model and vocab.json"
+    return ConvertedTokenizers(tokenizer, tokenizer, files, language_ids(_special_ids(tokenizer)), dropped)
+
+
+def _fairseq(reader: _Reader, languages: Sequence[str]) -> ConvertedTokenizers:
+    model = reader.sentencepiece("sentencepiece.bpe.model")
+    special = ["<pad>", *languages, "<mask>"]
+    tokenizer = convert_sentencepiece(model, _fairseq_ids(model, languages), special=special)
+    _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
+    return _single(tokenizer, "sentencepiece.bpe.model", language_ids(_special_ids(tokenizer)))
+
+
+def _fairseq_ids(model: SentencePieceModel, languages: Sequence[str]) -> dict[str, int]:
+    """Return the ids of fairseq: four special tokens, the pieces, languages, the mask."""
+    special = ["<s>", "<pad>", END, "<unk>"]
+    pieces = [piece.text for piece in model.pieces if piece.text not in special]
+    return _extended({}, [*special, *pieces, *languages, "<mask>"])
+
+
+def _convert_marian(reader: _Reader) -> ConvertedTokenizers:
+    """Convert the two models of Marian.
+
+    The ids of both are in vocab.json, which can have pieces of both languages. The target has its
+    own ids if target_vocab.json exists. Tokens such as `>>fra<<` choose the target language.
+
+    The ids are those of transformers, with two exceptions. A language token is found anywhere in a
+    text, not only at its start. Characters that a model does not know are always `<unk>`, although
+    vocab.json can have an id for them from the other language.
+    """
+    source_ids = reader.vocabulary("vocab.json")
+    has_target_ids = reader.data("target_vocab.json") is not None
+    target_ids = reader.vocabulary("target_vocab.json") if has_target_ids else source_ids
+    source, target = reader.sentencepiece("source.spm"), reader.sentencepiece("target.spm")
+    codes = [] if has_target_ids else [token for token in source_ids if token.startswith(">>") and token.endswith("<<")]
+    tokenizers = []
+    for model, ids, found in ((source, source_ids, codes), (target, target_ids, [])):
+        special = [END, *(["<pad>"] if "<pad>" in ids else [])]
+        tokenizer = convert_sentencepiece(model, ids, special=special, codes=found)
+        _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
+        tokenizers.append(tokenizer)
+    dropped = _num_dropped(source, source_ids) + _num_dropped(target, target_ids)
+    languages = language_ids({code: source_ids[code] for code in codes})
+    return ConvertedTokenizers(tokenizers[0], tokenizers[1], MARIAN_FILES, languages, dropped)
+
+
+def _extended(ids: Mapping[str, int], tokens: Sequence[str]) -> dict[str, int]:
+    """Return ids with tokens after the others; tokens that are already there keep their id."""
+    extended = dict(ids)
+    for token in tokens:
+        extended.setdefault(token, len(extended))
+    return extended
+
+
+def _num_dropped(model: SentencePieceModel, ids: Mapping[str, int]) -> int:
+    return sum(piece.kind == PieceKind.NORMAL and piece.text not in ids for piece in model.pieces)
+
+
+CONVERSIONS: dict[str, Callable[[_Reader], ConvertedTokenizers]] = {
+    "albert": _convert_albert,
+    "bart": _convert_roberta,
+    "bert": _convert_bert,
+    "distilbert": _convert_bert,
+    "electra": _convert_bert,
+    "gpt2": _convert_gpt2,
+    "llama": _convert_llama,
+    "m2m_100": _convert_m2m,
+    "mbart": _convert_mbart,
+    "mistral": _convert_llama,
+    "mpnet": _convert_mpnet,
+    "mt5": _convert_t5,
+    "pegasus": _convert_pegasus,
+    "roberta": _convert_roberta,
+    "t5": _convert_t5,
+    "xlm-roberta": _convert_xlm_roberta,
+}

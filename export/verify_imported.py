@@ -1,0 +1,461 @@
+"""Verification of an imported bundle: its graphs in ONNX Runtime against the NumPy reference.
+
+It needs neither PyTorch nor transformers:
+
+    python -m export.verify_imported BUNDLE CHECKPOINT
+
+The bundle is the written one, as it will be served. The reference reads the weights from the
+checkpoint, so that errors of the builder are found, too.
+
+The limits follow from float32 rounding, as in `model.rounding`: the reference is also evaluated
+with weights that are multiplied by 1 + e * z, where z is 1 or -1 at random, and
+e = (4 + sqrt(n)) * u is the expected rounding error of a product of n terms. A result is accepted
+if its distance from the exact result is at most `ROUNDED_OPERATIONS` times the largest distance of
+a perturbed reference, plus e times the largest result.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from export.checkpoint import open_folder
+from export.description import Description
+from export.errors import VerificationError
+from export.options import ImportOptions
+from export.reference import Reference
+from export.reference_decoder import ReferenceDecoder
+from export.weights import Weights
+from service.bundle import LABEL_OUTPUTS, Manifest, State, Verification, read_manifest
+
+Array = NDArray[Any]
+UNIT_ROUNDOFF = 2.0**-24  # largest relative error of one float32 operation
+ELEMENTARY = 4  # error of a function of one value, such as exp or tanh, in units of UNIT_ROUNDOFF
+PAIRS = 2  # number of pairs of perturbed references
+# A perturbed matrix stands for the rounding of one product. Four more operations of a layer round:
+# the products of queries and keys, the softmax, the sum of values, and normalization with the
+# residual connection. Their errors have the same size and add up to at most five times one of them.
+ROUNDED_OPERATIONS = 5
+LENGTHS = (1, 6, 19)  # of the random texts
+NEW_TOKENS = 5  # tokens that are generated after each text
+CHUNK = 7  # tokens of a prompt that a decoder-only graph reads at a time
+
+
+class DecoderSession:
+    """A decoder graph in ONNX Runtime with its states, which are updated in place."""
+
+    def __init__(self, graph: Path, states: Sequence[State], rows: int, positions: int, source: int = 0) -> None:
+        """Load a graph; all states are 0.
+
+        Args:
+            graph: the file; ONNX Runtime finds the weights beside it.
+            states: the states of the graph.
+            rows: number of sequences.
+            positions: size of the axis "target" of states.
+            source: size of the axis "source" of states.
+        """
+        self._session = open_session(graph)
+        self._states = tuple(states)
+        sizes = {"target": positions, "source": source}
+        self.buffers: dict[str, Array] = {
+            state.input: np.zeros(
+                (rows, *(size if isinstance(size, int) else sizes[size] for size in state.shape)), np.float32
+            )
+            for state in states
+        }
+
+    def run(
+        self,
+        first: int,
+        token_ids: Array,
+        lengths: Sequence[int],
+        outputs: Sequence[str],
+        source_lengths: Sequence[int] | None = None,
+    ) -> dict[str, Array]:
+        """Run the graph on consecutive rows.
+
+        Args:
+            first: number of the first row.
+            token_ids: (B,), or (B, S) for a decoder-only model, where B or S is 1.
+            lengths: (B,) number of tokens of each row that the states contain.
+            outputs: names of outputs.
+            source_lengths: (B,) for a decoder with cross-attention.
+        """
+        binding = self._session.io_binding()
+        binding.bind_cpu_input("token_ids", np.ascontiguousarray(token_ids, np.int64))
+        binding.bind_cpu_input("lengths", np.array(lengths, np.int32))
+        if source_lengths is not None:
+            binding.bind_cpu_input("source_lengths", np.array(source_lengths, np.int32))
+        updated = [state for state in self._states if state.output is not None]
+        news: dict[str, Array] = {}
+        for state in self._states:
+            buffer = self.buffers[state.input][first : first + len(token_ids)]
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
+            binding.bind_ortvalue_input(state.input, value)
+            if state in updated:
+                if "target" not in state.shape:  # only caches are updated in place
+                    news[state.input] = np.empty_like(buffer)
+                    value = onnxruntime.OrtValue.ortvalue_from_numpy(news[state.input])
+                binding.bind_ortvalue_output(state.output, value)
+        for name in outputs:
+            binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        for name, array in news.items():
+            self.buffers[name][first : first + len(token_ids)] = array
+        values = binding.get_outputs()[len(updated) :]
+        return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
+
+
+def open_session(graph: Path) -> Any:
+    """Load a graph as the service does."""
+    options = onnxruntime.SessionOptions()
+    options.enable_mem_pattern = False  # shapes change with every call
+    options.log_severity_level = 3  # see `export.sessions.open_sessions`
+    return onnxruntime.InferenceSession(
+        str(graph), options, ["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
+    )
+
+
+class PerturbedWeights(Weights):
+    """Weights with relative errors of the size of float32 rounding."""
+
+    def __init__(self, weights: Weights, seed: int, sign: int) -> None:
+        """Create a view.
+
+        Args:
+            weights: the exact weights.
+            seed: seed of the random direction.
+            sign: 1 or -1; the direction is used with both signs, so that decisions near a tie have
+                both outcomes.
+        """
+        self._weights = weights
+        self._random = seed, sign
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        array = self._weights.read(name)
+        seed, sign = self._random
+        generator, error = np.random.default_rng([seed, *name.encode()]), sign * rounding_error(array.shape[-1])
+        bits = np.frombuffer(generator.bytes(-(-array.size // 8)), np.uint8)
+        factors = np.unpackbits(bits, count=array.size).reshape(array.shape).astype(np.float32)
+        factors *= 2 * error
+        factors += 1 - error
+        factors *= array
+        return factors
+
+
+def rounding_error(terms: int) -> float:
+    """Return the relative error of a float32 sum of products that rounding explains."""
+    return float((ELEMENTARY + terms**0.5) * UNIT_ROUNDOFF)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Token ids to compare."""
+
+    sources: tuple[tuple[int, ...], ...]  # inputs of the encoder, or prompts of a decoder-only model
+    targets: tuple[tuple[int, ...], ...] = ()  # inputs of the decoder, prompts included, for each source
+
+
+def reference_outputs(model: Description, weights: Weights, texts: Texts) -> dict[str, Array]:
+    """Compute the outputs of a model with the reference.
+
+    Returns:
+        Of text i: `hidden.i` (S, M), `encoder.i` (layers, H, S, S), `labels.i`, `logits.i` (T, V),
+        `decoder.i` (layers, H, T, T) and `cross.i` (layers, H, T, S), as far as the model has them.
+    """
+    outputs: dict[str, Array] = {}
+    for number, source in enumerate(texts.sources):
+        memory = None
+        if model.encoder is not None:
+            encoded = Reference(model, weights).encode(source)
+            memory = encoded.hidden
+            outputs |= {f"hidden.{number}": memory, f"encoder.{number}": encoded.maps}
+            if encoded.labels is not None:
+                outputs[f"labels.{number}"] = encoded.labels
+        if model.decoder is not None:
+            decoded = ReferenceDecoder(model, weights).decode(texts.targets[number], memory)
+            outputs[f"logits.{number}"] = decoded.logits
+            if model.is_decoder_only:
+                outputs[f"hidden.{number}"] = decoded.hidden
+            if len(decoded.maps):
+                outputs[f"decoder.{number}"] = decoded.maps
+            if decoded.cross_maps is not None:
+                outputs[f"cross.{number}"] = decoded.cross_maps
+    return outputs
+
+
+def rounding_limits(
+    model: Description, weights: Weights, texts: Texts, pairs: int = PAIRS
+) -> tuple[dict[str, Array], dict[str, float]]:
+    """Compute exact outputs and the largest accepted error of each.
+
+    Returns:
+        The arrays of `reference_outputs`, and by name the largest absolute difference that float32
+        rounding explains.
+    """
+    exact = reference_outputs(model, weights, texts)
+    limits = dict.fromkeys(exact, 0.0)
+    for seed in range(pairs):
+        for sign in (1, -1):
+            for name, array in reference_outputs(model, PerturbedWeights(weights, seed, sign), texts).items():
+                limits[name] = max(limits[name], largest(array - exact[name]))
+    stack = model.decoder or model.encoder
+    assert stack is not None, "a model has an encoder or a decoder"
+    error = rounding_error(stack.width)
+    return exact, {name: ROUNDED_OPERATIONS * limits[name] + error * largest(array) for name, array in exact.items()}
+
+
+def largest(array: Array) -> float:
+    """Return the largest absolute value; NaN if the array contains NaN, and 0 if it is empty."""
+    return float(np.max(np.abs(array), initial=0.0))
+
+
+class GraphRunner:
+    """Runs the graphs of a bundle on texts, and collects the arrays of `reference_outputs`."""
+
+    def __init__(self, folder: Path, manifest: Manifest, model: Description) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._model = model
+
+    def run(self, sources: Sequence[Sequence[int]], new_tokens: int) -> tuple[Texts, dict[str, Array]]:
+        """Run the graphs on sources; the decoder generates `new_tokens` tokens greedily.
+
+        Returns:
+            The sources with the inputs of the decoder, and the outputs. Logits that the graphs do
+            not compute are NaN.
+        """
+        texts = Texts(tuple(map(tuple, sources)))
+        encoded: dict[str, Array] = {}
+        outputs: dict[str, Array] = {}
+        if self._model.encoder is not None:
+            encoded = self._encode(sources)
+            outputs = self._encoder_outputs(sources, encoded)
+        if self._model.decoder is None:
+            return texts, outputs
+        targets, decoded = self._decode(sources, encoded, new_tokens)
+        return Texts(texts.sources, tuple(map(tuple, targets))), outputs | decoded
+
+    def _encode(self, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
+        graph = self._manifest.encoder_graph
+        ids = np.full((len(sources), max(map(len, sources))), self._manifest.tokens.pad_id, np.int64)
+        for row, source in enumerate(sources):
+            ids[row, : len(source)] = source
+        lengths = np.array([len(source) for source in sources], np.int32)
+        session = open_session(self._folder / graph.file)
+        values = session.run(list(graph.outputs), {"source_ids": ids, "source_lengths": lengths})
+        return dict(zip(graph.outputs, values, strict=True))
+
+    def _encoder_outputs(self, sources: Sequence[Sequence[int]], encoded: Mapping[str, Array]) -> dict[str, Array]:
+        outputs: dict[str, Array] = {}
+        names = self._manifest.attention_of("encoder").outputs
+        for row, source in enumerate(sources):
+            size = len(source)
+            outputs[f"hidden.{row}"] = encoded["hidden"][row, :size]
+            outputs[f"encoder.{row}"] = np.stack([encoded[name][row, :, :size, :size] for name in names])
+            if self._model.head is not None:
+                labels = encoded[LABEL_OUTPUTS[self._model.head.label_kind]][row]
+                outputs[f"labels.{row}"] = labels[:size] if self._model.head.pooling == "tokens" else labels
+        return outputs
+
+    def _decode(
+        self, sources: Sequence[Sequence[int]], encoded: Mapping[str, Array], new_tokens: int
+    ) -> tuple[list[list[int]], dict[str, Array]]:
+        manifest, rows = self._manifest, len(sources)
+        kinds: dict[str, str] = {
+            attention.kind: attention.outputs[0] for attention in manifest.attention if attention.kind != "encoder"
+        }
+        prompts = [list(manifest.decoder_prompt_ids(source)) for source in sources]
+        source_lengths = [len(source) for source in sources]
+        session = DecoderSession(
+            self._folder / manifest.decoder_graph.file,
+            manifest.states,
+            rows,
+            max(map(len, prompts)) + new_tokens - 1,
+            max(source_lengths),
+        )
+        for state in manifest.states:
+            if state.encoder_output is not None:
+                session.buffers[state.input] = np.ascontiguousarray(encoded[state.encoder_output])
+        is_decoder_only, requested = self._model.is_decoder_only, ["logits", *kinds.values()]
+        collected = [_Collected() for _ in sources]
+        if is_decoder_only:
+            requested.append("hidden")
+            for row, prompt in enumerate(prompts):
+                for start in range(0, len(prompt) - 1, CHUNK):
+                    chunk = prompt[start : min(start + CHUNK, len(prompt) - 1)]
+                    given = session.run(row, np.array([chunk]), [start], requested)
+                    collected[row].add(given, 0, start + len(chunk), kinds, len(chunk))
+        fed = [list(prompt[:-1]) if is_decoder_only else [] for prompt in prompts]
+        pending = [prompt[len(done) :] for prompt, done in zip(prompts, fed, strict=True)]
+        for _ in range(new_tokens + max(map(len, pending)) - 1):
+            tokens = np.array([one.pop(0) for one in pending])
+            given = session.run(
+                0,
+                tokens[:, None] if is_decoder_only else tokens,
+                [len(one) for one in fed],
+                requested,
+                None if self._model.encoder is None else source_lengths,
+            )
+            for row, done in enumerate(fed):
+                done.append(int(tokens[row]))
+                collected[row].add(given, row, len(done), kinds, 1, source_lengths[row])
+                if not pending[row]:
+                    pending[row].append(int(given["logits"][row].argmax()))
+        outputs: dict[str, Array] = {}
+        for row, one in enumerate(collected):
+            outputs |= {f"{name}.{row}": array for name, array in one.arrays().items()}
+        return fed, outputs
+
+
+class _Collected:
+    """Outputs of the calls for one sequence."""
+
+    def __init__(self) -> None:
+        self._logits: list[Array] = []
+        self._hidden: list[Array] = []
+        self._maps: dict[str, list[Array]] = {}
+
+    def add(
+        self, given: Mapping[str, Array], row: int, total: int, kinds: Mapping[str, str], new: int, source: int = 0
+    ) -> None:
+        """Add the outputs of a call that read `new` tokens, so that `total` tokens were read."""
+        logits = np.full((new, given["logits"].shape[1]), np.nan, np.float32)
+        logits[-1] = given["logits"][row]
+        self._logits.append(logits)
+        if "hidden" in given:
+            self._hidden.append(given["hidden"][row])
+        for kind, name in kinds.items():
+            maps = given[name][row]  # (H, L, columns), or (H, L, new, columns)
+            maps = maps.reshape(*maps.shape[:2], new, maps.shape[-1]).swapaxes(0, 1)
+            self._maps.setdefault(kind, []).append(maps[..., : source if kind == "cross" else total])
+
+    def arrays(self) -> dict[str, Array]:
+        arrays = {"logits": np.concatenate(self._logits)}
+        if self._hidden:
+            arrays["hidden"] = np.concatenate(self._hidden)
+        for kind, parts in self._maps.items():
+            columns = max(part.shape[-1] for part in parts)
+            padded = [np.pad(part, [(0, 0)] * 3 + [(0, columns - part.shape[-1])]) for part in parts]
+            arrays[kind] = np.concatenate(padded, axis=2)
+        return arrays
+
+
+def verify(folder: Path, manifest: Manifest, model: Description, weights: Weights, seed: int = 0) -> Verification:
+    """Compare the graphs of a bundle with the reference on random texts.
+
+    Args:
+        folder: the bundle.
+        manifest: its manifest; `verification` is not read.
+        model: description of the model.
+        weights: weights of the checkpoint.
+        seed: seed of the texts.
+
+    Raises:
+        VerificationError: a result differs by more than float32 rounding explains.
+    """
+    generator = np.random.default_rng(seed)
+    new_tokens = min(NEW_TOKENS, manifest.limits.max_target_tokens)
+    limit = manifest.limits.max_source_tokens
+    if model.is_decoder_only:
+        limit = min(limit, manifest.limits.max_target_tokens - new_tokens)
+    lengths = sorted({max(1, min(length, limit)) for length in LENGTHS})
+    vocabulary = manifest.limits.source_vocabulary or model.vocabulary
+    sources = [[int(one) for one in generator.integers(vocabulary, size=length)] for length in lengths]
+    texts, given = GraphRunner(folder, manifest, model).run(sources, new_tokens)
+    exact, limits = rounding_limits(model, weights, texts)
+    differences = differences_of(given, exact)
+    for name, difference in differences.items():
+        if not difference <= limits[name]:  # also if it is NaN
+            raise VerificationError(
+                f"{name.partition('.')[0]} of {folder} differ by {difference:.2g} from the reference; float32 rounding "
+                f"explains at most {limits[name]:.2g}; please report this checkpoint"
+            )
+    different, close = _count_generations(manifest, texts, exact, limits)
+    if different:
+        raise VerificationError(
+            f"{different} of {len(sources)} greedy outputs of {folder} differ from the reference; please report this "
+            "checkpoint"
+        )
+    scores = ("logits.", "labels.") if model.decoder is not None or model.head is not None else ("hidden.",)
+    maps = ("encoder.", "decoder.", "cross.")
+    return Verification(
+        sentences=len(sources),
+        tolerance=_largest_of(limits, scores),
+        max_logit_difference=_largest_of(differences, scores),
+        max_attention_difference=_largest_of(differences, maps),
+        different_generations=different,
+        close_generations=close,
+    )
+
+
+def differences_of(given: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:
+    """Return the largest absolute difference by name; logits that were not computed are ignored.
+
+    Raises:
+        ValueError: an array is missing or has another shape.
+    """
+    if given.keys() != exact.keys():
+        raise ValueError(f"the graphs return {sorted(given)}, the reference {sorted(exact)}")
+    differences = {}
+    for name, array in given.items():
+        if array.shape != exact[name].shape:
+            raise ValueError(f"{name} has the shape {array.shape}, that of the reference {exact[name].shape}")
+        difference = array - exact[name]
+        if name.startswith("logits."):
+            difference = difference[~np.isnan(array).all(axis=-1)]
+        differences[name] = largest(difference)
+    return differences
+
+
+def _largest_of(values: Mapping[str, float], starts: tuple[str, ...]) -> float:
+    return max((value for name, value in values.items() if name.startswith(starts)), default=0.0)
+
+
+def _count_generations(
+    manifest: Manifest, texts: Texts, exact: Mapping[str, Array], limits: Mapping[str, float]
+) -> tuple[int, int]:
+    """Compare each generated token with the best token of the reference after the same tokens.
+
+    Returns:
+        The number of texts with another token although the two are not close, and the number of
+        texts with another token of which the logits differ by at most twice the limit.
+    """
+    different = close = 0
+    for number, target in enumerate(texts.targets):
+        start = len(manifest.decoder_prompt_ids(texts.sources[number]))
+        logits = exact[f"logits.{number}"][start - 1 : -1]
+        chosen = logits[np.arange(len(logits)), list(target[start:])]
+        gaps = logits.max(axis=-1) - chosen
+        if (gaps > 2 * limits[f"logits.{number}"]).any():
+            different += 1
+        elif (gaps > 0).any():
+            close += 1
+    return different, close
+
+
+def main() -> None:
+    """Verify a bundle and print the differences."""
+    from export.families import build  # imports this module
+
+    parser = argparse.ArgumentParser(prog="python -m export.verify_imported", description=verify.__doc__)
+    parser.add_argument("bundle", type=Path, help="folder of the bundle")
+    parser.add_argument("checkpoint", type=Path, help="folder of the checkpoint that it was imported from")
+    arguments = parser.parse_args()
+    manifest = read_manifest(arguments.bundle)
+    with open_folder(arguments.checkpoint) as folder:
+        record = build.verify(folder, arguments.bundle, manifest, ImportOptions())
+    sys.stdout.write(record.model_dump_json(indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""POST /v1/rerank, with the fields of Cohere, Jina AI and vLLM."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.api.types import ModelName, Truncate
+from service.fields import MAX_INPUTS, NOT_BLANK, RequestBody, Text, Texts, check_texts, field_error, must_equal
+from service.inference.call import Call
+from service.inference.rerank import RerankInput, rerank
+from service.inference.results import TimingsMs
+from service.settings import DEFAULT_MAX_INPUTS
+
+DOCUMENTS = (
+    f"Documents to rank, as strings or as objects with the field `text`: up to {DEFAULT_MAX_INPUTS} unless "
+    "SIGHTLINE_MAX_INPUTS sets another limit."
+)
+
+
+def _check_documents(value: Any) -> Texts:
+    if not isinstance(value, list):
+        raise field_error("invalid_parameter", "It must be a list of documents.")
+    for index, document in enumerate(value):
+        if isinstance(document, dict) and set(document) != {"text"}:
+            raise field_error("invalid_parameter", "It must have the field text and no others.", index)
+    return check_texts([document["text"] if isinstance(document, dict) else document for document in value])
+
+
+_TEXT = {"type": "string", "pattern": NOT_BLANK}
+_DOCUMENT = {
+    "type": "object",
+    "properties": {"text": {**_TEXT, "description": "Text of the document."}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
+Documents = Annotated[
+    Texts,
+    PlainValidator(_check_documents),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"anyOf": [_TEXT, _DOCUMENT]},
+            "minItems": 1,
+            "maxItems": MAX_INPUTS,
+        }
+    ),
+]
+
+
+class RerankBody(RequestBody):
+    model: ModelName = None
+    query: Annotated[Text, Field(description="Text to which the documents are compared.")]
+    documents: Annotated[Documents, Field(description=DOCUMENTS)]
+    top_n: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        default=None, description="Number of most relevant documents to return; all if absent."
+    )
+    return_documents: bool = Field(default=False, description="Return the text of each document.")
+    raw_scores: bool = Field(
+        default=False, description="Return the logits of the model instead of their sigmoid, a probability."
+    )
+    truncate: Annotated[
+        Truncate, Field(description="Cut pairs of query and document that are too long instead of rejecting them.")
+    ] = False
+    max_tokens_per_doc: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
+        default=None, description="Cut each document after this many tokens."
+    )
+    rank_fields: Annotated[Any, must_equal()] = None
+    max_chunks_per_doc: Annotated[Any, must_equal()] = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"query": "Who runs?", "documents": ["A dog runs.", "A man sleeps."], "top_n": 1},
+                {
+                    "query": "Who runs?",
+                    "documents": [{"text": "A dog runs."}, "A man sleeps."],
+                    "return_documents": True,
+                    "truncate": True,
+                },
+            ]
+        }
+    )
+
+
+@dataclass(frozen=True)
+class RerankedText:
+    """The text of a document."""
+
+    text: Annotated[str, Field(description="Text of the document.")]
+
+
+@dataclass(frozen=True)
+class RerankedDocument:
+    """A document and its relevance to the query."""
+
+    index: Annotated[int, Field(description="Index of the document in the request.")]
+    relevance_score: Annotated[
+        float, Field(description="Probability that the document is relevant, or with raw_scores the logit.")
+    ]
+    document: Annotated[RerankedText | None, Field(description="The document; only with return_documents.")]
+
+
+@dataclass(frozen=True)
+class RerankUsage:
+    """Numbers of tokens of all pairs of query and document, special tokens included."""
+
+    prompt_tokens: Annotated[int, Field(description="Tokens of the pairs.")]
+    total_tokens: Annotated[int, Field(description="Tokens of the pairs.")]
+
+
+@dataclass(frozen=True)
+class RerankResponse:
+    """Documents, the most relevant first."""
+
+    id: Annotated[str, Field(description="Id of the response.")]
+    object: Annotated[str, Field(description="Always `list`.")]
+    model: Annotated[str, Field(description="Name of the model.")]
+    results: Annotated[list[RerankedDocument], Field(description="Documents, the most relevant first.")]
+    usage: Annotated[RerankUsage, Field(description="Token counts.")]
+    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
+
+
+async def rerank_documents(call: Call, body: RerankBody) -> RerankResponse:
+    """Sort documents by their relevance to a query.
+
+    The model reads the query and one document at a time as a pair of texts (a cross-encoder).
+    """
+    request = RerankInput(
+        body.model, body.query, body.documents, body.raw_scores, body.truncate, body.max_tokens_per_doc
+    )
+    result = await rerank(call, request)
+    texts = body.documents.texts
+    results = [
+        RerankedDocument(one.index, one.score, RerankedText(texts[one.index]) if body.return_documents else None)
+        for one in result.ranking[: body.top_n]
+    ]
+    usage = RerankUsage(result.usage.input_tokens, result.usage.input_tokens)
+    return RerankResponse(f"rerank-{call.request_id}", "list", result.model, results, usage, result.timings_ms)
+
+
+ENDPOINTS = (
+    Endpoint("POST", "/v1/rerank", rerank_documents, RerankResponse, errors=(*TASK_ERRORS, "unsupported_parameter")),
+)

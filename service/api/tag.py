@@ -1,0 +1,48 @@
+"""POST /v1/tag."""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.api.types import Inputs, ModelName, Truncate
+from service.fields import RequestBody
+from service.inference.call import Call
+from service.inference.tag import OUTSIDE, Aggregation, TagInput, TagResult, tag
+
+IgnoreLabels = Annotated[
+    list[Annotated[str, Field(max_length=128)]],
+    Field(max_length=1024, fail_fast=True, description="Labels of entities that are left out."),
+]
+
+
+class TagBody(RequestBody):
+    model: ModelName = None
+    inputs: Inputs
+    aggregation: Annotated[
+        Aggregation,
+        Field(
+            description="`simple` merges adjacent tokens with the same label, whose prefixes B- and I- mark the first "
+            "and the further tokens of an entity; `none` returns each token."
+        ),
+    ] = "simple"
+    ignore_labels: IgnoreLabels = Field(default=list(OUTSIDE))
+    truncate: Truncate = False
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"inputs": "A dog runs in Berlin."},
+                {"inputs": ["A dog runs in Berlin."], "aggregation": "none", "ignore_labels": []},
+            ]
+        }
+    )
+
+
+async def tag_texts(call: Call, body: TagBody) -> TagResult:
+    """Find the entities of each input, with their positions in the text."""
+    request = TagInput(body.model, body.inputs, body.aggregation, body.ignore_labels, body.truncate)
+    return await tag(call, request)
+
+
+ENDPOINTS = (Endpoint("POST", "/v1/tag", tag_texts, TagResult, errors=TASK_ERRORS),)

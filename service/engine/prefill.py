@@ -1,0 +1,101 @@
+"""Prefill: the prompts that decoder-only models are still reading.
+
+A prompt is read in chunks between two decoder steps, so that a long prompt delays running rows only
+by a limited time (docs/adr/0016). A prompt is always cut at the same positions. Its states
+therefore have the same bits whatever else is running.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle import PREFILL_TOKENS
+from service.engine.generation import PromptEncoding, RowOwner
+
+# Time for chunks before the next decoder step. Running rows are delayed by at most this time, or by
+# one chunk if it takes longer.
+BUDGET_S = 0.010
+
+
+@dataclass(eq=False)
+class Prefill:
+    """A prompt that is being read, and the requests that wait for it.
+
+    Several requests of one call can have the same prompt, for example the samples of one input. It
+    is read once, into the first row of the first request.
+    """
+
+    owners: list[RowOwner]  # not empty
+    num_read: int = 0
+    seconds: float = 0.0  # time in the runner
+    hidden: list[NDArray[Any]] = field(default_factory=list)  # (tokens, M) of each chunk; only for encode requests
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens to read."""
+        return self.owners[0].prefill_ids
+
+    @property
+    def row(self) -> int:
+        """The row that holds the states of the tokens read so far."""
+        return self.owners[0].rows[0]
+
+    @property
+    def is_done(self) -> bool:
+        return self.num_read == len(self.ids)
+
+    def next_chunk(self) -> NDArray[np.int64]:
+        return np.array(self.ids[self.num_read : self.num_read + PREFILL_TOKENS], np.int64)
+
+    def is_shared_with(self, owner: RowOwner) -> bool:
+        """Return True if the states of this prompt can be copied to the rows of a request."""
+        return (
+            not isinstance(owner, PromptEncoding)
+            and not isinstance(self.owners[0], PromptEncoding)
+            and owner.request.request_id == self.owners[0].request.request_id
+            and owner.prefill_ids == self.ids
+        )
+
+
+class PrefillQueue:
+    """The prompts that are being read.
+
+    Chunks alternate between the oldest prompt and the one with the fewest remaining tokens. Short
+    prompts therefore do not wait for the end of long ones, and long prompts make progress while
+    short ones arrive.
+    """
+
+    def __init__(self) -> None:
+        self._prefills: list[Prefill] = []  # oldest first
+        self._oldest_is_next = False
+
+    def __len__(self) -> int:
+        return len(self._prefills)
+
+    def __iter__(self) -> Iterator[Prefill]:
+        return iter(self._prefills)
+
+    def add(self, owner: RowOwner) -> Prefill:
+        """Add a request that has rows; return the prompt that it waits for."""
+        for prefill in self._prefills:
+            if prefill.is_shared_with(owner):
+                prefill.owners.append(owner)
+                return prefill
+        self._prefills.append(Prefill([owner]))
+        return self._prefills[-1]
+
+    def next(self) -> Prefill:
+        """Return the prompt whose next chunk is to be read."""
+        self._oldest_is_next = not self._oldest_is_next
+        if self._oldest_is_next:
+            return self._prefills[0]
+        return min(self._prefills, key=lambda one: len(one.ids) - one.num_read)
+
+    def remove(self, prefill: Prefill) -> None:
+        self._prefills.remove(prefill)
+
+    def find(self, owner: RowOwner) -> Prefill | None:
+        return next((one for one in self._prefills if owner in one.owners), None)

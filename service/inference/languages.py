@@ -1,0 +1,121 @@
+"""Choice of the languages of a translation, and of a model that translates between them."""
+
+from dataclasses import dataclass
+
+from service.bundle import Languages
+from service.errors import ApiError
+from service.inference.call import Call, Ids
+from service.inference.service import ServedModel
+from service.text.languages import find_language
+
+MAX_LISTED_SOURCES = 20  # an error lists the languages of at most this many source languages
+
+
+@dataclass(frozen=True)
+class LanguageChoice:
+    """The languages of a generation, and the tokens by which the model is told them."""
+
+    source: str = ""
+    target: str = ""
+    source_prefix: Ids = ()  # precedes the tokens of the input
+    target_prefix: Ids = ()  # first tokens of the target, forced and not part of the result
+
+
+NO_LANGUAGES = LanguageChoice()  # for models that do not translate
+
+
+def choose_languages(model: ServedModel, source: str | None, target: str | None) -> LanguageChoice:
+    """Return the languages of a request to a model; the model's defaults if they are None.
+
+    Raises:
+        ApiError: `unsupported_parameter` if the model does not translate; `invalid_parameter` if it
+            does not have a language.
+    """
+    languages = model.manifest.languages
+    if languages is None:
+        for field, tag in (("source_language", source), ("target_language", target)):
+            if tag is not None:
+                message = f"{{{field}}} is supported only by models that translate, and {model.name} does not."
+                raise ApiError("unsupported_parameter", message, field=field)
+        return NO_LANGUAGES
+    found_source = _choose(source, languages.sources, "source_language", model.name)
+    found_target = _choose(target, languages.targets, "target_language", model.name)
+    return LanguageChoice(
+        found_source,
+        found_target,
+        (*languages.source_prefix_of_target.get(found_target, ()), *languages.source_prefix.get(found_source, ())),
+        languages.target_prefix.get(found_target, ()),
+    )
+
+
+def _choose(tag: str | None, available: tuple[str, ...], field: str, model: str) -> str:
+    found = available[0] if tag is None else find_language(tag, available)
+    if found is None:
+        message = f"{{{field}}} must be one of {', '.join(available)} for {model}."
+        raise ApiError("invalid_parameter", message, field=field)
+    return found
+
+
+def translators(call: Call) -> list[tuple[Languages, ServedModel]]:
+    """Return the models that translate: the default model first, then by name.
+
+    Raises:
+        ApiError: `loading`.
+    """
+    models = sorted(call.models, key=lambda model: (model.name != call.service.default_model, model.name))
+    return [(languages, model) for model in models if (languages := model.manifest.languages)]
+
+
+def fitting_translators(call: Call, source: str | None, target: str | None) -> list[tuple[Languages, ServedModel]]:
+    """Return the models that translate between two languages; None stands for any language.
+
+    Raises:
+        ApiError: `invalid_parameter` if there is none; the message lists the languages.
+    """
+    found = [
+        (languages, model)
+        for languages, model in translators(call)
+        if (source is None or find_language(source, languages.sources))
+        and (target is None or find_language(target, languages.targets))
+    ]
+    if not found:
+        field = "target_language" if source is None else "source_language"
+        message = f"No model translates between these languages. {describe_pairs(call)}"
+        raise ApiError("invalid_parameter", message, field=field)
+    return found
+
+
+def generating_model(call: Call, name: str | None, source: str | None, target: str | None) -> ServedModel:
+    """Return the model that a call names, or the first one that translates between its languages.
+
+    Without a name and languages it is the default model.
+
+    Raises:
+        ApiError: see `Call.model` and `fitting_translators`.
+    """
+    if name is not None or (source is None and target is None):
+        return call.model(name, "generate")
+    return fitting_translators(call, source, target)[0][1]
+
+
+def language_pairs(call: Call) -> dict[str, list[str]]:
+    """Return the target languages of each source language, both sorted."""
+    pairs: dict[str, set[str]] = {}
+    for languages, _ in translators(call):
+        for source in languages.sources:
+            # A multilingual model lists a language as source and target, but does not translate
+            # from it to itself.
+            others = set(languages.targets) - {source} or set(languages.targets)
+            pairs.setdefault(source, set()).update(others)
+    return {source: sorted(pairs[source]) for source in sorted(pairs)}
+
+
+def describe_pairs(call: Call) -> str:
+    """Return a sentence with the supported languages, for errors."""
+    pairs = language_pairs(call)
+    if not pairs:
+        return "There is no model that translates."
+    if len(pairs) > MAX_LISTED_SOURCES:
+        return f"The source languages are {', '.join(pairs)}; GET /v1/models lists the languages of each model."
+    described = [f"{source} to {', '.join(targets)}" for source, targets in pairs.items()]
+    return f"Supported: {'; '.join(described)}."

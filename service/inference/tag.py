@@ -1,0 +1,173 @@
+"""Token classification: labeled tokens of texts, merged into entities with character ranges."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from service.engine.request import Encoded, EncodeRequest
+from service.fields import Texts
+from service.inference.call import Call, Ids
+from service.inference.classify import apply_function
+from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
+from service.inference.tokens import BYTES_PER_SPAN
+from service.text.tokenizer import TextTokenizer, TokenSpan
+
+Aggregation = Literal["none", "simple"]
+OUTSIDE = ("O",)  # label of tokens that belong to no entity
+
+
+@dataclass(frozen=True)
+class TagInput:
+    """A request for the entities of texts."""
+
+    model: str | None
+    inputs: Texts
+    aggregation: Aggregation = "simple"
+    ignore_labels: Sequence[str] = OUTSIDE
+    truncate: bool = False
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A part of a text with a label. Indices count characters."""
+
+    label: Annotated[
+        str, Field(description="Label; with aggregation simple, without the prefix B- or I- of its tokens.")
+    ]
+    score: Annotated[float, Field(description="Probability of the label; the mean over the tokens of the entity.")]
+    text: Annotated[str, Field(description="Text of the entity, without whitespace at either end.")]
+    start: Annotated[int, Field(description="Index of its first character in the input.")]
+    end: Annotated[int, Field(description="Index after its last character in the input.")]
+    token: Annotated[int, Field(description="Index of its first token, special tokens included.")]
+
+
+@dataclass(frozen=True)
+class TagOutput:
+    """The entities of one input."""
+
+    index: Annotated[int, Field(description="Index of the input.")]
+    entities: Annotated[list[Entity], Field(description="Entities in the order of the text.")]
+
+
+@dataclass(frozen=True)
+class TagResult:
+    """The entities of a call's inputs."""
+
+    model: Annotated[str, Field(description="Name of the model.")]
+    outputs: Annotated[list[TagOutput], Field(description="One output for each input, in order.")]
+    usage: Annotated[Usage, Field(description="Token counts.")]
+    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
+
+
+@dataclass(frozen=True)
+class LabeledToken:
+    """A token, its most probable label, and its character range."""
+
+    index: int  # among all tokens of the input
+    label: str
+    score: float
+    start: int
+    end: int
+
+
+async def tag(call: Call, request: TagInput) -> TagResult:
+    """Return the entities of each input.
+
+    Raises:
+        ApiError: the request is invalid, is rejected, or fails.
+        ClientGoneError: the client closed the connection.
+    """
+    model = call.model(request.model, "tag")
+    tokenizer, texts = model.source_tokenizer, request.inputs.texts
+    sources = await call.read_sources(model, request.inputs, truncate=request.truncate)
+    num_tokens = sum(map(len, sources))
+    call.response_memory.reserve((FLOAT_BYTES * model.hidden_size + BYTES_PER_SPAN) * num_tokens)
+
+    def run() -> list[list[TokenSpan]]:
+        return [spans_of(tokenizer, text, source) for text, source in zip(texts, sources, strict=True)]
+
+    spans = call.tokenize_now(run) if num_tokens <= INLINE_TOKENS else await call.tokenize(run)
+    requests = [EncodeRequest(call.request_id, source, call.deadline, return_labels=True) for source in sources]
+    results: list[Encoded] = []
+
+    def convert(index: int, result: Encoded) -> TagOutput:
+        results.append(result)
+        assert result.label_scores is not None
+        tokens = label_tokens(texts[index], spans[index], result.label_scores, model.manifest.labels)
+        entities = merge_tokens(texts[index], tokens, request.aggregation)
+        return TagOutput(index, [one for one in entities if one.label not in request.ignore_labels])
+
+    outputs = await call.gather(model, requests, Encoded, convert)
+    usage = Usage(num_tokens, 0)
+    timings = call.timings(results)
+    call.record_usage(model, timings, num_tokens, 0)
+    return TagResult(model.name, outputs, usage, timings)
+
+
+INLINE_TOKENS = 4096  # finding the ranges of this many tokens takes a few milliseconds
+
+
+def spans_of(tokenizer: TextTokenizer, text: str, ids: Ids) -> list[TokenSpan]:
+    """Return the character range of each token of an input; `ids` may be a truncated input."""
+    # Tokens at the start of a text do not depend on text far behind them, see `encode_truncated`.
+    text = text[: 4 * len(ids) * tokenizer.longest_token_bytes]
+    spans = tokenizer.encode_spans(text)
+    if len(spans) <= len(ids):
+        return spans
+    # A final special token was kept when the input was truncated.
+    return [*spans[: len(ids) - 1], spans[-1] if tokenizer.is_special(ids[-1]) else spans[len(ids) - 1]]
+
+
+def label_tokens(
+    text: str, spans: Sequence[TokenSpan], logprobs: NDArray[np.float32], labels: Sequence[str]
+) -> list[LabeledToken]:
+    """Return the tokens with their most probable labels, without special tokens.
+
+    Args:
+        text: the input.
+        spans: character range of each token; whitespace at either end is left out.
+        logprobs: log-probabilities of the labels, (S, C).
+        labels: names of the labels.
+    """
+    scores = apply_function(logprobs, "softmax")
+    tokens = []
+    for index, (span, row) in enumerate(zip(spans, scores, strict=True)):
+        if span.is_special:
+            continue
+        part = text[span.start : span.end]
+        start = span.start + len(part) - len(part.lstrip())
+        best = int(row.argmax())
+        tokens.append(LabeledToken(index, labels[best], float(row[best]), start, start + len(part.strip())))
+    return tokens
+
+
+def merge_tokens(text: str, tokens: Sequence[LabeledToken], aggregation: Aggregation) -> list[Entity]:
+    """Merge labeled tokens into entities.
+
+    "simple" is the aggregation of this name in `transformers`: adjacent tokens whose labels are
+    equal without the prefixes B- and I- are one entity, unless the later token has the prefix B-.
+    """
+    if aggregation == "none":
+        return [_entity(text, [token], token.label) for token in tokens]
+    groups: list[list[LabeledToken]] = []
+    for token in tokens:
+        continues = bool(groups) and not token.label.startswith("B-")
+        if continues and _without_prefix(groups[-1][-1].label) == _without_prefix(token.label):
+            groups[-1].append(token)
+        else:
+            groups.append([token])
+    return [_entity(text, group, _without_prefix(group[0].label)) for group in groups]
+
+
+def _without_prefix(label: str) -> str:
+    return label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _entity(text: str, tokens: Sequence[LabeledToken], label: str) -> Entity:
+    start, end = tokens[0].start, tokens[-1].end
+    score = sum(token.score for token in tokens) / len(tokens)
+    return Entity(label, score, text[start:end], start, end, tokens[0].index)

@@ -1,0 +1,70 @@
+"""Functions that run in daemon threads.
+
+Neither the event loop nor the interpreter waits for such a thread when it ends, so that a signal
+during a long load can end the process at once.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def run_in_daemon_thread(work: Callable[[], T]) -> T:
+    """Run a function in a daemon thread and return its result."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not future.done():  # the caller may have been cancelled
+            set_outcome(outcome)
+
+    def run() -> None:
+        set_outcome: Callable[[Any], None] = future.set_result
+        outcome: Any
+        try:
+            outcome = work()
+        except BaseException as error:
+            set_outcome, outcome = future.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(deliver, set_outcome, outcome)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await future
+
+
+def run_in_threads(functions: Sequence[Callable[[], T]], num_threads: int) -> list[T]:
+    """Call functions in several threads and return their results in order.
+
+    Args:
+        functions: functions that do not raise an exception; if one does, it is raised here.
+        num_threads: maximum number of functions that run at the same time. With one thread, or for
+            one function, they run in the calling thread.
+    """
+    if num_threads == 1 or len(functions) <= 1:
+        return [function() for function in functions]
+    remaining = iter(list(enumerate(functions)))  # `next` of a list's iterator is atomic
+    results: dict[int, T] = {}
+    errors: dict[int, BaseException] = {}
+
+    def run() -> None:
+        for index, function in remaining:
+            try:
+                results[index] = function()
+            except BaseException as error:
+                errors[index] = error
+
+    threads = [
+        threading.Thread(target=run, name=f"load-{number}", daemon=True)
+        for number in range(min(num_threads, len(functions)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[min(errors)]
+    return [results[index] for index in range(len(functions))]

@@ -1,0 +1,345 @@
+"""Checkpoints of Hugging Face, imported and served over HTTP, give the results of transformers.
+
+The models are small and have random weights. The service runs in a process of its own.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    LlamaConfig,
+    M2M100Config,
+    MarianConfig,
+    T5Config,
+)
+
+from bench.server import RunningServer, serving
+from export import importing
+from export.firefox.marian_binary import MarianModel
+from export.firefox.reference import FirefoxReference
+from export.importing import import_checkpoint
+from export.options import BundleMetadata
+from export.tokenizers.sentencepiece import SentencePieceModel
+from service.bundle import Verification
+from tests.e2e.asking import post
+from tests.export.firefox.models import INNER, OPTIONS, WIDTH, random_tensors, write_marian
+from tests.export.folders_of_others import word_tokenizer
+from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
+
+Array = NDArray[Any]
+WORDS = [f"word{number}" for number in range(50)]
+TEXTS = ["word1 word2 word3", "word40", "word7 word7 word9 word30 word31 word32 word33 word34", "word5 word6"]
+NEW_TOKENS = 9
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SIZES = {"vocab_size": 64, "max_position_embeddings": 48}
+# Hidden states and maps of these models differ from those of transformers by less than 1e-5. The
+# limit of the issue is 1e-4.
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running service, and the models of transformers by the names of the bundles."""
+
+    server: RunningServer
+    models: dict[str, Any]
+    tokenizers: dict[str, Tokenizer]
+
+    def generate(self, model: str, inputs: Any, **parameters: Any) -> Any:
+        body = {"model": model, "inputs": inputs, "parameters": {"max_new_tokens": NEW_TOKENS, **parameters}}
+        return post(self.server, "/v1/generate", body)["outputs"]
+
+    def expected(self, model: str, ids: list[int], **options: Any) -> list[int]:
+        """Return the new tokens of `generate` in transformers."""
+        hf = self.models[model]
+        options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, **options}
+        given = torch.tensor([ids])
+        mask = torch.ones_like(given)
+        with torch.no_grad():
+            found: list[int] = hf.generate(given, attention_mask=mask, **options)[0].tolist()
+        return found[len(ids) if model == "chat" else 1 :]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    checkpoints, bundles = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("bundles")
+    made = {"ranker": _ranker(), "chat": _chat(), "t5": _t5(), "m2m": _m2m()}
+    record = Verification(
+        sentences=0,
+        tolerance=0.0,
+        max_logit_difference=0.0,
+        max_attention_difference=0.0,
+        different_generations=0,
+        close_generations=0,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        # Comparing with transformers is stricter, and the verification has tests of its own.
+        patch.setattr(importing, "_verify_in_child", lambda *_: (record, 1))
+        for name, (model, tokenizer, template) in made.items():
+            model.save_pretrained(checkpoints / name)
+            options = {"chat_template": template} if template else {}
+            tokenizer.save(str(checkpoints / name / "tokenizer.json"))
+            (checkpoints / name / "tokenizer_config.json").write_text(json.dumps(options), encoding="utf-8")
+            import_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
+        made["marian"] = _write_marian(checkpoints / "marian")
+        import_checkpoint(checkpoints / "marian", bundles / "marian", BundleMetadata("marian"))
+        _write_firefox(checkpoints / "firefox")
+        import_checkpoint(checkpoints / "firefox", bundles / "firefox", BundleMetadata("firefox"), kind="firefox")
+    with serving(bundles, threads=1) as server:
+        yield Served(
+            server,
+            {name: model for name, (model, _, _) in made.items()},
+            {name: tokenizer for name, (_, tokenizer, _) in made.items()},
+        )
+
+
+def _random(model: Any, seed: int) -> Any:
+    """Return a model whose weights are large enough that scores differ clearly."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def _ranker() -> tuple[Any, Tokenizer, str]:
+    config = BertConfig(
+        hidden_size=28, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4, num_labels=1, **SIZES
+    )
+    model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
+    return _random(model, 1), word_tokenizer(64), ""
+
+
+def _words(*special: str) -> Tokenizer:
+    """Return a tokenizer of words separated by spaces, with special tokens before them."""
+    vocabulary = [*special, *(f"▁{word}" for word in WORDS)]
+    tokenizer = Tokenizer(models.WordLevel({token: id_ for id_, token in enumerate(vocabulary)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    return tokenizer
+
+
+def _t5() -> tuple[Any, Tokenizer, str]:
+    config = T5Config(
+        vocab_size=64, d_model=28, d_kv=8, num_heads=3, d_ff=37, num_layers=2, num_decoder_layers=1,
+        pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
+    )  # fmt: skip
+    tokenizer = _words("<pad>", "</s>", "<unk>")
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    return _random(AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager"), 2), tokenizer, ""
+
+
+def _m2m() -> tuple[Any, Tokenizer, str]:
+    config = M2M100Config(
+        d_model=28, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=37, decoder_ffn_dim=31, scale_embedding=True, **SIZES,
+    )  # fmt: skip
+    tokenizer = _words("<s>", "<pad>", "</s>", "<unk>", "__en__", "__de__", "__fr__")
+    return _random(AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager"), 3), tokenizer, ""
+
+
+def _pieces(*texts: str) -> list[str]:
+    return [f"▁{word}" for word in texts]
+
+
+def _sentencepiece(*special: str) -> bytes:
+    pieces = special_pieces(*special) + unigram_pieces("▁", *_pieces(*WORDS))
+    return write_sentencepiece(SentencePieceModel(pieces))
+
+
+def _write_marian(folder: Path) -> tuple[Any, Tokenizer, str]:
+    """Write a model with two SentencePiece models and vocab.json, as Marian has them."""
+    vocabulary = ["</s>", "<unk>", *_pieces(*WORDS), "▁", "<pad>"]
+    pad_id = len(vocabulary) - 1
+    config = MarianConfig(
+        vocab_size=len(vocabulary), max_position_embeddings=48, d_model=28, encoder_layers=1, decoder_layers=2,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=37, decoder_ffn_dim=31,
+        activation_function="swish", scale_embedding=True, pad_token_id=pad_id, decoder_start_token_id=pad_id,
+        eos_token_id=0, forced_eos_token_id=0, bad_words_ids=[[pad_id]],
+    )  # fmt: skip
+    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager")
+    positions = {name: table.clone() for name, table in model.state_dict().items() if "embed_positions" in name}
+    model = _random(model, 5)
+    model.load_state_dict(positions, strict=False)  # sinusoids
+    model.save_pretrained(folder)
+    for name in ("source.spm", "target.spm"):
+        (folder / name).write_bytes(_sentencepiece("<unk>", "<s>", "</s>"))
+    ids = {token: id_ for id_, token in enumerate(vocabulary)}
+    (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    languages = {"source_lang": "eng", "target_lang": "deu"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(languages), encoding="utf-8")
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 0)])
+    return model, tokenizer, ""
+
+
+def _firefox_model() -> bytes:
+    tensors = random_tensors()
+    size = 3 + 1 + len(WORDS)
+    rng = np.random.default_rng(6)
+    tensors["Wemb"] = rng.normal(0, 0.5, (size, tensors["Wemb"].shape[1])).astype(np.float32)
+    tensors["decoder_ff_logit_out_b"] = rng.normal(0, 0.5, (1, size)).astype(np.float32)
+    sizes = {"dim-vocabs": f"\n  - {size}\n  - {size}", "dim-emb": str(WIDTH), "transformer-dim-ffn": str(INNER)}
+    return write_marian(tensors, OPTIONS | sizes, quantized=["Wemb"])
+
+
+def _write_firefox(folder: Path) -> None:
+    """Write a model as Mozilla publishes it, with the ids of `</s>` and `<unk>` as there."""
+    folder.mkdir()
+    (folder / "model.ende.intgemm8.bin").write_bytes(_firefox_model())
+    (folder / "vocab.ende.spm").write_bytes(_sentencepiece("</s>", "<unk>", "<s>"))
+
+
+def _chat() -> tuple[Any, Tokenizer, str]:
+    config = LlamaConfig(
+        vocab_size=300, max_position_embeddings=256, hidden_size=30, intermediate_size=41, num_hidden_layers=2,
+        num_attention_heads=6, num_key_value_heads=2, head_dim=12, bos_token_id=257, eos_token_id=258,
+        pad_token_id=None,
+    )  # fmt: skip
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: id_ for id_, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["</s>", "<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    return _random(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), 4), tokenizer, CHATML
+
+
+def _id_of(tokenizer: Tokenizer, token: str) -> int:
+    id_ = tokenizer.token_to_id(token)
+    assert id_ is not None, token
+    return int(id_)
+
+
+def _ids(outputs: Any) -> list[list[int]]:
+    return [[token["id"] for token in output["tokens"]] for output in outputs]
+
+
+def test_a_model_that_generates_gives_the_tokens_of_transformers(served: Served) -> None:
+    sources = [served.tokenizers["t5"].encode(text).ids for text in TEXTS]
+    expected = [served.expected("t5", ids) for ids in sources]
+    assert _ids(served.generate("t5", TEXTS)) == expected
+    # Alone, and in any company.
+    with ThreadPoolExecutor(len(TEXTS)) as pool:
+        assert list(pool.map(lambda text: _ids(served.generate("t5", text))[0], TEXTS)) == expected
+    beams = [served.expected("t5", ids, num_beams=3) for ids in sources]
+    assert _ids(served.generate("t5", TEXTS, num_beams=3)) == beams
+
+
+def test_marian_translates_as_transformers_does(served: Served) -> None:
+    for text, found in zip(TEXTS, _ids(served.generate("marian", TEXTS)), strict=True):
+        # Transformers counts the start token in the length.
+        options = {"max_new_tokens": NEW_TOKENS, "num_beams": 1}
+        expected = served.expected("marian", served.tokenizers["marian"].encode(text).ids, **options)
+        assert found == expected
+    answer = post(served.server, "/translate", {"q": "word1 word2", "source": "en", "target": "de"})
+    assert answer["translatedText"]
+
+
+def test_a_firefox_model_translates_as_its_reference_does(served: Served) -> None:
+    reference = FirefoxReference(MarianModel(_firefox_model(), "model.bin"))
+    outputs = served.generate("firefox", TEXTS, return_attention={"kinds": ["cross"]})
+    for text, output in zip(TEXTS, outputs, strict=True):
+        source = [4 + WORDS.index(word) for word in text.split()]
+        # The reference drops the last token if the length ends the text.
+        expected = reference.translate([*source, 0], NEW_TOKENS + 1, [id_ for id_ in range(4 + len(WORDS)) if id_ != 1])
+        assert [token["id"] for token in output["tokens"] if token["id"]] == expected.ids
+        (cross,) = output["attention"]["maps"]
+        maps = np.array(cross["data"]).reshape(cross["shape"])
+        found = expected.cross_attention[:NEW_TOKENS].transpose(1, 2, 0, 3)  # (layers, heads, T, S)
+        np.testing.assert_allclose(maps, found, rtol=0, atol=TOLERANCE)
+
+
+def test_languages_select_the_first_tokens(served: Served) -> None:
+    tokenizer = served.tokenizers["m2m"]
+    for source, target in (("en", "de"), ("fr", "en")):
+        forced = _id_of(tokenizer, f"__{target}__")
+        languages = {"source_language": source, "target_language": target}
+        given = _ids(served.generate("m2m", TEXTS, **languages))
+        for text, found in zip(TEXTS, given, strict=True):
+            ids = [_id_of(tokenizer, f"__{source}__"), *tokenizer.encode(text).ids, 2]
+            expected = served.expected("m2m", ids, forced_bos_token_id=forced, max_new_tokens=NEW_TOKENS + 1)
+            assert expected[0] == forced
+            assert found == expected[1:]
+
+
+def test_cross_attention_equals_that_of_transformers(served: Served) -> None:
+    (output,) = served.generate("t5", TEXTS[2], return_attention={"kinds": ["cross", "encoder", "decoder"]})
+    ids, hf = served.tokenizers["t5"].encode(TEXTS[2]).ids, served.models["t5"]
+    target = [0, *[token["id"] for token in output["tokens"]][:-1]]
+    with torch.no_grad():
+        given = hf(input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([target]), output_attentions=True)
+    maps = {one["kind"]: np.array(one["data"]).reshape(one["shape"]) for one in output["attention"]["maps"]}
+    for kind, expected in (
+        ("cross", given.cross_attentions),
+        ("encoder", given.encoder_attentions),
+        ("decoder", given.decoder_attentions),
+    ):
+        np.testing.assert_allclose(maps[kind], np.stack([one[0] for one in expected]), rtol=0, atol=TOLERANCE)
+
+
+def test_a_chat_is_the_same_as_with_the_template_of_transformers(served: Served) -> None:
+    dialogues = [
+        [{"role": "user", "content": "Hi! <|im_end|>"}],
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "One?"},
+            {"role": "assistant", "content": "Two."},
+            {"role": "user", "content": "Three, which is long enough for two chunks?"},
+        ],
+    ]
+    tokenizer = served.tokenizers["chat"]
+    start, end = _id_of(tokenizer, "<|im_start|>"), _id_of(tokenizer, "<|im_end|>")
+
+    for messages in dialogues:
+        ids: list[int] = []
+        for message in messages:
+            # One character at a time, so that names of special tokens in a message are plain text.
+            content = [id_ for character in message["content"] for id_ in tokenizer.encode(character).ids]
+            ids += [start, *tokenizer.encode(f"{message['role']}\n").ids, *content, end, *tokenizer.encode("\n").ids]
+        ids += [start, *tokenizer.encode("assistant\n").ids]
+        body = {"model": "chat", "messages": messages, "max_tokens": NEW_TOKENS, "logprobs": True}
+        answer = post(served.server, "/v1/chat/completions", body)
+        expected = served.expected("chat", ids)
+        logprobs = [token["logprob"] for token in answer["choices"][0]["logprobs"]["content"]]
+        with torch.no_grad():
+            scores = served.models["chat"](torch.tensor([ids + expected])).logits[0].log_softmax(-1)
+        wanted = [float(scores[len(ids) - 1 + index, id_]) for index, id_ in enumerate(expected)]
+        np.testing.assert_allclose(logprobs, wanted[: len(logprobs)], rtol=0, atol=TOLERANCE)
+        assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_documents_are_ranked_by_the_scores_of_transformers(served: Served) -> None:
+    tokenizer, hf = word_tokenizer(64), served.models["ranker"]
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    scores = []
+    for text in TEXTS:
+        pair = tokenizer.encode("word3 word40", text)
+        with torch.no_grad():
+            logits = hf(input_ids=torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids])).logits
+        scores.append(1 / (1 + math.exp(-float(logits))))
+    body = {"model": "ranker", "query": "word3 word40", "documents": TEXTS}
+    results = post(served.server, "/v1/rerank", body)["results"]
+    assert [one["index"] for one in results] == sorted(range(len(TEXTS)), key=lambda index: -scores[index])
+    for one in results:
+        assert one["relevance_score"] == pytest.approx(scores[one["index"]], abs=TOLERANCE)

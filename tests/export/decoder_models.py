@@ -1,0 +1,193 @@
+"""Small decoder-only models of transformers with random weights, and their imported graphs."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from export.builder import WeightFile
+from export.checkpoint import Folder, open_folder
+from export.description import Description
+from export.families.table import describe, find_family
+from export.graphs.decoder import decoder_graph, states
+from export.verify_imported import DecoderSession
+from export.weights import Weights
+
+Array = NDArray[Any]
+Ids = Sequence[int]
+POSITIONS = 40
+VOCABULARY = 211
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": POSITIONS,
+    "hidden_size": 60,
+    "intermediate_size": 71,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "eos_token_id": [7, 9],
+    "bos_token_id": 5,
+    "pad_token_id": None,
+}
+GPT2_SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "n_positions": POSITIONS,
+    "n_embd": 60,
+    "n_head": 5,
+    "n_layer": 3,
+    "n_inner": 71,
+    "bos_token_id": 5,
+    "eos_token_id": 7,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+MODELS: dict[str, Any] = {
+    "gpt2": GPT2Config(**GPT2_SMALL),
+    "gpt2-untied": GPT2Config(
+        **GPT2_SMALL | {"n_layer": 1, "n_head": 4, "n_inner": None, "activation_function": "relu"},
+        tie_word_embeddings=False,
+    ),
+    "gpt2-scales": GPT2Config(**GPT2_SMALL, scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False),
+    "llama": LlamaConfig(**SMALL, head_dim=12),
+    "llama-biases": LlamaConfig(
+        **SMALL,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={**LLAMA3, "rope_theta": 500.0, "original_max_position_embeddings": 16},
+    ),
+    "llama-one-layer": LlamaConfig(
+        **SMALL | {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1},
+        head_dim=26,
+        rope_parameters={"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0},
+    ),
+    "llama-yarn": LlamaConfig(**SMALL, rope_parameters={**YARN, "rope_theta": 10000.0}),
+    "mistral": MistralConfig(**SMALL, head_dim=14, sliding_window=5),
+    "mistral-no-window": MistralConfig(**SMALL, sliding_window=None),
+    "qwen2": Qwen2Config(
+        **SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "qwen3": Qwen3Config(**SMALL | {"num_attention_heads": 3, "num_key_value_heads": 1}, head_dim=24),
+    "qwen3-windows": Qwen3Config(
+        **SMALL,
+        head_dim=20,
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=1,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={**YARN, "rope_theta": 1000.0, "attention_factor": 0.8, "truncate": False},
+    ),
+    "smollm3": SmolLM3Config(
+        **SMALL | {"num_hidden_layers": 5}, use_sliding_window=True, sliding_window=6, attention_bias=True
+    ),
+}
+
+
+def hf_model(config: Any, scale: float = 0.3) -> Any:
+    """Return a model of transformers whose parameters, biases and norms included, are random."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            parameter.normal_(centre, scale)
+    return model
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A checkpoint of transformers and the graph that was built from it."""
+
+    hf: Any
+    folder: Path
+    model: Description
+    weights: Weights
+    graph: Path
+
+    def session(self, rows: int = 1, positions: int = POSITIONS, fill: float = 0.0) -> DecoderSession:
+        session = DecoderSession(self.graph, states(self.model), rows, positions)
+        for buffer in session.buffers.values():
+            buffer.fill(fill)
+        return session
+
+
+@contextmanager
+def import_model(hf: Any, folder: Path) -> Iterator[Imported]:
+    """Save a model of transformers, and build the graph of the checkpoint."""
+    hf.save_pretrained(folder)
+    with open_folder(folder) as opened:
+        yield import_folder(hf, folder, opened)
+
+
+def import_folder(hf: Any, folder: Path, opened: Folder) -> Imported:
+    family = find_family(opened.config)
+    model = describe(family, opened.config, opened.tensors)
+    weights = Weights(opened.tensors, family.modules(model, opened.tensors))
+    graph = folder / "decoder.onnx"
+    with WeightFile(folder / "weights.bin") as file:
+        onnx.save_model(decoder_graph(model, weights, file), graph)
+    opened.tensors.check_all_read()
+    opened.config.check_all_read()
+    return Imported(hf, folder, model, weights, graph)
+
+
+def random_ids(length: int, seed: int = 0, vocabulary: int = VOCABULARY) -> list[int]:
+    return [int(one) for one in np.random.default_rng((seed, length)).integers(vocabulary, size=length)]
+
+
+def hf_outputs(hf: Any, texts: Sequence[Ids]) -> dict[str, Array]:
+    """Run transformers on each text alone.
+
+    Returns:
+        `hidden.i` (S, M) after the final norm, `logits.i` (S, V) and `decoder.i` (L, H, S, S) of
+        each text.
+    """
+    outputs: dict[str, Array] = {}
+    for number, ids in enumerate(texts):
+        with torch.no_grad():
+            result = hf(torch.tensor([list(ids)]), output_attentions=True, output_hidden_states=True, use_cache=False)
+        outputs[f"hidden.{number}"] = result.hidden_states[-1][0].numpy()
+        outputs[f"logits.{number}"] = result.logits[0].numpy()
+        outputs[f"decoder.{number}"] = np.stack([one[0].numpy() for one in result.attentions])
+    return outputs
+
+
+def graph_outputs(
+    session: DecoderSession, texts: Sequence[Ids], chunk: int, vocabulary: int = VOCABULARY
+) -> dict[str, Array]:
+    """Prefill row 0 with each text in chunks, and return the arrays of `hf_outputs`.
+
+    Logits exist only for the last token of a chunk; others are NaN.
+    """
+    outputs: dict[str, Array] = {}
+    for number, ids in enumerate(texts):
+        hidden, logits, maps = [], np.full((len(ids), vocabulary), np.nan, np.float32), None
+        for start in range(0, len(ids), chunk):
+            part = ids[start : start + chunk]
+            given = session.run(0, np.array([part]), [start], ("hidden", "logits", "decoder_attention"))
+            hidden.append(given["hidden"][0])
+            end = start + len(part)
+            logits[end - 1] = given["logits"][0]
+            own = given["decoder_attention"][0].swapaxes(0, 1)  # (L, H, S, columns)
+            if maps is None:
+                maps = np.zeros((*own.shape[:2], len(ids), len(ids)), np.float32)
+            maps[:, :, start:end, :end] = own[..., :end]
+        outputs[f"hidden.{number}"], outputs[f"logits.{number}"] = np.concatenate(hidden), logits
+        assert maps is not None
+        outputs[f"decoder.{number}"] = maps
+    return outputs

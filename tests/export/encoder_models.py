@@ -1,0 +1,183 @@
+"""Randomly initialised encoders of Hugging Face in small, odd shapes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from export.builder import WeightFile
+from export.checkpoint import Tensors, open_folder
+from export.description import Description
+from export.families.table import describe, find_family
+from export.graphs.encoder import encoder_graph
+from export.reference import Reference
+from export.weights import Weights
+from service.bundle import LABEL_OUTPUTS
+
+CLS, SEP = 101, 102
+SMALL = {"vocab_size": 211, "hidden_size": 30, "num_attention_heads": 3, "num_hidden_layers": 3}
+BERT_LIKE = SMALL | {"intermediate_size": 37, "max_position_embeddings": 23}
+# Adds special tokens and token types as BERT does.
+TOKENIZER = {"post_processor": {"type": "BertProcessing", "sep": ["[SEP]", SEP], "cls": ["[CLS]", CLS]}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape of a family."""
+
+    family: str  # start of the names of its classes, such as "Bert"
+    config: Mapping[str, Any] = field(default_factory=lambda: BERT_LIKE)
+    longest: int = 23
+
+    def make_config(self, **options: Any) -> Any:
+        return getattr(transformers, f"{self.family}Config")(**{**self.config, **options})
+
+
+FAMILIES = {
+    "bert": Case("Bert"),
+    "roberta": Case("Roberta", BERT_LIKE | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, 21),
+    "xlm-roberta": Case("XLMRoberta", BERT_LIKE | {"pad_token_id": 3}, 19),
+    "electra": Case("Electra", BERT_LIKE | {"embedding_size": 14}),
+    "electra without projection": Case("Electra", BERT_LIKE | {"embedding_size": 30}),
+    "mpnet": Case("MPNet", BERT_LIKE | {"max_position_embeddings": 152}, 150),
+    "distilbert": Case(
+        "DistilBert",
+        {"vocab_size": 211, "dim": 30, "n_heads": 3, "n_layers": 3, "hidden_dim": 37, "max_position_embeddings": 23},
+    ),
+    "albert": Case("Albert", BERT_LIKE | {"embedding_size": 14}),
+    "albert with groups": Case(
+        "Albert",
+        BERT_LIKE | {"embedding_size": 14, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2},
+    ),
+    "modernbert": Case("ModernBert", BERT_LIKE | {"num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0}),
+    "modernbert with biases": Case(
+        "ModernBert",
+        BERT_LIKE
+        | {
+            "attention_bias": True,
+            "classifier_bias": True,
+            "classifier_pooling": "mean",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "local_attention": 7,
+            "mlp_bias": True,
+            "norm_bias": True,
+            "pad_token_id": 0,
+        },
+    ),
+}
+TASKS = {"Model": {}, "ForSequenceClassification": {"num_labels": 5}, "ForTokenClassification": {"num_labels": 3}}
+
+
+@torch.no_grad()
+def make_model(case: Case, task: str, scale: float = 0.3, **options: Any) -> Any:
+    """Return a model with random weights; by default its values are of order 1 if it is small."""
+    config = case.make_config(**{**TASKS.get(task, {}), **options})
+    config.architectures = [f"{case.family}{task}"]
+    torch.set_num_threads(1)  # the tensors are tiny, and other processes may have the cores
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{case.family}{task}")._from_config(config, attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+        parameter.copy_(centre + scale * torch.randn_like(parameter))
+    return model
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A checkpoint as a graph and as NumPy."""
+
+    model: Description
+    session: ort.InferenceSession
+    reference: Reference
+    weights_bytes: int
+
+    def run(self, rows: list[list[int]]) -> dict[str, NDArray[Any]]:
+        """Run rows as one batch with an even number of columns, up to the limit of the model."""
+        longest = max(map(len, rows))
+        columns = min(longest + longest % 2, self.model.max_positions)
+        ids = np.full((len(rows), columns), 7, np.int64)  # any token, because padding has no effect
+        for row, tokens in enumerate(rows):
+            ids[row, : len(tokens)] = tokens
+        lengths = np.array([len(tokens) for tokens in rows], np.int32)
+        names = [output.name for output in self.session.get_outputs()]
+        results = self.session.run(names, {"source_ids": ids, "source_lengths": lengths})
+        return dict(zip(names, results, strict=True))
+
+    def row(self, results: Mapping[str, NDArray[Any]], row: int, length: int) -> dict[str, NDArray[Any]]:
+        """Return the hidden states, attention maps and labels of one row without padding."""
+        assert self.model.encoder is not None
+        maps = [results[f"encoder_attention.{layer}"][row, :, :length, :length] for layer in range(self.num_layers)]
+        found = {"hidden": results["hidden"][row, :length], "maps": np.stack(maps)}
+        if self.model.head is not None:
+            labels = results[LABEL_OUTPUTS[self.model.head.label_kind]][row]
+            found["labels"] = labels[:length] if self.model.head.pooling == "tokens" else labels
+        return found
+
+    @property
+    def num_layers(self) -> int:
+        assert self.model.encoder is not None
+        return self.model.encoder.layers
+
+
+def import_folder(folder: Path, out: Path, tokenizer: Mapping[str, Any] = TOKENIZER) -> Imported:
+    """Import a folder as a graph, and check that all its keys and tensors are known."""
+    with open_folder(folder) as checkpoint:
+        family = find_family(checkpoint.config)
+        stored = checkpoint.tensors
+        # The reference reads weights after the folder is closed. Numbers of positions are integers,
+        # which no graph reads.
+        tensors = Tensors.of_arrays(
+            {name: np.zeros(0, np.float32) if name.endswith("_ids") else stored.read(name) for name in stored.names}
+        )
+        model = describe(family, checkpoint.config, tensors, tokenizer)
+        checkpoint.config.check_all_read()
+    weights = Weights(tensors, family.modules(model, tensors))
+    with WeightFile(out / "weights.bin") as file:
+        graph = encoder_graph(model, weights, file)
+    tensors.check_all_read()
+    onnx.save_model(graph, out / "encoder.onnx")
+    options = ort.SessionOptions()
+    options.enable_mem_pattern = False
+    options.log_severity_level = 3  # it warns that attention maps are larger than it inferred
+    options.intra_op_num_threads = 2
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = ort.InferenceSession(out / "encoder.onnx", options, ["CPUExecutionProvider"])
+    return Imported(model, session, Reference(model, weights), (out / "weights.bin").stat().st_size)
+
+
+def token_types(ids: list[int]) -> list[int]:
+    """Return the token types of BERT: 1 after the first separator."""
+    first = ids.index(SEP) if SEP in ids else len(ids)
+    return [int(index > first) for index in range(len(ids))]
+
+
+@torch.no_grad()
+def compute(model: Any, ids: list[int], num_types: int) -> dict[str, NDArray[Any]]:
+    """Return what transformers computes for one sequence; labels as logits."""
+    options = {"token_type_ids": torch.tensor([token_types(ids)])} if num_types == 2 else {}
+    encoded: list[Any] = []
+    hook = model.base_model.register_forward_hook(lambda module, inputs, output: encoded.append(output))
+    output = model(input_ids=torch.tensor([ids]), output_attentions=True, **options)
+    hook.remove()
+    found = {"hidden": encoded[0].last_hidden_state[0], "maps": torch.stack(output.attentions)[:, 0]}
+    if "logits" in output:
+        found["labels"] = output.logits[0]
+    return {name: array.numpy() for name, array in found.items()}
+
+
+def random_rows(vocabulary: int, lengths: list[int]) -> list[list[int]]:
+    """Return sequences of ordinary tokens; all with at least four are text pairs."""
+    draw = np.random.default_rng(0)
+    rows = [draw.integers(110, vocabulary, length).tolist() for length in lengths]
+    for row in rows:
+        row[0] = CLS
+        if len(row) >= 4:
+            row[len(row) // 2], row[-1] = SEP, SEP
+    return rows

@@ -1,0 +1,147 @@
+"""Graphs of checkpoints in the layout of Hugging Face, loaded for comparison with Transformers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from export.builder import WeightFile
+from export.checkpoint import Config, open_folder
+from export.description import Description
+from export.families import Family
+from export.generation import Generation, read_generation
+from export.graphs.decoder import decoder_graph, states
+from export.graphs.encoder import encoder_graph
+from export.sessions import Sessions, States, encode, initial_states, open_sessions, run_step
+from export.weights import Weights
+from service.bundle import Graph, Manifest, Tokens
+
+Array = NDArray[np.floating]
+
+TOLERANCE = 1e-4  # of logits and hidden states, as for each exported bundle
+# If scores of attention differ by at most d, a weight p differs by at most 2 * p * (1 - p) * d to
+# first order, and that is at most d / 2. Scores have the tolerance of logits.
+MAP_TOLERANCE = TOLERANCE / 2
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Encoder-decoder whose graphs were built from a checkpoint."""
+
+    model: Description
+    generation: Generation
+    sessions: Sessions
+
+
+@dataclass(frozen=True)
+class Run:
+    """Outputs of a decoder that reads given tokens, as Transformers returns them."""
+
+    hidden: Array  # (S, M) of the encoder
+    logits: Array  # (T, V)
+    encoder: Array  # (layers, H, S, S)
+    cross: Array  # (layers, H, T, S)
+    decoder: Array | None  # (layers, H, T, T), None for recurrent units
+
+
+def import_folder(folder: Path, family: Family, pad_id: int = 0) -> Imported:
+    """Build the graphs of a checkpoint that Transformers saved, beside its files."""
+    with open_folder(folder) as opened:
+        config = opened.config
+        model = family.describe(config, opened.tensors)
+        settings = opened.json("generation_config.json")
+        generation = read_generation(config, None if settings is None else Config(settings, "generation_config.json"))
+        opened.tensors.ignore(*family.ignored)
+        sessions = load(model, Weights(opened.tensors, family.modules(model, opened.tensors)), folder, pad_id)
+        config.check_all_read()
+        opened.tensors.check_all_read()
+    return Imported(model, generation, sessions)
+
+
+def load(model: Description, weights: Weights, folder: Path, pad_id: int = 0) -> Sessions:
+    """Build and load the graphs of an encoder-decoder."""
+    with WeightFile(folder / "weights.bin") as file:
+        graphs = {"encoder": encoder_graph(model, weights, file), "decoder": decoder_graph(model, weights, file)}
+    described: dict[str, Any] = {}
+    for name, proto in graphs.items():
+        onnx.save_model(proto, folder / f"{name}.onnx")
+        inputs = tuple(value.name for value in proto.graph.input)
+        described[name] = Graph(
+            file=f"{name}.onnx", inputs=inputs, outputs=tuple(value.name for value in proto.graph.output)
+        )
+    manifest = Manifest.model_construct(
+        tokens=Tokens(pad_id=pad_id, start_ids=(0,), end_ids=(0,)),
+        decoder_start="start_token",
+        states=states(model),
+        similar=None,
+        **described,
+    )
+    return open_sessions(folder, manifest)
+
+
+def run_rows(
+    sessions: Sessions, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+) -> tuple[list[Run], States]:
+    """Run the decoder over the targets of all rows in one batch; shorter rows stop earlier.
+
+    Returns:
+        The outputs of each row without padding, and the states.
+    """
+    encoded, rows = encode(sessions, sources), range(len(sources))
+    memory = initial_states(sessions.manifest, encoded, max(map(len, targets)))
+    outputs = [name for name in sessions.manifest.decoder_graph.outputs if name.endswith("attention")]
+    logits: list[list[Array]] = [[] for _ in rows]
+    maps: dict[str, list[list[Array]]] = {name: [[] for _ in rows] for name in outputs}
+    for step in range(max(map(len, targets))):
+        active = [row for row in rows if step < len(targets[row])]
+        picked = {name: state[active] for name, state in memory.items()}
+        tokens, lengths = [targets[row][step] for row in active], [step] * len(active)
+        source_lengths = [len(sources[row]) for row in active]
+        values = run_step(sessions, picked, tokens, lengths, source_lengths, ["logits", *outputs])
+        for name, state in picked.items():
+            memory[name][active] = state
+        for index, row in enumerate(active):
+            logits[row].append(values["logits"][index])
+            for name in outputs:
+                maps[name][row].append(values[name][index].swapaxes(0, 1))  # (L, H, columns)
+    results = []
+    for row, source in enumerate(sources):
+        size, columns = len(source), len(targets[row])
+        of_encoder = [encoded[name][row, :, :size, :size] for name in sorted(encoded) if "encoder_attention" in name]
+        cross = np.stack([one[..., :size] for one in maps["cross_attention"][row]], axis=2)
+        own = (
+            [np.pad(one, [(0, 0), (0, 0), (0, columns)])[..., :columns] for one in maps["decoder_attention"][row]]
+            if ("decoder_attention" in maps)
+            else None
+        )
+        results.append(
+            Run(
+                encoded["hidden"][row, :size],
+                np.stack(logits[row]),
+                np.stack(of_encoder),
+                cross,
+                None if own is None else np.stack(own, axis=2),
+            )
+        )
+    return results, memory
+
+
+def transformers_run(model: Any, source: Sequence[int], target: Sequence[int]) -> Run:
+    """Return the outputs of an encoder-decoder of Transformers for one row."""
+    import torch
+
+    with torch.inference_mode():
+        output = model(
+            input_ids=torch.tensor([list(source)]),
+            decoder_input_ids=torch.tensor([list(target)]),
+            output_attentions=True,
+            use_cache=False,
+        )
+    hidden = output.encoder_last_hidden_state[0].numpy()
+    stacked = (output.encoder_attentions, output.cross_attentions, output.decoder_attentions)
+    encoder, cross, decoder = (torch.cat(maps).numpy() for maps in stacked)
+    return Run(hidden, output.logits[0].numpy(), encoder, cross, decoder)

@@ -1,0 +1,196 @@
+"""Configurations of decoder-only checkpoints: old forms, and forms that are not supported."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from export.checkpoint import open_folder
+from export.errors import ImportFailedError
+from tests.export.decoder_models import (
+    MODELS,
+    SMALL,
+    Imported,
+    graph_outputs,
+    hf_model,
+    hf_outputs,
+    import_folder,
+    random_ids,
+)
+
+Edit = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
+TEXTS = [random_ids(12)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Iterator[Callable[[str, Edit], Imported]]:
+    """Return a function that saves a model, edits its configuration and tensors, and imports it."""
+    folders = []
+
+    def edit_and_import(name: str, edit: Edit) -> Imported:
+        hf = hf_model(MODELS[name])
+        hf.save_pretrained(tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        tensors = load_file(tmp_path / "model.safetensors")
+        edit(config, tensors)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        folders.append(open_folder(tmp_path))
+        return import_folder(hf, tmp_path, folders[-1])
+
+    yield edit_and_import
+    for folder in folders:
+        folder.close()
+
+
+def assert_same_outputs(imported: Imported) -> None:
+    given, expected = graph_outputs(imported.session(), TEXTS, 12), hf_outputs(imported.hf, TEXTS)
+    np.testing.assert_allclose(given["logits.0"][-1], expected["logits.0"][-1], rtol=0, atol=1e-4)
+
+
+def older_form(config: dict[str, Any], rope_type_key: str = "rope_type") -> None:
+    """Write the rotary options as transformers 4 does."""
+    scaling = config.pop("rope_parameters")
+    config["rope_theta"] = scaling.pop("rope_theta")
+    scaling[rope_type_key] = scaling.pop("rope_type")
+    config["rope_scaling"] = None if scaling[rope_type_key] == "default" else scaling
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "llama-one-layer", "llama-yarn"])
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_rotary_options_of_transformers_4(edited: Callable[[str, Edit], Imported], name: str, key: str) -> None:
+    assert_same_outputs(edited(name, lambda config, _: older_form(config, key)))
+
+
+def test_gpt2_without_a_prefix_and_with_masks_and_a_copy_of_the_embedding(
+    edited: Callable[[str, Edit], Imported],
+) -> None:
+    def edit(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 40, 40)
+        tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+        tensors["lm_head.weight"] = tensors["wte.weight"].clone()
+        config |= {"n_ctx": 40, "task_specific_params": {}, "_num_labels": 1}
+
+    imported = edited("gpt2", edit)
+    assert "output.weight" not in imported.weights
+    assert_same_outputs(imported)
+
+
+def test_qwen_windows_without_layer_types(edited: Callable[[str, Edit], Imported]) -> None:
+    imported = edited("qwen2", lambda config, _: config.pop("layer_types"))
+    assert imported.model.decoder is not None
+    assert [attention.window for attention in imported.model.decoder.attention] == [None, 4, 4]
+    assert_same_outputs(imported)
+
+
+def test_smollm3_without_lists_of_layers(edited: Callable[[str, Edit], Imported]) -> None:
+    def edit(config: dict[str, Any], _: dict[str, torch.Tensor]) -> None:
+        del config["no_rope_layers"], config["layer_types"]
+
+    imported = edited("smollm3", edit)
+    assert imported.model.decoder is not None
+    assert [attention.rotary is None for attention in imported.model.decoder.attention] == [False] * 3 + [True, False]
+    assert [attention.window for attention in imported.model.decoder.attention] == [None, None, None, 6, None]
+    assert_same_outputs(imported)
+
+
+def test_mistral_without_the_key_has_the_window_of_its_default(edited: Callable[[str, Edit], Imported]) -> None:
+    imported = edited("mistral", lambda config, _: config.pop("sliding_window"))
+    assert imported.model.decoder is not None
+    assert imported.model.decoder.attention[0].window == 4096
+
+
+def setting(**values: Any) -> Edit:
+    return lambda config, _: config.update(values)
+
+
+def rope(**values: Any) -> Edit:
+    return lambda config, _: config["rope_parameters"].update(values)
+
+
+def without(name: str) -> Edit:
+    return lambda _, tensors: tensors.pop(name)  # type: ignore[return-value]
+
+
+def adding(name: str, *shape: int) -> Edit:
+    return lambda _, tensors: tensors.update({name: torch.ones(shape)})
+
+
+FIRST = "model.layers.0"
+REJECTED: Mapping[str, tuple[str, Edit, str]] = {
+    "unknown key": ("llama", setting(attention_sinks=4), r"has 1 keys that are not known .*: attention_sinks"),
+    "quantized": (
+        "llama",
+        setting(quantization_config={"bits": 4}),
+        r"keys that are not known .*: quantization_config",
+    ),
+    "interleaved": ("llama", setting(rope_interleaved=True), r"rope_interleaved is true, which is not supported"),
+    "partial": ("llama", setting(partial_rotary_factor=0.5), r"partial_rotary_factor is 0\.5"),
+    "partial in rope": ("llama", rope(partial_rotary_factor=0.5), r"rope_parameters: partial_rotary_factor is 0\.5"),
+    "dynamic": (
+        "llama-yarn",
+        rope(rope_type="dynamic"),
+        r"the rope type 'dynamic' is not supported; supported are default, linear, llama3, yarn",
+    ),
+    "longrope": ("llama-yarn", rope(rope_type="longrope"), r"the rope type 'longrope' is not supported"),
+    "unknown rope key": ("llama", rope(beta_fast=3), r"rope_parameters has 1 keys that are not known .*: beta_fast"),
+    "both ropes": ("llama", setting(rope_scaling={"type": "linear", "factor": 2.0}), "has both rope_scaling and"),
+    "llama3 factors": ("llama-biases", rope(low_freq_factor=4.0), r"low_freq_factor must be less than .*got 4 and 4"),
+    "theta": ("llama", rope(rope_theta=-1.0), r"rope_theta must be positive, got -1"),
+    "activation": ("llama", setting(hidden_act="mish"), r"the activation mish is not supported"),
+    "kv heads": ("llama", setting(num_key_value_heads=4), r"multiple of num_key_value_heads, got 6 and 4"),
+    "no heads": ("llama", setting(num_attention_heads=0), r"num_attention_heads must be at least 1, got 0"),
+    "odd heads": ("llama", setting(head_dim=11), r"head_dim must be even and at least 2, got 11"),
+    "missing key": ("qwen3", lambda config, _: config.pop("head_dim"), r"has no key 'head_dim'"),
+    "tied": ("llama", without("lm_head.weight"), r"no tensor 'lm_head.weight', although tie_word_embeddings"),
+    "missing tensor": (
+        "llama",
+        without(f"{FIRST}.mlp.up_proj.weight"),
+        r"no tensor 'model.layers.0.mlp.up_proj.weight'",
+    ),
+    "missing bias": ("qwen2", without(f"{FIRST}.self_attn.k_proj.bias"), r"no tensor '.*k_proj.bias'"),
+    "extra bias": ("llama", adding(f"{FIRST}.self_attn.q_proj.bias", 72), r"exclude this bias"),
+    "extra norm": ("llama", adding(f"{FIRST}.self_attn.q_norm.weight", 12), r"1 tensors that .* does not use"),
+    "extra layer": ("llama", setting(num_hidden_layers=2), r"9 tensors that its architecture does not use"),
+    "shape": ("llama", setting(intermediate_size=70), r"has the shape \[71, 60\], but config.json implies \[70, 60\]"),
+    "layer types": (
+        "qwen2",
+        setting(layer_types=["full_attention"]),
+        r"layer_types must be a list with an element for",
+    ),
+    "layer type": ("qwen2", setting(layer_types=["chunked_attention"] * 3), r"layer_types has 'chunked_attention'"),
+    "no window": ("qwen2", setting(use_sliding_window=False), r"sliding_attention, which needs use_sliding_window"),
+    "mrope": ("qwen2", setting(use_mrope=True), r"use_mrope is true"),
+    "mistral types": ("mistral", setting(layer_types=["full_attention"] * 3), r"layer_types is"),
+    "cross-attention": ("gpt2", setting(add_cross_attention=True), r"add_cross_attention is true"),
+    "gpt2 heads": ("gpt2", setting(n_head=7), r"n_embd must be a multiple of n_head, got 60 and 7"),
+}
+
+
+@pytest.mark.parametrize("case", REJECTED)
+def test_other_variants_are_rejected(edited: Callable[[str, Edit], Imported], case: str) -> None:
+    name, edit, message = REJECTED[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        edited(name, edit)
+    assert isinstance(caught.value, ImportFailedError) or "activation" in message
+
+
+def test_several_end_tokens_and_a_hub_configuration_are_accepted(edited: Callable[[str, Edit], Imported]) -> None:
+    assert SMALL["eos_token_id"] == [7, 9]
+    hub = {"is_llama_config": True, "rope_interleaved": False, "pretraining_tp": 1, "transformers.js_config": {}}
+    assert_same_outputs(edited("llama", setting(**hub, unsloth_fixed=True, temperature=0.6, max_length=20)))

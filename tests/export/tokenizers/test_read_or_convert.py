@@ -1,0 +1,417 @@
+"""Tokenizers of checkpoints, compared with those of transformers."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from export.errors import ImportFailedError
+from export.tokenizers import (
+    CONVERSIONS,
+    ConvertedTokenizers,
+    firefox_tokenizer,
+    read_or_convert_tokenizers,
+)
+from export.tokenizers.languages import M2M100, MBART, MBART_50, language_ids
+from export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel
+from service.text.tokenizer import TextTokenizer
+from tests.export.tokenizers.test_sentencepiece import BPE, UNIGRAM
+from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
+from tests.service.text.kinds import byte_level
+
+TEXTS = ["a dog", " A   Dog, abs é中文!", "", "dogs\n\ta b.", "The “dog” isn't [here]"]
+
+
+@dataclass(frozen=True)
+class FakeFolder:
+    """Files of a checkpoint in memory."""
+
+    model_type: str
+    files: Mapping[str, Any]  # bytes, text, or an object that is written as JSON
+    module: str = ""
+
+    def bytes(self, name: str) -> bytes | None:
+        if name not in self.files:
+            return None
+        content = self.files[name]
+        if isinstance(content, bytes):
+            return content
+        return (content if isinstance(content, str) else json.dumps(content)).encode()
+
+    def text(self, name: str) -> str | None:
+        data = self.bytes(name)
+        return None if data is None else data.decode()
+
+    def json(self, name: str) -> Any:
+        text = self.text(name)
+        return None if text is None else json.loads(text)
+
+
+def convert(model_type: str, **files: Any) -> ConvertedTokenizers:
+    """Convert files whose names have `__` for a dot."""
+    named = {name.replace("__", "."): content for name, content in files.items()}
+    return read_or_convert_tokenizers(FakeFolder(model_type, named))
+
+
+def ids(tokenizer: Tokenizer, text: str, pair: str | None = None) -> list[int]:
+    found: list[int] = tokenizer.encode(text, pair).ids
+    return found
+
+
+def model_of(*special: str) -> bytes:
+    return write_sentencepiece(replace(UNIGRAM, pieces=special_pieces(*special) + UNIGRAM.pieces[3:]))
+
+
+FAIRSEQ = model_of("<unk>", "<s>", "</s>")
+
+
+# tokenizer.json
+
+
+def test_a_tokenizer_file_is_used_without_truncation_and_padding() -> None:
+    tokenizer = byte_level()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=7)
+    converted = convert("bert", tokenizer__json=tokenizer.to_str())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    assert converted.source is converted.target
+    assert converted.source.to_str() == tokenizer.to_str()
+    assert (converted.converted_from, converted.language_ids) == ("tokenizer.json", {})
+
+
+def test_a_multilingual_tokenizer_adds_only_the_end_token() -> None:
+    """The language comes from the manifest."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(["eng_Latn", "zho_Hans", "zho_Hant"])
+    first = tokenizer.token_to_id("eng_Latn")
+    assert first is not None
+    converted = convert("m2m_100", tokenizer__json=tokenizer.to_str())
+    encoded = ids(converted.source, "a dog")
+    assert encoded == [*tokenizer.encode("a dog", add_special_tokens=False).ids, tokenizer.token_to_id("</s>")]
+    assert converted.language_ids == {"en": first, "zh-Hans": first + 1, "zh-Hant": first + 2}
+
+
+def test_files_are_read_from_the_folder_of_the_transformer() -> None:
+    files = {"0_Transformer/tokenizer.json": byte_level().to_str()}
+    folder = FakeFolder("bert", files, module="0_Transformer/")
+    assert read_or_convert_tokenizers(folder).converted_from == "tokenizer.json"
+
+
+# Conversions
+
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "dog",
+    "##s",
+    "##og",
+    ",",
+    "!",
+    "é",
+    "e",
+    "中",
+    "[",
+    "]",
+    "A",
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False, "strip_accents": True}],
+    ids=str,
+)
+def test_word_pieces_have_the_ids_of_transformers(tmp_path: Path, options: dict[str, bool]) -> None:
+    from transformers import BertTokenizer
+
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    expected = BertTokenizer.from_pretrained(tmp_path)
+    converted = convert("bert", vocab__txt="\n".join(WORDS) + "\n", tokenizer_config__json=options)
+    for text in TEXTS:
+        assert ids(converted.source, text) == expected(text)["input_ids"]
+        assert ids(converted.source, text, "a dog") == expected(text, "a dog")["input_ids"]
+
+
+def test_mpnet_has_another_template() -> None:
+    words = ["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "a", "dog", "<mask>"]
+    converted = convert("mpnet", vocab__txt="\r\n".join(words))
+    assert ids(converted.source, "a", "dog cat") == [0, 5, 2, 2, 6, 4, 2]
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "roberta", "bart"])
+def test_byte_level_vocabularies_have_the_ids_of_transformers(tmp_path: Path, model_type: str) -> None:
+    from transformers import BartTokenizer, GPT2Tokenizer, RobertaTokenizer
+
+    original = json.loads(byte_level().to_str())["model"]
+    vocabulary = dict(original["vocab"])
+    for name in ("<mask>", "<|endoftext|>"):
+        vocabulary[name] = len(vocabulary)
+    merges = "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in original["merges"])
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text(merges)
+    kind = {"gpt2": GPT2Tokenizer, "roberta": RobertaTokenizer, "bart": BartTokenizer}[model_type]
+    expected = kind.from_pretrained(tmp_path)
+    converted = convert(model_type, vocab__json=vocabulary, merges__txt=merges)
+    for text in TEXTS:
+        assert ids(converted.source, text) == expected(text)["input_ids"]
+        assert ids(converted.source, text, "a dog") == expected(text, "a dog")["input_ids"]
+
+
+def test_the_extra_ids_of_t5_are_last_and_in_descending_order() -> None:
+    converted = convert("t5", spiece__model=model_of("<pad>", "</s>", "<unk>"))
+    size = len(UNIGRAM.pieces)
+    assert converted.source.token_to_id("<extra_id_99>") == size
+    assert converted.source.token_to_id("<extra_id_0>") == size + 99
+    assert ids(converted.source, "a", "b") == [8, 1, 3, 5, 1]
+    other = convert("mt5", spiece__model=model_of("<pad>", "</s>", "<unk>"))
+    assert other.source.get_vocab_size() == size
+
+
+def test_albert_normalizes_its_texts() -> None:
+    pieces = special_pieces("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]") + unigram_pieces("▁", "a", "e", '"', "d")
+    data = write_sentencepiece(replace(UNIGRAM, pieces=pieces))
+    converted = convert("albert", spiece__model=data)
+    assert ids(converted.source, "Éa ``D''") == [2, 5, 7, 6, 5, 8, 9, 8, 3]
+    kept = convert("albert", spiece__model=data, tokenizer_config__json={"do_lower_case": False, "keep_accents": True})
+    assert ids(kept.source, "éD") == [2, 5, 1, 3]
+
+
+def test_pegasus_has_the_ids_of_its_pieces_after_103_others() -> None:
+    converted = convert("pegasus", spiece__model=model_of("<pad>", "</s>", "<unk>"))
+    assert ids(converted.source, "a 中") == [8 + 103, 3 + 103, 2 + 103, 1]
+    names = [converted.source.id_to_token(id_) for id_ in (0, 1, 2, 3, 4, 104, 105)]
+    assert names == ["<pad>", "</s>", "<mask_1>", "<mask_2>", "<unk_2>", "<unk_102>", "<unk>"]
+
+
+def test_llama_starts_with_the_start_token() -> None:
+    data = write_sentencepiece(BPE)
+    assert ids(convert("llama", tokenizer__model=data).source, "a dog") == [1, 3, 6]
+    options = {"add_bos_token": False, "add_eos_token": True}
+    assert ids(convert("llama", tokenizer__model=data, tokenizer_config__json=options).source, "a dog") == [3, 6, 2]
+
+
+def test_xlm_roberta_has_the_ids_of_fairseq() -> None:
+    converted = convert("xlm-roberta", sentencepiece__bpe__model=FAIRSEQ)
+    assert ids(converted.source, "a 中", "b") == [0, 9, 4, 3, 2, 2, 4, 6, 2]
+    assert converted.source.token_to_id("<mask>") == len(UNIGRAM.pieces) + 1
+
+
+@pytest.mark.parametrize(("options", "codes"), [({}, MBART), ({"tokenizer_class": "MBart50Tokenizer"}, MBART_50)])
+def test_mbart_has_its_languages_after_the_pieces(options: dict[str, str], codes: list[str]) -> None:
+    converted = convert("mbart", sentencepiece__bpe__model=FAIRSEQ, tokenizer_config__json=options)
+    first = len(UNIGRAM.pieces) + 1
+    assert converted.source.token_to_id("<mask>") == first + len(codes)
+    assert converted.language_ids["ar"] == first
+    assert len(converted.language_ids) == len(codes)
+    assert ids(converted.source, "a en_XX")[-1] == 2
+    assert converted.language_ids["en"] not in TextTokenizer(converted.source).encode("en_XX")
+
+
+def test_nllb_reads_its_languages_from_the_special_tokens() -> None:
+    special = {"additional_special_tokens": ["ace_Arab", "ace_Latn", {"content": "eng_Latn"}, "<extra>"]}
+    converted = convert("m2m_100", sentencepiece__bpe__model=FAIRSEQ, special_tokens_map__json=special)
+    first = len(UNIGRAM.pieces) + 1
+    assert converted.language_ids == {"ace-Arab": first, "ace-Latn": first + 1, "en": first + 2}
+    with pytest.raises(ImportFailedError, match=r"special_tokens_map\.json does not list the language tokens of NLLB"):
+        convert("m2m_100", sentencepiece__bpe__model=FAIRSEQ)
+
+
+def test_m2m100_has_its_ids_in_a_vocabulary() -> None:
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "▁a": 4, "▁": 5, "b": 6}
+    converted = convert("m2m_100", sentencepiece__bpe__model=FAIRSEQ, vocab__json=vocabulary)
+    assert ids(converted.source, "a b") == [4, 5, 6, 2]
+    assert converted.language_ids["af"] == 7
+    assert converted.language_ids["nso"] == 7 + M2M100["m2m100"].index("ns")
+    assert converted.num_dropped_pieces == len(UNIGRAM.pieces) - 6
+
+
+def test_tokens_that_were_added_later_keep_their_ids() -> None:
+    added = {"<b>": 18, "<a>": 17}
+    converted = convert("bert", vocab__txt="\n".join(WORDS), added_tokens__json=added)
+    assert [converted.source.token_to_id(token) for token in ("<a>", "<b>")] == [17, 18]
+    with pytest.raises(ImportFailedError, match="the token '<a>' must have the id 17 after the vocabulary, got 99"):
+        convert("bert", vocab__txt="\n".join(WORDS), added_tokens__json={"<a>": 99})
+
+
+# Marian
+
+SOURCE = replace(
+    UNIGRAM, pieces=special_pieces("<unk>", "<s>", "</s>") + unigram_pieces("▁", "▁a", "a", "b", "d", "▁dog")
+)
+TARGET = replace(
+    UNIGRAM, pieces=special_pieces("<unk>", "<s>", "</s>") + unigram_pieces("▁", "▁ein", "e", "d", "▁Hund")
+)
+MARIAN = [
+    "</s>",
+    "<unk>",
+    "▁Hund",
+    "▁a",
+    "▁",
+    "e",
+    "d",
+    "▁dog",
+    ">>fra<<",
+    ">>pt_br<<",
+    ">>pt<<",
+    "▁ein",
+    "b",
+    "a",
+    "<pad>",
+]
+MARIAN_IDS = {piece: id_ for id_, piece in enumerate(MARIAN)}
+
+
+def marian(**files: Any) -> ConvertedTokenizers:
+    spm = {"source__spm": write_sentencepiece(SOURCE), "target__spm": write_sentencepiece(TARGET)}
+    return convert("marian", **spm, vocab__json=MARIAN_IDS, **files)
+
+
+def test_marian_has_two_tokenizers_with_the_ids_of_one_vocabulary() -> None:
+    converted = marian()
+    assert ids(converted.source, ">>fra<< a dog ein") == [8, 3, 7, 4, 1, 0]
+    assert ids(converted.target, "ein Hund dog") == [11, 2, 4, 6, 1, 0]
+    target = TextTokenizer(converted.target)
+    assert target.decode([11, 2, 7, 0, 14]) == "ein Hund dog"  # also pieces of the source
+    assert converted.language_ids == {"fr": 8, "pt-BR": 9, "pt": 10}
+    assert converted.num_dropped_pieces == 0
+
+
+def test_marian_can_have_a_vocabulary_for_each_language() -> None:
+    vocabulary = {piece: id_ for id_, piece in enumerate(["</s>", "<unk>", "▁ein", "▁Hund", "▁", "d", "e", "<pad>"])}
+    converted = marian(target_vocab__json=vocabulary)
+    assert ids(converted.target, "ein Hund") == [2, 3, 0]
+    assert ids(converted.source, "a dog") == [3, 7, 0]
+    assert converted.language_ids == {}
+
+
+def test_marian_has_the_ids_of_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece", reason="the package sentencepiece is not installed")
+    from transformers import MarianTokenizer
+
+    (tmp_path / "source.spm").write_bytes(write_sentencepiece(SOURCE))
+    (tmp_path / "target.spm").write_bytes(write_sentencepiece(TARGET))
+    (tmp_path / "vocab.json").write_text(json.dumps(MARIAN_IDS))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    expected = MarianTokenizer.from_pretrained(tmp_path)
+    converted = marian()
+    for text in [*TEXTS, "dog ein Hund a", ">>fra<< a dog", ">>pt<<dog"]:
+        assert ids(converted.source, text) == expected(text)["input_ids"], text
+    for text in ["ein  Hund", "Hund 中 d e", "", " ein"]:
+        assert ids(converted.target, text) == expected(text_target=text)["input_ids"], text
+
+
+# Firefox
+
+
+def test_a_firefox_vocabulary_keeps_its_ids_and_ends_with_the_end_token() -> None:
+    pieces = special_pieces("</s>", "<unk>") + unigram_pieces("▁", "▁a", "a")
+    tokenizer = firefox_tokenizer(write_sentencepiece(replace(UNIGRAM, pieces=pieces)), "vocab.ende.spm")
+    assert ids(tokenizer, "a aa") == [3, 3, 4, 0]
+
+
+def test_a_firefox_vocabulary_without_an_end_token() -> None:
+    model = SentencePieceModel((Piece("<unk>", 0.0, PieceKind.UNKNOWN), Piece("a", -1.0)))
+    with pytest.raises(ImportFailedError, match=r"vocab\.ende\.spm has no piece '</s>', which ends a text"):
+        firefox_tokenizer(write_sentencepiece(model), "vocab.ende.spm")
+
+
+# Errors
+
+
+@pytest.mark.parametrize("model_type", [*CONVERSIONS, "marian"])
+def test_each_conversion_names_the_file_that_is_missing(model_type: str) -> None:
+    extra = {"special_tokens_map.json": {"additional_special_tokens": ["eng_Latn"]}}
+    with pytest.raises(ImportFailedError, match=r"the checkpoint has no tokenizer\.json and no [a-z.]+, from which"):
+        read_or_convert_tokenizers(FakeFolder(model_type, extra))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "files", "message"),
+    [
+        ("qwen2", {}, r"has no tokenizer\.json, and that of model type 'qwen2' cannot be converted; supported without"),
+        ("bert", {"tokenizer.json": "{}"}, r"tokenizer\.json is not a tokenizer of the tokenizers library: "),
+        ("bert", {"vocab.txt": "a\nb"}, r"vocab\.txt has no token '\[UNK\]' for unknown words"),
+        ("bert", {"vocab.txt": "[UNK]\na\na"}, r"vocab\.txt has a token twice"),
+        ("bert", {"vocab.txt": b"\xff"}, r"vocab\.txt is not UTF-8"),
+        ("bert", {"vocab.txt": "[UNK]\na"}, r"the vocabulary has no token '\[CLS\]', which the tokenizer needs"),
+        (
+            "bert",
+            {"vocab.txt": "\n".join(WORDS), "tokenizer_config.json": {"do_lower_case": 1}},
+            "must be true or false",
+        ),
+        (
+            "t5",
+            {"spiece.model": FAIRSEQ, "tokenizer_config.json": {"extra_ids": -1}},
+            "extra_ids must be an integer from",
+        ),
+        (
+            "gpt2",
+            {"vocab.json": {"a": 0, "b": 2}},
+            r"vocab\.json must be a JSON object of tokens with the ids 0 to N - 1",
+        ),
+        ("gpt2", {"vocab.json": [1], "merges.txt": ""}, r"vocab\.json must be a JSON object of tokens with the ids"),
+        ("gpt2", {"vocab.json": {"a": 0}, "merges.txt": "a"}, r"merges\.txt: line 1 must have two tokens"),
+        (
+            "gpt2",
+            {"vocab.json": {"a": 0}, "merges.txt": "a b"},
+            r"merges\.txt: line 1 has a token that is not in vocab",
+        ),
+        ("pegasus", {"spiece.model": FAIRSEQ}, r"spiece\.model: the ids from <unk> on must be 103 less than"),
+        ("m2m_100", {"vocab.json": {}, "sentencepiece.bpe.model": FAIRSEQ}, "has no token '<unk>'"),
+        (
+            "m2m_100",
+            {"vocab.json": {}, "sentencepiece.bpe.model": FAIRSEQ, "tokenizer_config.json": {"language_codes": "x"}},
+            "language_codes must be one of m2m100, wmt21",
+        ),
+        (
+            "bert",
+            {"vocab.txt": "\n".join(WORDS), "added_tokens.json": [1]},
+            r"added_tokens\.json must be a JSON object",
+        ),
+    ],
+)
+def test_errors(model_type: str, files: dict[str, Any], message: str) -> None:
+    with pytest.raises(ImportFailedError, match=message):
+        read_or_convert_tokenizers(FakeFolder(model_type, files))
+
+
+# Languages
+
+
+def test_tags_of_language_tokens() -> None:
+    assert language_ids({"eng_Latn": 1, "arb_Arab": 2, "acm_Arab": 3, "cmn": 4}) == {"en": 1, "ar": 2, "acm": 3}
+    assert language_ids({"__zh__": 5, "__ns__": 6, "__unk__x": 7}) == {"zh": 5, "nso": 6}
+    assert language_ids({">>cmn_Hans<<": 1, ">>cmn_hant<<": 2, ">>sr_Cyrl<<": 3}) == {
+        "zh-Hans": 1,
+        "zh-Hant": 2,
+        "sr": 3,
+    }
+    assert language_ids({"dog": 1}) == {}
+
+
+def test_languages_of_transformers() -> None:
+    pytest.importorskip("sentencepiece", reason="the package sentencepiece is not installed")  # transformers needs it
+    from transformers.models.m2m_100 import tokenization_m2m_100
+    from transformers.models.mbart import tokenization_mbart
+    from transformers.models.mbart50 import tokenization_mbart50
+    from transformers.models.nllb import tokenization_nllb
+
+    assert tokenization_m2m_100.FAIRSEQ_LANGUAGE_CODES == M2M100
+    assert tokenization_mbart.FAIRSEQ_LANGUAGE_CODES == MBART
+    assert tokenization_mbart50.FAIRSEQ_LANGUAGE_CODES == MBART_50
+    codes = tokenization_nllb.FAIRSEQ_LANGUAGE_CODES
+    tags = language_ids({code: id_ for id_, code in enumerate(codes)})
+    assert len(tags) == len(codes)
+    assert tags["de"] == codes.index("deu_Latn")
+    assert tags["zh-Hant"] == codes.index("zho_Hant")

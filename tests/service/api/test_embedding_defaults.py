@@ -1,0 +1,115 @@
+"""Embedding settings of the manifest are the defaults of every API; requests override them."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from service.bundle import Embedding
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
+from tests.support.fake_runner import HIDDEN
+
+pytestmark = pytest.mark.anyio
+TEXTS = ["a dog", "x"]
+PROMPTS = {"query": "query: ", "passage": "passage: "}
+Pooling = Literal["mean", "first", "last", "max"]
+# A mean of n float32 values has a relative error of at most about n * 2 ** -24; inputs have at most
+# 3 tokens, and the norm adds the errors of 4 products.
+TOLERANCE = 16 * 2.0**-24
+
+
+def backend_with(make_backend: MakeBackend, embedding: Embedding) -> FakeBackend:
+    backend = make_backend("plain", "trained")
+    plain, trained = backend.manifests
+    backend.manifests = (plain, trained.model_copy(update={"embedding": embedding}))
+    return backend
+
+
+def reference(tokenizer: TextTokenizer, pooling: str, *, normalize: bool) -> NDArray[np.float64]:
+    """Return the vectors of TEXTS as sentence-transformers' Pooling and Normalize define them."""
+    vectors = []
+    for text in TEXTS:
+        hidden = np.array(tokenizer.encode(text), np.float64)[:, None] * np.arange(1, HIDDEN + 1)
+        pooled = {"mean": hidden.mean(0), "first": hidden[0], "last": hidden[-1], "max": hidden.max(0)}[pooling]
+        vectors.append(pooled / np.linalg.norm(pooled) if normalize else pooled)
+    return np.stack(vectors)
+
+
+async def post(running: Running, path: str, body: Any) -> Any:
+    response = await running.post(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def encode(running: Running, inputs: Any, **fields: Any) -> Any:
+    return (await post(running, "/v1/encode", {"inputs": inputs, **fields}))["embeddings"]
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("pooling", ["mean", "first", "last", "max"])
+async def test_every_api_uses_the_models_pooling(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer, pooling: Pooling, normalize: bool
+) -> None:
+    backend = backend_with(make_backend, Embedding(pooling=pooling, normalize=normalize))
+    async with start(backend, default_model="trained") as running:
+        own, units = [reference(tokenizer, pooling, normalize=unit) for unit in (normalize, True)]
+        np.testing.assert_allclose(await encode(running, TEXTS), own, rtol=TOLERANCE)
+        openai = (await post(running, "/v1/embeddings", {"input": TEXTS}))["data"]
+        np.testing.assert_allclose([one["embedding"] for one in openai], units, rtol=TOLERANCE)
+        np.testing.assert_allclose(await post(running, "/embed", {"inputs": TEXTS}), units, rtol=TOLERANCE)
+        raw = await post(running, "/embed", {"inputs": TEXTS, "normalize": False})
+        np.testing.assert_allclose(raw, reference(tokenizer, pooling, normalize=False), rtol=TOLERANCE)
+
+
+async def test_a_request_overrides_the_models_pooling(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
+) -> None:
+    backend = backend_with(make_backend, Embedding(pooling="first", normalize=True))
+    async with start(backend, default_model="trained") as running:
+        other = await encode(running, TEXTS, pooling="max", normalize=False)
+        np.testing.assert_allclose(other, reference(tokenizer, "max", normalize=False), rtol=TOLERANCE)
+        plain = await encode(running, TEXTS, model="plain")
+        np.testing.assert_allclose(plain, reference(tokenizer, "mean", normalize=False), rtol=TOLERANCE)
+        rows = await encode(running, "x", pooling="none")  # not normalized, unless requested
+        np.testing.assert_array_equal(rows[0][:HIDDEN], tokenizer.encode("x")[0] * np.arange(1, HIDDEN + 1))
+
+
+async def test_prompts_are_put_before_the_inputs(start: Start, make_backend: MakeBackend) -> None:
+    embedding = Embedding(pooling="mean", normalize=True, prompts=PROMPTS, default_prompt="passage")
+    async with start(backend_with(make_backend, embedding), default_model="trained") as running:
+        expected = {
+            name: await encode(running, [prompt + "dog"], model="plain", normalize=True)
+            for name, prompt in PROMPTS.items()
+        }
+        for name in (None, *PROMPTS):
+            vectors = expected[name or "passage"]
+            assert await encode(running, ["dog"], prompt_name=name) == vectors
+            assert await post(running, "/embed", {"inputs": ["dog"], "prompt_name": name}) == vectors
+        openai = await post(running, "/v1/embeddings", {"input": "dog"})
+        assert [one["embedding"] for one in openai["data"]] == expected["passage"]
+
+
+async def test_an_unknown_prompt_is_an_error_that_lists_the_prompts(start: Start, make_backend: MakeBackend) -> None:
+    embedding = Embedding(pooling="mean", normalize=True, prompts=PROMPTS)
+    async with start(backend_with(make_backend, embedding), default_model="trained") as running:
+        response = await running.post("/v1/encode", {"inputs": "x", "prompt_name": "title"})
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (422, "unsupported_parameter", "prompt_name")
+        assert error["message"] == "prompt_name is not the name of a prompt of trained: its prompts are passage, query."
+        response = await running.post("/embed?model=plain", {"inputs": "x", "prompt_name": "query"})
+        message = "prompt_name is not the name of a prompt of plain: it has no prompts; leave it out."
+        assert response.json()["error"] == message
+        sentences = {"source_sentence": "x", "sentences": ["y"]}
+        response = await running.post("/similarity", {"inputs": sentences, "parameters": {"prompt_name": "title"}})
+        assert response.json()["error"].startswith("parameters.prompt_name is not the name of a prompt of trained")
+
+
+async def test_a_model_shows_its_settings(start: Start, make_backend: MakeBackend) -> None:
+    embedding = Embedding(pooling="first", normalize=True, prompts=PROMPTS, default_prompt="query")
+    async with start(backend_with(make_backend, embedding), default_model="trained") as running:
+        plain, trained = (await running.client.get("/v1/models")).json()["data"]
+        assert (plain["sentence_similarity"], plain["embedding"]) == (False, None)
+        assert trained["sentence_similarity"]
+        assert trained["embedding"] == embedding.model_dump()

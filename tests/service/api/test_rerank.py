@@ -1,0 +1,154 @@
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.inference.classify import apply_function
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import MakeBackend, Running, Start
+from tests.support.fake_runner import fake_classifier_manifest, fake_label_logits
+
+pytestmark = pytest.mark.anyio
+QUERY = "who"
+DOCUMENTS = ["a dog", "Hund und a dog", "x", "xy", "xyz"]
+
+
+@pytest.fixture
+async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Running]:
+    backend = make_backend()
+    sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
+    ranker = fake_classifier_manifest("ranker", "score", ["LABEL_0"], **sizes)
+    backend.manifests = (*backend.manifests, ranker)
+    async with start(backend, default_model="ranker") as running:
+        yield running
+
+
+async def post(running: Running, path: str, body: Any) -> Any:
+    response = await running.post(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def error_of(running: Running, path: str, **body: Any) -> tuple[int, str, str | None]:
+    response = await running.post(path, body)
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
+
+
+def logits_of(tokenizer: TextTokenizer, texts: list[str]) -> list[float]:
+    """Return the logit of each pair, computed one at a time."""
+    return [float(fake_label_logits(tokenizer.encode_pair(QUERY, text, None), 1)[0]) for text in texts]
+
+
+def sigmoid(value: float) -> float:
+    return float(1 / (1 + np.exp(-value)))
+
+
+async def test_documents_are_sorted_by_the_sigmoid_of_their_logit(running: Running, tokenizer: TextTokenizer) -> None:
+    body = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
+    logits = logits_of(tokenizer, DOCUMENTS)
+    assert len(set(logits)) > 2  # the order is not trivial
+    expected = sorted(range(len(DOCUMENTS)), key=lambda index: -logits[index])
+    assert [one["index"] for one in body["results"]] == expected
+    for one in body["results"]:
+        # Both compute in float64; the result has at most a few roundings of 2 ** -53.
+        assert one["relevance_score"] == pytest.approx(sigmoid(logits[one["index"]]), rel=1e-15)
+        assert one["document"] is None
+    num_tokens = sum(len(tokenizer.encode_pair(QUERY, text, None)) for text in DOCUMENTS)
+    assert body["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    assert (body["object"], body["model"], body["id"][:7]) == ("list", "ranker", "rerank-")
+
+
+async def test_a_document_has_the_same_score_alone(running: Running) -> None:
+    body = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
+    for one in body["results"]:
+        alone = await post(running, "/v1/rerank", {"query": QUERY, "documents": [DOCUMENTS[one["index"]]]})
+        assert alone["results"] == [{**one, "index": 0}]
+
+
+async def test_raw_scores_are_the_logits(running: Running, tokenizer: TextTokenizer) -> None:
+    body = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "raw_scores": True})
+    logits = logits_of(tokenizer, DOCUMENTS)
+    assert [one["relevance_score"] for one in body["results"]] == sorted(logits, reverse=True)
+
+
+async def test_fields_of_cohere_and_jina_are_accepted(running: Running) -> None:
+    plain = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
+    documents = [{"text": DOCUMENTS[0]}, *DOCUMENTS[1:]]
+    options = {"return_documents": True, "top_n": 2, "rank_fields": None, "model": "ranker", "max_tokens_per_doc": 4096}
+    body = await post(running, "/v1/rerank", {"query": QUERY, "documents": documents, **options})
+    texts = [{**one, "document": {"text": DOCUMENTS[one["index"]]}} for one in plain["results"][:2]]
+    assert body["results"] == texts
+    more = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 99})
+    assert more["results"] == plain["results"]
+
+
+async def test_documents_are_cut_to_a_number_of_tokens(running: Running, tokenizer: TextTokenizer) -> None:
+    text = "a dog dog dog"
+    cut = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)[:2])
+    first = await post(running, "/v1/rerank", {"query": QUERY, "documents": [text], "max_tokens_per_doc": 2})
+    second = await post(running, "/v1/rerank", {"query": QUERY, "documents": [cut]})
+    assert first["results"] == second["results"]
+    assert first["usage"] == second["usage"]
+
+
+async def test_a_pair_that_is_too_long_is_cut_only_on_request(running: Running, tokenizer: TextTokenizer) -> None:
+    long = "x" * 70
+    error = await error_of(running, "/v1/rerank", query=QUERY, documents=["a", long])
+    assert error == (422, "input_too_long", "documents[1]")
+    body = await post(running, "/v1/rerank", {"query": QUERY, "documents": [long], "truncate": True})
+    assert body["usage"]["total_tokens"] == 64 == len(tokenizer.encode_pair(QUERY, long, 64))
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"query": " ", "documents": ["a"]}, "empty_input", "query"),
+        ({"query": "a", "documents": []}, "empty_input", "documents"),
+        ({"query": "a", "documents": "a"}, "invalid_parameter", "documents"),
+        ({"query": "a", "documents": ["a", " "]}, "empty_input", "documents[1]"),
+        ({"query": "a", "documents": [{"title": "a"}]}, "invalid_parameter", "documents[0]"),
+        ({"query": "a", "documents": ["a"] * 33}, "invalid_parameter", "documents"),
+        ({"query": "a", "documents": ["a"], "top_n": 0}, "invalid_parameter", "top_n"),
+        ({"query": "a", "documents": ["a"], "rank_fields": ["a"]}, "unsupported_parameter", "rank_fields"),
+        ({"query": "a", "documents": ["a"], "model": "fake"}, "unsupported_task", "model"),
+    ],
+)
+async def test_an_invalid_request_is_an_error(running: Running, body: Any, code: str, param: str) -> None:
+    assert await error_of(running, "/v1/rerank", **body) == (422, code, param)
+
+
+async def test_the_rerank_endpoint_of_tei_returns_the_same_order(running: Running) -> None:
+    own = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
+    expected = [{"index": one["index"], "score": one["relevance_score"]} for one in own["results"]]
+    for path in ("/rerank", "/"):
+        assert await post(running, path, {"query": QUERY, "texts": DOCUMENTS}) == expected
+    with_text = await post(running, "/rerank", {"query": QUERY, "texts": DOCUMENTS, "return_text": True})
+    assert with_text == [{**one, "text": DOCUMENTS[one["index"]]} for one in expected]
+    raw = await post(running, "/rerank", {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True})
+    assert [sigmoid(one["score"]) for one in raw] == pytest.approx([one["score"] for one in expected], rel=1e-15)
+    response = await running.post("/rerank", {"query": QUERY, "texts": ["a", "x" * 70]})
+    assert response.json()["error"].startswith("texts[1] must have at most 64 tokens")
+    info = (await running.client.get("/info")).json()
+    assert info["model_type"] == {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
+    assert info["model_pipeline_tag"] == "text-ranking"
+
+
+async def test_a_reranker_predicts_the_score_of_a_pair(running: Running) -> None:
+    (own,) = (await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS[:1]}))["results"]
+    expected = [{"score": own["relevance_score"], "label": "LABEL_0"}]
+    assert await post(running, "/predict", {"inputs": [QUERY, DOCUMENTS[0]]}) == expected
+    alone = await post(running, "/predict", {"inputs": "x"})
+    assert await post(running, "/predict", {"inputs": [[QUERY, DOCUMENTS[0]], ["x"]]}) == [expected, alone]
+    with_function = {"inputs": [QUERY, DOCUMENTS[0]], "parameters": {"function_to_apply": "sigmoid"}}
+    assert await post(running, "/predict", with_function) == [expected]
+    response = await running.post("/predict", {**with_function, "parameters": {"function_to_apply": "softmax"}})
+    assert response.json()["error"] == "parameters.function_to_apply must be sigmoid for ranker, got softmax."
+
+
+def test_the_sigmoid_neither_overflows_nor_loses_small_values() -> None:
+    values = np.array([-1000, -30, 0, 30, 1000], np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        scores = apply_function(values, "sigmoid")
+    assert scores.tolist() == [0.0, pytest.approx(np.exp(-30.0), rel=1e-12), 0.5, pytest.approx(1.0), 1.0]

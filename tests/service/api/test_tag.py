@@ -1,0 +1,151 @@
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.inference.tag import LabeledToken, label_tokens, merge_tokens, spans_of
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import MakeBackend, Running, Start
+from tests.support.fake_runner import fake_classifier_manifest, fake_token_label_logprobs
+
+pytestmark = pytest.mark.anyio
+LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+TEXTS = ["a dog runs", "Größe 🙂 und  Hund", " x"]
+
+
+@pytest.fixture
+async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Running]:
+    backend = make_backend()
+    sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
+    backend.manifests = (*backend.manifests, fake_classifier_manifest("tagger", "tokens", LABELS, **sizes))
+    async with start(backend, default_model="tagger") as running:
+        yield running
+
+
+async def post(running: Running, path: str, body: Any) -> Any:
+    response = await running.post(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def tag(running: Running, inputs: Any, **fields: Any) -> Any:
+    return (await post(running, "/v1/tag", {"inputs": inputs, **fields}))["outputs"]
+
+
+async def test_each_token_has_its_label_and_its_characters(running: Running, tokenizer: TextTokenizer) -> None:
+    outputs = await tag(running, TEXTS, aggregation="none", ignore_labels=[])
+    assert [output["index"] for output in outputs] == [0, 1, 2]
+    for text, output in zip(TEXTS, outputs, strict=True):
+        spans = tokenizer.encode_spans(text)
+        scores = np.exp(fake_token_label_logprobs([span.id for span in spans], len(LABELS)))
+        plain = [index for index, span in enumerate(spans) if not span.is_special]
+        assert [one["token"] for one in output["entities"]] == plain
+        for one, index in zip(output["entities"], plain, strict=True):
+            assert one["label"] == LABELS[scores[index].argmax()]
+            assert one["score"] == pytest.approx(scores[index].max(), rel=1e-5)
+            assert one["text"] == text[one["start"] : one["end"]] == text[spans[index].start : spans[index].end].strip()
+
+
+async def test_entities_are_merged_tokens_without_those_outside(running: Running) -> None:
+    tokens = await tag(running, TEXTS, aggregation="none", ignore_labels=[])
+    outputs = await tag(running, TEXTS)
+    for text, of_tokens, output in zip(TEXTS, tokens, outputs, strict=True):
+        labeled = [
+            LabeledToken(one["token"], one["label"], one["score"], one["start"], one["end"])
+            for one in of_tokens["entities"]
+        ]
+        expected = [one for one in merge_tokens(text, labeled, "simple") if one.label != "O"]
+        assert [tuple(one.values()) for one in output["entities"]] == [tuple(vars(one).values()) for one in expected]
+    assert any(output["entities"] for output in outputs)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["O", "B-PER", "I-PER", "I-PER", "O", "I-LOC"],
+        ["B-PER", "B-PER", "I-LOC", "B-LOC", "I-LOC", "O"],
+        ["PER", "PER", "LOC", "O", "O", "I-PER"],
+        ["I-PER", "O", "I-PER", "I-PER", "B-LOC", "I-PER"],
+    ],
+)
+def test_merged_tokens_equal_those_of_transformers(labels: Sequence[str]) -> None:
+    from transformers import TokenClassificationPipeline
+
+    text = "ab cd ef gh ij kl"
+    scores = np.random.default_rng(0).dirichlet(np.ones(3), len(labels)).max(axis=1).tolist()
+    tokens = [
+        LabeledToken(index, label, score, 3 * index, 3 * index + 2)
+        for index, (label, score) in enumerate(zip(labels, scores, strict=True))
+    ]
+    pipeline: Any = TokenClassificationPipeline.__new__(TokenClassificationPipeline)
+    pipeline.tokenizer = type("Tokenizer", (), {"convert_tokens_to_string": staticmethod(" ".join)})
+    expected = pipeline.group_entities(
+        [
+            {
+                "entity": one.label,
+                "score": one.score,
+                "index": one.index,
+                "word": text[one.start : one.end],
+                "start": one.start,
+                "end": one.end,
+            }
+            for one in tokens
+        ]
+    )
+    found = merge_tokens(text, tokens, "simple")
+    assert [(one.label, one.text, one.start, one.end) for one in found] == [
+        (one["entity_group"], one["word"], one["start"], one["end"]) for one in expected
+    ]
+    assert [one.score for one in found] == pytest.approx([float(one["score"]) for one in expected], rel=1e-12)
+
+
+async def test_the_token_classification_of_hugging_face(running: Running) -> None:
+    (own,) = await tag(running, TEXTS[1])
+    expected = [
+        {
+            "entity_group": one["label"],
+            "score": one["score"],
+            "word": one["text"],
+            "start": one["start"],
+            "end": one["end"],
+        }
+        for one in own["entities"]
+    ]
+    assert await post(running, "/", {"inputs": TEXTS[1]}) == expected != []
+    assert await post(running, "/", {"inputs": [TEXTS[1]], "parameters": {"stride": None}}) == [expected]
+    (plain,) = await tag(running, TEXTS[1], aggregation="none", ignore_labels=[])
+    options = {"aggregation_strategy": "none", "ignore_labels": []}
+    tokens = await post(running, "/", {"inputs": TEXTS[1], "parameters": options})
+    named = [(one["label"], one["token"]) for one in plain["entities"]]
+    assert [(one["entity"], one["index"]) for one in tokens] == named
+    response = await running.post("/", {"inputs": TEXTS[1], "parameters": {"aggregation_strategy": "max"}})
+    assert response.json()["error"] == "parameters.aggregation_strategy must be simple or none."
+    assert (await running.client.get("/info")).json()["model_pipeline_tag"] == "token-classification"
+
+
+async def test_a_truncated_input_keeps_the_characters_of_its_tokens(running: Running) -> None:
+    body = {"inputs": "xy" * 40, "aggregation": "none", "ignore_labels": [], "truncate": True}
+    response = await post(running, "/v1/tag", body)
+    # The tokenizer puts a space before the text, and the end token is kept.
+    assert [one["start"] for one in response["outputs"][0]["entities"]] == [0, *range(62)]
+    assert response["usage"]["input_tokens"] == 64
+    error = (await running.post("/v1/tag", {**body, "truncate": False})).json()["error"]
+    assert error["code"] == "input_too_long"
+
+
+def test_spans_of_a_truncated_text_keep_its_last_special_token(tokenizer: TextTokenizer) -> None:
+    text = "dog " * 50
+    ids = tuple(tokenizer.encode_truncated(text, 8))
+    assert [span.id for span in spans_of(tokenizer, text, ids)] == list(ids)
+
+
+async def test_a_model_without_labels_of_tokens_is_an_error(running: Running) -> None:
+    response = await running.post("/v1/tag", {"inputs": "x", "model": "fake"})
+    assert (response.status_code, response.json()["error"]["code"]) == (422, "unsupported_task")
+
+
+def test_special_tokens_have_no_label(tokenizer: TextTokenizer) -> None:
+    spans = tokenizer.encode_spans("x")
+    scores = fake_token_label_logprobs([span.id for span in spans], 2)
+    assert [one.index for one in label_tokens("x", spans, scores, ("a", "b"))] == [0, 1]

@@ -1,0 +1,171 @@
+"""Generation defaults of a model are used for parameters that a request omits, in every API."""
+
+from typing import Any
+
+import pytest
+
+from service.bundle import ChatTemplate, GenerationDefaults, Languages
+from service.engine.request import GenerateRequest
+from service.engine.worker import Worker
+from service.parameters import GenerateParameters, complete_parameters
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
+
+pytestmark = pytest.mark.anyio
+BEAMS = GenerationDefaults(num_beams=4, length_penalty=0.6, early_stopping=True, max_new_tokens=20)
+SAMPLING = GenerationDefaults(do_sample=True, temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.1)
+BOTH = GenerationDefaults(do_sample=True, temperature=0.7, num_beams=2)
+LENGTHS = GenerationDefaults(min_new_tokens=3, max_new_tokens=9)
+
+
+@pytest.mark.parametrize(
+    ("given", "defaults", "options", "expected"),
+    [
+        ({}, GenerationDefaults(), {}, {}),
+        ({}, BEAMS, {}, {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True, "max_new_tokens": 20}),
+        ({}, SAMPLING, {}, SAMPLING.model_dump(exclude_none=True, exclude={"suppress_tokens", "force_end"})),
+        # A parameter of the request wins, also with the value that the service has by default.
+        ({"num_beams": 1}, BEAMS, {}, {"num_beams": 1, "max_new_tokens": 20}),
+        ({"do_sample": False}, SAMPLING, {}, {"repetition_penalty": 1.1}),
+        ({"temperature": 1.0}, SAMPLING, {}, {"do_sample": True, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.1}),
+        ({"num_beams": 2}, BEAMS, {}, {**BEAMS.model_dump(exclude_none=True), "num_beams": 2}),
+        # Contradictions
+        ({"do_sample": True}, BEAMS, {}, {"do_sample": True, "max_new_tokens": 20}),
+        ({}, BEAMS, {"stream": True}, {"max_new_tokens": 20}),
+        ({"num_beams": 3}, SAMPLING, {}, {"num_beams": 3, "repetition_penalty": 1.1}),
+        ({}, BOTH, {}, {"num_beams": 2}),
+        ({}, BOTH, {"stream": True}, {"do_sample": True, "temperature": 0.7}),
+        ({"num_beams": 1}, BOTH, {}, {"do_sample": True, "temperature": 0.7}),
+        ({"max_new_tokens": 2}, LENGTHS, {}, {"max_new_tokens": 2}),
+        ({"min_new_tokens": 12}, LENGTHS, {}, {"min_new_tokens": 12}),
+        ({"max_new_tokens": 5}, LENGTHS, {}, {"max_new_tokens": 5, "min_new_tokens": 3}),
+        # Limits of the service and of the model
+        ({}, BEAMS, {"max_beams": 2, "max_new_tokens": 8}, {**BEAMS.model_dump(), "num_beams": 2, "max_new_tokens": 8}),
+        ({}, BEAMS, {"max_beams": 1}, {"max_new_tokens": 20}),
+        # Parameters of the request that are used only if tokens are sampled
+        ({}, SAMPLING, {"if_sampled": {"top_k": 1}}, {**SAMPLING.model_dump(exclude_none=True), "top_k": 1}),
+        ({}, GenerationDefaults(), {"if_sampled": {"top_k": 1}}, {}),
+    ],
+)
+def test_defaults_yield_to_the_request(
+    given: dict[str, Any], defaults: GenerationDefaults, options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    own = {name: value for name, value in expected.items() if name not in ("suppress_tokens", "force_end")}
+    own = {name: value for name, value in own.items() if value is not None}
+    assert complete_parameters(given, defaults, **options) == GenerateParameters(**own)
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[GenerateParameters]:
+    """Return a list that gets the parameters of each request to the engine."""
+    seen: list[GenerateParameters] = []
+    submit = Worker.submit
+
+    def note(worker: Worker, model: str, request: Any, on_event: Any) -> Any:
+        if isinstance(request, GenerateRequest):
+            seen.append(request.parameters)
+        return submit(worker, model, request, on_event)
+
+    monkeypatch.setattr(Worker, "submit", note)
+    return seen
+
+
+def backend_with(make_backend: MakeBackend, defaults: GenerationDefaults, **update: Any) -> FakeBackend:
+    backend = make_backend("own")
+    (manifest,) = backend.manifests
+    backend.manifests = (manifest.model_copy(update={"generation": defaults, **update}),)
+    return backend
+
+
+async def post(running: Running, path: str, body: Any) -> None:
+    response = await running.post(path, body)
+    assert response.status_code == 200, response.text
+
+
+INFER = {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a dog"]}]}
+CHAT = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:")
+MESSAGES = [{"role": "user", "content": "a dog"}]
+# Requests that set no parameter, and the field with their parameters.
+REQUESTS: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/generate", {"inputs": "a dog"}, "parameters"),
+    ("/v1/attention", {"inputs": "a dog"}, "parameters"),
+    ("/v1/completions", {"prompt": "a dog"}, ""),
+    ("/v1/chat/completions", {"messages": MESSAGES}, ""),
+    ("/generate", {"inputs": "a dog"}, "parameters"),
+    ("/", {"inputs": "a dog"}, "parameters"),
+    ("/v2/models/own/infer", INFER, "parameters"),
+    ("/v2/models/own/generate", {"text_input": "a dog"}, "parameters"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), REQUESTS, ids=[path for path, *_ in REQUESTS])
+async def test_every_api_uses_the_defaults(
+    start: Start,
+    make_backend: MakeBackend,
+    submitted: list[GenerateParameters],
+    path: str,
+    body: dict[str, Any],
+    field: str,
+) -> None:
+    options: dict[str, Any] = {"repetition_penalty": 1.5}
+    requested = {**body, field: options} if field else body | options
+    async with start(backend_with(make_backend, BEAMS, chat=CHAT)) as running:
+        await post(running, path, body)
+        await post(running, path, requested)
+        assert [(one.num_beams, one.length_penalty, one.max_new_tokens) for one in submitted] == [(4, 0.6, 20)] * 2
+        assert [one.repetition_penalty for one in submitted] == [1.0, 1.5]
+    submitted.clear()
+    async with start(backend_with(make_backend, SAMPLING, chat=CHAT)) as running:
+        await post(running, path, body)
+        await post(running, path, requested)
+        assert [(one.do_sample, one.temperature, one.top_k) for one in submitted] == [(True, 0.7, 5)] * 2
+        assert [one.repetition_penalty for one in submitted] == [1.1, 1.5]
+
+
+async def test_a_stream_does_not_use_beam_search_by_default(
+    start: Start, make_backend: MakeBackend, submitted: list[GenerateParameters]
+) -> None:
+    async with start(backend_with(make_backend, BEAMS, chat=CHAT)) as running:
+        await post(running, "/v1/generate", {"inputs": "x", "stream": True})
+        await post(running, "/v1/completions", {"prompt": "x", "stream": True})
+        await post(running, "/generate_stream", {"inputs": "x"})
+        await post(running, "/v2/models/own/generate_stream", {"text_input": "x"})
+        assert [(one.num_beams, one.max_new_tokens) for one in submitted] == [(1, 20)] * 4
+        response = await running.post("/v1/generate", {"inputs": "x", "stream": True, "parameters": {"num_beams": 2}})
+        assert response.json()["error"]["code"] == "unsupported_parameter"
+
+
+async def test_a_temperature_of_openai_decides_if_tokens_are_sampled(
+    start: Start, make_backend: MakeBackend, submitted: list[GenerateParameters]
+) -> None:
+    async with start(backend_with(make_backend, SAMPLING)) as running:
+        for fields in ({"temperature": 0}, {"temperature": 0.5}, {"top_p": 0.5, "n": 2}, {"num_beams": 2}):
+            await post(running, "/v1/completions", {"prompt": "x", **fields})
+    found = [(one.do_sample, one.temperature, one.top_p, one.num_beams) for one in submitted]
+    assert found == [(False, 1, 1, 1), (True, 0.5, 0.9, 1), *[(True, 0.7, 0.5, 1)] * 2, (False, 1, 1, 2)]
+
+
+async def test_tgi_can_turn_sampling_off(
+    start: Start, make_backend: MakeBackend, submitted: list[GenerateParameters]
+) -> None:
+    async with start(backend_with(make_backend, SAMPLING)) as running:
+        for parameters in ({"do_sample": False}, {"temperature": 1.0, "seed": 3}):
+            await post(running, "/generate", {"inputs": "x", "parameters": parameters})
+    assert [(one.do_sample, one.temperature) for one in submitted] == [(False, 1), (True, 1)]
+
+
+async def test_a_translation_uses_the_beams_of_the_model(
+    start: Start, make_backend: MakeBackend, submitted: list[GenerateParameters]
+) -> None:
+    languages = Languages(sources=("en",), targets=("de",))
+    async with start(backend_with(make_backend, BEAMS, languages=languages)) as running:
+        for alternatives in (None, 1, 5):
+            body = {"q": "a dog", "source": "en", "target": "de", "alternatives": alternatives}
+            await post(running, "/translate", body)
+    assert [(one.num_beams, one.num_return_sequences) for one in submitted] == [(4, 1), (4, 2), (6, 6)]
+
+
+async def test_the_defaults_are_shown(start: Start, make_backend: MakeBackend) -> None:
+    async with start(backend_with(make_backend, BEAMS)) as running:
+        (card,) = (await running.client.get("/v1/models")).json()["data"]
+        expected = BEAMS.model_dump(exclude={"suppress_tokens", "force_end"})
+        assert card["generation_defaults"] == expected

@@ -1,0 +1,276 @@
+"""Languages select a model and its prefix tokens; forced tokens are not part of a result."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.bundle import Languages
+from service.engine.request import GenerateRequest
+from service.engine.worker import Worker
+from service.text.languages import find_language, language_name
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
+
+pytestmark = pytest.mark.anyio
+MANY = Languages(
+    sources=("en", "de", "zh-Hant"),
+    targets=("de", "en", "zh-Hant"),
+    source_prefix={"en": (10,), "de": (11,), "zh-Hant": (12,)},
+    source_prefix_of_target={"en": (20,), "zh-Hant": (21, 22)},
+    target_prefix={"de": (30,), "en": (31, 32), "zh-Hant": (33,)},
+)
+
+
+@pytest.fixture
+def backend(make_backend: MakeBackend) -> FakeBackend:
+    """Return a multilingual model, two models of one pair, and one that does not translate."""
+    backend = make_backend("many", "a-en-fr", "b-en-de", "plain")
+    languages = (MANY, Languages(sources=("en",), targets=("fr",)), Languages(sources=("en",), targets=("de",)), None)
+    backend.manifests = tuple(
+        manifest.model_copy(update={"languages": one})
+        for manifest, one in zip(backend.manifests, languages, strict=True)
+    )
+    return backend
+
+
+@pytest.fixture
+async def running(start: Start, backend: FakeBackend) -> AsyncIterator[Running]:
+    async with start(backend, default_model="many") as running:
+        yield running
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, GenerateRequest]]:
+    """Return a list that gets the model and each request to its engine."""
+    seen: list[tuple[str, GenerateRequest]] = []
+    submit = Worker.submit
+
+    def note(worker: Worker, model: str, request: Any, on_event: Any) -> Any:
+        if isinstance(request, GenerateRequest):
+            seen.append((model, request))
+        return submit(worker, model, request, on_event)
+
+    monkeypatch.setattr(Worker, "submit", note)
+    return seen
+
+
+async def post(running: Running, path: str, body: Any) -> Any:
+    response = await running.post(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
+    return await post(running, "/v1/generate", {"inputs": inputs, "parameters": parameters})
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "source_prefix", "target_prefix"),
+    [
+        (None, None, (10,), (30,)),
+        ("de", None, (11,), (30,)),
+        ("de", "en", (20, 11), (31, 32)),
+        ("EN", "zh_Hant", (21, 22, 10), (33,)),
+        ("eng", "zho-Hant", (21, 22, 10), (33,)),
+    ],
+)
+async def test_prefixes_come_before_the_source_and_the_target(
+    running: Running,
+    tokenizer: TextTokenizer,
+    submitted: list[tuple[str, GenerateRequest]],
+    source: str | None,
+    target: str | None,
+    source_prefix: tuple[int, ...],
+    target_prefix: tuple[int, ...],
+) -> None:
+    parameters = {"source_language": source, "target_language": target, "target_prefix": "a", "max_new_tokens": 4}
+    result = await generate(running, ["a dog"], **parameters)
+    ((model, request),) = submitted
+    assert model == result["model"] == "many"
+    assert request.source_ids == (*source_prefix, *tokenizer.encode("a dog"))
+    assert request.target_prefix == (*target_prefix, *tokenizer.encode("a", add_special_tokens=False))
+    assert result["usage"]["input_tokens"] == len(request.source_ids)
+    # The engine's tokens after the prefix are the result.
+    runner = running.backend.runners[0]
+    assert result["outputs"][0]["text"].startswith("a")
+    assert result["usage"]["output_tokens"] == len(result["outputs"][0]["tokens"]) <= 4
+    assert runner.num_encodes == 1
+
+
+async def test_forced_tokens_are_in_no_result(running: Running, tokenizer: TextTokenizer) -> None:
+    parameters = {"target_language": "en", "max_new_tokens": 5, "return_attention": True, "target_prefix": "a"}
+    (whole,) = (await generate(running, "a dog", **parameters))["outputs"]
+    prefix = tokenizer.encode("a", add_special_tokens=False)
+    attention = whole["attention"]
+    num_rows = len(prefix) + len(whole["tokens"])
+    names = [tokenizer.name(id_) for id_ in (*prefix, *(token["id"] for token in whole["tokens"]))]
+    assert attention["target_tokens"] == names
+    assert attention["decoder_input_tokens"] == [*map(tokenizer.name, (1, 31, 32)), *names[:-1]]
+    shapes = {one["kind"]: one["shape"] for one in attention["maps"]}
+    assert shapes["cross"][2:] == [num_rows, len(attention["source_tokens"])]
+    assert shapes["decoder"][2:] == [num_rows, len(attention["decoder_input_tokens"])]
+    for one in attention["maps"]:
+        np.testing.assert_allclose(np.reshape(one["data"], one["shape"]).sum(-1), 1, rtol=1e-5)
+    assert whole["score"] == pytest.approx(sum(token["logprob"] for token in whole["tokens"]), rel=1e-6)
+
+
+async def test_a_stream_is_the_same_text_without_forced_tokens(running: Running) -> None:
+    parameters = {"target_language": "en", "max_new_tokens": 6}
+    result = (await generate(running, "a dog", **parameters))["outputs"][0]
+    response = await running.post("/v1/generate", {"inputs": "a dog", "parameters": parameters, "stream": True})
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    assert [event["token"]["id"] for event in events[:-1]] == [token["id"] for token in result["tokens"]]
+    assert events[-1]["text"] == result["text"]
+    assert events[-1]["usage"]["output_tokens"] == len(result["tokens"])
+
+
+async def test_scores_and_given_targets_leave_out_forced_tokens(running: Running, tokenizer: TextTokenizer) -> None:
+    body = {"inputs": "a dog", "targets": "Hund", "target_language": "en"}
+    result = await post(running, "/v1/score", body)
+    (output,) = result["outputs"]
+    assert [token["id"] for token in output["tokens"]] == tokenizer.encode("Hund")
+    assert output["score"] == pytest.approx(sum(token["logprob"] for token in output["tokens"]))
+    assert result["usage"]["output_tokens"] == len(tokenizer.encode("Hund"))
+    shown = await post(running, "/v1/attention", {"inputs": "a dog", "targets": "Hund"})
+    assert shown["outputs"][0]["target_tokens"] == [tokenizer.name(id_) for id_ in tokenizer.encode("Hund")]
+    assert shown["usage"]["output_tokens"] == len(tokenizer.encode("Hund"))
+    assert shown["outputs"][0]["text"] == "Hund"
+
+
+async def test_languages_select_the_model(running: Running, submitted: list[tuple[str, GenerateRequest]]) -> None:
+    for parameters in (
+        {"target_language": "fr"},
+        {"source_language": "en", "target_language": "de"},
+        {"source_language": "de"},
+    ):
+        await generate(running, "x", **parameters)
+    await post(running, "/v1/generate", {"model": "b-en-de", "inputs": "x", "parameters": {"target_language": "de"}})
+    await post(running, "/generate", {"inputs": "x", "parameters": {"src_lang": "en_XX", "tgt_lang": "fr_XX"}})
+    translation = await post(
+        running, "/", {"inputs": "x", "parameters": {"src_lang": "deu_Latn", "tgt_lang": "eng_Latn"}}
+    )
+    assert "translation_text" in translation[0]
+    await post(running, "/translate", {"q": "x", "source": "en", "target": "fr"})
+    await post(running, "/translate", {"q": "x", "source": "auto", "target": "fr"})
+    models = ["a-en-fr", "many", "many", "b-en-de", "a-en-fr", "many", "a-en-fr", "a-en-fr"]
+    assert [model for model, _ in submitted] == models
+    assert submitted[5][1].target_prefix == (31, 32)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        (
+            "/v1/generate",
+            {"model": "many", "inputs": "x", "parameters": {"target_language": "fr"}},
+            "parameters.target_language",
+            "parameters.target_language must be one of de, en, zh-Hant for many.",
+        ),
+        (
+            "/v1/generate",
+            {"model": "plain", "inputs": "x", "parameters": {"source_language": "en"}},
+            "parameters.source_language",
+            "parameters.source_language is supported only by models that translate, and plain does not.",
+        ),
+        (
+            "/v1/generate",
+            {"inputs": "x", "parameters": {"source_language": "fr"}},
+            "parameters.source_language",
+            "parameters.source_language: No model translates between these languages. Supported: de to en, zh-Hant; "
+            "en to de, fr, zh-Hant; zh-Hant to de, en.",
+        ),
+    ],
+)
+async def test_an_unknown_language_is_an_error_that_lists_the_languages(
+    running: Running, path: str, body: Any, param: str, message: str
+) -> None:
+    response = await running.post(path, body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["message"]) == (422, param, message)
+
+
+async def test_the_languages_of_libretranslate_have_names(running: Running) -> None:
+    languages = (await running.client.get("/languages")).json()
+    assert languages == [
+        {"code": "de", "name": "German", "targets": ["en", "zh-Hant"]},
+        {"code": "en", "name": "English", "targets": ["de", "fr", "zh-Hant"]},
+        {"code": "fr", "name": "French", "targets": []},
+        {"code": "zh-Hant", "name": "Traditional Chinese", "targets": ["de", "en"]},
+    ]
+    response = await running.post("/translate", {"q": "x", "source": "auto", "target": "de"})
+    assert response.json()["error"].startswith("source must name a language: languages are not detected")
+
+
+async def test_a_model_shows_its_languages(running: Running) -> None:
+    cards = {card["id"]: card["languages"] for card in (await running.client.get("/v1/models")).json()["data"]}
+    assert cards["many"] == {
+        "source": "en",
+        "target": "de",
+        "sources": ["en", "de", "zh-Hant"],
+        "targets": ["de", "en", "zh-Hant"],
+    }
+    assert cards["plain"] is None
+
+
+async def test_sentences_are_split_by_the_rules_of_the_source_language(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sentencex
+
+    seen: list[str] = []
+    segment = sentencex.segment
+
+    def note(language: str, text: str) -> Any:
+        seen.append(language)
+        return segment(language, text)
+
+    monkeypatch.setattr(sentencex, "segment", note)
+    await generate(running, "a dog. x.", source_language="zh-Hant", target_language="en", split_sentences=True)
+    await generate(running, "a dog. x.", split_sentences=True)
+    assert seen == ["zh", "en"]
+
+
+async def test_an_input_may_be_as_long_as_fits_after_the_prefix(running: Running) -> None:
+    for target, num_characters in (("de", 61), ("zh-Hant", 59)):  # with the space and the end token
+        for extra in (0, 1):
+            parameters = {"source_language": "en", "target_language": target}
+            body = {"inputs": "x" * (num_characters + extra), "parameters": parameters}
+            assert (await running.post("/v1/generate", body)).status_code == (422 if extra else 200)
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        ("en", "English"),
+        ("pt-BR", "Brazilian Portuguese"),
+        ("zho-Hans", "Simplified Chinese"),
+        ("ace-Arab", "Acehnese (Arabic)"),
+        ("sr-Cyrl-ME", "Serbian (Cyrillic, Montenegro)"),
+        ("qqq", "qqq"),
+    ],
+)
+def test_names_of_languages(tag: str, name: str) -> None:
+    assert language_name(tag) == name
+
+
+@pytest.mark.parametrize(
+    ("tag", "available", "expected"),
+    [
+        ("en", ["de", "en"], "en"),
+        ("EN", ["de", "en"], "en"),
+        ("en-GB", ["de", "en"], "en"),
+        ("en_XX", ["en-GB", "en"], "en"),
+        ("eng_Latn", ["en"], "en"),
+        ("en", ["deu-Latn", "eng-Latn"], "eng-Latn"),
+        ("zh", ["zh-Hans", "zh-Hant"], "zh-Hans"),
+        ("zh-Hant", ["zh", "zh-Hant"], "zh-Hant"),
+        ("e", ["en"], None),
+        ("fr", ["en"], None),
+        ("", ["en"], None),
+    ],
+)
+def test_a_language_is_found_by_its_tag(tag: str, available: list[str], expected: str | None) -> None:
+    assert find_language(tag, available) == expected
