@@ -255,7 +255,11 @@ class Origin(_Part):
 
 
 class Verification(_Part):
-    """Differences between ONNX Runtime and PyTorch, measured by the export on sample sentences."""
+    """Differences between ONNX Runtime and the reference, measured by the export.
+
+    The reference is PyTorch for models trained with this project, and a float64 implementation in
+    NumPy for imported models.
+    """
 
     sentences: int
     tolerance: float  # maximum accepted difference of logits or of the labels' log-probabilities
