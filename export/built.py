@@ -1,7 +1,6 @@
 """Interface between the families of architectures and the import of checkpoints."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import onnx
@@ -42,5 +41,3 @@ class Built:
     chat: ChatTemplate | None = None
     generation: GenerationDefaults | None = None  # None: from generation_config.json
     embedding: Embedding | None = None
-    notes: tuple[str, ...] = ()  # facts that the user should read, such as a feature that is left out
-    extra_files: Mapping[str, bytes] = field(default_factory=dict)  # such as a lexical shortlist

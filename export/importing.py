@@ -216,7 +216,7 @@ def available_memory() -> int | None:
 
 def _with_chat(built: Built, checkpoint: FolderFiles) -> tuple[Built, list[str]]:
     """Add the chat template of a decoder-only model, or a note with the reason that it has none."""
-    notes = list(built.notes)
+    notes: list[str] = []
     if built.decoder is None or built.decoder_start != "source" or built.chat is not None:
         return built, notes
     try:
@@ -241,9 +241,6 @@ def _write_files(folder: Path, built: Built) -> list[str]:
         if tokenizer is not None:
             _write_tokenizer(folder / name, tokenizer, vocabulary)
             files.append(name)
-    for name, data in built.extra_files.items():
-        (folder / name).write_bytes(data)
-        files.append(name)
     return files
 
 

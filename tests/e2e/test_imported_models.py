@@ -251,8 +251,6 @@ def test_marian_translates_as_transformers_does(served: Served) -> None:
         options = {"max_new_tokens": NEW_TOKENS, "num_beams": 1}
         expected = served.expected("marian", served.tokenizers["marian"].encode(text).ids, **options)
         assert found == expected
-    answer = post(served.server, "/translate", {"q": "word1 word2", "source": "en", "target": "de"})
-    assert answer["translatedText"]
 
 
 def test_a_firefox_model_translates_as_its_reference_does(served: Served) -> None:
@@ -267,6 +265,16 @@ def test_a_firefox_model_translates_as_its_reference_does(served: Served) -> Non
         maps = np.array(cross["data"]).reshape(cross["shape"])
         found = expected.cross_attention[:NEW_TOKENS].transpose(1, 2, 0, 3)  # (layers, heads, T, S)
         np.testing.assert_allclose(maps, found, rtol=0, atol=TOLERANCE)
+
+
+def test_translate_uses_the_first_model_by_name_that_has_the_languages(served: Served) -> None:
+    text = "word1 word2"
+    for pair, model in ((("en", "de"), "firefox"), (("fr", "en"), "m2m")):
+        languages = {"source_language": pair[0], "target_language": pair[1]}
+        body = {"model": model, "inputs": text, "parameters": languages}
+        expected = post(served.server, "/v1/generate", body)["outputs"][0]["text"]
+        answer = post(served.server, "/translate", {"q": text, "source": pair[0], "target": pair[1]})
+        assert expected and answer["translatedText"] == expected
 
 
 def test_languages_select_the_first_tokens(served: Served) -> None:
