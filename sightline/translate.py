@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.progress import LineProgress
 from service import __version__
 from service.bundle import MAX_BEAMS, BundleError, Manifest, read_manifest
 from service.discovery import find_bundles
@@ -26,6 +25,7 @@ from service.runtime.provider import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
 from sightline.output import Output, OutputError, OutputFile, StandardOutput
 from sightline.parser import EXIT_INTERRUPTED, EXIT_USAGE, Parser
+from sightline.progress import ProgressBar
 
 EXIT_FAILED = 1
 # Lines in progress for each row. Rows stay full while finished lines wait for an earlier line.
@@ -183,7 +183,7 @@ def translate_into(
     except ApiError as error:
         raise LineError(f"--beams: {error.message({})}") from None
     service = Service(settings, metrics)
-    bar = LineProgress(len(source.lines), output.num_done, sys.stderr)
+    bar = ProgressBar(len(source.lines), output.num_done, sys.stderr)
 
     async def drive() -> None:
         backend.worker.start()

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from export.progress import LineProgress, clock
 from service.bundle import read_manifest, write_manifest
 from service.engine.engine import Engine
 from service.inference.service import Backend
 from service.loading import load_bundles
 from sightline import translate
 from sightline.__main__ import main
+from sightline.progress import ProgressBar, clock
 
 LINES = ("A man sleeps.", "", "Two girls are playing on the beach.", "  \t", "“Wait!” shouts Zoë.")
 
@@ -343,9 +343,9 @@ def test_the_bar_counts_only_lines_of_this_run_for_its_rate(monkeypatch: pytest.
             return True
 
     now = 100.0
-    monkeypatch.setattr("export.progress.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("sightline.progress.time", SimpleNamespace(monotonic=lambda: now))
     stream = Terminal()
-    bar = LineProgress(1000, 500, stream)
+    bar = ProgressBar(1000, 500, stream)
     now = 110.0
     bar.update(600)
     bar.update(601)  # too soon to be drawn
