@@ -249,7 +249,7 @@ def test_on_a_terminal_the_first_lines_name_the_url_the_model_its_threads_and_ro
         shown[0],
     )
     assert shown[1] == "ready: toy  en to de, float32 on cpu, 4 rows, threads: encoder 1, decoder 1"
-    assert re.fullmatch(r"serving 1 model; default: toy; memory: \d+ MB now, up to .* for responses", shown[2])
+    assert re.fullmatch(r"serving 1 model; default: toy; memory: [0-9.]+ [MG]B now, up to .* for responses", shown[2])
 
 
 def test_a_bundle_that_cannot_be_served_ends_the_process_with_3_and_one_line(folder: Path) -> None:
