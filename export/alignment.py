@@ -5,7 +5,7 @@ Alignment from Neural Machine Translation", section 3.2): the model translates s
 translation is scored again with each source word left out. The reference link of a target word is
 the source word whose absence lowers its log-probability most. Each head, the mean of all heads of
 each layer, and means of a few heads are compared with these links by the words with the largest
-weights.
+weights. A head that was trained to align words (`guided`) needs no comparison.
 
 The rows of a cross-attention map belong to the tokens that their steps predict: row 0 is that of
 the step that reads the start token and predicts the first token of the target.
@@ -27,6 +27,8 @@ from service.text.tokenizer import TextTokenizer, read_tokenizer
 from service.text.words import Word, merge_weights, words_of
 
 CRITERION = "prediction_difference"
+GUIDED = "guided"  # criterion of a head that was trained to align words
+Guided = tuple[int, int]  # layer and head
 MAX_SENTENCES = 100  # more sentences hardly change the choice
 MAX_HEADS = 4  # largest number of heads in a mean, except for all heads of a layer
 
@@ -45,7 +47,9 @@ def sentences_of(manifest: Manifest) -> tuple[str, ...]:
     return SENTENCES.get(language.partition("-")[0], SENTENCES["en"])
 
 
-def choose_alignment(sessions: Sessions, folder: Path, sentences: Sequence[str] = ()) -> Alignment | None:
+def choose_alignment(
+    sessions: Sessions, folder: Path, sentences: Sequence[str] = (), guided: Guided | None = None
+) -> Alignment | None:
     """Choose the heads that align words.
 
     Args:
@@ -53,6 +57,8 @@ def choose_alignment(sessions: Sessions, folder: Path, sentences: Sequence[str] 
         folder: folder of the bundle, with its tokenizers.
         sentences: source sentences, of which the first `MAX_SENTENCES` are used; by default those
             of `sentences_of`.
+        guided: the head that was trained to align words. It is chosen without a comparison, and its
+            agreement is measured.
 
     Returns:
         The entry of the manifest; None if the model has no cross-attention, or if no sentence has
@@ -67,7 +73,7 @@ def choose_alignment(sessions: Sessions, folder: Path, sentences: Sequence[str] 
         for sentence in (sentences or sentences_of(manifest))[:MAX_SENTENCES]
         if (aligned := aligner.align(sentence)) is not None
     ]
-    return best_heads(found) if found else None
+    return best_heads(found, guided) if found else None
 
 
 def record_alignment(bundle: Path, alignment: Alignment) -> None:
@@ -83,10 +89,10 @@ def record_alignment(bundle: Path, alignment: Alignment) -> None:
     new.replace(path)
 
 
-def best_heads(sentences: Sequence[AlignedSentence]) -> Alignment:
+def best_heads(sentences: Sequence[AlignedSentence], guided: Guided | None = None) -> Alignment:
     """Return the heads whose mean weights agree most often with the reference links.
 
-    Of equal results, fewer heads and then the first layer count.
+    Of equal results, fewer heads and then the first layer count. A guided head is always returned.
     """
     num_layers, num_heads = sentences[0].maps.shape[:2]
     scores = {
@@ -95,10 +101,12 @@ def best_heads(sentences: Sequence[AlignedSentence]) -> Alignment:
         for heads in _candidates(sentences, layer)
     }
     layer, heads = max(scores, key=lambda one: (scores[one], -len(one[1]), -one[0]))
+    if guided is not None:
+        layer, heads = guided[0], (guided[1],)
     return Alignment(
         layer=layer,
         heads=heads,
-        criterion=CRITERION,
+        criterion=CRITERION if guided is None else GUIDED,
         agreement=round(scores[layer, heads], 4),
         baseline=round(scores[num_layers - 1, tuple(range(num_heads))], 4),
         sentences=len(sentences),

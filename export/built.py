@@ -41,3 +41,5 @@ class Built:
     chat: ChatTemplate | None = None
     generation: GenerationDefaults | None = None  # None: from generation_config.json
     embedding: Embedding | None = None
+    # Layer and head of the cross-attention that was trained to align words; None if there is none.
+    guided_alignment: tuple[int, int] | None = None

@@ -101,7 +101,7 @@ def verify(arguments: argparse.Namespace) -> Verification:
 
 def align(arguments: argparse.Namespace) -> Alignment:
     """Choose the heads that align words in an existing bundle, and record them in its manifest."""
-    from export.alignment import choose_alignment, record_alignment
+    from export.alignment import GUIDED, choose_alignment, record_alignment
     from export.sessions import open_sessions
 
     bundle: Path = arguments.bundle
@@ -112,7 +112,10 @@ def align(arguments: argparse.Namespace) -> Alignment:
     if path is None and manifest.origin is None and manifest.languages and manifest.languages.source == "en":
         path = DEFAULT_SENTENCES
     sentences = () if path is None else _usable_sentences(bundle, path, "--sentences")
-    alignment = choose_alignment(open_sessions(bundle, manifest), bundle, sentences)
+    recorded, guided = manifest.alignment, None
+    if recorded is not None and recorded.criterion == GUIDED:  # only the import knows the head
+        guided = recorded.layer, recorded.heads[0]
+    alignment = choose_alignment(open_sessions(bundle, manifest), bundle, sentences, guided)
     if alignment is None:
         raise BundleError(
             f"{bundle} cannot align words: it has no cross-attention, or no sentence has two words and fits its limits"

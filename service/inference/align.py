@@ -100,6 +100,7 @@ async def align(call: Call, request: AlignInput) -> AlignResult:
     """
     model = call.model(request.model)
     layer, heads = _choose_heads(call, model, request.layer, request.head)
+    call.model(model.name, "generate")
     languages = choose_languages(model, request.source_language, request.target_language)
     parameters = request.parameters
     check_one_sequence(parameters, "alignment")

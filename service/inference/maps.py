@@ -365,15 +365,16 @@ class MapWriter:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
         (one,) = self._selections
+        kind, num_hidden = one.attention.kind, len(self._language_ids)
         self._count += self._count_of(request, len(target.tokens))
         self._check_count(self._count)
-        layout = self._layout(index, request, [token.id for token in target.tokens[len(self._language_ids) :]], text)
-        maps = target.attention[one.attention.kind][np.ix_(one.layers, one.heads)][:, :, len(self._language_ids) :]
-        (weights,) = merge_weights(maps, *layout.groups(one.attention.kind)).mean(axis=1)
+        layout = self._layout(index, request, [token.id for token in target.tokens[num_hidden:]], text)
+        maps = target.attention[kind][np.ix_(one.layers, one.heads)][:, :, num_hidden:]
+        (weights,) = merge_weights(maps, *layout.groups(kind)).mean(axis=1)
         return WordMap(layout.source_words, layout.target_words, weights)
 
     def write_encoded(self, index: int, request: EncodeRequest, encoded: Encoded) -> EncoderAttention:
-        """Return the encoder maps of one input; `index` is the index of the input.
+        """Return the encoder maps of one input.
 
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
@@ -386,12 +387,12 @@ class MapWriter:
 
     def _layout(self, index: int, request: SourceRequest, ids: Sequence[int] = (), text: str = "") -> MapLayout:
         source_offsets, source_words = self._sources[index]
-        target_offsets = clip_offsets(self._model.target_tokenizer.decoded_offsets(ids), len(text))
+        target_offsets = self._model.target_tokenizer.decoded_offsets(ids)
         return MapLayout(
             source_offsets,
             source_words,
             target_offsets,
-            words_of(text, target_offsets),
+            words_of(text, clip_offsets(target_offsets, len(text))),
             len(self._decoder_prompt_ids(request)),
             self._model.manifest.is_decoder_only,
         )

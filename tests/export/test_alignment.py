@@ -66,6 +66,20 @@ def test_of_equal_results_fewer_heads_and_the_first_layer_count() -> None:
     assert best_heads([sentence([0, 1], maps)]).layer == 0
 
 
+def test_a_guided_head_is_kept_and_measured() -> None:
+    found = best_heads([sentence([0, 1], [[pointing(0, 1), pointing(0, 3)]])], guided=(0, 1))
+    assert found == Alignment(layer=0, heads=(1,), criterion="guided", agreement=0.5, baseline=1.0, sentences=1)
+
+
+def test_the_command_keeps_a_guided_head(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    guided = Alignment(layer=0, heads=(3,), criterion="guided", agreement=0.0, baseline=0.0, sentences=1)
+    record_alignment(copied, guided)
+    assert main(["align", str(copied)]) == 0
+    found = read_manifest(copied).alignment
+    assert found is not None and (found.layer, found.heads, found.criterion) == (0, (3,), "guided")
+    assert found.sentences > 1
+
+
 # Reference links
 
 
