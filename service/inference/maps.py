@@ -10,13 +10,16 @@ from pydantic import Field
 
 from service.bundle import Attention
 from service.engine.attention import ENCODER_KINDS
-from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, SourceRequest, Target
+from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, MapPart, SourceRequest, Target
 from service.errors import ApiError
-from service.inference.call import Call
+from service.fields import Texts
+from service.inference.call import INLINE_CHARACTERS, Call, Ids
 from service.inference.languages import NO_LANGUAGES, LanguageChoice
-from service.inference.results import BYTES_PER_NUMBER, MAX_NUMBERS, Numbers, check_size, numbers
+from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
 from service.inference.service import ServedModel
 from service.parameters import AttentionSelection, Encoding, Kind, Reduce
+from service.text.chat import Prompt
+from service.text.tokenizer import Offsets
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,13 @@ class EncoderAttention:
     """Attention maps of an encoder, with the tokens of their rows and columns."""
 
     source_tokens: Annotated[list[str], Field(description="Tokens of the input.")]
+    source_offsets: Annotated[
+        Offsets,
+        Field(
+            description="Start and end of each source token in the input, in Unicode characters; null for special "
+            "tokens, and for all tokens of messages and of pairs of texts."
+        ),
+    ]
     maps: Annotated[list[AttentionMap], Field(description="Attention maps, one entry for each kind.")]
 
 
@@ -73,7 +83,18 @@ class TargetAttention(EncoderAttention):
     """Attention maps of one target, with the tokens of their rows and columns."""
 
     target_tokens: Annotated[
-        list[str], Field(description="Tokens of the target. Starts with the tokens of the prefix.")
+        list[str],
+        Field(
+            description="Tokens of the target, one for each row. Starts with the tokens of the prefix; with "
+            "prompt_rows, with those of the prompt from the second on."
+        ),
+    ]
+    target_offsets: Annotated[
+        Offsets,
+        Field(
+            description="Start and end of each target token in the output text, in Unicode characters; null for "
+            "tokens that are not in it: special tokens, those of the prompt, and those cut off by a stop string."
+        ),
     ]
     decoder_input_tokens: Annotated[list[str], Field(description="Tokens that the decoder reads at each step.")]
 
@@ -86,6 +107,7 @@ class Selection:
     layers: tuple[int, ...]
     heads: tuple[int, ...]
     reduce: Reduce
+    prompt_rows: bool = False  # the decoder map starts with rows of the prompt
 
     def count(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
         """Return the number of values in the response.
@@ -95,24 +117,35 @@ class Selection:
             prompt_tokens: number of decoder inputs that precede the target.
             target_tokens: length of the target.
         """
-        return self.num_maps * self.positions(source_tokens, prompt_tokens, target_tokens)
+        rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
+        return self.num_maps * rows * columns
 
-    def positions(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
-        """Return the number of values in one map: rows times columns."""
-        rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
-        columns = self.attention.columns or source_tokens
+    def size(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> tuple[int, int]:
+        """Return the numbers of rows and columns of one map; the arguments are those of `count`."""
         if self.attention.kind == "decoder":
-            columns = prompt_tokens - 1 + target_tokens
-        return rows * columns
+            num_inputs = prompt_tokens - 1 + target_tokens
+            return (num_inputs if self.prompt_rows else target_tokens), num_inputs
+        rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
+        return rows, self.attention.columns or source_tokens
 
     def bytes_per_column(self, encoding: Encoding) -> int:
-        """Return the memory of one column of a row over all layers and heads.
+        """Return the memory of one column of a decoder step's row over all layers and heads.
 
         It consists of the recorded float32 values of all heads and the selected values in the
         response.
         """
-        recorded = np.dtype(np.float32).itemsize * self.attention.layers * self.attention.heads
+        recorded = FLOAT_BYTES * self.attention.layers * self.attention.heads
         return recorded + BYTES_PER_NUMBER[encoding] * self.num_maps
+
+    def num_bytes(self, encoding: Encoding, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
+        """Return the memory of the maps; the further arguments are those of `count`.
+
+        Only the selected layers and heads of encoder maps and of a prompt's rows are recorded.
+        """
+        rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
+        num_steps = 0 if self.attention.kind in ENCODER_KINDS else target_tokens
+        selected = FLOAT_BYTES * len(self.layers) * len(self.heads) + BYTES_PER_NUMBER[encoding] * self.num_maps
+        return columns * (num_steps * self.bytes_per_column(encoding) + (rows - num_steps) * selected)
 
     @property
     def num_maps(self) -> int:
@@ -120,13 +153,13 @@ class Selection:
         return len(self.layers) * (len(self.heads) if self.reduce == "none" else 1)
 
     def map_of(self, maps: NDArray[np.float32], encoding: Encoding) -> AttentionMap:
-        """Return the selected part of the maps of all layers and heads.
+        """Return the maps of the response.
 
         Args:
-            maps: (L, H, rows, columns).
+            maps: maps (L, H, rows, columns) of the selected layers and heads.
             encoding: format of the values.
         """
-        chosen = maps[np.ix_(self.layers, self.heads)]
+        chosen = maps
         if self.reduce != "none":
             reduction = np.mean if self.reduce == "mean" else np.max
             chosen = reduction(chosen, axis=1, keepdims=True)
@@ -161,25 +194,65 @@ class MapWriter:
         last ones of the decoder's prompt.
 
         Raises:
-            ApiError: the model has no attention maps, or not the selected kind, layer or head.
+            ApiError: the model has no attention maps, not the selected kind, layer or head, or no
+                rows of a prompt.
         """
         if not model.manifest.attention:
             raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="return_attention")
         self._model = model
         self._encoding = selection.encoding
         self._language_ids = languages.target_prefix
+        self._num_source_language_tokens = len(languages.source_prefix)
+        if selection.prompt_rows and not model.manifest.is_decoder_only:
+            message = f"It is supported only by decoder-only models, and {model.name} is not one; leave it out."
+            raise ApiError("unsupported_parameter", message, field="prompt_rows")
+        self.has_prompt_rows = selection.prompt_rows
         self._selections = _select(model, selection)
+        self._offsets: list[Offsets] = []  # of the sources of each input
         self._count = 0  # number of values returned so far
         self._memory = call.response_memory
-        self._bytes: dict[str, int] = {
+        num_bytes: dict[str, int] = {
             one.attention.kind: one.bytes_per_column(selection.encoding) for one in self._selections
         }
         per_column: dict[str, int] = {one.attention.kind: one.num_maps for one in self._selections}
-        self.budget = MapBudget(MAX_NUMBERS, per_column, self._bytes, self._memory.use)  # shared by the call's requests
+        self.budget = MapBudget(MAX_NUMBERS, per_column, num_bytes, self._memory.use)  # shared by the call's requests
 
     @property
     def kinds(self) -> frozenset[str]:
         return frozenset(selection.attention.kind for selection in self._selections)
+
+    @property
+    def parts(self) -> dict[str, MapPart]:
+        """The selected layers and heads by kind."""
+        return {one.attention.kind: MapPart(one.layers, one.heads) for one in self._selections}
+
+    async def read_offsets(self, call: Call, inputs: Texts | Prompt, sources: Sequence[Ids]) -> None:
+        """Find the character ranges of the source tokens, which `write` and `write_encoded` need.
+
+        Args:
+            call: the call.
+            inputs: the inputs of the call.
+            sources: tokens of each input, from `Call.read_sources` or `Call.read_prompt`.
+
+        Raises:
+            ApiError: `deadline_exceeded`.
+        """
+        if isinstance(inputs, Prompt):
+            self._offsets = [[None] * len(source) for source in sources]
+            return
+        tokenizer, num_added = self._model.source_tokenizer, self._num_source_language_tokens
+        seconds = inputs.seconds or (None,) * len(inputs)
+
+        def run() -> list[Offsets]:
+            found: list[Offsets] = []
+            for text, second, source in zip(inputs.texts, seconds, sources, strict=True):
+                num_own = len(source) - num_added if second is None else 0
+                of_text = tokenizer.offsets(text, num_own) if second is None else []
+                found.append([*[None] * (len(source) - num_own), *of_text])
+            return found
+
+        is_short = sum(map(len, inputs.texts)) <= INLINE_CHARACTERS
+        self._offsets = call.tokenize_now(run) if is_short else await call.tokenize(run)
 
     def check(self, requests: Sequence[SourceRequest]) -> None:
         """Reject a response that is certain to be too large, and reserve memory for it otherwise.
@@ -208,29 +281,48 @@ class MapWriter:
         of_hypothesis = self._bytes_of(request, self._min_target_tokens(request)) - of_encoder
         return request.num_targets * of_encoder + request.parameters.num_beams * of_hypothesis
 
-    def write(self, request: GenerateRequest, target: Target) -> TargetAttention:
+    def write(self, index: int, request: GenerateRequest, target: Target, text: str) -> TargetAttention:
         """Return the maps of one target.
 
+        Args:
+            index: index of the input.
+            request: the request to the engine.
+            target: its target.
+            text: text of the target, which may be cut before a stop string.
+
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
-        num_hidden = len(self._language_ids)
-        attention = {
-            kind: maps if kind in ENCODER_KINDS else maps[:, :, num_hidden:] for kind, maps in target.attention.items()
-        }
+        num_forced, attention = len(self._language_ids), target.attention
+        if num_forced and not self.has_prompt_rows:
+            attention = {
+                kind: maps if kind in ENCODER_KINDS else maps[:, :, num_forced:] for kind, maps in attention.items()
+            }
         maps = self._maps(request, len(target.tokens), attention)
-        tokenizer = self._model.target_tokenizer
-        names = [tokenizer.name(token.id) for token in target.tokens[num_hidden:]]
-        inputs = [*map(tokenizer.name, self._decoder_prompt_ids(request)), *names[:-1]]
-        return TargetAttention(self._source_tokens(request), maps, names, inputs)
+        tokenizer, prompt_ids = self._model.target_tokenizer, self._decoder_prompt_ids(request)
+        ids = [token.id for token in target.tokens[num_forced:]]
+        offsets = [_within(one, len(text)) for one in tokenizer.decoded_offsets(ids)]
+        prompt, names = list(map(tokenizer.name, prompt_ids)), list(map(tokenizer.name, ids))
+        inputs = [*prompt, *names[:-1]]
+        if self.has_prompt_rows:
+            names, offsets = [*prompt[1:], *names], [*[None] * len(prompt[1:]), *offsets]
+        return TargetAttention(
+            source_tokens=self._source_tokens(request),
+            source_offsets=self._offsets[index],
+            maps=maps,
+            target_tokens=names,
+            target_offsets=offsets,
+            decoder_input_tokens=inputs,
+        )
 
-    def write_encoded(self, request: EncodeRequest, encoded: Encoded) -> EncoderAttention:
-        """Return the encoder maps of one input.
+    def write_encoded(self, index: int, request: EncodeRequest, encoded: Encoded) -> EncoderAttention:
+        """Return the encoder maps of the input with an index.
 
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
-        return EncoderAttention(self._source_tokens(request), self._maps(request, 0, encoded.attention))
+        maps = self._maps(request, 0, encoded.attention)
+        return EncoderAttention(self._source_tokens(request), self._offsets[index], maps)
 
     def _decoder_prompt_ids(self, request: SourceRequest) -> Sequence[int]:
         return (*self._model.manifest.decoder_prompt_ids(request.source_ids), *self._language_ids)
@@ -253,10 +345,8 @@ class MapWriter:
     def _bytes_of(self, request: SourceRequest, target_tokens: int) -> int:
         source_tokens, prompt_tokens = len(request.source_ids), len(self._decoder_prompt_ids(request))
         num_rows = max(0, target_tokens - len(self._language_ids))
-        return sum(
-            self._bytes[one.attention.kind] * one.positions(source_tokens, prompt_tokens, num_rows)
-            for one in self._selections
-        )
+        sizes = source_tokens, prompt_tokens, num_rows
+        return sum(one.num_bytes(self._encoding, *sizes) for one in self._selections)
 
     def _min_target_tokens(self, request: GenerateRequest) -> int:
         """Return the minimum number of target tokens; a stop string may match after one."""
@@ -277,10 +367,16 @@ def _select(model: ServedModel, selection: AttentionSelection) -> list[Selection
             raise ApiError("unsupported_parameter", message, field="kinds", index=position)
         maps = available[kind]
         layers = _select_indices(selection.layers, maps.layers, "layers", kind)
-        selections.append(
-            Selection(maps, layers, _select_indices(selection.heads, maps.heads, "heads", kind), selection.reduce)
-        )
+        heads = _select_indices(selection.heads, maps.heads, "heads", kind)
+        selections.append(Selection(maps, layers, heads, selection.reduce, selection.prompt_rows))
     return selections
+
+
+def _within(offsets: tuple[int, int] | None, length: int) -> tuple[int, int] | None:
+    """Return the part of a character range within a text; None if the text ends before it."""
+    if offsets is None or offsets[0] > length or offsets[0] == length < offsets[1]:
+        return None
+    return offsets[0], min(offsets[1], length)
 
 
 def _select_indices(indices: Sequence[int] | None, available: int, field: str, kind: str) -> tuple[int, ...]:
