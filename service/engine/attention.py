@@ -36,18 +36,14 @@ def encoder_maps(
         request: the request.
 
     Returns:
-        Maps (L, H, S, columns) of the selected layers and heads, without padding.
+        Maps (L, H, S, columns) without padding.
     """
     source_tokens, maps = len(request.source_ids), dict[str, Maps]()
     for kind in request.attention.intersection(ENCODER_KINDS):
         attention = manifest.attention_of(kind)
         columns = attention.columns or source_tokens
-        part = request.map_parts.get(kind)
-        names = attention.outputs if part is None else [attention.outputs[layer] for layer in part.layers]
-        heads = slice(None) if part is None else list(part.heads)
-        maps[kind] = np.stack([encoded[name][index, heads, :source_tokens, :columns] for name in names]).astype(
-            np.float32
-        )
+        layers = [encoded[name][index, :, :source_tokens, :columns] for name in attention.outputs]
+        maps[kind] = np.stack(layers).astype(np.float32)
     return maps
 
 
@@ -139,11 +135,12 @@ class MapRecorder:
         return [*self._encoder, *self.steps]
 
     def map_of(self, kind: str) -> Maps:
-        """Return the map of one kind, (L, H, rows, columns), of the selected layers and heads."""
+        """Return the complete map of one kind, (L, H, rows, columns)."""
         if kind in self._encoder:
             return self._encoder[kind]
-        part, rows = self._request.map_parts.get(kind), list[Maps]()  # each (H, L, columns)
+        part, rows = None, list[Maps]()  # each (H, L, columns)
         if kind == "decoder":
+            part = self._request.decoder_part
             # A prompt token attends to itself and to the tokens before it.
             prompt = chain.from_iterable(block.transpose(2, 0, 1, 3) for block in self.prompt_blocks)
             rows += [row[:, :, : index + 1] for index, row in enumerate(prompt)]

@@ -53,14 +53,15 @@ class Prefill:
 
     @property
     def records_maps(self) -> bool:
-        """True if the requests need the attention maps of the prompt."""
-        owner = self.owners[0]
-        return isinstance(owner, Generation) and owner.records_prompt
+        """True if generations need the attention maps of the prompt."""
+        first = self.owners[0]
+        return isinstance(first, Generation) and first.records_prompt
 
     @property
     def map_part(self) -> MapPart | None:
         """Layers and heads of the prompt's attention maps; all if None."""
-        return self.owners[0].request.map_parts.get("decoder")
+        first = self.owners[0]
+        return first.request.decoder_part if isinstance(first, Generation) else None
 
     @property
     def is_done(self) -> bool:
@@ -71,11 +72,13 @@ class Prefill:
 
     def is_shared_with(self, owner: RowOwner) -> bool:
         """Return True if the states of this prompt can be copied to the rows of a request."""
+        first = self.owners[0]
         return (
             isinstance(owner, Generation)
-            and not self.is_encoding
-            and (owner.records_prompt, owner.request.map_parts) == (self.records_maps, self.owners[0].request.map_parts)
-            and owner.request.request_id == self.owners[0].request.request_id
+            and isinstance(first, Generation)
+            and owner.records_prompt == first.records_prompt
+            and owner.request.decoder_part == first.request.decoder_part
+            and owner.request.request_id == first.request.request_id
             and owner.prefill_ids == self.ids
         )
 

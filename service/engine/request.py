@@ -86,8 +86,8 @@ class GenerateRequest:
     hidden_source_tokens: tuple[int, ...] = ()
     stop: StopCondition | None = None  # receives the generated tokens, without the prefix
     attention: frozenset[str] = frozenset()  # kinds of attention maps to record
-    map_parts: Mapping[str, MapPart] = field(default_factory=dict)  # by kind; all layers and heads of other kinds
     prompt_rows: bool = False  # record the rows of the prompt too; only for decoder-only models
+    decoder_part: MapPart | None = None  # layers and heads of the decoder map to return; all if None
     map_budget: MapBudget | None = None  # the request fails with its `error`
     stream: bool = False  # emit a TokenEvent for each generated token; not with beam search
 
@@ -121,7 +121,6 @@ class EncodeRequest:
     deadline: float
     return_labels: bool = False
     attention: frozenset[str] = frozenset()  # kinds of encoder maps to return
-    map_parts: Mapping[str, MapPart] = field(default_factory=dict)  # as in GenerateRequest
 
 
 @dataclass(frozen=True)

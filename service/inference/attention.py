@@ -131,10 +131,7 @@ async def _encoder_attention(call: Call, model: ServedModel, request: AttentionI
             raise ApiError("unsupported_parameter", message, field=field)
     assert isinstance(request.inputs, Texts), "a model with a chat template generates text"
     sources = await call.read_sources(model, request.inputs)
-    requests = [
-        EncodeRequest(call.request_id, source, call.deadline, attention=maps.kinds, map_parts=maps.parts)
-        for source in sources
-    ]
+    requests = [EncodeRequest(call.request_id, source, call.deadline, attention=maps.kinds) for source in sources]
     maps.check(requests)
     await maps.read_offsets(call, request.inputs, sources)
     num_input_tokens = sum(map(len, sources))

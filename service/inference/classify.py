@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from service.bundle import Task
-from service.engine.request import Encoded, EncodeRequest, MapPart
+from service.engine.request import Encoded, EncodeRequest
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
@@ -87,11 +87,10 @@ async def score_labels(call: Call, request: ClassifyInput) -> ClassifyResult:
 async def _score_labels(call: Call, model: ServedModel, request: ClassifyInput) -> ClassifyResult:
     function = function_of(model.manifest.label_kind, request.raw_scores)
     maps = MapWriter(call, model, request.return_attention) if request.return_attention else None
-    kinds, parts = (maps.kinds, maps.parts) if maps else (frozenset[str](), dict[str, MapPart]())
+    kinds = maps.kinds if maps else frozenset[str]()
     sources = await call.read_sources(model, request.inputs, truncate=request.truncate)
     requests = [
-        EncodeRequest(call.request_id, source, call.deadline, return_labels=True, attention=kinds, map_parts=parts)
-        for source in sources
+        EncodeRequest(call.request_id, source, call.deadline, return_labels=True, attention=kinds) for source in sources
     ]
     if maps:
         maps.check(requests)

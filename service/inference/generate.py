@@ -412,8 +412,8 @@ def generate_requests(
                 stop=StopStrings(TextStream(model.target_tokenizer, stop, prefix)) if stop else None,
                 hidden_source_tokens=hidden,
                 attention=maps.kinds if maps else frozenset(),
-                map_parts=maps.parts if maps else {},
                 prompt_rows=maps is not None and maps.has_prompt_rows,
+                decoder_part=maps.decoder_part if maps else None,
                 map_budget=maps.budget if maps else None,
                 stream=stream,
             )

@@ -129,7 +129,7 @@ class Selection:
         return rows, self.attention.columns or source_tokens
 
     def bytes_per_column(self, encoding: Encoding) -> int:
-        """Return the memory of one column of a decoder step's row over all layers and heads.
+        """Return the memory of one column of a row over all layers and heads.
 
         It consists of the recorded float32 values of all heads and the selected values in the
         response.
@@ -140,12 +140,12 @@ class Selection:
     def num_bytes(self, encoding: Encoding, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
         """Return the memory of the maps; the further arguments are those of `count`.
 
-        Only the selected layers and heads of encoder maps and of a prompt's rows are recorded.
+        Only the selected layers and heads of a prompt's rows are recorded.
         """
         rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
-        num_steps = 0 if self.attention.kind in ENCODER_KINDS else target_tokens
+        num_prompt_rows = rows - target_tokens if self.prompt_rows else 0
         selected = FLOAT_BYTES * len(self.layers) * len(self.heads) + BYTES_PER_NUMBER[encoding] * self.num_maps
-        return columns * (num_steps * self.bytes_per_column(encoding) + (rows - num_steps) * selected)
+        return columns * ((rows - num_prompt_rows) * self.bytes_per_column(encoding) + num_prompt_rows * selected)
 
     @property
     def num_maps(self) -> int:
@@ -153,13 +153,13 @@ class Selection:
         return len(self.layers) * (len(self.heads) if self.reduce == "none" else 1)
 
     def map_of(self, maps: NDArray[np.float32], encoding: Encoding) -> AttentionMap:
-        """Return the maps of the response.
+        """Return the selected part of the maps of all layers and heads.
 
         Args:
-            maps: maps (L, H, rows, columns) of the selected layers and heads.
+            maps: (L, H, rows, columns); with rows of a prompt, only the selected layers and heads.
             encoding: format of the values.
         """
-        chosen = maps
+        chosen = maps if self.prompt_rows else maps[np.ix_(self.layers, self.heads)]
         if self.reduce != "none":
             reduction = np.mean if self.reduce == "mean" else np.max
             chosen = reduction(chosen, axis=1, keepdims=True)
@@ -222,9 +222,15 @@ class MapWriter:
         return frozenset(selection.attention.kind for selection in self._selections)
 
     @property
-    def parts(self) -> dict[str, MapPart]:
-        """The selected layers and heads by kind."""
-        return {one.attention.kind: MapPart(one.layers, one.heads) for one in self._selections}
+    def decoder_part(self) -> MapPart | None:
+        """The selected layers and heads if the maps have rows of a prompt, else None.
+
+        Only these are recorded then, because the rows of a prompt can be large.
+        """
+        if not self.has_prompt_rows:
+            return None
+        (decoder,) = self._selections  # a decoder-only model has no other maps
+        return MapPart(decoder.layers, decoder.heads)
 
     async def read_offsets(self, call: Call, inputs: Texts | Prompt, sources: Sequence[Ids]) -> None:
         """Find the character ranges of the source tokens, which `write` and `write_encoded` need.
