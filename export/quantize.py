@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from export.builder import CONTRIB, WeightFile, external_tensor
+from export.nodes import PROJECTIONS
 from export.options import BLOCK_SIZE as BLOCK_SIZE
 from export.options import BLOCK_SIZES as BLOCK_SIZES
 from export.options import Recipe as Recipe
@@ -132,7 +133,7 @@ def projection_input(graph: onnx.GraphProto) -> str:
         ValueError: the logits are not a product with a constant matrix.
     """
     for product in _products(graph):
-        if product.output == "logits":
+        if product.output in PROJECTIONS:
             return str(product.node.input[0])
     raise ValueError("the logits are not a product with a constant matrix; use the scheme blocks or rows, not static")
 
@@ -189,7 +190,7 @@ def _products(graph: onnx.GraphProto) -> Iterator[_Product]:
 def _layer_group(graph: onnx.GraphProto, product: _Product) -> LayerGroup:
     if graph.name == "encoder":
         return "encoder"
-    return "projection" if product.output == "logits" else "layers"
+    return "projection" if product.output in PROJECTIONS else "layers"
 
 
 def _scheme(graph: onnx.GraphProto, product: _Product, recipe: Recipe) -> QuantScheme:

@@ -76,9 +76,6 @@ class MarianModel:
         """Return the shape of a tensor, which is (inputs, outputs) for matrices."""
         return self._entry(name).shape
 
-    def is_quantized(self, name: str) -> bool:
-        return self._entry(name).type_number == INTGEMM8
-
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Return a copy of a tensor in float32.
 
