@@ -13,7 +13,9 @@ from tokenizers import Tokenizer
 from export import importing
 from export.__main__ import main
 from export.builder import WeightFile
-from export.errors import ImportFailedError
+from export.checkpoint import FolderFiles
+from export.errors import ImportFailedError, VerificationError
+from export.families import build
 from export.firefox.marian_binary import open_marian, read_file
 from export.firefox.shortlist import Shortlist, parse_shortlist
 from export.importing import import_checkpoint
@@ -24,7 +26,13 @@ from export.sessions import Sessions, encode, onnx_steps, open_sessions
 from model.decoding.processors import LogitsProcessors
 from model.decoding.reference import greedy
 from service.bundle import Manifest, Origin, State, Verification, read_bundle
-from tests.export.firefox.models import VOCABULARY, random_tensors, write_folder, write_vocabulary
+from tests.export.firefox.models import (
+    VOCABULARY,
+    random_tensors,
+    write_folder,
+    write_shortlist,
+    write_vocabulary,
+)
 from tests.export.firefox.reference import END_ID, FirefoxReference
 
 TENSORS = random_tensors()
@@ -275,3 +283,17 @@ def test_the_command_line_imports_a_shortlist(
     capsys.readouterr()
     assert main([str(checkpoint), "--out", str(tmp_path / "run"), "--shortlist"]) == 2
     assert "is a training run, and only Firefox translation models have a shortlist" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("unverified")
+@pytest.mark.parametrize(
+    ("frequent", "message"),
+    [(1, "can generate tokens that are not in the shortlist of a text"), (VOCABULARY, "logits of .* differ by 1e.04")],
+)
+def test_the_verification_finds_a_shortlist_of_another_model(tmp_path: Path, frequent: int, message: str) -> None:
+    folder = write_folder(tmp_path / "ende", TENSORS)
+    manifest = import_firefox(folder, tmp_path / "bundle", WITH_SHORTLIST)
+    lists = [shortlist_of(folder, is_shared=True).translations(id_).tolist() for id_ in range(VOCABULARY)]
+    (folder / SHORTLIST).write_bytes(write_shortlist(lists, frequent))
+    with FolderFiles(folder) as files, pytest.raises(VerificationError, match=message):
+        build.verify(files, tmp_path / "bundle", manifest, WITH_SHORTLIST)
