@@ -113,9 +113,12 @@ def describe(settings: Mapping[str, Any], tensors: Tensors, file: str) -> Descri
     source = f"{file}: {CONFIG}"
     config = Config(settings, source)
     config.ignore(*_IGNORED.split())
-    for key, value in _REQUIRED.items():
-        config.get(key)  # must be there
-        config.neutral(key, value)
+    for key, expected in _REQUIRED.items():
+        if (value := config.get(key)) != expected:
+            raise ImportFailedError(
+                f"{source}: {key} must be {expected!r}, got {value!r}; only the architecture of Firefox's translation "
+                "models is supported"
+            )
     for key, values in _NEUTRAL.items():
         config.neutral(key, *values)
     layers = {"encoder": _count(config, "enc-depth", source), "decoder": _count(config, "dec-depth", source)}

@@ -64,7 +64,8 @@ def find_firefox_files(folder: Path) -> FirefoxFiles:
     if len(pairs) != 1:
         found = f"models of {len(pairs)} language pairs: {', '.join(pairs)}" if pairs else "none"
         raise ImportFailedError(
-            f"{folder} must have one model.XXYY.intgemm.alphas.bin or .intgemm8.bin, it has {found}"
+            f"{folder} must have one model.XXYY.intgemm.alphas.bin or .intgemm8.bin, it has {found}; give each model a "
+            "folder of its own"
         )
     pair = pairs[0]
     model = _first(folder, [f"model.{pair}.intgemm.alphas.bin", f"model.{pair}.intgemm8.bin"])

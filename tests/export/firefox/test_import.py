@@ -173,15 +173,19 @@ def check_error(folder: Path, tmp_path: Path, message: str, options: ImportOptio
     [
         (
             {"type": "s2s"},
-            'special:model.yml: type is "s2s", which is not supported; supported: absent or "transformer"',
+            f"{MODEL}: special:model.yml: type must be 'transformer', got 's2s'; only the architecture of Firefox's "
+            "translation models is supported",
         ),
-        ({"dec-cell": "gru"}, 'special:model.yml: dec-cell is "gru", which is not supported'),
-        ({"transformer-postprocess": "da"}, 'transformer-postprocess is "da", which is not supported'),
-        ({"transformer-preprocess": "n"}, 'transformer-preprocess is "n", which is not supported'),
+        (
+            {"dec-cell": "gru"},
+            "special:model.yml: dec-cell must be 'ssru', got 'gru'; only the architecture of Firefox",
+        ),
+        ({"transformer-postprocess": "da"}, "transformer-postprocess must be 'dan', got 'da'; only the architecture"),
+        ({"transformer-preprocess": "n"}, "transformer-preprocess must be '', got 'n'; only the architecture of"),
         ({"right-left": "true"}, "right-left is true, which is not supported"),
         (
             {"transformer-decoder-autoreg": "self-attention"},
-            'special:model.yml: transformer-decoder-autoreg is "self-attention", which is not supported',
+            "special:model.yml: transformer-decoder-autoreg must be 'rnn', got 'self-attention'; only the architecture",
         ),
         ({"transformer-pool": "true"}, "transformer-pool is true, which is not supported; supported: absent or false"),
         (

@@ -86,7 +86,10 @@ def test_damaged_bytes_cause_no_other_error() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (write_entries([YAML], version=2), "its version must be 1, got 2; is it a .bin file of Marian?"),
+        (
+            write_entries([YAML], version=2),
+            "its version must be 1, got 2, so it is probably not a .bin file of Marian; down",
+        ),
         (write_entries([]), f"it has no configuration '{CONFIG}'"),
         (write_entries([YAML, YAML]), "a tensor occurs twice"),
         (
