@@ -212,8 +212,8 @@ def build_firefox(folder: FolderFiles, weights: WeightFile, options: ImportOptio
         ImportFailedError: the model is not supported.
     """
     files = find_firefox_files(folder.path)
-    metadata = read_metadata(folder, files)
     with _open_firefox(folder, files, options) as (checkpoint, tensors):
+        metadata = read_metadata(folder, files)
         unknown_id = checkpoint.tokenizers.target.token_to_id("<unk>")
         generation = firefox.generation(checkpoint.model, unknown_id)
         parameters = sum(math.prod(tensors.shape(name)) for name in tensors.names)

@@ -11,6 +11,7 @@ from typing import Any
 from export.checkpoint import FolderFiles
 from export.errors import ImportFailedError
 from export.firefox.marian_binary import read_file
+from service.bundle import sha256_of
 
 MODEL = re.compile(r"model\.([a-z]+)\.intgemm(8|\.alphas)\.bin(\.gz)?")
 SHORTLIST_FILE = "lex.50.50.{}.s2t.bin"
@@ -107,7 +108,7 @@ def read_metadata(folder: FolderFiles, files: FirefoxFiles) -> Metadata:
         languages = source, target
         _check_languages(languages, files, path)
     digest = _text(values, "hash", path)
-    if digest is not None and digest != hashlib.sha256(read_file(files.model)).hexdigest():
+    if digest is not None and digest != _sha256_unpacked(files.model):
         raise ImportFailedError(
             f"{path} belongs to another version of the model: its hash is not the SHA-256 of {files.model.name}; "
             f"download both again, or remove {METADATA}"
@@ -120,6 +121,10 @@ def read_metadata(folder: FolderFiles, files: FirefoxFiles) -> Metadata:
         f"firefox-{size}" if size else "firefox",
         f"Firefox translation model: {', '.join(details)}" if details else "",
     )
+
+
+def _sha256_unpacked(path: Path) -> str:
+    return hashlib.sha256(read_file(path)).hexdigest() if path.suffix == ".gz" else sha256_of(path)
 
 
 def _text(values: dict[str, Any], key: str, path: Path) -> str | None:

@@ -301,3 +301,12 @@ def test_the_verification_finds_a_shortlist_of_another_model(tmp_path: Path, fre
     (folder / SHORTLIST).write_bytes(write_shortlist(lists, frequent))
     with FolderFiles(folder) as files, pytest.raises(VerificationError, match=message):
         build.verify(files, tmp_path / "bundle", manifest, WITH_SHORTLIST)
+
+
+@pytest.mark.usefixtures("unverified")
+def test_links_that_leave_the_folder_are_not_followed(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "ende", TENSORS)
+    for name in (SHORTLIST, "vocab.ende.spm", MODEL):
+        outside = (folder / name).rename(tmp_path / name)
+        (folder / name).symlink_to(outside)
+        check_error(folder, tmp_path, f"{name} is a symbolic link to a file outside of the folder", WITH_SHORTLIST)
