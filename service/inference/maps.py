@@ -97,8 +97,8 @@ class TargetAttention(EncoderAttention):
     target_offsets: Annotated[
         Offsets,
         Field(
-            description="Start and end of each target token or word in the output text, in Unicode characters; null for "
-            "tokens that are not in it: special tokens, those of the prompt, and those cut off by a stop string."
+            description="Start and end of each target token or word in the output text, in Unicode characters; null "
+            "for tokens that are not in it: special tokens, those of the prompt, and those cut off by a stop string."
         ),
     ]
     decoder_input_tokens: Annotated[
