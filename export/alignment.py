@@ -29,7 +29,7 @@ from service.text.words import Word, merge_weights, words_of
 CRITERION = "prediction_difference"
 GUIDED = "guided"  # criterion of a head that was trained to align words
 Guided = tuple[int, int]  # layer and head
-MAX_SENTENCES = 100  # more sentences hardly change the choice
+MAX_SENTENCES = 100  # a few seconds of work for a small model
 MAX_HEADS = 4  # largest number of heads in a mean, except for all heads of a layer
 
 
