@@ -18,6 +18,7 @@ from service.parameters import AT_MOST_ONE, PARAMETER_NAMES, AttentionSelection,
 
 FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES}
 CHAT_FIELD_NAMES = FIELD_NAMES | {"inputs": "messages"}
+GENERATING_PARAMETERS = tuple(name for name in PARAMETER_NAMES if name not in TARGET_PARAMETERS)
 
 
 class AttentionBody(AttentionSelection, GivenParameters):
@@ -76,7 +77,7 @@ class AttentionBody(AttentionSelection, GivenParameters):
                 {
                     "anyOf": [
                         object_schema(targets=NULL),
-                        object_schema(parameters={"propertyNames": {"enum": TARGET_PARAMETERS}}),
+                        object_schema(parameters=object_schema(**dict.fromkeys(GENERATING_PARAMETERS, NULL))),
                     ]
                 },
             ],
@@ -129,7 +130,7 @@ def _check_target_parameters(given: Collection[str]) -> None:
         ApiError: `invalid_parameter`.
     """
     for name in given:
-        if name not in TARGET_PARAMETERS:
+        if name in GENERATING_PARAMETERS:
             allowed = ", ".join(f"{{{one}}}" for one in TARGET_PARAMETERS)
             message = (
                 f"{{{name}}} cannot be combined with targets, because nothing is generated; only {allowed} can be."
