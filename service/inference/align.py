@@ -176,7 +176,7 @@ def _choose_heads(call: Call, model: ServedModel, layer: int | None, head: int |
         raise ApiError("unsupported_task", message, field="model")
     for field, index, count in (("layer", layer, cross.layers), ("head", head, cross.heads)):
         if index is not None and not -count <= index < count:
-            message = f"It must be from {-count} to {count - 1} for the cross-attention of {model.name}, got {index}."
+            message = f"It must be from {-count} to {count - 1} for cross attention, got {index}."
             raise ApiError("invalid_parameter", message, field=field)
     default_layer, default_heads = model.manifest.alignment_heads
     if layer is None and head is None:

@@ -10,7 +10,7 @@ from tests.support.fake_runner import fake_manifest
 
 pytestmark = pytest.mark.anyio
 SOURCE, TARGET = "Hund x.", "a dogHund"
-RANGE = "must be from -2 to 1 for the cross-attention of fake"
+RANGE = "must be from -2 to 1 for cross attention"
 
 
 async def respond(running: Running, **body: Any) -> Any:
