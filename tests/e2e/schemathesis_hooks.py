@@ -38,6 +38,8 @@ BEYOND_JSON_SCHEMA = (
     r"has no effect on the requested outputs",
     r"at least \d+ numbers; a response holds at most",
     r"The attention maps have more than \d+ numbers",
+    r"The attention maps of this call are too large",
+    r"cannot align words, because it has no cross-attention",
     # It compares no two values.
     r"must be at most [\w.]+ \(\d+\), got \d+",
     # The description does not contain the settings.
