@@ -10,7 +10,6 @@ from tests.support.fake_runner import fake_manifest
 
 pytestmark = pytest.mark.anyio
 SOURCE, TARGET = "Hund x.", "a dogHund"
-RANGE = "must be from -2 to 1 for cross attention"
 
 
 async def respond(running: Running, **body: Any) -> Any:
@@ -170,13 +169,13 @@ async def test_languages_choose_the_tokens_and_the_model(
             {"layer": 2},
             "invalid_parameter",
             "layer",
-            "layer must be from -2 to 1 for the cross-attention of fake, got 2.",
+            "layer must be from -2 to 1 for cross attention, got 2.",
         ),
         (
             {"head": -3},
             "invalid_parameter",
             "head",
-            "head must be from -2 to 1 for the cross-attention of fake, got -3.",
+            "head must be from -2 to 1 for cross attention, got -3.",
         ),
         ({"layer": 1.0}, "invalid_parameter", "layer", "layer must be a valid integer, got 1.0."),
         (
