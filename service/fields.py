@@ -33,6 +33,9 @@ MAX_ID = 2**31 - 1  # beyond every vocabulary, and still exact in every JSON rea
 # A character that `str.strip` keeps, spelled out because languages define `\s` differently.
 NOT_BLANK = r"[^\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")  # types of Pydantic's errors
+# Similarity of an unknown field to the field that an error suggests: `inputs` is similar to
+# `text_input`, but `text` is not similar to `target`.
+MIN_SIMILARITY = 0.61
 # Words of Pydantic's messages and those of this service.
 PYDANTIC_WORDS = (
     ("Input should ", "It must "),
@@ -305,7 +308,7 @@ def unknown_field_error(name: str, kind: Any, path: Sequence[str | int]) -> ApiE
     shown = path_of((*path, name)) if is_word(name) else None
     message = f"{shown} is not a field of {owner}" if shown else f"{owner[0].upper()}{owner[1:]} has an unknown field"
     inner = next((field for field, type_ in known.items() if name in fields_of(type_)), None)
-    nearest = difflib.get_close_matches(name, known, n=1) if shown else []
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=MIN_SIMILARITY) if shown else []
     if inner is not None:
         message = f"{shown} belongs in {path_of((*path, inner))}."
     elif nearest:
