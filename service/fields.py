@@ -382,8 +382,8 @@ def _received(error_type: str, value: Any) -> str:
         return f", got {value}" if abs(value) < 1e20 else ""
     if error_type == "string_too_long":
         return f", got {len(value)}"
-    if error_type.endswith("_type"):
-        return f", got {JSON_VALUES.get(type(value), str(value).lower())}"
+    if error_type.endswith("_type") and (isinstance(value, bool) or type(value) in JSON_VALUES):
+        return f", got {JSON_VALUES.get(type(value)) or json.dumps(value)}"
     return ""
 
 
