@@ -105,7 +105,16 @@ def test_quantize_needs_only_the_extras_that_it_names(bundle: Path, tmp_path: Pa
     texts = tmp_path / "texts"
     texts.write_text("A man sleeps.\nA dog runs.\n")
     for number, option in enumerate((["--unverified"], ["--texts", str(texts), "--force"])):
-        command = ["quantize", str(bundle), "--out", str(tmp_path / str(number)), "--bits", "8", "--layers", "per-tensor"]
+        command = [
+            "quantize",
+            str(bundle),
+            "--out",
+            str(tmp_path / str(number)),
+            "--bits",
+            "8",
+            "--layers",
+            "per-tensor",
+        ]
         done = run(*command, *option, before=f"sys.modules.update(dict.fromkeys({missing}))")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["bits"] == 8
