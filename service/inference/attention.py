@@ -77,7 +77,9 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
     _check_one_sequence(parameters)
     check_parameters(model, parameters, len(request.inputs))
     _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
-    sources = await call.read_sources(model, request.inputs, units=units, prefix=languages.source_prefix)
+    sources = await call.read_sources(
+        model, request.inputs, units=units, prefix=languages.source_prefix, suffix=languages.source_suffix
+    )
     prefixes = None
     if request.targets is None and parameters.target_prefix is not None:
         prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)

@@ -240,7 +240,12 @@ async def _prepare(call: Call, request: GenerateInput, *, stream: bool = False) 
         sources = await call.read_prompt(model, request.inputs, units=units, num_samples=num_samples)
     else:
         sources = await call.read_sources(
-            model, request.inputs, units=units, num_samples=num_samples, prefix=languages.source_prefix
+            model,
+            request.inputs,
+            units=units,
+            num_samples=num_samples,
+            prefix=languages.source_prefix,
+            suffix=languages.source_suffix,
         )
     prefixes: list[Ids] | None = None
     if parameters.target_prefix is not None:
