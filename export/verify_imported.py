@@ -276,30 +276,31 @@ class GraphRunner:
         states: list[dict[str, Array]] = [{} for _ in sources]
         outputs: dict[str, Array] = {}
         if self._model.encoder is not None:
+            session = open_session(self._folder / self._manifest.encoder_graph.file)
             # The longest text alone: the maps of the others would be padded to its length.
             for first, batch in ((0, sources[:1]), (1, sources[1:])):
-                encoded = self._encode(batch)
+                encoded = self._encode(session, batch)
                 for row, source in enumerate(batch):
                     outputs |= self._encoder_outputs(first + row, len(source), {n: a[row] for n, a in encoded.items()})
                     for state in self._manifest.states:
                         if state.encoder_output is not None:
                             states[first + row][state.input] = encoded[state.encoder_output][row]
+            del session, encoded  # before the weights of the decoder are loaded
         if self._model.decoder is None:
             return texts, outputs
         targets, decoded = self._decode(sources, prompts, states, new_tokens)
         return Texts(texts.sources, tuple(map(tuple, targets))), outputs | decoded
 
-    def _encode(self, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
-        graph = self._manifest.encoder_graph
+    def _encode(self, session: Any, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
         if not sources:
             return {}
         ids = np.full((len(sources), max(map(len, sources))), self._manifest.tokens.pad_id, np.int64)
         for row, source in enumerate(sources):
             ids[row, : len(source)] = source
         lengths = np.array([len(source) for source in sources], np.int32)
-        session = open_session(self._folder / graph.file)
-        values = session.run(list(graph.outputs), {"source_ids": ids, "source_lengths": lengths})
-        return dict(zip(graph.outputs, values, strict=True))
+        outputs = self._manifest.encoder_graph.outputs
+        values = session.run(list(outputs), {"source_ids": ids, "source_lengths": lengths})
+        return dict(zip(outputs, values, strict=True))
 
     def _encoder_outputs(self, number: int, size: int, encoded: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs of text `number` of `size` tokens from those of its row."""

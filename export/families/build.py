@@ -225,16 +225,16 @@ def _languages(
     if not ids:
         return None, generation
     sources = tuple(sorted(ids, key=lambda tag: tag != "en"))  # English first
-    if folder.model_type == "mbart" and "50" not in str(config.get("tokenizer_class")):
+    started = next((tag for tag, id_ in ids.items() if generation.start_ids == (id_,)), None)
+    if folder.model_type == "mbart" and started is not None:
         # mBART-25: the source ends with its language, and the target starts with its own.
-        target = next((tag for tag, id_ in ids.items() if generation.start_ids == (id_,)), None)
-        if target is None:
-            raise ImportFailedError(
-                "config.json: decoder_start_token_id of mBART must be the token of the target language, without "
-                f"another forced token, got {', '.join(map(str, generation.start_ids))}; set it, for example to "
-                f"{ids[sources[0]]} for {sources[0]}"
-            )
-        return Languages(sources=sources, targets=(target,), source_suffix=prefixes), generation
+        return Languages(sources=sources, targets=(started,), source_suffix=prefixes), generation
+    if folder.model_type == "mbart" and "50" not in str(config.get("tokenizer_class")):
+        raise ImportFailedError(
+            "mBART needs its language tokens in one of two places: for mBART-25, decoder_start_token_id must be the "
+            f"token of the target language, such as {ids[sources[0]]} for {sources[0]}, without a forced token; for "
+            "mBART-50, tokenizer_config.json must have the tokenizer_class MBart50Tokenizer"
+        )
     forced = [tag for tag, prefix in prefixes.items() if prefix[0] in generation.start_ids[1:]]
     targets = [*forced, *(tag for tag in ids if tag not in forced)]
     languages = Languages(sources=sources, targets=tuple(targets), source_prefix=prefixes, target_prefix=prefixes)
