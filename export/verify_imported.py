@@ -49,17 +49,18 @@ ROUNDED_OPERATIONS = 5
 LENGTHS = (19, 6, 1)  # of the short random texts
 NEW_TOKENS = 5  # tokens that are generated after each text
 CHUNK = 7  # tokens of a short prompt that a decoder-only graph reads at a time
-# The long text is as long as the model allows within these limits: multiply-adds with weights in
-# one evaluation of the reference, and bytes of the attention maps of the encoder graph.
+# The long text is as long as the model allows within these limits of one evaluation of the
+# reference: multiply-adds with weights, which limit the time, and attention scores of one layer,
+# which limit the memory.
 LONG_OPERATIONS = 3 * 10**10
-LONG_MAP_BYTES = 192 << 20
+LONG_SCORES = 1 << 22
 # It has at least this length, because reading the weights takes longer than computing with so few
 # tokens. It then consists of three chunks.
 LEAST_LONG = 2 * PREFILL_TOKENS + 6
 LONG_TARGET = 140  # longest text of a decoder with an encoder: beyond the last bucket of T5, at distance 128
 # Attention weights and logits of a longer text are compared at about this number of positions.
 MAX_ROWS = 48
-FLOAT_BYTES = 4
+MAP_LAYERS = 4  # number of layers whose attention maps an encoder returns at a time
 
 
 class DecoderSession:
@@ -277,42 +278,49 @@ class GraphRunner:
         outputs: dict[str, Array] = {}
         if self._model.encoder is not None:
             session = open_session(self._folder / self._manifest.encoder_graph.file)
-            # The longest text alone: the maps of the others would be padded to its length.
+            # The longest text alone: the states of the others would be padded to its length.
             for first, batch in ((0, sources[:1]), (1, sources[1:])):
-                encoded = self._encode(session, batch)
-                for row, source in enumerate(batch):
-                    outputs |= self._encoder_outputs(first + row, len(source), {n: a[row] for n, a in encoded.items()})
+                for row, arrays in enumerate(self._encode(session, batch) if batch else ()):
+                    outputs |= self._encoder_outputs(first + row, arrays)
                     for state in self._manifest.states:
                         if state.encoder_output is not None:
-                            states[first + row][state.input] = encoded[state.encoder_output][row]
-            del session, encoded  # before the weights of the decoder are loaded
+                            states[first + row][state.input] = arrays[state.encoder_output]
+            del session  # before the weights of the decoder are loaded
         if self._model.decoder is None:
             return texts, outputs
         targets, decoded = self._decode(sources, prompts, states, new_tokens)
         return Texts(texts.sources, tuple(map(tuple, targets))), outputs | decoded
 
-    def _encode(self, session: Any, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
-        if not sources:
-            return {}
+    def _encode(self, session: Any, sources: Sequence[Sequence[int]]) -> list[dict[str, Array]]:
+        """Return the outputs of the encoder graph for each source, without padding.
+
+        Attention maps have the rows of `compared_rows`.
+        """
         ids = np.full((len(sources), max(map(len, sources))), self._manifest.tokens.pad_id, np.int64)
         for row, source in enumerate(sources):
             ids[row, : len(source)] = source
         lengths = np.array([len(source) for source in sources], np.int32)
-        outputs = self._manifest.encoder_graph.outputs
-        values = session.run(list(outputs), {"source_ids": ids, "source_lengths": lengths})
-        return dict(zip(outputs, values, strict=True))
+        feeds = {"source_ids": ids, "source_lengths": lengths}
+        maps = self._manifest.attention_of("encoder").outputs
+        others = [name for name in self._manifest.encoder_graph.outputs if name not in maps]
+        outputs: list[dict[str, Array]] = [{} for _ in sources]
+        for name, array in zip(others, session.run(others, feeds), strict=True):
+            for row, source in enumerate(sources):
+                has_tokens = name in ("hidden", LABEL_OUTPUTS["tokens"])
+                outputs[row][name] = array[row, : len(source)] if has_tokens else array[row]
+        for start in range(0, len(maps), MAP_LAYERS):
+            names = maps[start : start + MAP_LAYERS]
+            for name, array in zip(names, session.run(list(names), feeds), strict=True):
+                for row, source in enumerate(sources):
+                    outputs[row][name] = array[row][:, compared_rows(len(source)), : len(source)]
+        return outputs
 
-    def _encoder_outputs(self, number: int, size: int, encoded: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs of text `number` of `size` tokens from those of its row."""
-        rows = compared_rows(size)
-        names = self._manifest.attention_of("encoder").outputs
-        outputs = {
-            f"hidden.{number}": encoded["hidden"][:size],
-            f"encoder.{number}": np.stack([encoded[name][:, rows, :size] for name in names]),
-        }
+    def _encoder_outputs(self, number: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the compared outputs of text `number` from those of its row."""
+        maps = np.stack([arrays[name] for name in self._manifest.attention_of("encoder").outputs])
+        outputs = {f"hidden.{number}": arrays["hidden"], f"encoder.{number}": maps}
         if self._model.head is not None:
-            labels = encoded[LABEL_OUTPUTS[self._model.head.label_kind]]
-            outputs[f"labels.{number}"] = labels[:size] if self._model.head.pooling == "tokens" else labels
+            outputs[f"labels.{number}"] = arrays[LABEL_OUTPUTS[self._model.head.label_kind]]
         return outputs
 
     def _decode(
@@ -417,11 +425,8 @@ def long_length(manifest: Manifest, model: Description) -> int:
     stack = model.encoder or model.decoder
     assert stack is not None, "a model has an encoder or a decoder"
     matrices = max(1, manifest.parameters - model.vocabulary * stack.width)  # without the table of tokens
-    length = LONG_OPERATIONS // matrices
-    if model.encoder is not None:
-        map_bytes = FLOAT_BYTES * sum(attention.heads for attention in model.encoder.attention)  # of one position
-        length = min(length, math.isqrt(LONG_MAP_BYTES // map_bytes))
-    return max(length, LEAST_LONG)
+    heads = max(attention.heads for attention in stack.attention)
+    return max(LEAST_LONG, min(LONG_OPERATIONS // matrices, math.isqrt(LONG_SCORES // heads)))
 
 
 def verify(folder: Path, manifest: Manifest, model: Description, weights: Weights, seed: int = 0) -> Verification:
