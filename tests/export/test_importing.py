@@ -184,7 +184,7 @@ def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importing, "available_memory", lambda: 200_000_000)
-    with pytest.raises(ImportFailedError, match=r"needs about 0.3 GB of memory, but 0.2 GB are available; end other"):
+    with pytest.raises(ImportFailedError, match=r"needs about 0.4 GB of memory, but 0.2 GB are available; end other"):
         import_checkpoint(folder, tmp_path / "bundle", METADATA)
     monkeypatch.setattr(importing, "available_memory", lambda: None)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
