@@ -24,10 +24,7 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Positions = NDArray[np.int64]
 
-ERF_STEP = 2.0**-8  # distance of the points of the table of the error function
-ERF_LIMIT = 6.0  # from here on, the error function is 1 in float64
-_ERF_POINTS = ERF_STEP * np.arange(round(ERF_LIMIT / ERF_STEP) + 1)
-_ERF_TABLE = np.array([math.erf(point) for point in _ERF_POINTS])
+_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def normalize(x: Array, weight: Array | None, bias: Array | None, options: Norm) -> Array:
@@ -47,7 +44,7 @@ def activate(x: Array, kind: Activation) -> Array:
         case "tanh":
             return np.tanh(x)
         case "gelu":
-            return np.asarray(x * (1 + erf(x / math.sqrt(2))) / 2)
+            return np.asarray(x * (1 + _erf(x / math.sqrt(2))) / 2)
         case "gelu_tanh":
             return np.asarray(x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2)
         case "silu":
@@ -313,21 +310,3 @@ def _window_mask(length: int, window: int | None) -> Mask | None:
 
 def _sigmoid(x: Array) -> Array:
     return np.asarray((1 + np.tanh(x / 2)) / 2)
-
-
-def erf(x: Array) -> Array:
-    """Return the error function: the Taylor series of degree 5 around the nearest point of a table.
-
-    NumPy has no error function, and a call of `math.erf` for each element takes minutes for a long
-    text. The next term of the series is below 1e-17.
-    """
-    size = np.fmin(np.abs(x), ERF_LIMIT)
-    index = np.rint(size / ERF_STEP).astype(np.int64)
-    point = _ERF_POINTS[index]
-    d, slope = size - point, 2 / math.sqrt(math.pi) * np.exp(-(point**2))
-    square = point**2
-    # The derivatives of erf are `slope` times Hermite polynomials, with alternating signs.
-    terms = (16 * square**2 - 48 * square + 12) / 120
-    for polynomial in ((12 - 8 * square) * point / 24, (4 * square - 2) / 6, -point, 1.0):
-        terms = terms * d + polynomial
-    return np.asarray(np.copysign(_ERF_TABLE[index] + slope * d * terms, x))

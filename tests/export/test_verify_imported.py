@@ -1,6 +1,5 @@
 """The verification of imported bundles accepts correct graphs, and finds damaged ones."""
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from export.families.table import describe, find_family
 from export.graphs import relative
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
-from export.reference import Reference, erf
+from export.reference import Reference
 from export.reference_decoder import ReferenceDecoder
 from export.verify_imported import (
     LEAST_LONG,
@@ -246,14 +245,6 @@ def test_texts_have_the_same_results_together_and_alone(bundle_of: MakeBundle, n
             alone |= {"logits": decoded.logits, "decoder": decoded.maps}
         for key, array in alone.items():
             assert largest(array - together[f"{key}.{number}"]) <= limits[f"{key}.{number}"], key
-
-
-def test_the_error_function() -> None:
-    x = np.concatenate([np.linspace(-7, 7, 20011), [0.0, -0.0, 1e-300, np.inf, -np.inf]])
-    exact = np.array([math.erf(value) for value in x])
-    # Three operations round numbers of at most 1.
-    np.testing.assert_allclose(erf(x), exact, rtol=0, atol=3 * 2.0**-53)
-    assert np.isfinite(erf(np.array([np.nan]))).all()  # its product with NaN is NaN
 
 
 def test_a_missing_scale_is_found(bundle_of: MakeBundle) -> None:
