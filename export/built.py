@@ -44,3 +44,4 @@ class Built:
     generation: GenerationDefaults | None = None  # None: from generation_config.json
     embedding: Embedding | None = None
     dense: tuple[NDArray[np.float32], ...] = ()  # content of the file of each layer of `embedding`
+    description: str = ""  # used if the user gives none
