@@ -26,7 +26,10 @@ from export.options import BundleMetadata, ImportOptions
 from export.progress import ByteProgress, clock
 from export.sessions import encode, open_sessions
 from service.bundle import BundleError, Manifest, Verification, read_bundle, read_manifest
+from service.engine.observer import NullObserver
 from service.inference.dense import read_dense
+from service.loading import load_backend
+from service.settings import Settings
 from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
 
 RECORD = Verification(
@@ -326,6 +329,25 @@ def test_layers_after_pooling_are_files_of_the_bundle(folder: Path, tmp_path: Pa
     np.full(85, np.nan, np.float32).tofile(path)
     with pytest.raises(BundleError, match=r"dense\.0\.bin has weights that are not finite numbers"):
         read_dense(tmp_path / "bundle", layer)
+
+
+@pytest.mark.usefixtures("unverified")
+def test_layers_after_pooling_that_do_not_fit_are_not_served(folder: Path, tmp_path: Path) -> None:
+    write_dense(folder, np.ones((5, 16), np.float32), np.ones(5, np.float32))
+    import_checkpoint(folder, tmp_path / "bundle", METADATA)
+    path = tmp_path / "bundle" / "manifest.json"
+    document = json.loads(path.read_text())
+    (layer,) = document["embedding"]["dense"]
+    document["embedding"]["dense"] = [layer, layer]
+    path.write_text(json.dumps(document))
+    with pytest.raises(BundleError, match=r"a layer of embedding\.dense has 16 inputs after one with 5 outputs"):
+        read_manifest(tmp_path / "bundle")
+    document["embedding"]["dense"] = [layer | {"inputs": 4, "outputs": 17}]  # as many numbers
+    path.write_text(json.dumps(document))
+    with pytest.raises(
+        BundleError, match=r"embedding\.dense reads vectors of 4 numbers, but the hidden states have 16"
+    ):
+        load_backend(Settings(bundles=tmp_path, threads=1), lambda _: NullObserver())
 
 
 @pytest.mark.parametrize(
