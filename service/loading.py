@@ -33,6 +33,7 @@ from service.engine.request import (
     SimilarRequest,
 )
 from service.engine.worker import Worker
+from service.inference.dense import DenseLayer, read_dense
 from service.inference.service import Backend, LoadedModel, ServedModel, default_models, state_bytes
 from service.machine import usable_threads
 from service.parameters import GenerateParameters
@@ -81,6 +82,7 @@ class _OpenedBundle:
     source_tokenizer: TextTokenizer
     target_tokenizer: TextTokenizer
     runner: OnnxRunner | DeviceRunner
+    dense: tuple[DenseLayer, ...]  # layers of pooled vectors
 
     def serve(self) -> ServedModel:
         runner = self.runner
@@ -93,6 +95,7 @@ class _OpenedBundle:
             runner.hidden_size,
             runner.max_rows,
             runner.threads,
+            self.dense,
         )
 
 
@@ -303,7 +306,8 @@ def _open_bundle(
     """Verify the files of a bundle, read its tokenizers and open its graphs.
 
     Raises:
-        BundleError: a file is damaged, or a tokenizer has more tokens than the model.
+        BundleError: a file is damaged, a tokenizer has more tokens than the model, or a layer after
+            pooling has another size than the hidden states.
     """
     check_files(folder, manifest)
     source, target = (
@@ -316,7 +320,15 @@ def _open_bundle(
             raise BundleError(
                 f"{folder}: a tokenizer has {len(tokenizer)} tokens, the model knows {size}; export the bundle again"
             )
-    return _OpenedBundle(folder, manifest, source, target, _open_runner(folder, manifest, provider, settings))
+    dense = () if manifest.embedding is None else manifest.embedding.dense
+    layers = tuple(read_dense(folder, layer) for layer in dense)
+    runner = _open_runner(folder, manifest, provider, settings)
+    if dense and dense[0].inputs != runner.hidden_size:
+        raise BundleError(
+            f"{folder}: embedding.dense reads vectors of {dense[0].inputs} numbers, but the hidden states have "
+            f"{runner.hidden_size}; export the bundle again"
+        )
+    return _OpenedBundle(folder, manifest, source, target, runner, layers)
 
 
 def _run_graphs(bundle: _OpenedBundle, settings: Settings) -> _OpenedBundle:

@@ -209,6 +209,7 @@ class Call:
         num_samples: int = 1,
         prefix: Ids = (),
         in_batches: bool = False,
+        suffix: Ids = (),
     ) -> list[Ids]:
         """Reserve the call's share of a model's limits, then tokenize the inputs.
 
@@ -221,9 +222,10 @@ class Call:
             num_samples: number of sequences for each input.
             prefix: ids put before those of each input.
             in_batches: see `reserve`.
+            suffix: ids put after those of each input.
 
         Returns:
-            The source ids of each input; the last is the end token.
+            The source ids of each input. The end token is the last one before `suffix`.
 
         Raises:
             ApiError: `overloaded`; `invalid_parameter` if there are too many sequences;
@@ -232,10 +234,10 @@ class Call:
         count = len(inputs.texts) * num_samples
         counted_field = field if num_samples == 1 else "num_return_sequences"
         self.reserve(model, count, units * count, counted_field, in_batches=in_batches)
-        limits = [model.manifest.limits.max_source_tokens - len(prefix)] * len(inputs.texts)
+        limits = [model.manifest.limits.max_source_tokens - len(prefix) - len(suffix)] * len(inputs.texts)
         sources = await self.read_texts(model.source_tokenizer, inputs, field, limits, truncate=truncate)
-        if prefix:
-            sources = [(*prefix, *source) for source in sources]
+        if prefix or suffix:
+            sources = [(*prefix, *source, *suffix) for source in sources]
         assert self._controller is not None and self._reservation is not None
         self._controller.add_tokens(self._reservation, num_samples * sum(map(len, sources)))
         return sources

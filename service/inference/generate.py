@@ -254,6 +254,7 @@ async def _prepare(
             num_samples=num_samples,
             prefix=languages.source_prefix,
             in_batches=in_batches,
+            suffix=languages.source_suffix,
         )
     if maps:
         await maps.read_offsets(call, request.inputs, sources)

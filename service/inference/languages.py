@@ -18,6 +18,7 @@ class LanguageChoice:
     source: str = ""
     target: str = ""
     source_prefix: Ids = ()  # precedes the tokens of the input
+    source_suffix: Ids = ()  # follows the tokens of the input
     target_prefix: Ids = ()  # first tokens of the target, forced and not part of the result
 
 
@@ -40,10 +41,12 @@ def choose_languages(model: ServedModel, source: str | None, target: str | None)
         return NO_LANGUAGES
     found_source = _choose(source, languages.sources, "source_language", model.name)
     found_target = _choose(target, languages.targets, "target_language", model.name)
+    of_target = languages.source_prefix_of_target.get(found_target, ())
     return LanguageChoice(
         found_source,
         found_target,
-        (*languages.source_prefix_of_target.get(found_target, ()), *languages.source_prefix.get(found_source, ())),
+        (*of_target, *languages.source_prefix.get(found_source, ())),
+        languages.source_suffix.get(found_source, ()),
         languages.target_prefix.get(found_target, ()),
     )
 

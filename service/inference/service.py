@@ -11,6 +11,7 @@ from service.engine.engine import Engine
 from service.engine.worker import Worker
 from service.errors import ApiError, ErrorCode
 from service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory
+from service.inference.dense import DenseLayer
 from service.machine import usable_memory
 from service.metrics import Metrics, ModelMetrics
 from service.runtime.memory import ModelMemory, row_bytes
@@ -32,6 +33,7 @@ class ServedModel:
     hidden_size: int  # M of `Encoded.hidden`
     max_rows: int  # rows of the decoder's batch: one for each sequence, or one for each beam
     threads: Mapping[str, int]  # number of threads for each graph
+    dense: tuple[DenseLayer, ...] = ()  # layers of pooled vectors
 
     @cached_property
     def has_generation_defaults(self) -> bool:
@@ -43,8 +45,16 @@ class ServedModel:
         """True if the model is told the languages by tokens."""
         languages = self.manifest.languages
         return languages is not None and bool(
-            languages.source_prefix or languages.source_prefix_of_target or languages.target_prefix
+            languages.source_prefix
+            or languages.source_suffix
+            or languages.source_prefix_of_target
+            or languages.target_prefix
         )
+
+    @property
+    def embedding_size(self) -> int:
+        """Size of a pooled vector."""
+        return len(self.dense[-1].weight) if self.dense else self.hidden_size
 
     def memory(self, engine: Engine) -> ModelMemory:
         """Return the memory of the model; `engine` is its engine."""
