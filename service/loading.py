@@ -33,14 +33,14 @@ from service.engine.request import (
     SimilarRequest,
 )
 from service.engine.worker import Worker
-from service.inference.service import Backend, LoadedModel, ServedModel, state_bytes
+from service.inference.service import Backend, LazyModel, LoadedModel, ServedModel, state_bytes
 from service.machine import usable_threads
 from service.parameters import GenerateParameters
 from service.runtime.device import DeviceRunner
 from service.runtime.memory import row_bytes, rows_within, trim_heap
 from service.runtime.ort import OnnxRunner
 from service.runtime.provider import Provider, choose_provider
-from service.settings import Settings
+from service.settings import ALL_MODELS, Settings
 from service.text.tokenizer import TextTokenizer, read_tokenizer
 from service.threads import run_in_threads
 
@@ -81,6 +81,7 @@ class _OpenedBundle:
     source_tokenizer: TextTokenizer
     target_tokenizer: TextTokenizer
     runner: OnnxRunner | DeviceRunner
+    load_seconds: float  # duration of its load so far
 
     def serve(self) -> ServedModel:
         runner = self.runner
@@ -93,6 +94,7 @@ class _OpenedBundle:
             runner.hidden_size,
             runner.max_rows,
             runner.threads,
+            self.load_seconds,
         )
 
 
@@ -100,6 +102,7 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     """Load the bundles of a folder. The worker is not started yet.
 
     A bundle that fails to load is logged and left out, unless the settings ask for strict loading.
+    Of models that are loaded on their first use, only the manifests are read.
 
     Args:
         settings: settings of the process.
@@ -123,15 +126,19 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
         raise BundleError("; ".join(dict.fromkeys([str(error), *failed.values()]))) from None
     backend = load_bundles(bundles, settings, observer_of, on_failure) if bundles else None
     failed = dict(sorted(failed.items()))
-    if backend is None or not backend.models:
+    served = set() if backend is None else {*backend.models, *backend.lazy}
+    if backend is None or not served:
         raise BundleError("; ".join(failed.values()))
-    if settings.default_model is not None and settings.default_model not in backend.models:
+    if settings.default_model is not None and settings.default_model not in served:
         raise BundleError(f"the default model {settings.default_model} failed to load: {'; '.join(failed.values())}")
     for reason in failed.values():
         logger.error("a bundle is not served: %s", reason)
     first = min(manifest.name for manifest in bundles.values())
-    if settings.default_model is None and first not in backend.models:
-        logger.warning("requests that name no model use %s, because %s failed to load", min(backend.models), first)
+    if settings.default_model is None and first not in served:
+        logger.warning("requests that name no model use %s, because %s failed to load", min(served), first)
+    for name in settings.lazy_model_names:
+        if name != ALL_MODELS and name not in served:
+            logger.warning("SIGHTLINE_LAZY_MODELS names %s, but no bundle with this name is served", name)
     return replace(backend, failed=failed)
 
 
@@ -146,9 +153,11 @@ def load_bundles(
     observer_of: Callable[[str], EngineObserver],
     on_failure: OnFailure = raise_failure,
 ) -> Backend:
-    """Load bundles by their folders. The worker is not started yet.
+    """Load bundles by their folders, except those that are loaded on their first use. The worker is
+    not started yet.
 
-    Models and failures are in the order of the bundles, however long each of them takes.
+    Models and failures are in the order of the bundles, however long each of them takes. Rows
+    follow from the memory for all models, so that the memory suffices when every model is loaded.
 
     Args:
         bundles: the manifests by folder.
@@ -166,6 +175,8 @@ def load_bundles(
         bundles = _with_enough_memory(bundles, state_bytes(settings), on_failure)
     max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, bundles.values()))
     settings = settings.model_copy(update={"max_rows": max_rows})
+    lazy = {one.name: LazyModel(one, max_rows) for one in bundles.values() if settings.is_lazy(one.name)}
+    bundles = {folder: manifest for folder, manifest in bundles.items() if manifest.name not in lazy}
 
     loads = [
         partial(_attempt, folder, partial(_open_bundle, folder, manifest, provider, settings, tokenizers))
@@ -188,7 +199,7 @@ def load_bundles(
     gc.freeze()
     trim_heap()  # loading and the largest shapes took more memory than serving needs
     models = {one.manifest.name: one.serve() for one in loaded}
-    return Backend(models, engines, Worker(engines), repository=repository)
+    return Backend(models, engines, Worker(engines), repository=repository, lazy=lazy)
 
 
 class BundleRepository:
@@ -292,6 +303,7 @@ def _open_bundle(
     Raises:
         BundleError: a file is damaged, or a tokenizer has more tokens than the model.
     """
+    started = time.perf_counter()
     check_files(folder, manifest)
     source, target = (
         tokenizers.read(folder / name, manifest.files[name].sha256)
@@ -303,7 +315,8 @@ def _open_bundle(
             raise BundleError(
                 f"{folder}: a tokenizer has {len(tokenizer)} tokens, the model knows {size}; export the bundle again"
             )
-    return _OpenedBundle(folder, manifest, source, target, _open_runner(folder, manifest, provider, settings))
+    runner = _open_runner(folder, manifest, provider, settings)
+    return _OpenedBundle(folder, manifest, source, target, runner, time.perf_counter() - started)
 
 
 def _run_graphs(bundle: _OpenedBundle, settings: Settings) -> _OpenedBundle:
@@ -312,12 +325,13 @@ def _run_graphs(bundle: _OpenedBundle, settings: Settings) -> _OpenedBundle:
     Raises:
         BundleError: a run fails, or gives numbers that are not finite.
     """
+    started = time.perf_counter()
     runner = bundle.runner
     if not settings.threads and runner.provider == "cpu":
         runner.choose_threads(bundle.folder, usable_threads())
     runner.warm_up(settings.max_batch_tokens)
     _check_known_inputs(bundle.folder, runner)
-    return bundle
+    return replace(bundle, load_seconds=bundle.load_seconds + time.perf_counter() - started)
 
 
 def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings: Settings) -> OnnxRunner | DeviceRunner:

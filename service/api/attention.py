@@ -73,8 +73,8 @@ async def show_attention(call: Call, body: AttentionBody) -> AttentionResult:
     if "parameters" in body.model_fields_set:
         parameters = body.parameters
         if parameters.source_language is not None or parameters.target_language is not None:
-            name = generating_model(call, name, parameters.source_language, parameters.target_language).name
-        model = call.model(name, "attention")
+            name = (await generating_model(call, name, parameters.source_language, parameters.target_language)).name
+        model = await call.model(name, "attention")
         if "generate" in model.manifest.tasks:
             parameters = parameters_for(model, body.given_parameters)
     return await attention(call, AttentionInput(name, body.inputs, body, body.targets, parameters))

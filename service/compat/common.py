@@ -7,7 +7,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from service.api.endpoint import ErrorFormat
-from service.bundle import Task
+from service.bundle import Manifest, Task
 from service.errors import ApiError, ErrorCode, ErrorType, complete_message
 from service.inference.call import Call
 from service.inference.generate import Stream
@@ -20,24 +20,33 @@ from service.inference.service import ServedModel
 PLACEHOLDER_MODELS = frozenset({"tgi", "text-embeddings-inference", "dummy", "model"})
 
 
-def model_of_body(call: Call, name: str | None, task: Task) -> ServedModel:
+async def model_of_body(call: Call, name: str | None, task: Task) -> ServedModel:
     """Return the model that a body names, or the default model for a placeholder or no name.
 
     Raises:
-        ApiError: `model_not_found`, `unsupported_task`.
+        ApiError: see `Call.model`.
     """
-    is_placeholder = name in PLACEHOLDER_MODELS and name not in call.service.models
-    return call.model(None if is_placeholder else name, task)
+    is_placeholder = name in PLACEHOLDER_MODELS and name not in call.service.manifests
+    return await call.model(None if is_placeholder else name, task)
 
 
-def model_of_query(call: Call, name: str | None, task: Task | None = None) -> ServedModel:
+async def model_of_query(call: Call, name: str | None, task: Task | None = None) -> ServedModel:
     """Return the model that the query `?model=` names, or the default model.
 
     Raises:
-        ApiError: `model_not_found`, `unsupported_task`.
+        ApiError: see `Call.model`.
+    """
+    return await call.model(manifest_of_query(call, name, task).name)
+
+
+def manifest_of_query(call: Call, name: str | None, task: Task | None = None) -> Manifest:
+    """Return the manifest of the model that the query `?model=` names, or of the default model.
+
+    Raises:
+        ApiError: see `Call.manifest`.
     """
     try:
-        return call.model(name, task)
+        return call.manifest(name, task)
     except ApiError as error:
         if error.code != "unsupported_task":
             raise

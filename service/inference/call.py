@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import Histogram
 
-from service.bundle import Task
+from service.bundle import Manifest, Task
 from service.engine.request import (
     Cancelled,
     Compared,
@@ -25,6 +25,7 @@ from service.engine.worker import RequestFuture
 from service.errors import ApiError, ClientGoneError
 from service.fields import Texts
 from service.inference.admission import AdmissionController, Reservation, ResponseReservation
+from service.inference.lazy import load_on_first_use
 from service.inference.results import MAX_NUMBERS, TimingsMs
 from service.inference.service import ServedModel, Service
 from service.text.chat import Prompt
@@ -106,18 +107,21 @@ class Call:
     # Admission
 
     @property
-    def models(self) -> list[ServedModel]:
-        """All models, sorted by name.
+    def manifests(self) -> list[Manifest]:
+        """Manifests of all models, also of those that are loaded on their first use, sorted by
+        name.
 
         Raises:
             ApiError: `loading`.
         """
         if not self.service.is_loaded:
             raise ApiError("loading")
-        return list(self.service.models.values())
+        return list(self.service.manifests.values())
 
-    def model(self, name: str | None, task: Task | None = None) -> ServedModel:
-        """Return the model that the call names, or the default model.
+    def manifest(self, name: str | None, task: Task | None = None) -> Manifest:
+        """Return the manifest of the model that the call names, or of the default model.
+
+        It does not load the model.
 
         Raises:
             ApiError: `loading`; `model_not_found`; `unsupported_task` if the model cannot do
@@ -125,18 +129,32 @@ class Call:
         """
         service = self.service
         requested = service.default_model if name is None else name
-        model = service.models.get(requested)
-        if model is None:
+        manifest = service.manifests.get(requested)
+        if manifest is None:
             if not service.is_loaded or requested in service.replaced_models:
                 raise ApiError("loading")
-            names = f"the models are {', '.join(service.models)}" if service.models else "no model is loaded"
+            names = f"the models are {', '.join(service.manifests)}" if service.manifests else "no model is loaded"
             message = f"There is no model of this name; {names}."
             if name is None:
                 message = f"The default model is not loaded; {names}."
             raise ApiError("model_not_found", message, field="model")
-        if task is not None and task not in model.manifest.tasks:
-            message = f"{model.name} cannot do the task {task}; GET /v1/models lists the tasks of each model."
+        if task is not None and task not in manifest.tasks:
+            message = f"{manifest.name} cannot do the task {task}; GET /v1/models lists the tasks of each model."
             raise ApiError("unsupported_task", message, field="model")
+        return manifest
+
+    async def model(self, name: str | None, task: Task | None = None) -> ServedModel:
+        """Return the model that the call names, or the default model, and load it if necessary.
+
+        Raises:
+            ApiError: see `manifest` and `load_on_first_use`.
+        """
+        service = self.service
+        model = service.models.get(service.default_model if name is None else name)
+        if model is None or (task is not None and task not in model.manifest.tasks):
+            manifest = self.manifest(name, task)
+            model = await load_on_first_use(service, manifest.name, self.num_bytes, self.seconds_left)
+            self.manifest(name, task)  # the bundle may have changed since the service started
         return model
 
     def reserve(self, model: ServedModel, sequences: int, units: float = 0.0, field: str = "inputs") -> None:

@@ -22,7 +22,7 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     With `stream: true` the response is `text/event-stream`: one event for each token, one at each
     choice's end, one with the usage if `stream_options` ask for it, then `[DONE]`.
     """
-    model = model_of_body(call, body.model, "generate")
+    model = await model_of_body(call, body.model, "generate")
     template = model.manifest.chat
     if template is None:
         message = f"{model.name} has no chat template, so it cannot chat. GET /v1/models shows which models chat."
