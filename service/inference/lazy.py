@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds_left: float) -> ServedModel:
     """Load a lazy model, or wait for its load in progress.
 
-    The load goes on if the call stops to wait.
+    The load continues if the call stops waiting.
 
     Args:
         service: the service; `name` is one of its lazy models.

@@ -36,10 +36,10 @@ class RepositoryEntry:
 
 
 async def list_repository(call: Call, *, only_ready: bool) -> list[RepositoryEntry]:
-    """List the models by name: the loaded ones, those that are loaded on their first use, and the
-    others of the folder that can be loaded.
+    """List the models by name: the loaded ones, those of `lazy_models`, and the other bundles of the
+    folder.
 
-    Others are listed only if `model_control` allows to load them.
+    The other bundles are listed only if `model_control` allows to load them.
 
     Raises:
         ApiError: `loading`.

@@ -222,16 +222,16 @@ class Service:
         return self.admissions.pop(name)
 
     def remove_lazy_model(self, name: str) -> None:
-        """Stop to serve a model that is loaded on its first use and was not used yet."""
+        """Stop serving a model that is loaded on its first use and has not been used yet."""
         del self.lazy_models[name], self.admissions[name]
         self._list_manifests()
 
     def state_of(self, name: str) -> ModelState:
-        """Return the state of a model that is loaded or lazy."""
+        """Return the state of a loaded or lazy model."""
         return "ready" if name in self.models else self.lazy_models[name].state
 
     def max_rows_of(self, name: str) -> int:
-        """Return the number of rows of a model that is loaded or lazy."""
+        """Return the number of rows of a loaded or lazy model."""
         return self._listed[name].max_rows
 
     def reserved_bytes(self, name: str) -> int:

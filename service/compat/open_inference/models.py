@@ -36,7 +36,7 @@ async def server_ready(call: Call) -> schemas.ServerReady:
 
 
 async def model_ready(call: Call, model_name: str) -> schemas.ModelReady:
-    """Return 200 if requests to the model are served, also if its first use is to load it."""
+    """Return 200 if requests to the model are served, also before its load on first use."""
     call.service.check_ready()
     return {"name": call.manifest(model_name).name, "ready": True}
 
