@@ -36,8 +36,7 @@ class RepositoryEntry:
 
 
 async def list_repository(call: Call, *, only_ready: bool) -> list[RepositoryEntry]:
-    """List the models by name: the loaded ones, those of `lazy_models`, and the other bundles of the
-    folder.
+    """List the models by name: loaded models, lazy models, and the other bundles of the folder.
 
     The other bundles are listed only if `model_control` allows to load them.
 
