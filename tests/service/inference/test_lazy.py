@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from service.bundle import BundleError, Languages
 from service.inference import lazy
+from service.logs import FIELDS, TEXT
 from tests.service.conftest import FAKE_LOAD_SECONDS, FAKE_ROWS, FakeRepository, MakeBackend, Running, Start, until
 from tests.support.fake_runner import fake_classifier_manifest
 
@@ -67,6 +69,22 @@ async def test_a_lazy_model_is_listed_with_its_facts_and_without_memory(
         assert (await get(running, "/health/ready")) == {"status": "ready", "failed_models": []}
         for gauge in ("model_weight_bytes", "model_max_state_bytes", "model_load_seconds", "num_requests_running"):
             assert await running.metric(f'sightline_{gauge}{{model_name="lazy"}}') == 0
+
+
+async def test_the_log_counts_lazy_models(
+    start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for lazy_models, models, text in (
+        ("lazy", ["eager"], "serving 1 model; 1 more is loaded on first use; default: eager; "),
+        ("*", [], "serving 0 models; 2 more are loaded on first use; default: eager; "),
+    ):
+        caplog.clear()
+        async with one_eager_and_one_lazy(start, make_backend, lazy_models=lazy_models):
+            (record,) = [one for one in caplog.records if one.getMessage() == "serving"]
+        fields: Any = getattr(record, FIELDS)
+        assert (fields["models"], len(fields["lazy_models"])) == (models, 2 - len(models))
+        assert str(getattr(record, TEXT)).startswith(text)
 
 
 async def test_descriptions_of_a_model_do_not_load_it(start: Start, make_backend: MakeBackend) -> None:
