@@ -210,7 +210,7 @@ async def test_the_id_comes_back(running: Running) -> None:
     ("outputs", "parameters", "message"),
     [
         ([], {"foo": 1}, "parameters.foo: There is no such parameter; "),
-        ([], {"no name": 1}, "There is no such parameter; the parameters are do_sample, "),
+        ([], {"no name": 1}, "There is no such parameter; the parameters are aggregation, do_sample, "),
         ([], {"return_attention": True}, "parameters.return_attention: There is no such parameter; "),
         ([], {"stream": True}, "parameters.stream: There is no such parameter; "),
         ([], {"pooling": "max"}, "parameters.pooling has no effect on the requested outputs."),
