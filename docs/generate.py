@@ -52,7 +52,7 @@ def make_parts() -> dict[str, str]:
 
 def api_schemas() -> dict[str, Any]:
     """Return the OpenAPI schemas of the native endpoints by name."""
-    openapi = create_app(Settings(families=""), _load_nothing).openapi()
+    openapi = create_app(Settings(compatible_apis=""), _load_nothing).openapi()
     schemas: dict[str, Any] = openapi["components"]["schemas"]
     return schemas
 

@@ -122,8 +122,8 @@ async def _load_and_watch(service: Service, load: Load, end_process: Callable[[i
 
 def log_ready(service: Service) -> None:
     """Log a line for each model, then one for the process."""
-    models = service.models
-    width = max(map(len, models))
+    models, lazy = service.models, list(service.lazy_models)
+    width = max(map(len, models), default=0)
     for model in models.values():
         fields = {
             "model": model.name,
@@ -134,13 +134,16 @@ def log_ready(service: Service) -> None:
         logger.info("ready", extra={"fields": fields, "text": _ready_text(model, width)})
     state, responses, resident = state_bytes(service.settings), service.response_memory.limit, resident_bytes()
     failed = f"; {len(service.failed_models)} failed to load" if service.failed_models else ""
+    on_use = f"; {len(lazy)} more {'is' if len(lazy) == 1 else 'are'} loaded on first use" if lazy else ""
     text = (
-        f"serving {len(models)} {'model' if len(models) == 1 else 'models'}{failed}; default: {service.default_model}; "
+        f"serving {len(models)} {'model' if len(models) == 1 else 'models'}{on_use}{failed}; "
+        f"default: {service.default_model}; "
         f"memory: {size_text(resident)} now, up to {size_text(state)} more for decoder state and "
         f"{size_text(responses)} for responses"
     )
     summary = {
         "models": list(models),
+        "lazy_models": lazy,
         "failed_models": service.failed_models,
         "default_model": service.default_model,
         "resident_bytes": resident,

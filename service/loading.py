@@ -34,14 +34,14 @@ from service.engine.request import (
 )
 from service.engine.worker import Worker
 from service.inference.dense import DenseLayer, read_dense
-from service.inference.service import Backend, LoadedModel, ServedModel, default_models, state_bytes
+from service.inference.service import Backend, LazyModel, LoadedModel, ServedModel, default_models, state_bytes
 from service.machine import usable_threads
 from service.parameters import GenerateParameters
 from service.runtime.device import DeviceRunner
 from service.runtime.memory import row_bytes, rows_within, trim_heap
 from service.runtime.ort import OnnxRunner
 from service.runtime.provider import Provider, choose_provider
-from service.settings import Settings
+from service.settings import ALL_MODELS, Settings
 from service.text.tokenizer import TextTokenizer, read_tokenizer
 from service.threads import run_in_threads
 
@@ -83,6 +83,7 @@ class _OpenedBundle:
     target_tokenizer: TextTokenizer
     runner: OnnxRunner | DeviceRunner
     dense: tuple[DenseLayer, ...]  # layers of pooled vectors
+    load_seconds: float  # duration of its load so far
 
     def serve(self) -> ServedModel:
         runner = self.runner
@@ -96,6 +97,7 @@ class _OpenedBundle:
             runner.max_rows,
             runner.threads,
             self.dense,
+            self.load_seconds,
         )
 
 
@@ -103,6 +105,7 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     """Load the bundles of a folder. The worker is not started yet.
 
     A bundle that fails to load is logged and left out, unless the settings ask for strict loading.
+    Of models that are loaded on their first use, only the manifests are read.
 
     Args:
         settings: settings of the process.
@@ -126,23 +129,28 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
         raise BundleError("; ".join(dict.fromkeys([str(error), *failed.values()]))) from None
     backend = load_bundles(bundles, settings, observer_of, on_failure) if bundles else None
     failed = dict(sorted(failed.items()))
-    if backend is None or not backend.models:
+    served = set() if backend is None else {*backend.models, *backend.lazy}
+    if backend is None or not served:
         raise BundleError("; ".join(failed.values()))
-    if settings.default_model is not None and settings.default_model not in backend.models:
+    if settings.default_model is not None and settings.default_model not in served:
         raise BundleError(f"the default model {settings.default_model} failed to load: {'; '.join(failed.values())}")
     for reason in failed.values():
         logger.error("a bundle is not served: %s", reason)
     if settings.default_model is None:
         _warn_of_changed_defaults(bundles.values(), backend)
+    for name in settings.lazy_model_names:
+        if name != ALL_MODELS and name not in served:
+            logger.warning("SIGHTLINE_LAZY_MODELS names %s, but no bundle with this name is served", name)
     return replace(backend, failed=failed)
 
 
 def _warn_of_changed_defaults(manifests: Iterable[Manifest], backend: Backend) -> None:
     """Log a warning for each default model that failed to load, with its replacement."""
-    defaults = default_models(model.manifest for model in backend.models.values())
+    served: dict[str, LazyModel | ServedModel] = {**backend.lazy, **backend.models}
+    defaults = default_models(model.manifest for model in served.values())
     changes: dict[tuple[str, str | None], list[str]] = {}  # tasks by failed model and replacement
     for task, name in default_models(manifests).items():
-        if name not in backend.models:
+        if name not in served:
             changes.setdefault((name, defaults.get(task)), []).append(task)
     for (failed, replacement), tasks in changes.items():
         effect = "fail" if replacement is None else f"use {replacement}"
@@ -162,9 +170,11 @@ def load_bundles(
     observer_of: Callable[[str], EngineObserver],
     on_failure: OnFailure = raise_failure,
 ) -> Backend:
-    """Load bundles by their folders. The worker is not started yet.
+    """Load bundles by their folders, except those that are loaded on their first use. The worker is
+    not started yet.
 
-    Models and failures are in the order of the bundles, however long each of them takes.
+    Models and failures are in the order of the bundles, however long each of them takes. Rows
+    follow from the memory for all models, so that the memory suffices when every model is loaded.
 
     Args:
         bundles: the manifests by folder.
@@ -182,6 +192,8 @@ def load_bundles(
         bundles = _with_enough_memory(bundles, state_bytes(settings), on_failure)
     max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, bundles.values()))
     settings = settings.model_copy(update={"max_rows": max_rows})
+    lazy = {one.name: LazyModel(one, max_rows) for one in bundles.values() if settings.is_lazy(one.name)}
+    bundles = {folder: manifest for folder, manifest in bundles.items() if manifest.name not in lazy}
 
     loads = [
         partial(_attempt, folder, partial(_open_bundle, folder, manifest, provider, settings, tokenizers))
@@ -204,7 +216,7 @@ def load_bundles(
     gc.freeze()
     trim_heap()  # loading and the largest shapes took more memory than serving needs
     models = {one.manifest.name: one.serve() for one in loaded}
-    return Backend(models, engines, Worker(engines), repository=repository)
+    return Backend(models, engines, Worker(engines), repository=repository, lazy=lazy)
 
 
 class BundleRepository:
@@ -309,6 +321,7 @@ def _open_bundle(
         BundleError: a file is damaged, a tokenizer has more tokens than the model, or a layer after
             pooling has another size than the hidden states.
     """
+    started = time.perf_counter()
     check_files(folder, manifest)
     source, target = (
         tokenizers.read(folder / name, manifest.files[name].sha256)
@@ -328,7 +341,7 @@ def _open_bundle(
             f"{folder}: embedding.dense reads vectors of {dense[0].inputs} numbers, but the hidden states have "
             f"{runner.hidden_size}; export the bundle again"
         )
-    return _OpenedBundle(folder, manifest, source, target, runner, layers)
+    return _OpenedBundle(folder, manifest, source, target, runner, layers, time.perf_counter() - started)
 
 
 def _run_graphs(bundle: _OpenedBundle, settings: Settings) -> _OpenedBundle:
@@ -337,12 +350,13 @@ def _run_graphs(bundle: _OpenedBundle, settings: Settings) -> _OpenedBundle:
     Raises:
         BundleError: a run fails, or gives numbers that are not finite.
     """
+    started = time.perf_counter()
     runner = bundle.runner
     if not settings.threads and runner.provider == "cpu":
         runner.choose_threads(bundle.folder, usable_threads())
     runner.warm_up(settings.max_batch_tokens)
     _check_known_inputs(bundle.folder, runner)
-    return bundle
+    return replace(bundle, load_seconds=bundle.load_seconds + time.perf_counter() - started)
 
 
 def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings: Settings) -> OnnxRunner | DeviceRunner:

@@ -47,6 +47,7 @@ Limit = Literal["connections", "connections_per_address", "descriptors", "body_b
 MODEL_GAUGES: Mapping[str, str] = {
     "num_requests_running": "Number of sequences in the running batch.",
     "num_requests_waiting": "Number of sequences that wait for the encoder or for rows of the running batch.",
+    "model_load_seconds": "Duration of the last load of the model in seconds.",
     "model_weight_bytes": "Size of the graphs and weights on disk in bytes.",
     "model_state_bytes_per_row": "Maximum decoder state of one row in bytes.",
     "model_max_state_bytes": "Maximum decoder state of all rows in bytes.",
@@ -267,16 +268,18 @@ class ModelMetrics:
         self.between_tokens = metrics.histogram_child("inter_token_latency_seconds", model)
         self.call_seconds = metrics.histogram_child("e2e_request_latency_seconds", model)
 
-    def watch(self, engine: Engine, memory: Callable[[], ModelMemory]) -> None:
+    def watch(self, engine: Engine, memory: Callable[[], ModelMemory], load_seconds: float) -> None:
         """Connect the gauges to an engine; they are read when metrics are rendered.
 
         Args:
             engine: engine of the model.
             memory: returns the memory of the model.
+            load_seconds: duration of its load.
         """
         read_of: dict[str, Callable[[], float]] = {
             "num_requests_running": lambda: engine.num_running,
             "num_requests_waiting": lambda: engine.num_waiting,
+            "model_load_seconds": lambda: load_seconds,
             "model_weight_bytes": lambda: memory().weights,
             "model_state_bytes_per_row": lambda: memory().state_per_row,
             "model_max_state_bytes": lambda: memory().max_state,
@@ -286,7 +289,7 @@ class ModelMetrics:
             self._metrics.gauge_child(name, self._model).set_function(read)
 
     def unwatch(self) -> None:
-        """Set the gauges to 0, because the model is unloaded; release its engine."""
+        """Set the gauges to 0, because the model is not loaded; release its engine."""
         for name in MODEL_GAUGES:
             self._metrics.gauge_child(name, self._model).set_function(lambda: 0)
 

@@ -16,7 +16,9 @@ from service.fields import MAX_INPUTS
 ENV_PREFIX = "SIGHTLINE_"
 DEFAULT_MAX_INPUTS = 32
 # Compatibility APIs; service/compat/ has a module or a package for each.
-COMPATIBILITY_APIS = ("openai", "open-inference", "tgi", "tei", "libretranslate")
+COMPATIBLE_APIS = ("openai", "open-inference", "tgi", "tei", "libretranslate")
+
+ALL_MODELS = "*"  # value of `lazy_models`
 
 # An origin as browsers send it: of any scheme, because extensions have their own, and without the
 # default port. Pages from files and frames without an origin send `null`.
@@ -50,6 +52,10 @@ class Settings(BaseModel):
         default=False,
         description="Exit with code 3 if any bundle fails to load; otherwise serve the others and log an error.",
     )
+    lazy_models: str = Field(
+        default="",
+        description="Models to load on their first use instead of at start: names, comma-separated, or `*` for all.",
+    )
     model_control: Literal["none", "explicit"] = Field(
         default="none",
         description="explicit allows clients to load and unload models of the bundles folder by name with POST "
@@ -60,8 +66,8 @@ class Settings(BaseModel):
         default="auto",
         description="Device that runs the graphs; auto uses CUDA for float16 bundles if available, otherwise the CPU.",
     )
-    families: str = Field(
-        default=",".join(COMPATIBILITY_APIS),
+    compatible_apis: str = Field(
+        default=",".join(COMPATIBLE_APIS),
         description="Compatibility APIs to serve, comma-separated; all others are disabled.",
     )
     cors_origins: str | None = Field(
@@ -179,7 +185,15 @@ class Settings(BaseModel):
 
     @property
     def api_names(self) -> tuple[str, ...]:
-        return _split(self.families)
+        return _split(self.compatible_apis)
+
+    @property
+    def lazy_model_names(self) -> tuple[str, ...]:
+        return _split(self.lazy_models)
+
+    def is_lazy(self, model: str) -> bool:
+        """Return True if the model with this name is loaded on its first use."""
+        return ALL_MODELS in self.lazy_model_names or model in self.lazy_model_names
 
     @property
     def limits(self) -> dict[str, float]:
@@ -203,8 +217,8 @@ class Settings(BaseModel):
                 "the largest body could never wait; lower the first or raise the second"
             )
         for name in self.api_names:
-            if name not in COMPATIBILITY_APIS:
-                raise ValueError(f"families: unknown API {name!r}; the APIs are {', '.join(COMPATIBILITY_APIS)}")
+            if name not in COMPATIBLE_APIS:
+                raise ValueError(f"compatible_apis: unknown API {name!r}; the APIs are {', '.join(COMPATIBLE_APIS)}")
         for origin in self.allowed_origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):
                 raise ValueError(

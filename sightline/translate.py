@@ -173,7 +173,7 @@ def translate_into(
     num_left = len(source.lines) - output.num_done
     metrics = Metrics(__version__)
     observer: ModelMetrics = metrics.for_model(manifest.name)
-    settings = settings.model_copy(update={"default_model": manifest.name})
+    settings = settings.model_copy(update={"default_model": manifest.name, "lazy_models": ""})
     backend = load_bundles({folder: manifest}, settings, lambda _: observer)
     model = backend.models[manifest.name]
     check_lengths(source, model, output.num_done)

@@ -98,9 +98,9 @@ async def align_words(call: Call, body: AlignBody) -> AlignResult:
     call.field_names = FIELD_NAMES
     name, parameters = body.model, GenerateParameters()
     if body.source_language is not None or body.target_language is not None:
-        name = generating_model(call, name, body.source_language, body.target_language).name
+        name = (await generating_model(call, name, body.source_language, body.target_language)).name
     if body.targets is None:
-        model = call.model(name)
+        model = await call.model(name)
         if "generate" in model.manifest.tasks:
             parameters = parameters_for(model, body.given_parameters)
     request = AlignInput(

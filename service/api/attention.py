@@ -110,17 +110,17 @@ async def show_attention(call: Call, body: AttentionBody) -> AttentionResult:
     call.field_names = FIELD_NAMES if body.messages is None else CHAT_FIELD_NAMES
     name, parameters = body.model, None
     if body.messages is not None:
-        name = call.model(name, "attention", default_for="chat").name
+        name = call.manifest(name, "attention", default_for="chat").name
     if body.targets is not None:
         _check_target_parameters(body.given_parameters)
     if "parameters" in body.model_fields_set:
         parameters = body.parameters
         if parameters.source_language is not None or parameters.target_language is not None:
-            name = generating_model(call, name, parameters.source_language, parameters.target_language).name
-        model = call.model(name, "attention")
+            name = (await generating_model(call, name, parameters.source_language, parameters.target_language)).name
+        model = await call.model(name, "attention")
         if "generate" in model.manifest.tasks:
             parameters = parameters_for(model, body.given_parameters)
-    inputs = body.inputs if body.messages is None else prompt_of(call.model(name, "attention"), body.messages)
+    inputs = body.inputs if body.messages is None else prompt_of(await call.model(name, "attention"), body.messages)
     assert inputs is not None, "the body has inputs or messages"
     return await attention(call, AttentionInput(name, inputs, body, body.targets, parameters))
 

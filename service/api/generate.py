@@ -102,9 +102,9 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
     parameters = body.parameters
     languages = parameters.source_language, parameters.target_language
     if body.model is None and languages != (None, None):
-        model = generating_model(call, None, *languages)
+        model = await generating_model(call, None, *languages)
     else:
-        model = call.model(body.model, "generate")
+        model = await call.model(body.model, "generate")
     if model.has_generation_defaults:
         parameters = parameters_for(model, body.given_parameters, stream=body.stream)
     request = GenerateInput(model.name, body.inputs, parameters, body.on_empty)

@@ -9,8 +9,13 @@ from service.api.endpoint import Endpoint
 from service.bundle import LanguageCode, Manifest
 from service.inference.call import Call
 from service.inference.maps import AttentionWindow, window_of
-from service.inference.service import ServedModel
+from service.inference.service import ModelState
 from service.parameters import MODEL_DEFAULTS, Kind
+
+STATES = (
+    "`ready`: the model is loaded. `unloaded`, `loading`, `failed`: SIGHTLINE_LAZY_MODELS names the model. Its first "
+    "use loads it; a later call repeats a load that has failed."
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ class ModelCard:
     owned_by: Annotated[str, Field(description="Always `sightline`.")]
     architecture: Annotated[str, Field(description="Architecture of the model.")]
     description: Annotated[str, Field(description="Description of the model.")]
+    state: Annotated[ModelState, Field(description=STATES)]
     tasks: Annotated[list[str], Field(description="Tasks that the model can do, named after the routes.")]
     sentence_similarity: Annotated[
         bool,
@@ -139,7 +145,8 @@ class ModelLimits:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of a model in bytes. A row is the slot of one sequence, or of one beam.
+    """Memory of a model in bytes; 0 if it is not loaded. A row is the slot of one sequence, or of
+    one beam.
 
     Decoder state uses memory only for the tokens that a sequence has; these numbers are of
     sequences with the maximum length.
@@ -155,6 +162,9 @@ class MemoryUse:
     ]
 
 
+NO_MEMORY = MemoryUse(0, 0, 0, 0, 0)
+
+
 @dataclass(frozen=True)
 class ModelDetails(ModelCard):
     """A served model with its limits and its memory."""
@@ -162,7 +172,9 @@ class ModelDetails(ModelCard):
     license: Annotated[str, Field(description="License of the weights.")]
     parameters: Annotated[int, Field(description="Number of weights.")]
     dtype: Annotated[str, Field(description="Data type of the weights.")]
-    provider: Annotated[Literal["cpu", "cuda"], Field(description="Device that runs the graphs.")]
+    provider: Annotated[
+        Literal["cpu", "cuda"] | None, Field(description="Device that runs the graphs; null if it is not loaded.")
+    ]
     limits: Annotated[ModelLimits, Field(description="Limits of the model.")]
     memory: Annotated[MemoryUse, Field(description="Memory of the model.")]
     labels: Annotated[list[str], Field(description="Labels of a classifier; empty for other models.")]
@@ -178,23 +190,25 @@ class ModelDetails(ModelCard):
 
 async def list_models(call: Call) -> ModelList:
     """List the models."""
-    return ModelList("list", [card_of(model) for model in call.models])
+    return ModelList("list", [card_of(one, call.service.state_of(one.name)) for one in call.manifests])
 
 
 async def show_model(call: Call, model_id: str) -> ModelDetails:
     """Describe one model: its limits, its attention, its memory, and the provider that runs it."""
-    model = call.model(model_id)
-    memory = model.memory(call.service.engines[model.name])
-    manifest = model.manifest
-    limits = manifest.limits
+    service, manifest = call.service, call.manifest(model_id)
+    model, limits = service.models.get(manifest.name), manifest.limits
+    memory = NO_MEMORY
+    if model is not None:
+        found = model.memory(service.engines[model.name])
+        memory = MemoryUse(found.weights, model.max_rows, found.state_per_row, found.max_state, found.state_in_use)
     return ModelDetails(
-        **vars(card_of(model)),
+        **vars(card_of(manifest, service.state_of(manifest.name))),
         license=manifest.license,
         parameters=manifest.parameters,
         dtype=manifest.dtype,
-        provider=model.provider,
+        provider=None if model is None else model.provider,
         limits=ModelLimits(limits.max_source_tokens, limits.max_target_tokens, limits.vocabulary),
-        memory=MemoryUse(memory.weights, model.max_rows, memory.state_per_row, memory.max_state, memory.state_in_use),
+        memory=memory,
         labels=list(manifest.labels),
         label_kind=manifest.label_kind if manifest.labels else None,
         sha256=manifest.digest,
@@ -207,16 +221,16 @@ def tasks_of(manifest: Manifest) -> list[str]:
     return [*manifest.tasks, *scores, "tokenize"]
 
 
-def card_of(model: ServedModel) -> ModelCard:
-    manifest = model.manifest
+def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
     languages = manifest.languages
     return ModelCard(
-        id=model.name,
+        id=manifest.name,
         object="model",
         created=manifest.created,
         owned_by="sightline",
         architecture=manifest.architecture,
         description=manifest.description,
+        state=state,
         tasks=tasks_of(manifest),
         sentence_similarity=manifest.embedding is not None,
         chat=manifest.chat is not None,

@@ -1,4 +1,4 @@
-"""POST /v1/rerank, with the fields of Cohere, Jina AI and vLLM."""
+"""POST /v1/rerank and /v2/rerank, with the fields of Cohere, Jina AI and vLLM."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -66,6 +66,7 @@ class RerankBody(RequestBody):
     max_tokens_per_doc: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None, description="Cut each document after this many tokens."
     )
+    priority: Annotated[Any, must_equal(0)] = None
     rank_fields: Annotated[Any, must_equal()] = None
     max_chunks_per_doc: Annotated[Any, must_equal()] = None
 
@@ -140,6 +141,8 @@ async def rerank_documents(call: Call, body: RerankBody) -> RerankResponse:
     return RerankResponse(f"rerank-{call.request_id}", "list", result.model, results, usage, result.timings_ms)
 
 
-ENDPOINTS = (
-    Endpoint("POST", "/v1/rerank", rerank_documents, RerankResponse, errors=(*TASK_ERRORS, "unsupported_parameter")),
+# Clients of version 2 of Cohere's API use the second path.
+ENDPOINTS = tuple(
+    Endpoint("POST", path, rerank_documents, RerankResponse, errors=(*TASK_ERRORS, "unsupported_parameter"))
+    for path in ("/v1/rerank", "/v2/rerank")
 )

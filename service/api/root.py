@@ -9,9 +9,10 @@ from pydantic import Field
 
 from service import __version__
 from service.api.endpoint import JSON, Endpoint, Raw, to_json
-from service.api.models import tasks_of
+from service.api.models import STATES, tasks_of
+from service.bundle import Manifest
 from service.inference.call import Call
-from service.inference.service import ServedModel, Service
+from service.inference.service import ModelState, Service
 
 HTML = "text/html"
 HEADERS = {"vary": "Accept"}
@@ -28,6 +29,7 @@ class ModelSummary:
     id: Annotated[str, Field(description="Name of the model in requests.")]
     description: Annotated[str, Field(description="Description of the model.")]
     tasks: Annotated[list[str], Field(description="Tasks that the model can do, named after the routes.")]
+    state: Annotated[ModelState, Field(description=STATES)]
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,13 @@ def root_of(service: Service) -> Root:
         openapi="/openapi.json",
         default_model=service.default_model or None,
         default_models=dict(sorted(service.default_models.items())),
-        models=[summary_of(model) for model in service.models.values()],
+        models=[summary_of(manifest, service.state_of(name)) for name, manifest in service.manifests.items()],
         failed_models=service.failed_models,
     )
 
 
-def summary_of(model: ServedModel) -> ModelSummary:
-    return ModelSummary(model.name, model.manifest.description, tasks_of(model.manifest))
+def summary_of(manifest: Manifest, state: ModelState) -> ModelSummary:
+    return ModelSummary(manifest.name, manifest.description, tasks_of(manifest), state)
 
 
 def prefers_html(accept: str) -> bool:
@@ -107,6 +109,7 @@ def render(root: Root) -> str:
     """Return the page, with relative links that also work behind a proxy that adds a prefix."""
     rows = "".join(
         f"<tr><td>{html.escape(model.id)}<td>{html.escape(', '.join(model.tasks))}<td>{html.escape(model.description)}"
+        f"<td>{model.state}"
         for model in root.models
     )
     models = f"<table>{rows}</table>" if rows else f"<p>No models are served: {root.status}.</p>"

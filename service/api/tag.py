@@ -10,6 +10,13 @@ from service.fields import RequestBody
 from service.inference.call import Call
 from service.inference.tag import OUTSIDE, Aggregation, TagInput, TagResult, tag
 
+AggregationName = Annotated[
+    Aggregation,
+    Field(
+        description="`simple` merges adjacent tokens with the same label, whose prefixes B- and I- mark the first and "
+        "the further tokens of an entity; `none` returns each token."
+    ),
+]
 IgnoreLabels = Annotated[
     list[Annotated[str, Field(max_length=128)]],
     Field(max_length=1024, fail_fast=True, description="Labels of entities that are left out."),
@@ -19,13 +26,7 @@ IgnoreLabels = Annotated[
 class TagBody(RequestBody):
     model: ModelName = None
     inputs: Inputs
-    aggregation: Annotated[
-        Aggregation,
-        Field(
-            description="`simple` merges adjacent tokens with the same label, whose prefixes B- and I- mark the first "
-            "and the further tokens of an entity; `none` returns each token."
-        ),
-    ] = "simple"
+    aggregation: AggregationName = "simple"
     ignore_labels: IgnoreLabels = Field(default=list(OUTSIDE))
     truncate: Truncate = False
 

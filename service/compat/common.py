@@ -7,7 +7,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from service.api.endpoint import ErrorFormat
-from service.bundle import Task
+from service.bundle import Manifest, Task
 from service.errors import ApiError, ErrorCode, ErrorType, complete_message
 from service.inference.call import Call
 from service.inference.generate import Stream
@@ -20,19 +20,21 @@ from service.inference.service import DefaultTask, ServedModel
 PLACEHOLDER_MODELS = frozenset({"tgi", "text-embeddings-inference", "dummy", "model"})
 
 
-def model_of_body(call: Call, name: str | None, task: Task, default_for: DefaultTask | None = None) -> ServedModel:
+async def model_of_body(
+    call: Call, name: str | None, task: Task, default_for: DefaultTask | None = None
+) -> ServedModel:
     """Return the model that a body names, or the default model for a placeholder or no name.
 
     See `Call.model` for the parameters.
 
     Raises:
-        ApiError: `model_not_found`, `unsupported_task`.
+        ApiError: see `Call.model`.
     """
-    is_placeholder = name in PLACEHOLDER_MODELS and name not in call.service.models
-    return call.model(None if is_placeholder else name, task, default_for)
+    is_placeholder = name in PLACEHOLDER_MODELS and name not in call.service.manifests
+    return await call.model(None if is_placeholder else name, task, default_for)
 
 
-def model_of_query(
+async def model_of_query(
     call: Call, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
 ) -> ServedModel:
     """Return the model that the query `?model=` names, or the default model.
@@ -40,10 +42,21 @@ def model_of_query(
     See `Call.model` for the parameters.
 
     Raises:
-        ApiError: `model_not_found`, `unsupported_task`.
+        ApiError: see `Call.model`.
+    """
+    return await call.model(manifest_of_query(call, name, task, default_for).name)
+
+
+def manifest_of_query(
+    call: Call, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
+) -> Manifest:
+    """Return the manifest of the model that the query `?model=` names, or of the default model.
+
+    Raises:
+        ApiError: see `Call.manifest`.
     """
     try:
-        return call.model(name, task, default_for)
+        return call.manifest(name, task, default_for)
     except ApiError as error:
         if error.code != "unsupported_task":
             raise

@@ -8,8 +8,8 @@ from typing_extensions import TypedDict
 
 from service import __version__
 from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Endpoint, EventStream
-from service.bundle import Task
-from service.compat.common import model_of_query
+from service.bundle import Manifest, Task
+from service.compat.common import manifest_of_query
 from service.compat.tei import embed, predict, rerank_texts, tag_tokens
 from service.compat.tei_schemas import (
     EmbedBody,
@@ -24,7 +24,6 @@ from service.compat.tgi import ERRORS, generate_text
 from service.compat.tgi_schemas import TextGenerationBody, TextGenerationResponse
 from service.fields import described_as, validate
 from service.inference.call import Call
-from service.inference.service import ServedModel
 from service.parameters import MAX_STOP_STRINGS
 
 PipelineTag = Literal[
@@ -71,7 +70,7 @@ async def do_task(call: Call, body: TaskBody, model: str | None) -> Any:
     `/generate`, `/predict`, `/rerank`, Hugging Face's token classification, or `/embed`; the
     response of `/generate` is in a list.
     """
-    manifest = model_of_query(call, model).manifest
+    manifest = manifest_of_query(call, model)
     if "generate" in manifest.tasks:
         response = await generate_text(call, validate(body.root, TextGenerationBody), model)
         if isinstance(response, EventStream):
@@ -137,17 +136,16 @@ class Info:
 
 async def info(call: Call, model: str | None) -> Info:
     """Describe a model and the service's limits."""
-    served = model_of_query(call, model)
-    manifest, settings = served.manifest, call.service.settings
+    manifest, settings = manifest_of_query(call, model), call.service.settings
     max_input_tokens = manifest.limits.max_source_tokens
     return Info(
-        model_id=served.name,
-        served_model_name=served.name,
+        model_id=manifest.name,
+        served_model_name=manifest.name,
         model_sha=manifest.digest,
         model_dtype=manifest.dtype,
-        model_type=_type_of(served),
-        model_pipeline_tag=_pipeline_tag(served),
-        max_concurrent_requests=served.max_rows + settings.max_waiting_sequences,
+        model_type=_type_of(manifest),
+        model_pipeline_tag=_pipeline_tag(manifest),
+        max_concurrent_requests=call.service.max_rows_of(manifest.name) + settings.max_waiting_sequences,
         max_input_length=max_input_tokens,
         max_input_tokens=max_input_tokens,
         max_total_tokens=max_input_tokens + manifest.max_new_tokens_for(max_input_tokens),
@@ -166,18 +164,17 @@ async def info(call: Call, model: str | None) -> Info:
     )
 
 
-def _type_of(model: ServedModel) -> ModelType:
-    labels = model.manifest.labels
+def _type_of(manifest: Manifest) -> ModelType:
+    labels = manifest.labels
     if not labels:
-        embedding = model.manifest.embedding
+        embedding = manifest.embedding
         return {"embedding": {"pooling": POOLINGS[embedding.pooling] if embedding else "mean"}}
     ids = {label: id_ for id_, label in enumerate(labels)}
     names: ClassifierType = {"id2label": {str(id_): label for label, id_ in ids.items()}, "label2id": ids}
-    return {"reranker": names} if "rerank" in model.manifest.tasks else {"classifier": names}
+    return {"reranker": names} if "rerank" in manifest.tasks else {"classifier": names}
 
 
-def _pipeline_tag(model: ServedModel) -> PipelineTag:
-    manifest = model.manifest
+def _pipeline_tag(manifest: Manifest) -> PipelineTag:
     if "generate" in manifest.tasks:
         return "text-generation" if manifest.is_decoder_only else "text2text-generation"
     return next((PIPELINE_TAGS[task] for task in manifest.tasks if task in PIPELINE_TAGS), "feature-extraction")

@@ -14,7 +14,6 @@ from service.inference.call import Call
 from service.inference.generate import GenerateInput, parameters_for
 from service.inference.languages import fitting_translators, language_pairs
 from service.inference.sentences import generate_by_sentence
-from service.inference.service import ServedModel
 from service.text.languages import find_language, language_name
 
 FIELD_NAMES = {
@@ -71,7 +70,8 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     Each text is split into sentences. Its spacing and line breaks are kept.
     """
     call.field_names = FIELD_NAMES
-    model, source, target = _choose(body, call)
+    name, source, target = _choose(body, call)
+    model = await call.model(name, "generate")
     given: dict[str, Any] = {"split_sentences": True, "source_language": source, "target_language": target}
     if body.alternatives:
         num_texts = 1 + body.alternatives
@@ -97,24 +97,24 @@ async def languages(call: Call) -> list[Language]:
     return [{"code": code, "name": language_name(code), "targets": pairs.get(code, [])} for code in codes]
 
 
-def _choose(body: TranslateBody, call: Call) -> tuple[ServedModel, str, str]:
-    """Return the model of a request, its source language and its target language.
+def _choose(body: TranslateBody, call: Call) -> tuple[str, str, str]:
+    """Return the name of the model of a request, its source language and its target language.
 
     Raises:
         ApiError: no model has these languages, or `auto` fits more than one source language.
     """
     is_auto = body.source == AUTO
     fitting = fitting_translators(call, None if is_auto else body.source, body.target)
-    languages, model = fitting[0]
+    languages, manifest = fitting[0]
     if not is_auto:
-        return model, body.source, body.target
+        return manifest.name, body.source, body.target
     sources = {source for pair, _ in fitting for source in pair.sources}
     if len(sources) > 1:
         sources.discard(find_language(body.target, languages.targets) or "")
     if len(sources) > 1:
         message = "It must name a language: languages are not detected, and several have this target."
         raise ApiError("unsupported_parameter", message, path="source")
-    return model, sources.pop(), body.target
+    return manifest.name, sources.pop(), body.target
 
 
 ENDPOINTS = (

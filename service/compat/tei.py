@@ -8,7 +8,7 @@ import numpy as np
 
 from service.api.endpoint import TASK_ERRORS, Endpoint
 from service.bundle import Task
-from service.compat.common import check_dimensions, model_of_query, typed_errors
+from service.compat.common import check_dimensions, manifest_of_query, typed_errors
 from service.compat.tei_schemas import (
     DecodeBody,
     EmbedAllBody,
@@ -79,7 +79,7 @@ async def similarity(call: Call, body: SimilarityBody, model: str | None) -> Any
 async def _encode(
     call: Call, model: str | None, inputs: Texts, options: ReadingOptions, **vectors: Any
 ) -> EncodeResult:
-    name = model_of_query(call, model, "encode").name
+    name = manifest_of_query(call, model, "encode").name
     truncate = bool(options.truncate)
     return await encode(call, EncodeInput(name, inputs, truncate=truncate, prompt_name=options.prompt_name, **vectors))
 
@@ -91,18 +91,18 @@ async def predict(call: Call, body: PredictBody, model: str | None) -> list[Pred
     An input is a text or a pair of texts. A reranker has one label.
     """
     default_for: Task = "classify" if "classify" in call.service.default_models else "rerank"
-    served = model_of_query(call, model, default_for=default_for)
-    if "rerank" not in served.manifest.tasks:
-        model_of_query(call, model, "classify")
+    manifest = manifest_of_query(call, model, default_for=default_for)
+    if "rerank" not in manifest.tasks:
+        manifest_of_query(call, model, "classify")
     truncate, raw_scores = bool(body.truncate), bool(body.raw_scores)
     requested = body.parameters.function_to_apply if body.parameters else None
     if requested is not None:
-        raw_scores |= requested == "none" and served.manifest.label_kind != "classes"
-        function = function_of(served.manifest.label_kind, raw_scores)
+        raw_scores |= requested == "none" and manifest.label_kind != "classes"
+        function = function_of(manifest.label_kind, raw_scores)
         if requested != function:
-            message = f"It must be {function} for {served.name}, got {requested}."
+            message = f"It must be {function} for {manifest.name}, got {requested}."
             raise ApiError("unsupported_parameter", message, path="parameters.function_to_apply")
-    result = await score_labels(call, ClassifyInput(served.name, body.inputs, None, truncate, raw_scores))
+    result = await score_labels(call, ClassifyInput(manifest.name, body.inputs, None, truncate, raw_scores))
     top_k = body.parameters.top_k if body.parameters else None
     predictions: list[list[Prediction]] = [
         [{"score": one.score, "label": one.label} for one in output.labels[:top_k]] for output in result.outputs
@@ -114,7 +114,7 @@ async def predict(call: Call, body: PredictBody, model: str | None) -> list[Pred
 async def rerank_texts(call: Call, body: TeiRerankBody, model: str | None) -> list[Rank]:
     """Sort texts by their relevance to a query."""
     call.field_names = {"documents": "texts"}
-    name = model_of_query(call, model, "rerank").name
+    name = manifest_of_query(call, model, "rerank").name
     request = RerankInput(name, body.query, body.texts, bool(body.raw_scores), bool(body.truncate))
     ranking = (await rerank(call, request)).ranking
     if body.return_text:
@@ -128,7 +128,7 @@ async def tag_tokens(
     """Find the entities of a text, as Hugging Face's token classification; a list for each text of
     a batch.
     """
-    name = model_of_query(call, model, "tag").name
+    name = manifest_of_query(call, model, "tag").name
     options = body.parameters or TokenClassificationParameters()
     aggregation: Aggregation = options.aggregation_strategy or "simple"
     ignore_labels = OUTSIDE if options.ignore_labels is None else options.ignore_labels
@@ -146,7 +146,7 @@ def _token_entity(entity: Entity, aggregation: Aggregation) -> TokenEntity:
 
 async def tokenize_texts(call: Call, body: TokensBody, model: str | None) -> list[list[SimpleToken]]:
     """Split each input into tokens, with their positions in UTF-8 bytes."""
-    name = model_of_query(call, model).name
+    name = manifest_of_query(call, model).name
     add_special_tokens = body.add_special_tokens is not False
     result = await tokenize(call, TokenizeInput(name, body.inputs, add_special_tokens=add_special_tokens))
     pairs = zip(body.inputs.texts, result.outputs, strict=True)
@@ -169,7 +169,7 @@ def _with_bytes(text: str, tokens: Sequence[InputToken]) -> list[SimpleToken]:
 
 async def decode(call: Call, body: DecodeBody, model: str | None) -> list[str]:
     """Convert one or several lists of token ids to texts."""
-    name = model_of_query(call, model).name
+    name = manifest_of_query(call, model).name
     skip_special_tokens = body.skip_special_tokens is not False
     request = DetokenizeInput(name, body.ids.lists, "source", skip_special_tokens, body.ids.is_list)
     return (await detokenize(call, request)).texts

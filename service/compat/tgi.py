@@ -65,9 +65,9 @@ async def generate_text(
     parameters = body.parameters or TextGenerationParameters()
     call.field_names = {**FIELD_NAMES, **TGI_NAMES}
     if model is None and (parameters.src_lang is not None or parameters.tgt_lang is not None):
-        served = generating_model(call, None, parameters.src_lang, parameters.tgt_lang)
+        served = await generating_model(call, None, parameters.src_lang, parameters.tgt_lang)
     else:
-        served = model_of_query(call, model, "generate")
+        served = await model_of_query(call, model, "generate")
     if parameters.return_full_text:
         check_continues_prompt(served, "parameters.return_full_text")
     generation = Generation(served, body.inputs, parameters)

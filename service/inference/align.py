@@ -98,9 +98,9 @@ async def align(call: Call, request: AlignInput) -> AlignResult:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = call.model(request.model)
+    model = await call.model(request.model)
     layer, heads = _choose_heads(call, model, request.layer, request.head)
-    call.model(model.name, "generate")
+    call.manifest(model.name, "generate")
     languages = choose_languages(model, request.source_language, request.target_language)
     parameters = request.parameters
     check_one_sequence(parameters, "alignment")
@@ -172,8 +172,8 @@ def _choose_heads(call: Call, model: ServedModel, layer: int | None, head: int |
     """
     cross = next((one for one in model.manifest.attention if one.kind == "cross"), None)
     if cross is None:
-        able = [one.name for one in call.models if any(kind.kind == "cross" for kind in one.manifest.attention)]
-        advice = f"models that can: {', '.join(able)}" if able else "no loaded model has any"
+        able = [one.name for one in call.manifests if any(kind.kind == "cross" for kind in one.attention)]
+        advice = f"models that can: {', '.join(able)}" if able else "no served model has any"
         message = f"{model.name} cannot align words, because it has no cross-attention; {advice}."
         raise ApiError("unsupported_task", message, field="model")
     for field, index, count in (("layer", layer, cross.layers), ("head", head, cross.heads)):

@@ -75,7 +75,7 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = call.model(request.model, "attention")
+    model = await call.model(request.model, "attention")
     if "generate" not in model.manifest.tasks:
         return await _encoder_attention(call, model, request)
     parameters = request.parameters or parameters_for(model, {})

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import Histogram
 
-from service.bundle import Task
+from service.bundle import Manifest, Task
 from service.engine.request import (
     Cancelled,
     Compared,
@@ -26,6 +26,7 @@ from service.engine.worker import RequestFuture
 from service.errors import ApiError, ClientGoneError
 from service.fields import Texts
 from service.inference.admission import AdmissionController, Reservation, ResponseReservation
+from service.inference.lazy import load_on_first_use
 from service.inference.results import MAX_NUMBERS, TimingsMs
 from service.inference.service import DefaultTask, ServedModel, Service
 from service.text.chat import Prompt
@@ -110,18 +111,21 @@ class Call:
     # Admission
 
     @property
-    def models(self) -> list[ServedModel]:
-        """All models, sorted by name.
+    def manifests(self) -> list[Manifest]:
+        """Manifests of all models, also of those that are loaded on their first use, sorted by
+        name.
 
         Raises:
             ApiError: `loading`.
         """
         if not self.service.is_loaded:
             raise ApiError("loading")
-        return list(self.service.models.values())
+        return list(self.service.manifests.values())
 
-    def model(self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None) -> ServedModel:
-        """Return the model that the call names, or a default model.
+    def manifest(self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None) -> Manifest:
+        """Return the manifest of the model that the call names, or of a default model.
+
+        It does not load the model.
 
         Args:
             name: name of the model; None for the default model.
@@ -133,20 +137,46 @@ class Call:
                 `task`.
         """
         service = self.service
-        default_task = default_for or task or "generate"
-        requested = service.default_models.get(default_task, service.default_model) if name is None else name
-        model = service.models.get(requested)
-        if model is None:
+        requested = self._requested(name, task, default_for)
+        manifest = service.manifests.get(requested)
+        if manifest is None:
             if not service.is_loaded or requested in service.replaced_models:
                 raise ApiError("loading")
-            names = f"the models are {', '.join(service.models)}" if service.models else "no model is loaded"
+            names = f"the models are {', '.join(service.manifests)}" if service.manifests else "no model is loaded"
             message = f"There is no model of this name; {names}."
             if name is None:
                 message = f"The default model is not loaded; {names}."
             raise ApiError("model_not_found", message, field="model")
-        if task is not None and task not in model.manifest.tasks:
-            message = f"{model.name} cannot do the task {task}; GET /v1/models lists the tasks of each model."
+        if task is not None and task not in manifest.tasks:
+            message = f"{manifest.name} cannot do the task {task}; GET /v1/models lists the tasks of each model."
             raise ApiError("unsupported_task", message, field="model")
+        return manifest
+
+    def _requested(self, name: str | None, task: Task | None, default_for: DefaultTask | None) -> str:
+        """Return the name of the requested model, or of the default model of a task."""
+        service = self.service
+        return (
+            service.default_models.get(default_for or task or "generate", service.default_model)
+            if name is None
+            else name
+        )
+
+    async def model(
+        self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
+    ) -> ServedModel:
+        """Return the model that the call names, or a default model, and load it if necessary.
+
+        See `manifest` for the parameters.
+
+        Raises:
+            ApiError: see `manifest` and `load_on_first_use`.
+        """
+        service = self.service
+        model = service.models.get(self._requested(name, task, default_for))
+        if model is None or (task is not None and task not in model.manifest.tasks):
+            manifest = self.manifest(name, task, default_for)
+            model = await load_on_first_use(service, manifest.name, self.num_bytes, self.seconds_left)
+            self.manifest(manifest.name, task)  # the bundle may have changed since the service started
         return model
 
     def reserve(

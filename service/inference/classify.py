@@ -69,7 +69,7 @@ async def classify(call: Call, request: ClassifyInput) -> ClassifyResult:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    return await _score_labels(call, call.model(request.model, "classify"), request)
+    return await _score_labels(call, await call.model(request.model, "classify"), request)
 
 
 async def score_labels(call: Call, request: ClassifyInput) -> ClassifyResult:
@@ -79,9 +79,8 @@ async def score_labels(call: Call, request: ClassifyInput) -> ClassifyResult:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = call.model(request.model)
-    task: Task = "rerank" if "rerank" in model.manifest.tasks else "classify"
-    return await _score_labels(call, call.model(request.model, task), request)
+    task: Task = "rerank" if "rerank" in call.manifest(request.model).tasks else "classify"
+    return await _score_labels(call, await call.model(request.model, task), request)
 
 
 async def _score_labels(call: Call, model: ServedModel, request: ClassifyInput) -> ClassifyResult:

@@ -65,7 +65,7 @@ async def encode(call: Call, request: EncodeInput) -> EncodeResult:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = call.model(request.model, "encode")
+    model = await call.model(request.model, "encode")
     pooling, normalize = pooling_of(model.manifest, request)
     inputs = with_prompt(model.manifest, request.inputs, request.prompt_name)
     sources = await call.read_sources(model, inputs, truncate=request.truncate)

@@ -178,7 +178,7 @@ async def generate_without_blanks(
         for index, text in enumerate(texts)
         if not text.strip()
     ]
-    model, parameters = call.model(request.model, "generate"), request.parameters
+    model, parameters = await call.model(request.model, "generate"), request.parameters
     check_parameters(model, parameters, len(texts))
     if not indices:
         timings = call.timings([])
@@ -234,7 +234,7 @@ def output_token(tokenizer: TextTokenizer, token: Token) -> OutputToken:
 async def _prepare(
     call: Call, request: GenerateInput, *, stream: bool = False, in_batches: bool = False
 ) -> PendingGeneration:
-    model, parameters = call.model(request.model, "generate"), request.parameters
+    model, parameters = await call.model(request.model, "generate"), request.parameters
     num_inputs = len(request.inputs.texts) if isinstance(request.inputs, Texts) else 1
     check_parameters(model, parameters, num_inputs, stream=stream)
     languages = NO_LANGUAGES

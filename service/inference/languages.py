@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from service.bundle import Languages
+from service.bundle import Languages, Manifest
 from service.errors import ApiError
 from service.inference.call import Call, Ids
 from service.inference.service import ServedModel
@@ -59,25 +59,27 @@ def _choose(tag: str | None, available: tuple[str, ...], field: str, model: str)
     return found
 
 
-def translators(call: Call) -> list[tuple[Languages, ServedModel]]:
-    """Return the models that translate: the default model first, then by name.
+def translators(call: Call) -> list[tuple[Languages, Manifest]]:
+    """Return the manifests of models that translate: that of the default model first, then by name.
 
     Raises:
         ApiError: `loading`.
     """
-    models = sorted(call.models, key=lambda model: (model.name != call.service.default_model, model.name))
-    return [(languages, model) for model in models if (languages := model.manifest.languages)]
+    manifests = sorted(call.manifests, key=lambda one: (one.name != call.service.default_model, one.name))
+    return [(languages, manifest) for manifest in manifests if (languages := manifest.languages)]
 
 
-def fitting_translators(call: Call, source: str | None, target: str | None) -> list[tuple[Languages, ServedModel]]:
-    """Return the models that translate between two languages; None stands for any language.
+def fitting_translators(call: Call, source: str | None, target: str | None) -> list[tuple[Languages, Manifest]]:
+    """Return the manifests of models that translate between two languages.
+
+    None stands for any language.
 
     Raises:
         ApiError: `invalid_parameter` if there is none; the message lists the languages.
     """
     found = [
-        (languages, model)
-        for languages, model in translators(call)
+        (languages, manifest)
+        for languages, manifest in translators(call)
         if (source is None or find_language(source, languages.sources))
         and (target is None or find_language(target, languages.targets))
     ]
@@ -90,7 +92,7 @@ def fitting_translators(call: Call, source: str | None, target: str | None) -> l
     return found
 
 
-def generating_model(call: Call, name: str | None, source: str | None, target: str | None) -> ServedModel:
+async def generating_model(call: Call, name: str | None, source: str | None, target: str | None) -> ServedModel:
     """Return the model that a call names, or the first one that translates between its languages.
 
     Without a name and languages it is the default model.
@@ -99,8 +101,8 @@ def generating_model(call: Call, name: str | None, source: str | None, target: s
         ApiError: see `Call.model` and `fitting_translators`.
     """
     if name is not None or (source is None and target is None):
-        return call.model(name, "generate")
-    return fitting_translators(call, source, target)[0][1]
+        return await call.model(name, "generate")
+    return await call.model(fitting_translators(call, source, target)[0][1].name, "generate")
 
 
 def language_pairs(call: Call) -> dict[str, list[str]]:

@@ -10,17 +10,19 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
-from service.bundle import BundleError, Manifest
+from service.bundle import Manifest
 from service.errors import ApiError
 from service.inference.admission import AdmissionController
 from service.inference.call import Call
-from service.inference.service import LoadedModel, Service
+from service.inference.lazy import attach_loaded, load_from_repository
+from service.inference.service import Service
 from service.threads import run_in_daemon_thread
 
 POLL_S = 0.01
+# Reasons in the index, by the state of the model.
+REASONS = {"loading": "loading", "unloaded": "unloaded", "failed": "failed to load; the log has the reason"}
 logger = logging.getLogger(__name__)
 
 
@@ -29,26 +31,31 @@ class RepositoryEntry:
     """A model of the repository and its state."""
 
     name: str
-    state: Literal["READY", "UNAVAILABLE"]
+    state: Literal["READY", "LOADING", "UNAVAILABLE"]
     reason: str  # empty for a model that is ready
 
 
 async def list_repository(call: Call, *, only_ready: bool) -> list[RepositoryEntry]:
-    """List the models by name: the loaded ones, and the others of the folder that can be loaded.
+    """List the models by name: loaded models, lazy models, and the other bundles of the folder.
 
-    Others are listed only if `model_control` allows to load them.
+    The other bundles are listed only if `model_control` allows to load them.
 
     Raises:
         ApiError: `loading`.
     """
-    service, loaded = call.service, {model.name for model in call.models}
-    names = set(loaded)
+    service = call.service
+    names = {manifest.name for manifest in call.manifests}
     if not only_ready and service.settings.model_control == "explicit":
         names |= (await run_in_daemon_thread(service.repository.find)).keys()
-    return [
-        RepositoryEntry(name, "READY", "") if name in loaded else RepositoryEntry(name, "UNAVAILABLE", "unloaded")
-        for name in sorted(names)
-    ]
+    entries = [_entry(service, name) for name in sorted(names)]
+    return [entry for entry in entries if entry.state == "READY" or not only_ready]
+
+
+def _entry(service: Service, name: str) -> RepositoryEntry:
+    state = service.state_of(name) if name in service.manifests else "unloaded"
+    if state == "ready":
+        return RepositoryEntry(name, "READY", "")
+    return RepositoryEntry(name, "LOADING" if state == "loading" else "UNAVAILABLE", REASONS[state])
 
 
 async def load_model(call: Call, name: str) -> RepositoryEntry:
@@ -63,36 +70,27 @@ async def load_model(call: Call, name: str) -> RepositoryEntry:
     service = call.service
     _check_allowed(service)
     async with service.repository_lock:
-        started = time.perf_counter()
         manifest = await _find(service, name)
         old = service.models.get(name)
         if old is not None and old.manifest == manifest:
             return RepositoryEntry(name, "READY", "")
-        reserved = sum(
-            model.memory(service.engines[other]).max_state for other, model in service.models.items() if other != name
-        )
-        try:
-            loaded = await run_in_daemon_thread(partial(service.repository.load, name, reserved))
-        except Exception as error:
-            is_expected = isinstance(error, BundleError)
-            logger.error("%s is not loaded: %s", name, error, exc_info=None if is_expected else error)
-            raise ApiError("internal", f"{name} failed to load; the log has the reason.") from None
+        loaded = await load_from_repository(service, name)
         if old is not None:
             service.replaced_models.add(name)
         try:
             if old is not None:
                 await _unload(service, name)
-            await _attach(service, loaded)
+            await attach_loaded(service, loaded)
         finally:
             service.replaced_models.discard(name)
-        logger.info("loaded %s in %.2f s", name, time.perf_counter() - started)
         return RepositoryEntry(name, "READY", "")
 
 
 async def unload_model(call: Call, name: str) -> RepositoryEntry:
     """Unload a model. Does nothing if the model is not loaded.
 
-    New calls get `model_not_found` at once. Running calls may finish within `shutdown_timeout_s`.
+    New calls get `model_not_found` at once. Running calls may finish within `shutdown_timeout_s`. A
+    model of `lazy_models` is no longer loaded by calls that use it.
 
     Raises:
         ApiError: `forbidden`; `model_not_found` if the bundles folder has no such model either.
@@ -102,9 +100,12 @@ async def unload_model(call: Call, name: str) -> RepositoryEntry:
     async with service.repository_lock:
         if name in service.models:
             await _unload(service, name)
-            logger.info("unloaded %s", name)
+        elif name in service.lazy_models:
+            service.remove_lazy_model(name)
         else:
             await _find(service, name)
+            return RepositoryEntry(name, "UNAVAILABLE", "unloaded")
+        logger.info("unloaded %s", name)
         return RepositoryEntry(name, "UNAVAILABLE", "unloaded")
 
 
@@ -128,11 +129,6 @@ async def _find(service: Service, name: str) -> Manifest:
         message = "No bundle in the bundles folder has this name; POST /v2/repository/index lists all."
         raise ApiError("model_not_found", message, field="model")
     return manifest
-
-
-async def _attach(service: Service, loaded: LoadedModel) -> None:
-    await service.worker.add(loaded.model.name, loaded.engine)
-    service.attach_model(loaded)
 
 
 async def _unload(service: Service, name: str) -> None:

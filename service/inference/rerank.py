@@ -54,7 +54,7 @@ async def rerank(call: Call, request: RerankInput) -> RerankResult:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = call.model(request.model, "rerank")
+    model = await call.model(request.model, "rerank")
     function = function_of(model.manifest.label_kind, request.raw_scores)
     documents = request.documents
     if request.max_document_tokens is not None:

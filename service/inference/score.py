@@ -53,7 +53,7 @@ async def score(call: Call, request: ScoreInput) -> ScoreResult:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = generating_model(call, request.model, request.source_language, request.target_language)
+    model = await generating_model(call, request.model, request.source_language, request.target_language)
     _, units = expected_work(call.service.admissions[model.name].throughput, GenerateParameters())
     languages = choose_languages(model, request.source_language, request.target_language)
     sources = await call.read_sources(

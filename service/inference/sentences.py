@@ -37,7 +37,7 @@ async def generate_by_sentence(call: Call, request: GenerateInput) -> GenerateRe
     assert request.parameters.split_sentences
     if request.on_empty == "pass":
         return await generate_without_blanks(call, request, generate_by_sentence)
-    model, parameters, inputs = call.model(request.model, "generate"), request.parameters, request.inputs
+    model, parameters, inputs = await call.model(request.model, "generate"), request.parameters, request.inputs
     check_parameters(model, parameters, len(inputs))
     assert isinstance(inputs, Texts)  # models that translate have no prompts
     languages = choose_languages(model, parameters.source_language, parameters.target_language)

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from service.bundle import BundleError, GenerationDefaults, Manifest, Task
 from service.engine.engine import Engine
+from service.engine.throughput import Throughput
 from service.engine.worker import Worker
 from service.errors import ApiError, ErrorCode
 from service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory
@@ -34,6 +35,7 @@ class ServedModel:
     max_rows: int  # rows of the decoder's batch: one for each sequence, or one for each beam
     threads: Mapping[str, int]  # number of threads for each graph
     dense: tuple[DenseLayer, ...] = ()  # layers of pooled vectors
+    load_seconds: float = 0.0  # duration of its load
 
     @cached_property
     def has_generation_defaults(self) -> bool:
@@ -60,6 +62,25 @@ class ServedModel:
         """Return the memory of the model; `engine` is its engine."""
         row = row_bytes(self.manifest)
         return ModelMemory(self.manifest.weight_bytes, row, self.max_rows * row, engine.num_rows_in_use * row)
+
+
+ModelState = Literal["ready", "loading", "unloaded", "failed"]
+
+
+@dataclass(eq=False)
+class LazyModel:
+    """A model that is loaded on its first use (`lazy_models`)."""
+
+    manifest: Manifest  # as it was when the service started
+    max_rows: int  # rows for which memory for decoder state is reserved
+    load: asyncio.Task[None] | None = None  # the load in progress, for which all first calls wait
+    retry_at: float | None = None  # time of `time.monotonic` before which a failed load is not repeated
+
+    @property
+    def state(self) -> ModelState:
+        if self.load is not None:
+            return "loading"
+        return "unloaded" if self.retry_at is None else "failed"
 
 
 @dataclass(frozen=True)
@@ -109,6 +130,7 @@ class Backend:
     worker: Worker
     failed: Mapping[str, str] = field(default_factory=dict)  # bundles that failed to load, with the reason
     repository: ModelRepository = field(default_factory=EmptyRepository)
+    lazy: Mapping[str, LazyModel] = field(default_factory=dict)  # models that the repository loads on their first use
 
 
 def default_models(manifests: Iterable[Manifest]) -> dict[DefaultTask, str]:
@@ -153,12 +175,15 @@ class Service:
         self.rejection_pacer = RejectionPacer()
         self.response_memory = ResponseMemory(settings.max_response_bytes or response_bytes(usable_memory()))
         self.unavailable_code: ErrorCode | None = "loading"  # None while the service is ready
-        self.models: dict[str, ServedModel] = {}  # sorted by name
+        self.models: dict[str, ServedModel] = {}  # loaded models, sorted by name
+        self.lazy_models: dict[str, LazyModel] = {}  # models that are loaded on their first use, until then
+        self.manifests: dict[str, Manifest] = {}  # of the loaded and the lazy models, sorted by name
         self.default_models: dict[DefaultTask, str] = {}  # model of requests that name none, by task
         self.default_model = ""  # model of requests that name none and have a task that no model can do
         self.failed_models: list[str] = []  # folder names of the bundles that failed to load
         self.engines: dict[str, Engine] = {}  # by model name
-        self.admissions: dict[str, AdmissionController] = {}  # by model name
+        # By model name. That of a lazy model limits the calls that wait for its load.
+        self.admissions: dict[str, AdmissionController] = {}
         self.model_metrics: dict[str, ModelMetrics] = {}
         self.is_loaded = False  # True from the end of loading on
         self.worker: Worker  # set when the models are loaded
@@ -174,17 +199,24 @@ class Service:
             backend: the models and their worker.
             observer_of: returns the metrics of a model, which observe its engine.
         """
-        max_rows = max(model.max_rows for model in backend.models.values())  # equal for all models at start
+        listed: list[ServedModel | LazyModel] = [*backend.models.values(), *backend.lazy.values()]
+        max_rows = max(model.max_rows for model in listed)  # equal for all models at start
         self.metrics.set_limits({"max_rows": max_rows, "max_state_bytes": state_bytes(self.settings)})
         self.worker, self.repository, self._observer_of = backend.worker, backend.repository, observer_of
         for name, model in backend.models.items():
             self.attach_model(LoadedModel(model, backend.engines[name]))
+        for name, lazy in backend.lazy.items():
+            self.admissions[name] = self._admission_controller(0, Throughput())
+            self.model_metrics[name] = observer_of(name)
+            self.model_metrics[name].unwatch()  # the gauges are 0 until the model is loaded
+            self.lazy_models[name] = lazy
+        self._list_manifests()
         self.failed_models = sorted(backend.failed)
         self.metrics.set_failed_models(len(backend.failed))
         chosen = self.settings.default_model
-        candidates = [model.manifest for name, model in self.models.items() if chosen in (None, name)]
+        candidates = [manifest for name, manifest in self.manifests.items() if chosen in (None, name)]
         self.default_models = default_models(candidates)
-        self.default_model = chosen or self.default_models.get("generate", min(backend.models))
+        self.default_model = chosen or self.default_models.get("generate", min(self.manifests))
         backend.worker.on_close = self._set_unavailable
         self.is_loaded = True
         if self.unavailable_code == "loading":
@@ -192,20 +224,33 @@ class Service:
 
     def attach_model(self, loaded: LoadedModel) -> None:
         """Start to serve one model, whose engine the worker has."""
-        settings, model, engine = self.settings, loaded.model, loaded.engine
+        model, engine = loaded.model, loaded.engine
         self.models = dict(sorted({**self.models, model.name: model}.items()))
-        if self.is_loaded and settings.default_model is None:  # it may do tasks that no other model can do
+        self.lazy_models.pop(model.name, None)
+        self._list_manifests()
+        if self.is_loaded and self.settings.default_model is None:  # it may do tasks that no other model can do
             self.default_models = default_models([model.manifest]) | self.default_models
         self.engines[model.name] = engine
-        self.admissions[model.name] = AdmissionController(
-            model.max_rows + settings.max_waiting_sequences,
+        self.admissions[model.name] = self._admission_controller(model.max_rows, engine.throughput)
+        observer = self.model_metrics[model.name] = self._observer_of(model.name)
+        observer.watch(engine, partial(model.memory, engine), model.load_seconds)
+
+    def _admission_controller(self, max_rows: int, throughput: Throughput) -> AdmissionController:
+        settings = self.settings
+        return AdmissionController(
+            max_rows + settings.max_waiting_sequences,
             settings.max_waiting_bytes,
             settings.max_waiting_tokens,
-            engine.throughput,
+            throughput,
             settings.queue_timeout_s,
         )
-        observer = self.model_metrics[model.name] = self._observer_of(model.name)
-        observer.watch(engine, partial(model.memory, engine))
+
+    def _list_manifests(self) -> None:
+        self.manifests = {name: model.manifest for name, model in sorted(self._listed.items())}
+
+    @property
+    def _listed(self) -> dict[str, ServedModel | LazyModel]:
+        return {**self.lazy_models, **self.models}
 
     def detach_model(self, name: str) -> AdmissionController:
         """Reject new calls of a model from now on; return the controller of its calls in progress.
@@ -213,8 +258,29 @@ class Service:
         The metrics of the model stay, and its gauges become 0.
         """
         del self.models[name], self.engines[name]
+        self._list_manifests()
         self.model_metrics[name].unwatch()
         return self.admissions.pop(name)
+
+    def remove_lazy_model(self, name: str) -> None:
+        """Stop serving a model that is loaded on its first use and has not been used yet."""
+        del self.lazy_models[name], self.admissions[name]
+        self._list_manifests()
+
+    def state_of(self, name: str) -> ModelState:
+        """Return the state of a loaded or lazy model."""
+        return "ready" if name in self.models else self.lazy_models[name].state
+
+    def max_rows_of(self, name: str) -> int:
+        """Return the number of rows of a loaded or lazy model."""
+        return self._listed[name].max_rows
+
+    def reserved_bytes(self, name: str) -> int:
+        """Return the decoder state in bytes of all models except one, in all their rows.
+
+        Memory of lazy models is reserved before they are loaded.
+        """
+        return sum(one.max_rows * row_bytes(one.manifest) for other, one in self._listed.items() if other != name)
 
     def drain(self) -> None:
         """Reject new calls from now on."""
@@ -235,5 +301,9 @@ class Service:
 
     async def stop(self) -> None:
         """Wait for requests in progress until the shutdown timeout, then fail the rest."""
+        for lazy in list(self.lazy_models.values()):
+            if lazy.load is not None:
+                lazy.load.cancel()
+                await asyncio.wait([lazy.load])
         if self.is_loaded:
             await self.worker.stop(self.settings.shutdown_timeout_s)

@@ -55,7 +55,7 @@ async def similar(call: Call, request: SimilarInput) -> SimilarResult:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = call.model(request.model, "similar")
+    model = await call.model(request.model, "similar")
     call.reserve(model, 1, units=1.0)
     tokenizer = tokenizer_of(model, request.side)
     ids = call.tokenize_now(lambda: _read_tokens(tokenizer, request.words))

@@ -81,7 +81,7 @@ async def tag(call: Call, request: TagInput) -> TagResult:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = call.model(request.model, "tag")
+    model = await call.model(request.model, "tag")
     tokenizer, texts = model.source_tokenizer, request.inputs.texts
     sources = await call.read_sources(model, request.inputs, truncate=request.truncate)
     num_tokens = sum(map(len, sources))

@@ -75,7 +75,7 @@ async def tokenize(call: Call, request: TokenizeInput) -> TokenizeResult:
     Raises:
         ApiError: the request is invalid or is rejected.
     """
-    model = call.model(request.model)
+    model = await call.model(request.model)
     texts = request.inputs.texts
     call.reserve(model, len(texts))
     tokenizer = tokenizer_of(model, request.side)
@@ -105,7 +105,7 @@ async def detokenize(call: Call, request: DetokenizeInput) -> DetokenizeResult:
     Raises:
         ApiError: the request is invalid or is rejected.
     """
-    model = call.model(request.model)
+    model = await call.model(request.model)
     call.reserve(model, len(request.ids), field="ids")
     tokenizer = tokenizer_of(model, request.side)
     if not request.ids:

@@ -31,7 +31,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServe
         if "cannot download" in done.stderr:
             pytest.skip(f"the package index cannot be reached: {done.stderr}")
         assert done.returncode == 0, done.stderr
-    with serving(bundles, families="openai") as server:
+    with serving(bundles, compatible_apis="openai") as server:
         yield server
 
 

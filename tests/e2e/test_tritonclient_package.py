@@ -1,5 +1,6 @@
 """The tritonclient package, unmodified, against the service with real models."""
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException
 
 from bench.server import RunningServer, serving
+from service.bundle import read_manifest, write_manifest
 from tests.e2e.asking import post
 
 TEXTS = ["Two girls are playing.", "A man sleeps on a bench in the park."]
@@ -167,6 +169,69 @@ def test_statistics_count_what_was_done(client: Any) -> None:
     assert after["execution_count"] > before["execution_count"]
     success, earlier = after["inference_stats"]["success"], before["inference_stats"]["success"]
     assert success["count"] == earlier["count"] + 1 and success["ns"] > earlier["ns"]
+
+
+@pytest.fixture(scope="module")
+def two_models(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Serve the bundles `toy` and `other`, which is loaded on its first use."""
+    folder = tmp_path_factory.mktemp("bundles")
+    shutil.copytree(bundle, folder / "toy")
+    other = shutil.copytree(bundle, folder / "other")
+    write_manifest(other, read_manifest(other).model_copy(update={"name": "other"}))
+    with serving(folder, model_control="explicit", lazy_models="other", default_model="toy", max_rows=8) as server:
+        yield server
+
+
+def states(client: Any) -> dict[str, tuple[str, str]]:
+    return {one["name"]: (one["state"], one["reason"]) for one in client.get_model_repository_index()}
+
+
+def test_models_are_loaded_and_unloaded_by_name(two_models: RunningServer) -> None:
+    ready, unloaded = ("READY", ""), ("UNAVAILABLE", "unloaded")
+    with connect(two_models) as client:
+        expected = strings(client.infer("toy", text_input(TEXTS)).as_numpy("text_output"))
+        assert states(client) == {"other": unloaded, "toy": ready}
+        client.load_model("other")
+        assert states(client) == {"other": ready, "toy": ready}
+        assert strings(client.infer("other", text_input(TEXTS)).as_numpy("text_output")) == expected
+        client.unload_model("other")
+        assert states(client) == {"other": unloaded, "toy": ready}
+        assert not client.is_model_ready("other")
+        with pytest.raises(InferenceServerException, match="There is no model of this name; the models are toy"):
+            client.infer("other", text_input(TEXTS))
+        assert strings(client.infer("toy", text_input(TEXTS)).as_numpy("text_output")) == expected
+        client.load_model("other")
+        assert client.is_model_ready("other")
+        assert strings(client.infer("other", text_input(TEXTS)).as_numpy("text_output")) == expected
+        calls: list[tuple[Callable[[], Any], str, str]] = [
+            (lambda: client.load_model("nobody"), "404", "model: No bundle in the bundles folder has this name"),
+            (lambda: client.load_model("../toy"), "404", "There is no such route"),
+            (lambda: client.load_model("toy", config="{}"), "422", "parameters.config is not a field of parameters"),
+            (
+                lambda: client.load_model("toy", config="{}", files={"file:1/model.onnx": b"x"}),
+                "422",
+                "parameters.config is not a field of parameters",
+            ),
+        ]
+        for call, status, message in calls:
+            with pytest.raises(InferenceServerException) as caught:
+                call()
+            assert caught.value.status() == status
+            assert caught.value.message().startswith(message)
+
+
+def test_a_lazy_model_is_ready_and_loaded_by_its_first_request(bundle: Path) -> None:
+    with serving(bundle.parent, lazy_models="*", max_rows=8) as server, connect(server) as client:
+        assert client.is_server_ready() and client.is_model_ready("toy")
+        assert client.get_model_metadata("toy")["inputs"] and client.get_model_config("toy")
+        assert client.get_inference_statistics("toy")["model_stats"][0]["inference_count"] == 0
+        assert states(client) == {"toy": ("UNAVAILABLE", "unloaded")}
+        before = server.memory_mb("VmRSS")
+        pending = [client.async_infer("toy", text_input(TEXTS)) for _ in range(4)]
+        first, *others = [strings(call.get_result().as_numpy("text_output")) for call in pending]
+        assert others == [first] * 3
+        assert states(client) == {"toy": ("READY", "")}
+        assert server.memory_mb("VmRSS") > before
 
 
 def test_an_error_is_an_exception_with_its_message_and_status(client: Any) -> None:

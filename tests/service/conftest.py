@@ -24,13 +24,14 @@ from service.engine.worker import Worker
 from service.http.routing import DescribedApp
 from service.http.server import DrainingServer
 from service.inference.call import Arrival, Call
-from service.inference.service import Backend, LoadedModel, ServedModel
+from service.inference.service import Backend, LazyModel, LoadedModel, ServedModel
 from service.runtime.protocol import Runner
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
 from tests.support.fake_runner import HIDDEN, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
 
 FAKE_ROWS = 32  # default number of rows in tests
+FAKE_LOAD_SECONDS = 0.25  # duration that loads of a FakeRepository report
 PAD, START, END = "<pad>", "<s>", "</s>"
 MERGES = [("Ġ", "d"), ("o", "g"), ("Ġd", "og"), ("Ġ", "H"), ("u", "n"), ("Ġ", "a")]
 # Words in the examples of the documentation that must be one token.
@@ -82,11 +83,15 @@ class FakeBackend:
             raise self.error
         served: dict[str, ServedModel] = {}
         engines: dict[str, Engine] = {}
+        lazy: dict[str, LazyModel] = {}
         for manifest in self.manifests:
+            if settings.is_lazy(manifest.name):
+                lazy[manifest.name] = LazyModel(manifest, settings.max_rows or FAKE_ROWS)
+                continue
             loaded = self.load_model(manifest, settings, observer_of)
             engines[manifest.name], served[manifest.name] = loaded.engine, loaded.model
         self.repository = FakeRepository(self, settings, observer_of)
-        return Backend(served, engines, Worker(engines), self.failed, self.repository)
+        return Backend(served, engines, Worker(engines), self.failed, self.repository, lazy)
 
     def load_model(
         self, manifest: Manifest, settings: Settings, observer_of: Callable[[str], EngineObserver]
@@ -134,7 +139,8 @@ class FakeRepository:
             self.wait_for.wait()
         if self.error is not None:
             raise self.error
-        return self.backend.load_model(self.manifests[name], self.settings, self.observer_of)
+        loaded = self.backend.load_model(self.manifests[name], self.settings, self.observer_of)
+        return dataclasses.replace(loaded, model=dataclasses.replace(loaded.model, load_seconds=FAKE_LOAD_SECONDS))
 
 
 MakeBackend = Callable[..., FakeBackend]

@@ -333,7 +333,7 @@ async def test_every_route_gives_an_error_where_it_declares_it_and_nowhere_else(
             found = set()
             async with cause.state(running):
                 async for answer in cause.answers(running, operation):
-                    told = getattr(caplog.records[-1], logs.FIELDS)["code"]  # in the log; not every family tells it
+                    told = getattr(caplog.records[-1], logs.FIELDS)["code"]  # in the log; not every API returns it
                     check(operation, answer, told)
                     found.add(told)
                     if told == code:

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,16 @@ import onnx
 import pytest
 
 from export.bundle import half_bundle
-from service.bundle import MANIFEST, MAX_BEAMS, BundleError, Manifest, read_manifest, record_files, write_manifest
+from service.bundle import (
+    MANIFEST,
+    MAX_BEAMS,
+    BundleError,
+    Manifest,
+    check_files,
+    read_manifest,
+    record_files,
+    write_manifest,
+)
 from service.discovery import find_bundles
 from service.engine.observer import EngineObserver, NullObserver
 from service.engine.request import Event, Generated, GenerateRequest
@@ -617,3 +627,59 @@ async def test_unloading_returns_memory_to_the_system(tmp_path: Path, bundle: Pa
     assert (await load_model(call, "toy")).state == "READY"
     assert resident_bytes() < before
     await service.stop()
+
+
+def test_a_lazy_bundle_is_not_opened_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_another(folder, "other")
+    truncate_weights(folder)
+    opened: list[str] = []
+
+    def check(path: Path, manifest: Manifest) -> None:
+        opened.append(manifest.name)
+        check_files(path, manifest)
+
+    monkeypatch.setattr("service.loading.check_files", check)
+    backend = load(folder, lazy_models="toy", strict_loading=True)
+    assert (list(backend.models), list(backend.lazy), backend.failed, opened) == (["other"], ["toy"], {}, ["other"])
+    assert backend.lazy["toy"].manifest == read_manifest(folder / "toy")
+    with pytest.raises(BundleError, match=r"toy/weights\.bin does not match the SHA-256"):
+        backend.repository.load("toy", 0)
+    assert list(load(folder, lazy_models=" toy , other").lazy) == ["other", "toy"]
+    backend = load(folder, lazy_models="*", default_model="toy")
+    assert (list(backend.models), list(backend.lazy)) == ([], ["other", "toy"])
+
+
+def test_memory_for_states_is_reserved_for_lazy_models(folder: Path) -> None:
+    row = row_bytes(read_manifest(folder / "toy"))
+    for name in ("a", "b"):
+        add_another(folder, name)
+    settings = Settings(bundles=folder, threads=1, max_state_bytes=3 * 10 * row, lazy_models="a,b")
+    backend = load_backend(settings, observer_of)
+    assert [backend.models["toy"].max_rows, *(one.max_rows for one in backend.lazy.values())] == [10, 10, 10]
+    service = Service(settings, Metrics("0"))
+    service.attach(backend, service.metrics.for_model)
+    for name in ("a", "b"):
+        assert service.reserved_bytes(name) == 2 * 10 * row
+        loaded = backend.repository.load(name, service.reserved_bytes(name))
+        assert loaded.model.max_rows == 10
+        service.attach_model(loaded)
+    assert service.reserved_bytes("new") == 3 * 10 * row
+
+
+def test_a_lazy_model_whose_states_exceed_the_memory_is_not_served(folder: Path) -> None:
+    with pytest.raises(BundleError, match="but 1,000 bytes are allowed"):
+        load_backend(Settings(bundles=folder, threads=1, max_state_bytes=1000, lazy_models="*"), observer_of)
+
+
+def test_an_unknown_lazy_model_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load(folder, lazy_models="toy,toi")
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == ["SIGHTLINE_LAZY_MODELS names toi, but no bundle with this name is served"]
+
+
+def test_a_load_reports_its_duration(folder: Path) -> None:
+    add_another(folder, "other")
+    started = time.perf_counter()
+    backend = load(folder, lazy_models="other")
+    assert 0 < backend.models["toy"].load_seconds < time.perf_counter() - started
+    assert backend.repository.load("other", 0).model.load_seconds > 0

@@ -24,13 +24,13 @@ KNOWN = {
 }
 
 
-def families(text: str) -> set[str]:
+def metric_names(text: str) -> set[str]:
     return {name.removeprefix(PREFIX) for name in re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE)}
 
 
 def test_every_metric_has_our_prefix_and_vllms_suffixes_are_there() -> None:
     text = Metrics("1.2.3").render().decode()
-    assert families(text) >= KNOWN
+    assert metric_names(text) >= KNOWN
     assert all(line.startswith((f"# HELP {PREFIX}", f"# TYPE {PREFIX}", PREFIX)) for line in text.splitlines())
     assert 'sightline_build_info{version="1.2.3"} 1.0' in text
 

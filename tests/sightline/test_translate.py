@@ -339,6 +339,14 @@ def test_more_beams_than_rows_are_an_error(translated: Translate, monkeypatch: p
     assert translated(LINES, "--beams", "4") == (2, "", "error: --beams: num_beams must be at most 2, got 4.\n")
 
 
+def test_a_model_that_the_service_loads_on_first_use_translates(
+    translated: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = translated()
+    monkeypatch.setenv("SIGHTLINE_LAZY_MODELS", "*")
+    assert translated()[:2] == expected[:2] and expected[0] == 0
+
+
 def test_without_a_bundle_the_default_model_or_the_first_that_translates_is_used(
     bundle: Path,
     classifier_bundle: Path,

@@ -15,6 +15,8 @@ from service.compat.open_inference.outputs import (
     generate_parameters,
     main_outputs,
     outputs_of,
+    rerank_parameters,
+    tag_parameters,
 )
 from service.compat.open_inference.schemas import (
     VERSION,
@@ -22,33 +24,37 @@ from service.compat.open_inference.schemas import (
     GenerateTextResponse,
     InferBody,
     InferResponse,
+    InputName,
     StreamTextBody,
 )
-from service.compat.open_inference.tensors import Tensor, read_texts, tensor_response
+from service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
-from service.inference.classify import ClassifyInput, classify
+from service.inference.classify import ClassifyInput, classify, score_labels
 from service.inference.encode import EncodeInput, encode
 from service.inference.generate import GenerateInput, StreamedSequence, StreamEnd, StreamToken, stream
 from service.inference.generate import generate as generate_texts
+from service.inference.tag import TagInput, tag
 
 
 async def infer(call: Call, model_name: str, body: InferBody, tail: bytes) -> InferResponse | Raw:
-    """Compute the requested tensors of each text.
+    """Compute the requested tensors of each text, or of each pair of a query and a text.
 
     Binary tensors follow the JSON of the response as bytes.
     """
-    model = call.model(model_name)
+    model = await call.model(model_name)
     call.field_names = FIELD_NAMES
     available = outputs_of(model.manifest)
     parameters = dict(body.parameters)
     is_binary = _is_binary(body, parameters.pop("binary_data_output", False), model.name, available)
     outputs = {name: available[name] for name in is_binary}
     check_parameters(parameters, {key for output in outputs.values() for key in (output.task, output.beside)})
-    texts = read_texts(body.inputs[0], tail)
+    tasks = dict.fromkeys(output.task for output in outputs.values())
+    inputs = read_inputs(body.inputs, tail)
+    texts, pairs = _texts_of(inputs, has_query="rerank" in tasks)
     results: dict[str, Any] = {}
-    for task in dict.fromkeys(output.task for output in outputs.values()):
+    for task in tasks:
         of_task = [output for output in outputs.values() if output.task == task]
         match task:
             case "generate":
@@ -58,6 +64,13 @@ async def infer(call: Call, model_name: str, body: InferBody, tail: bytes) -> In
                 truncate = classify_parameters(parameters).truncate
                 selection = attention_selection(parameters, of_task)
                 results[task] = await classify(call, ClassifyInput(model.name, texts, selection, truncate))
+            case "rerank":
+                of_scores = rerank_parameters(parameters)
+                selection = attention_selection(parameters, of_task)
+                request = ClassifyInput(model.name, pairs, selection, of_scores.truncate, of_scores.raw_scores)
+                results[task] = await score_labels(call, request)
+            case "tag":
+                results[task] = await tag(call, TagInput(model.name, texts, **vars(tag_parameters(parameters))))
             case "encode":
                 options = vars(encode_parameters(parameters))
                 results[task] = await encode(call, EncodeInput(model.name, texts, **options))
@@ -69,6 +82,29 @@ async def infer(call: Call, model_name: str, body: InferBody, tail: bytes) -> In
             for result in [results[output.task]]
         ],
     )
+
+
+def _texts_of(inputs: Mapping[InputName, Texts], *, has_query: bool) -> tuple[Texts, Texts]:
+    """Return the texts of a request, and the pairs of its queries and these texts.
+
+    Raises:
+        ApiError: an input is missing or has no effect, or the number of queries is wrong.
+    """
+    texts, queries = inputs.get("text_input"), inputs.get("query")
+    if texts is None:
+        raise ApiError("invalid_parameter", "It must include text_input.", path="inputs")
+    if not has_query:
+        if queries is not None:
+            raise ApiError("unsupported_parameter", "It has no effect on the requested outputs.", path="query")
+        return texts, texts
+    if queries is None:
+        message = "It must include query, because the requested outputs depend on it."
+        raise ApiError("invalid_parameter", message, path="inputs")
+    if len(queries) not in (1, len(texts)):
+        message = f"It must have 1 text or as many as text_input ({len(texts)}), got {len(queries)}."
+        raise ApiError("invalid_parameter", message, path="query")
+    repeated = queries.texts * len(texts) if len(queries) == 1 else queries.texts
+    return texts, Texts(repeated, seconds=texts.texts)
 
 
 def _is_binary(body: InferBody, default: Any, model_name: str, available: Mapping[str, Output]) -> dict[str, bool]:
@@ -96,7 +132,7 @@ def _head(request_id: str | None, model_name: str) -> dict[str, Any]:
 
 async def generate(call: Call, model_name: str, body: GenerateTextBody) -> GenerateTextResponse:
     """Generate one text from one text."""
-    request = _input_of(call, model_name, body, stream=False)
+    request = await _input_of(call, model_name, body, stream=False)
     result = await generate_texts(call, request)
     (output,) = result.outputs
     return {
@@ -111,11 +147,11 @@ async def generate_stream(call: Call, model_name: str, body: StreamTextBody) -> 
 
     One event for each token, then one with the finish reason.
     """
-    request = _input_of(call, model_name, body, stream=True)
+    request = await _input_of(call, model_name, body, stream=True)
     return EventStream(await stream(call, request), TextEvents(_head(body.id, model_name)))
 
 
-def _input_of(call: Call, model_name: str, body: GenerateTextBody, *, stream: bool) -> GenerateInput:
+async def _input_of(call: Call, model_name: str, body: GenerateTextBody, *, stream: bool) -> GenerateInput:
     call.field_names = FIELD_NAMES
     parameters = dict(body.parameters)
     if parameters.pop("stream", stream) is not stream:
@@ -125,7 +161,7 @@ def _input_of(call: Call, model_name: str, body: GenerateTextBody, *, stream: bo
     if parameters.get("num_return_sequences", 1) != 1:
         message = "It must be 1: this endpoint returns one text. Use infer for several."
         raise ApiError("unsupported_parameter", message, path="parameters.num_return_sequences")
-    model = call.model(model_name, "generate")
+    model = await call.model(model_name, "generate")
     return GenerateInput(model_name, Texts.one(body.text_input), generate_parameters(model, parameters, stream=stream))
 
 

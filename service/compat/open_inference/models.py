@@ -3,16 +3,15 @@
 from typing import Literal
 
 from service import __version__
+from service.bundle import Manifest
 from service.compat.open_inference import schemas
 from service.compat.open_inference.outputs import outputs_of
 from service.compat.open_inference.schemas import VERSION, Datatype, RepositoryIndexBody
 from service.inference import repository
 from service.inference.call import Call
 from service.inference.repository import RepositoryEntry
-from service.inference.service import ServedModel
 
 EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters", "statistics")
-TEXT_INPUT: tuple[str, Datatype, list[int]] = ("text_input", "BYTES", [-1, 1])
 TYPES: dict[Datatype, Literal["TYPE_STRING", "TYPE_FP32", "TYPE_INT64"]] = {
     "BYTES": "TYPE_STRING",
     "FP32": "TYPE_FP32",
@@ -37,17 +36,17 @@ async def server_ready(call: Call) -> schemas.ServerReady:
 
 
 async def model_ready(call: Call, model_name: str) -> schemas.ModelReady:
-    """Return 200 if requests to the model are served."""
+    """Return 200 if requests to the model are served, also before its load on first use."""
     call.service.check_ready()
-    return {"name": call.model(model_name).name, "ready": True}
+    return {"name": call.manifest(model_name).name, "ready": True}
 
 
 async def model_metadata(call: Call, model_name: str) -> schemas.ModelMetadata:
     """Describe the input and output tensors of a model."""
-    model = call.model(model_name)
-    inputs, outputs = _tensors(model)
+    manifest = call.manifest(model_name)
+    inputs, outputs = _tensors(manifest)
     return {
-        "name": model.name,
+        "name": manifest.name,
         "versions": [VERSION],
         "platform": "onnx_onnxv1",
         "inputs": [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in inputs],
@@ -57,10 +56,10 @@ async def model_metadata(call: Call, model_name: str) -> schemas.ModelMetadata:
 
 async def model_config(call: Call, model_name: str) -> schemas.ModelConfig:
     """Describe a model as a Triton configuration."""
-    model = call.model(model_name)
-    inputs, outputs = _tensors(model)
+    manifest = call.manifest(model_name)
+    inputs, outputs = _tensors(manifest)
     return {
-        "name": model.name,
+        "name": manifest.name,
         "platform": "onnxruntime_onnx",
         "backend": "onnxruntime",
         "max_batch_size": call.service.settings.max_inputs,
@@ -72,28 +71,31 @@ async def model_config(call: Call, model_name: str) -> schemas.ModelConfig:
 
 
 Tensors = list[tuple[str, Datatype, list[int]]]  # name, datatype, shape
+INPUTS: Tensors = [("text_input", "BYTES", [-1, 1])]
+RERANK_INPUTS: Tensors = [("query", "BYTES", [-1, 1]), *INPUTS]
 
 
-def _tensors(model: ServedModel) -> tuple[Tensors, Tensors]:
-    outputs = outputs_of(model.manifest).items()
-    return [TEXT_INPUT], [(name, output.datatype, list(output.shape)) for name, output in outputs]
+def _tensors(manifest: Manifest) -> tuple[Tensors, Tensors]:
+    outputs = outputs_of(manifest).items()
+    inputs = RERANK_INPUTS if "rerank" in manifest.tasks else INPUTS
+    return inputs, [(name, output.datatype, list(output.shape)) for name, output in outputs]
 
 
 async def model_statistics(call: Call, model_name: str) -> schemas.ModelStatistics:
     """Return the statistics of a model."""
-    return {"model_stats": [_stats(call, call.model(model_name))]}
+    return {"model_stats": [_stats(call, call.manifest(model_name).name)]}
 
 
 async def all_statistics(call: Call) -> schemas.ModelStatistics:
     """Return the statistics of all models."""
-    return {"model_stats": [_stats(call, model) for model in call.models]}
+    return {"model_stats": [_stats(call, manifest.name) for manifest in call.manifests]}
 
 
-def _stats(call: Call, model: ServedModel) -> schemas.ModelStats:
+def _stats(call: Call, name: str) -> schemas.ModelStats:
     """Return the statistics of a model, from the sums of its metrics."""
 
     def total(histogram: str) -> schemas.Duration:
-        count, seconds = call.service.metrics.total(histogram, model.name)
+        count, seconds = call.service.metrics.total(histogram, name)
         return {"count": count, "ns": round(1e9 * seconds)}
 
     queue = total("request_queue_time_seconds")
@@ -104,7 +106,7 @@ def _stats(call: Call, model: ServedModel) -> schemas.ModelStats:
     not_measured: schemas.Duration = {"count": encoder["count"], "ns": 0}
     no_cache: schemas.Duration = {"count": 0, "ns": 0}
     return {
-        "name": model.name,
+        "name": name,
         "version": VERSION,
         "inference_count": queue["count"],
         "execution_count": total("batch_padding_ratio")["count"] + total("engine_step_seconds")["count"],

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
+from service.api.tag import IgnoreLabels
 from service.api.types import PromptName, Truncate
 from service.bundle import Manifest
 from service.compat.open_inference.schemas import TEXT_PARAMETERS, Datatype
@@ -21,17 +22,21 @@ from service.inference.generate import GenerateOutput, GenerateResult, parameter
 from service.inference.maps import AttentionMap
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.service import ServedModel
+from service.inference.tag import OUTSIDE, Aggregation, Entity, TagResult
 from service.parameters import MAX_TOP_LOGPROBS, AttentionSelection, GenerateParameters, Kind
 
-Task = Literal["generate", "classify", "encode"]
+Task = Literal["generate", "classify", "rerank", "tag", "encode"]
 Result = Any  # result of the task that computes the output
-TASKS: tuple[Task, ...] = ("generate", "classify", "encode")  # the first that a model can do is its main task
+# The first of these that a model can do is its main task.
+TASKS: tuple[Task, ...] = ("generate", "classify", "rerank", "tag", "encode")
 
 # Parameters by the task, or the additional result of a task, that they belong to.
 PARAMETERS: Mapping[str, Collection[str]] = {
     "generate": TEXT_PARAMETERS,
     "encode": ("pooling", "normalize", "prompt_name", "truncate"),
     "classify": ("truncate",),
+    "rerank": ("raw_scores", "truncate"),
+    "tag": ("aggregation", "ignore_labels", "truncate"),
     "alternatives": ("top_logprobs",),
     "maps": ("layers", "heads", "reduce"),
 }
@@ -51,8 +56,20 @@ class ClassifyParameters(RequestBody):
     truncate: Truncate = False
 
 
+class RerankParameters(RequestBody):
+    raw_scores: bool = False
+    truncate: Truncate = False
+
+
+class TagParameters(RequestBody):
+    aggregation: Aggregation = "simple"
+    ignore_labels: IgnoreLabels = Field(default=list(OUTSIDE))
+    truncate: Truncate = False
+
+
 _GENERATE, _SELECTION = TypeAdapter(GenerateParameters), TypeAdapter(AttentionSelection)
 _ENCODE, _CLASSIFY = TypeAdapter(EncodeParameters), TypeAdapter(ClassifyParameters)
+_RERANK, _TAG = TypeAdapter(RerankParameters), TypeAdapter(TagParameters)
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,10 @@ def outputs_of(manifest: Manifest) -> dict[str, Output]:
         outputs |= _generated(manifest.tokens.pad_id) | _maps(manifest, "generate")
     if "classify" in manifest.tasks:
         outputs |= _classified(len(manifest.labels)) | _maps(manifest, "classify")
+    if "rerank" in manifest.tasks:
+        outputs |= _reranked() | _maps(manifest, "rerank")
+    if "tag" in manifest.tasks:
+        outputs |= _tagged()
     if "encode" in manifest.tasks:
         outputs |= _encoded()
     return outputs
@@ -141,6 +162,14 @@ def classify_parameters(parameters: Mapping[str, Any]) -> ClassifyParameters:
     return validate_part(_parameters_of("classify", parameters), _CLASSIFY, ClassifyParameters, "parameters")
 
 
+def rerank_parameters(parameters: Mapping[str, Any]) -> RerankParameters:
+    return validate_part(_parameters_of("rerank", parameters), _RERANK, RerankParameters, "parameters")
+
+
+def tag_parameters(parameters: Mapping[str, Any]) -> TagParameters:
+    return validate_part(_parameters_of("tag", parameters), _TAG, TagParameters, "parameters")
+
+
 def attention_selection(parameters: Mapping[str, Any], outputs: Sequence[Output]) -> AttentionSelection | None:
     """Return the selection of attention maps for the outputs; None if none of them is a map."""
     maps = [output for output in outputs if output.beside == "maps"]
@@ -194,6 +223,34 @@ def _classified(num_labels: int) -> dict[str, Output]:
     }
 
 
+def _reranked() -> dict[str, Output]:
+    def scores(result: ClassifyResult) -> NDArray[Any]:
+        return np.asarray([output.labels[0].score for output in result.outputs], DTYPES["FP32"])
+
+    return {"relevance_score": Output("FP32", (-1,), "rerank", scores)}
+
+
+def _tagged() -> dict[str, Output]:
+    """Return outputs with a row of entities for each text."""
+
+    def of_entities(
+        read: Callable[[Entity], Any], datatype: Datatype, padding: Any = 0
+    ) -> Callable[[TagResult], NDArray[Any]]:
+        return lambda result: padded([list(map(read, one.entities)) for one in result.outputs], datatype, padding)
+
+    def count(result: TagResult) -> NDArray[Any]:
+        return np.asarray([len(output.entities) for output in result.outputs], DTYPES["INT64"])
+
+    return {
+        "num_entities": Output("INT64", (-1,), "tag", count),
+        "entity_labels": Output("BYTES", (-1, -1), "tag", of_entities(lambda one: one.label, "BYTES", "")),
+        "entity_scores": Output("FP32", (-1, -1), "tag", of_entities(lambda one: one.score, "FP32")),
+        "entity_texts": Output("BYTES", (-1, -1), "tag", of_entities(lambda one: one.text, "BYTES", "")),
+        "entity_starts": Output("INT64", (-1, -1), "tag", of_entities(lambda one: one.start, "INT64")),
+        "entity_ends": Output("INT64", (-1, -1), "tag", of_entities(lambda one: one.end, "INT64")),
+    }
+
+
 def _encoded() -> dict[str, Output]:
     def shapes(result: EncodeResult) -> Sequence[Sequence[int]]:
         return result.shapes or [(result.dimensions,)] * len(result.embeddings)
@@ -208,7 +265,7 @@ def _encoded() -> dict[str, Output]:
     }
 
 
-def _maps(manifest: Manifest, task: Literal["generate", "classify"]) -> dict[str, Output]:
+def _maps(manifest: Manifest, task: Literal["generate", "classify", "rerank"]) -> dict[str, Output]:
     """Return outputs for the maps of each kind, their unpadded shapes, and their tokens."""
 
     def attention(output: Any) -> Any:

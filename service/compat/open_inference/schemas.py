@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired, Self, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, WithJsonSchema, create_model, model_validator
 from typing_extensions import TypedDict
 
+from service.api.tag import AggregationName, IgnoreLabels
 from service.api.types import PromptName, Truncate
 from service.fields import (
     MAX_ID,
@@ -18,6 +19,7 @@ from service.fields import (
     object_schema,
 )
 from service.inference.encode import Pooling
+from service.inference.tag import OUTSIDE
 from service.parameters import (
     MAX_TOP_LOGPROBS,
     PARAMETER_NAMES,
@@ -75,6 +77,9 @@ InferParameters = _described_parameters(
     normalize=(Annotated[bool | None, Field(description="Give each vector length 1; the model's own setting.")], None),
     prompt_name=(PromptName, None),
     truncate=(Truncate, False),
+    raw_scores=(Annotated[bool, Field(description="Return the logits of a reranker instead of their sigmoid.")], False),
+    aggregation=(AggregationName, "simple"),
+    ignore_labels=(IgnoreLabels, list(OUTSIDE)),
     layers=(
         Annotated[Indices | None, Field(description="Layer indices; -1 is the last layer. All layers if absent.")],
         None,
@@ -116,8 +121,11 @@ class InputParameters(TensorParameters):
     )
 
 
+InputName = Literal["text_input", "query"]
+
+
 class InferInput(RequestBody):
-    name: Annotated[Literal["text_input"], Field(description="Always `text_input`.")]
+    name: Annotated[InputName, Field(description="`text_input`, or `query` for models with the task rerank.")]
     shape: Shape = Field(description="Shape: [texts] or [texts, 1].")
     datatype: Annotated[Literal["BYTES"], Field(description="Always `BYTES`.")]
     parameters: Annotated[InputParameters, Field(description="Parameters of the input tensor.")] = Field(
@@ -175,8 +183,11 @@ class InferBody(RequestBody):
         Annotated[dict[str, Any], described_as(InferParameters)], Field(description="Parameters of the call.")
     ] = Field(default_factory=dict)
     inputs: Annotated[
-        Annotated[list[InferInput], Field(min_length=1, max_length=1, fail_fast=True)],
-        Field(description="The input tensor, `text_input`."),
+        Annotated[list[InferInput], Field(min_length=1, max_length=2, fail_fast=True)],
+        Field(
+            description="The input tensor `text_input`. Relevance scores also need `query`: one text for all documents "
+            "in `text_input`, or one for each."
+        ),
     ]
     outputs: Annotated[list[RequestedOutput], Field(max_length=64, fail_fast=True)] = Field(
         default_factory=list, description="Outputs to compute; if empty, the outputs of the model's main task."
@@ -199,6 +210,13 @@ class InferBody(RequestBody):
                         {"name": "attention_cross", "parameters": {"binary_data": True}},
                         {"name": "embedding"},
                     ],
+                },
+                {
+                    "inputs": [
+                        {"name": "query", "shape": [1], "datatype": "BYTES", "data": ["Who runs?"]},
+                        {"name": "text_input", "shape": [2], "datatype": "BYTES", "data": ["A dog runs.", "A cat."]},
+                    ],
+                    "outputs": [{"name": "relevance_score"}],
                 },
             ]
         }
@@ -341,8 +359,17 @@ class ModelStatistics(TypedDict):
 class RepositoryModel(TypedDict):
     name: Annotated[str, Field(description="Name of the model.")]
     version: Annotated[str, Field(description="Version of the model.")]
-    state: Annotated[Literal["READY", "UNAVAILABLE"], Field(description="READY if the model is loaded.")]
-    reason: Annotated[str, Field(description="`unloaded`, or empty for a model that is ready.")]
+    state: Annotated[
+        Literal["READY", "LOADING", "UNAVAILABLE"],
+        Field(description="READY if the model is loaded. Models of `lazy_models` are served in each of these states."),
+    ]
+    reason: Annotated[
+        str,
+        Field(
+            description="`loading`, `unloaded`, or `failed to load; the log has the reason`; empty for a model that is "
+            "ready."
+        ),
+    ]
 
 
 class TensorFacts(TypedDict):

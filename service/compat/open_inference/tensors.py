@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import PlainValidator, TypeAdapter
 
 from service.api.endpoint import Raw, to_json
-from service.compat.open_inference.schemas import Datatype, InferInput, InferOutput, InferResponse
+from service.compat.open_inference.schemas import Datatype, InferInput, InferOutput, InferResponse, InputName
 from service.errors import ApiError
 from service.fields import Texts, check_texts, validate_part
 from service.inference.results import check_size
@@ -48,42 +48,55 @@ def padded(rows: Sequence[Any], datatype: Datatype, padding: Any = 0) -> NDArray
 _TEXTS = TypeAdapter(Annotated[Texts, PlainValidator(check_texts)])
 
 
-def read_texts(tensor: InferInput, tail: bytes) -> Texts:
-    """Return the texts of an input; `tail` are the bytes after the JSON.
+def read_inputs(tensors: Sequence[InferInput], tail: bytes) -> dict[InputName, Texts]:
+    """Return the texts of each input by its name; `tail` are the bytes after the JSON.
 
     Raises:
-        ApiError: `invalid_parameter` if data and shape differ, or bytes are not texts.
+        ApiError: `invalid_parameter` if a name is repeated, data and shape differ, or bytes are not
+            texts.
     """
-    size = tensor.parameters.binary_data_size or 0
-    if len(tail) != size:
-        message = f"It must be the number of bytes after the JSON ({len(tail)}), got {size}."
-        raise ApiError("invalid_parameter", message, path="inputs[0].parameters.binary_data_size")
+    inputs: dict[InputName, Texts] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor.name in inputs:
+            raise ApiError("invalid_parameter", "It must not repeat another input.", path=f"inputs[{index}].name")
+        size, is_last = tensor.parameters.binary_data_size or 0, index == len(tensors) - 1
+        if size > len(tail) or (is_last and size < len(tail)):
+            at_most = "" if is_last else "at most "
+            after = " and the inputs before it" if index else ""
+            message = f"It must be {at_most}the number of bytes after the JSON{after} ({len(tail)}), got {size}."
+            raise ApiError("invalid_parameter", message, path=f"inputs[{index}].parameters.binary_data_size")
+        inputs[tensor.name] = _read_texts(tensor, tail[:size], f"inputs[{index}].shape")
+        tail = tail[size:]
+    return inputs
+
+
+def _read_texts(tensor: InferInput, packed: bytes, shape_path: str) -> Texts:
     num_rows = tensor.shape[0]
-    texts = _unpack(tail, num_rows) if tensor.data is None else _flatten(tensor.data)
+    texts = _unpack(packed, num_rows, tensor.name) if tensor.data is None else _flatten(tensor.data)
     if len(texts) != num_rows:
         at_least = "at least " if tensor.data is None and len(texts) > num_rows else ""
         message = f"It must be the number of texts in the data ({at_least}{len(texts)}), got {num_rows}."
-        raise ApiError("invalid_parameter", message, path="inputs[0].shape")
-    return validate_part(texts, _TEXTS, Texts, "text_input")
+        raise ApiError("invalid_parameter", message, path=shape_path)
+    return validate_part(texts, _TEXTS, Texts, tensor.name)
 
 
 def _flatten(data: Sequence[Any]) -> list[Any]:
     return [text for row in data for text in (row if isinstance(row, list) else [row])]
 
 
-def _unpack(data: bytes, max_texts: int) -> list[str]:
-    """Return the texts of a BYTES tensor; stop after `max_texts` + 1 of them."""
+def _unpack(data: bytes, max_texts: int, name: str) -> list[str]:
+    """Return the texts of the BYTES tensor `name`; stop after `max_texts` + 1 of them."""
     texts: list[str] = []
     end = 0
     while end < len(data) and len(texts) <= max_texts:
         start = end + LENGTH_BYTES
         end = start + int.from_bytes(data[end:start], "little")
         if end > len(data):
-            raise ApiError("invalid_parameter", "The last text ends after the data.", path="text_input")
+            raise ApiError("invalid_parameter", "The last text ends after the data.", path=name)
         try:
             texts.append(data[start:end].decode())
         except UnicodeDecodeError:
-            raise ApiError("invalid_parameter", "It must be UTF-8.", path=f"text_input[{len(texts)}]") from None
+            raise ApiError("invalid_parameter", "It must be UTF-8.", path=f"{name}[{len(texts)}]") from None
     return texts
 
 

@@ -28,7 +28,7 @@ async def completions(call: Call, body: CompletionBody) -> Completion | EventStr
     With `stream: true` the response is `text/event-stream`: one event for each token, one at each
     choice's end, one with the usage if `stream_options` ask for it, then `[DONE]`.
     """
-    model = model_of_body(call, body.model, "generate")
+    model = await model_of_body(call, body.model, "generate")
     if body.echo:
         check_continues_prompt(model, "echo")
     call.field_names = {**FIELD_NAMES, "inputs": "prompt", "top_logprobs": "logprobs"}

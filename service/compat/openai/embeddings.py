@@ -9,7 +9,7 @@ from service.inference.encode import EncodeInput, encode
 async def embeddings(call: Call, body: EmbeddingBody) -> EmbeddingList:
     """Encode each input to one vector of length 1, with the model's pooling and default prompt."""
     call.field_names = {"inputs": "input"}
-    name = model_of_body(call, body.model, "encode").name
+    name = (await model_of_body(call, body.model, "encode")).name
     encoding = body.encoding_format or "float"
     result = await encode(call, EncodeInput(name, body.input, normalize=True, encoding=encoding))
     check_dimensions(body.dimensions, result.dimensions)

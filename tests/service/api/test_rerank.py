@@ -119,6 +119,13 @@ async def test_an_invalid_request_is_an_error(running: Running, body: Any, code:
     assert await error_of(running, "/v1/rerank", **body) == (422, code, param)
 
 
+async def test_version_2_of_the_path_returns_the_same(running: Running) -> None:
+    body = {"model": "ranker", "query": QUERY, "documents": DOCUMENTS, "top_n": 2, "max_tokens_per_doc": 3}
+    own, found = [await post(running, path, body) for path in ("/v1/rerank", "/v2/rerank")]
+    assert found["results"] == own["results"] and len(found["results"]) == 2
+    assert found.keys() == own.keys() >= {"id", "results"}
+
+
 async def test_the_rerank_endpoint_of_tei_returns_the_same_order(running: Running) -> None:
     own = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
     expected = [{"index": one["index"], "score": one["relevance_score"]} for one in own["results"]]

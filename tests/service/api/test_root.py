@@ -79,12 +79,12 @@ async def test_it_answers_while_the_models_load(start: Start, make_backend: Make
         assert [model["id"] for model in (await running.client.get("/")).json()["models"]] == ["one"]
 
 
-@pytest.mark.parametrize("family", ["", "tei"])
-async def test_post_to_it_is_of_a_compatible_api_alone(start: Start, family: str) -> None:
-    async with start(families=family) as running:
+@pytest.mark.parametrize("api", ["", "tei"])
+async def test_post_to_it_is_of_a_compatible_api_alone(start: Start, api: str) -> None:
+    async with start(compatible_apis=api) as running:
         response = await running.post("/", {"inputs": "x"})
-        assert response.status_code == (200 if family else 405)
-        if not family:
+        assert response.status_code == (200 if api else 405)
+        if not api:
             assert response.headers["allow"] == "GET"
 
 

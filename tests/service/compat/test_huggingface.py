@@ -154,15 +154,15 @@ async def test_the_info_of_a_causal_model_counts_its_prompt_once(start: Start, t
         assert sum(usage.values()) == info["max_total_tokens"]
 
 
-@pytest.mark.parametrize("family", ["tgi", "tei"])
-async def test_either_family_brings_what_they_share_and_none_takes_it_away(start: Start, family: str) -> None:
+@pytest.mark.parametrize("api", ["tgi", "tei"])
+async def test_either_api_brings_what_they_share_and_none_takes_it_away(start: Start, api: str) -> None:
     own = {"tgi": {"/generate", "/generate_stream"}}
     own["tei"] = {"/embed", "/embed_all", "/similarity", "/predict", "/rerank", "/tokenize", "/decode"}
-    async with start(families=family) as running:
+    async with start(compatible_apis=api) as running:
         paths = set((await running.client.get("/openapi.json")).json()["paths"])
-        assert paths >= own[family] | {"/", "/info", "/health"}
-        assert not paths & {path for name, of_name in own.items() if name != family for path in of_name}
-    async with start(families="openai") as running:
+        assert paths >= own[api] | {"/", "/info", "/health"}
+        assert not paths & {path for name, of_name in own.items() if name != api for path in of_name}
+    async with start(compatible_apis="openai") as running:
         assert (await running.post("/", {"inputs": "a dog"})).status_code == 405  # GET is the service's own
         assert (await running.client.get("/info")).status_code == 404
         assert (await running.client.get("/health")).json() == {"status": "ok"}

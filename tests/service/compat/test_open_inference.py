@@ -209,8 +209,8 @@ async def test_the_id_comes_back(running: Running) -> None:
 @pytest.mark.parametrize(
     ("outputs", "parameters", "message"),
     [
-        ([], {"foo": 1}, "parameters.foo is not a parameter; the parameters are do_sample, "),
-        ([], {"no name": 1}, "There is an unknown parameter; the parameters are do_sample, "),
+        ([], {"foo": 1}, "parameters.foo is not a parameter; the parameters are aggregation, do_sample, "),
+        ([], {"no name": 1}, "There is an unknown parameter; the parameters are aggregation, do_sample, "),
         ([], {"return_attention": True}, "parameters.return_attention is not a parameter"),
         ([], {"stream": True}, "parameters.stream is not a parameter"),
         ([], {"pooling": "max"}, "parameters.pooling has no effect on the requested outputs."),

@@ -187,7 +187,7 @@ async def test_bytes_without_the_header_are_no_json(running: Running) -> None:
         ),
         ({"datatype": "FP32"}, "inputs[0].datatype must be 'BYTES'."),
         ({"datatype": 1}, "inputs[0].datatype must be 'BYTES', got 1."),
-        ({"name": "INPUT0"}, "inputs[0].name must be 'text_input'."),
+        ({"name": "INPUT0"}, "inputs[0].name must be 'text_input' or 'query'."),
         ({"optional": True}, "inputs[0].optional is not a field of inputs[0]; its fields are name, shape,"),
     ],
 )

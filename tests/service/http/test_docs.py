@@ -31,6 +31,7 @@ ROUTES = {
     ("post", "/v1/classify"),
     ("post", "/v1/similar"),
     ("post", "/v1/rerank"),
+    ("post", "/v2/rerank"),
     ("post", "/v1/tag"),
     ("post", "/rerank"),
     ("post", "/v1/tokenize"),
@@ -153,7 +154,7 @@ def reachable(schema: Any, schemas: dict[str, Any]) -> set[str]:
 
 
 async def test_of_the_services_own_responses_every_field_is_declared_as_present(start: Start) -> None:
-    async with start(families="") as running:
+    async with start(compatible_apis="") as running:
         openapi = (await running.client.get("/openapi.json")).json()
     schemas = openapi["components"]["schemas"]
     names: set[str] = set()

@@ -18,7 +18,7 @@ from service.compat import APIS
 from service.errors import ERRORS, ApiError, ErrorCode
 from service.inference.call import Call
 from service.inference.generate import GenerateInput, GenerateResult, generate, stream
-from service.settings import COMPATIBILITY_APIS as NAMES
+from service.settings import COMPATIBLE_APIS as NAMES
 from service.settings import SettingsError, read_settings
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, until
 from tests.support.fake_runner import Faults
@@ -49,21 +49,21 @@ def with_plain_route(running: Running) -> Running:
     return running
 
 
-async def test_the_settings_know_every_family() -> None:
+async def test_the_settings_list_every_compatible_api() -> None:
     assert tuple(APIS) == NAMES
     assert read_settings([], {}).api_names == NAMES
     assert {path.stem.replace("_", "-") for path in Path("service/compat").iterdir()} >= set(NAMES)
 
 
 @pytest.mark.parametrize("value", ["opneai", "openai,x", "openai;x"])
-async def test_a_family_that_is_not_there_is_refused_by_name(value: str) -> None:
+async def test_an_unknown_api_is_refused_by_name(value: str) -> None:
     with pytest.raises(SettingsError, match="unknown API"):
-        read_settings(["--families", value], {})
+        read_settings(["--compatible-apis", value], {})
 
 
 @pytest.mark.parametrize(("value", "names"), [("", ()), ("openai", ("openai",)), (" openai , ", ("openai",))])
-async def test_families_stand_with_commas_between_them(value: str, names: tuple[str, ...]) -> None:
-    assert read_settings([], {"SIGHTLINE_FAMILIES": value}).api_names == names
+async def test_names_of_apis_are_separated_by_commas(value: str, names: tuple[str, ...]) -> None:
+    assert read_settings([], {"SIGHTLINE_COMPATIBLE_APIS": value}).api_names == names
 
 
 async def described(running: Running) -> set[tuple[str, str]]:
@@ -72,13 +72,13 @@ async def described(running: Running) -> set[tuple[str, str]]:
     return {(method, path) for path, operations in paths.items() for method in operations}
 
 
-@pytest.mark.parametrize("family", NAMES)
-async def test_a_family_that_is_off_is_404_and_not_described(start: Start, family: str) -> None:
-    others = ",".join(name for name in NAMES if name != family)
-    async with start(families=others) as without, start() as whole:
-        of_family = await described(whole) - await described(without)
-        assert len(of_family) >= 2
-        for method, path in of_family:
+@pytest.mark.parametrize("api", NAMES)
+async def test_a_disabled_api_is_404_and_not_described(start: Start, api: str) -> None:
+    others = ",".join(name for name in NAMES if name != api)
+    async with start(compatible_apis=others) as without, start() as whole:
+        of_api = await described(whole) - await described(without)
+        assert len(of_api) >= 2
+        for method, path in of_api:
             address = path.replace("{model_name}", "fake").replace("{model_version}", "1")
             answer = await without.client.request(method, address, json={"inputs": "a dog"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), path
@@ -86,8 +86,8 @@ async def test_a_family_that_is_off_is_404_and_not_described(start: Start, famil
             assert answer.status_code != 404, path
 
 
-async def test_without_any_family_the_services_own_routes_are_there(start: Start) -> None:
-    async with start(families="") as running:
+async def test_without_any_compatible_api_the_native_routes_are_there(start: Start) -> None:
+    async with start(compatible_apis="") as running:
         schemas = (await running.client.get("/openapi.json")).json()["components"]["schemas"]
         assert "GenerateBody" in schemas and "CompletionBody" not in schemas and "InferBody" not in schemas
         assert (await running.post("/v1/generate", {"inputs": "a dog"})).status_code == 200
@@ -173,7 +173,7 @@ async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running
         ("ids[3]", 5, "ids[3][5]"),
     ],
 )
-async def test_a_canonical_name_becomes_the_familys(field: str, index: int | None, expected: str) -> None:
+async def test_a_canonical_name_becomes_that_of_the_api(field: str, index: int | None, expected: str) -> None:
     names = {"max_new_tokens": "max_tokens", "inputs": "prompt", "inputs[3]": "first"}
     message = "{max_new_tokens} (3) and {inputs}, not {stop}."
     error = ApiError("invalid_parameter", message, field=field, index=index)

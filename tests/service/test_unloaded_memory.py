@@ -1,0 +1,173 @@
+"""The memory of a real bundle: none before its first use, and none after it is unloaded."""
+
+import gc
+import shutil
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from service.bundle import Graph, Manifest, read_manifest, record_files, write_manifest
+from service.engine.observer import NullObserver
+from service.inference.call import Call
+from service.inference.repository import load_model, unload_model
+from service.inference.service import Service
+from service.loading import load_backend
+from service.machine import resident_bytes
+from service.metrics import Metrics
+from service.runtime.ort import OnnxRunner
+from service.settings import Settings
+
+WIDTH = 5000
+WEIGHT_BYTES = 4 * WIDTH * WIDTH  # 100 MB: other changes of the process's memory are small beside it
+STATE_ROWS = 100
+
+
+def write_large_bundle(toy: Path, folder: Path) -> Manifest:
+    """Write an encoder with one matrix of `WEIGHT_BYTES` and the tokenizer of the toy bundle."""
+    folder.mkdir()
+    manifest = read_manifest(toy)
+    shutil.copy(toy / manifest.source_tokenizer, folder)
+    vocabulary = manifest.limits.vocabulary
+    arrays = {
+        "embedding": np.full((vocabulary, WIDTH), 0.01, np.float32),
+        "matrix": np.full((WIDTH, WIDTH), 0.001, np.float32),
+    }
+    initializers, offset = [], 0
+    with (folder / "weights.bin").open("wb") as file:
+        for name, array in arrays.items():
+            file.write(array.tobytes())
+            initializer = onnx.TensorProto(name=name, data_type=onnx.TensorProto.FLOAT, dims=array.shape)
+            initializer.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in (("location", "weights.bin"), ("offset", offset), ("length", array.nbytes)):
+                initializer.external_data.add(key=key, value=str(value))
+            initializers.append(initializer)
+            offset += array.nbytes
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Gather", ["embedding", "source_ids"], ["embedded"]),
+            onnx.helper.make_node("MatMul", ["embedded", "matrix"], ["hidden"]),
+        ],
+        "encoder",
+        [
+            onnx.helper.make_tensor_value_info("source_ids", onnx.TensorProto.INT64, ["batch", "source"]),
+            onnx.helper.make_tensor_value_info("source_lengths", onnx.TensorProto.INT32, ["batch"]),
+        ],
+        [onnx.helper.make_tensor_value_info("hidden", onnx.TensorProto.FLOAT, ["batch", "source", WIDTH])],
+        initializers,
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    (folder / "encoder.onnx").write_bytes(model.SerializeToString())
+    files = record_files(folder, ["encoder.onnx", "weights.bin", manifest.source_tokenizer])
+    changes = {
+        "name": "large",
+        "tasks": ("encode",),
+        "encoder": Graph(file="encoder.onnx", inputs=("source_ids", "source_lengths"), outputs=("hidden",)),
+        "decoder": None,
+        "similar": None,
+        "states": (),
+        "attention": (),
+        "languages": None,
+        "target_tokenizer": manifest.source_tokenizer,
+        "verification": None,
+        "files": files,
+    }
+    large = manifest.model_copy(update=changes)
+    write_manifest(folder, large)
+    return large
+
+
+@pytest.fixture(scope="module")
+def bundles(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles")
+    shutil.copytree(bundle, folder / "toy")
+    write_large_bundle(bundle, folder / "large")
+    return folder
+
+
+@pytest.fixture
+async def service(bundles: Path) -> Service:
+    """A service that has loaded no bundle yet."""
+    settings = Settings(
+        bundles=bundles,
+        default_model="toy",
+        lazy_models="*",
+        model_control="explicit",
+        threads=1,
+        max_rows=STATE_ROWS,
+        max_batch_tokens=16,  # larger runs would take long
+    )
+    backend = load_backend(settings, lambda model: NullObserver())
+    service = Service(settings, Metrics("0"))
+    backend.worker.start()
+    service.attach(backend, service.metrics.for_model)
+    return service
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector, which the service must not depend on to release memory."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("no_garbage_collection")
+async def test_weights_use_memory_from_the_first_use_until_the_unload(service: Service) -> None:
+    call = Call(service, "r")
+    await call.model("toy")  # so that the memory of all libraries is in use
+    before = resident_bytes()
+    await call.model("large")
+    assert resident_bytes() - before > 0.9 * WEIGHT_BYTES
+    runner = weakref.ref(runner_of(service, "large"))
+    await unload_model(call, "large")
+    assert runner() is None
+    assert resident_bytes() - before < 0.1 * WEIGHT_BYTES
+    await load_model(call, "large")
+    assert resident_bytes() - before > 0.9 * WEIGHT_BYTES
+    await service.stop()
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("no_garbage_collection")
+async def test_one_reference_to_an_unloaded_engine_keeps_its_weights(service: Service) -> None:
+    """The test above would notice a reference that is left."""
+    call = Call(service, "r")
+    await call.model("toy")
+    before = resident_bytes()
+    await call.model("large")
+    kept = service.engines["large"]
+    await unload_model(call, "large")
+    assert resident_bytes() - before > 0.9 * WEIGHT_BYTES
+    del kept
+    assert resident_bytes() - before < 0.1 * WEIGHT_BYTES
+    await service.stop()
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("no_garbage_collection")
+async def test_states_use_no_memory_after_the_unload(service: Service) -> None:
+    call = Call(service, "r")
+    await call.model("toy")
+    groups = runner_of(service, "toy")._groups
+    num_bytes = sum(group._rows.nbytes for group in groups)  # type: ignore[attr-defined]
+    for group in groups:
+        group._rows[:] = 1  # type: ignore[attr-defined] # memory is allocated when it is written
+    arrays = [weakref.ref(group) for group in groups]
+    del groups, group
+    before = resident_bytes()
+    await unload_model(call, "toy")
+    assert [array() for array in arrays] == [None] * len(arrays)
+    assert before - resident_bytes() > 0.9 * num_bytes
+    await service.stop()
+
+
+def runner_of(service: Service, name: str) -> OnnxRunner:
+    runner = service.engines[name]._runner
+    assert isinstance(runner, OnnxRunner)
+    return runner
