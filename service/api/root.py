@@ -1,6 +1,5 @@
 """GET /: the name of the service, links to its documentation, and its models."""
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,11 +13,6 @@ from service.inference.call import Call
 from service.inference.service import ServedModel, Service
 
 HTML = "text/html"
-HEADERS = {"vary": "Accept"}
-STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "td{padding-right:1rem}:root{color-scheme:light dark}"
-)
 
 
 @dataclass(frozen=True)
@@ -51,15 +45,9 @@ class Root:
     ]
 
 
-async def show_root(call: Call, headers: Mapping[bytes, bytes]) -> Raw:
-    """Show the name of the service, its version, its documentation and its models.
-
-    Clients that accept `text/html`, as browsers do, get a page.
-    """
-    root = root_of(call.service)
-    if prefers_html(headers.get(b"accept", b"").decode("latin-1")):
-        return Raw(render(root).encode(), f"{HTML}; charset=utf-8", 200, HEADERS)
-    return Raw(to_json(root), JSON, 200, HEADERS)
+async def show_root(call: Call) -> Root:
+    """Show the name of the service, its version, its documentation and its models."""
+    return root_of(call.service)
 
 
 def root_of(service: Service) -> Root:
@@ -95,20 +83,4 @@ def _weight(text: str) -> float:
         return 0.0
 
 
-def render(root: Root) -> str:
-    """Return the page, with relative links that also work behind a proxy that adds a prefix."""
-    rows = "".join(
-        f"<tr><td>{html.escape(model.id)}<td>{html.escape(', '.join(model.tasks))}<td>{html.escape(model.description)}"
-        for model in root.models
-    )
-    models = f"<table>{rows}</table>" if rows else f"<p>No models are served: {root.status}.</p>"
-    failed = f"<p>Failed to load: {html.escape(', '.join(root.failed_models))}.</p>" if root.failed_models else ""
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{root.name}</title><style>{STYLE}</style>'
-        f"<h1>{root.name} {html.escape(root.version)}</h1><p>Serves trained attention models over HTTP. "
-        f'<a href="docs">Documentation</a> · <a href="openapi.json">OpenAPI document</a></p>'
-        f"<h2>Models</h2>{models}{failed}</html>"
-    )
-
-
-ENDPOINTS = (Endpoint("GET", "/", show_root, Root, media_types=(JSON, HTML)),)
+ENDPOINTS = (Endpoint("GET", "/", show_root, Root),)
