@@ -22,8 +22,12 @@ export class Alignment {
   }
 
   show(matrix) {
-    this._matrix = matrix;
-    this._picture.innerHTML = alignment(matrix, { theme: isDark() ? "dark" : "light", title: false });
+    this.matrix = this._matrix = matrix;
+    this._picture.innerHTML = alignment(matrix, {
+      theme: isDark() ? "dark" : "light",
+      title: false,
+      width: this._picture.clientWidth,
+    });
     const svg = this._picture.firstElementChild;
     svg.setAttribute("role", "group");
     svg.setAttribute("aria-label", `Alignment: ${matrix.title}`);

@@ -17,10 +17,12 @@ export class Heads {
   /**
    * @param element element that the view fills
    * @param onChoose called with `(layer, head)` when a head is chosen
+   * @param hasList false shows the heat maps only
    */
-  constructor(element, onChoose) {
+  constructor(element, onChoose, { hasList = true } = {}) {
     this._element = element;
     this._onChoose = onChoose;
+    this._hasList = hasList;
     this._sort = ["layer", 1];
   }
 
@@ -82,7 +84,7 @@ export class Heads {
       line.querySelector(`[data-head="${head}"]`).replaceChildren(canvas);
     });
     this._statistics.push(...one.statistics);
-    this._list.replaceChildren(this._table());
+    if (this._hasList) this._list.replaceChildren(this._table());
   }
 
   _table() {

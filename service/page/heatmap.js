@@ -35,7 +35,7 @@ export class HeatMap {
   }
 
   show(matrix) {
-    this._matrix = matrix;
+    this.matrix = this._matrix = matrix;
     this._cell = null;
     this._maximum = matrix.maximum;
     this._colour = scale(this._maximum, { isDifference: this._isDifference });

@@ -58,7 +58,7 @@ function build() {
     const root = element("section", { className: "side", "aria-label": sides.length > 1 ? `Side ${"AB"[index]}` : "Input and output" });
     byId("sides").append(root);
     const missing = one.model && !cards.some(({ id }) => id === one.model);
-    const panel = new Panel(root, cards, one, { changed: saveState, show, hover: (cell, from) => hover(cell, from) });
+    const panel = new Panel(root, cards, one, { changed: saveState, show, hover: hoverOutput });
     if (missing) root.prepend(element("p", { className: "error", role: "alert", textContent: "The model of this link is not served here; another one is shown." }));
     return panel;
   });
@@ -128,17 +128,19 @@ function draw(choices) {
     const { kind } = choices[index];
     return [element("figure", {}, element("figcaption", { textContent: matrix.title }), place, element("p", { className: "hint", textContent: noteOf(kind, choices[index].head) })), place, matrix];
   });
-  if (shown.length === 2 && shown[0].hasShapeOf(shown[1])) {
+  if (shown.length === 2 && shown[0].hasLabelsOf(shown[1])) {
     const place = element("div");
     const difference = shown[0].minus(shown[1]);
     figures.push([element("figure", {}, element("figcaption", { textContent: "Difference: blue where the first side attends more, orange where the second does" }), place), place, difference, true]);
-  } else if (shown.length === 2)
-    figures.push([element("p", { className: "hint", textContent: "The two maps have different numbers of tokens, so there is no map of their difference. Force the same output on both sides to get one: “Edit the output”." })]);
-  byId("view").replaceChildren(...figures.map(([figure]) => figure));
+  } else if (shown.length === 2) figures.push([withoutDifference()]);
+  const view = byId("view");
+  view.replaceChildren(...figures.map(([figure]) => figure));
+  view.className = figures.length > 1 ? "views several" : "views with-heads";
+  if (figures.length === 1) view.append(navigator(choices[0]));
   views = [];
   for (const [, place, matrix, isDifference] of figures) {
     if (!place) continue;
-    const onHover = cell => hover(cell, null);
+    const onHover = cell => hover(cell, matrix);
     if (!matrix.rows.length || !matrix.columns.length) place.append("No tokens are left; show the special tokens.");
     else if (state.view === "table") place.append(element("div", { className: "scroller", tabIndex: 0 }, tableOf(matrix) ?? "The map is too large for a table; take its numbers away as CSV."));
     else {
@@ -149,6 +151,27 @@ function draw(choices) {
       views.push(component);
     }
   }
+}
+
+/** Say why there is no map of the difference, and offer to make the outputs equal. */
+function withoutDifference() {
+  const [first, second] = panels;
+  const text = first.outputs?.[0].text;
+  const canForce = first.mode === "translate" && second.mode === "translate" && text && first.side.input === second.side.input;
+  return element("div", { className: "hint" },
+    element("p", { textContent: "A map of the difference needs the same tokens on both sides." }),
+    canForce ? button("Let both models read the first output", () => {
+      second.side.forced = text;
+      second.run();
+    }) : "");
+}
+
+/** Return small maps of all heads, beside the view of one of them. */
+function navigator({ panel, kind, layer, head }) {
+  const place = element("div", { className: "navigator" });
+  const heads = new Heads(place, (chosenLayer, chosenHead) => change({ layer: chosenLayer, head: chosenHead, kind: kind.kind }), { hasList: false });
+  heads.show(panel.maps, kind.kind, state.words ? "words" : "tokens", state.hideSpecial, [layer, head]);
+  return element("figure", { "aria-label": "All heads" }, element("figcaption", { textContent: "All heads" }), place);
 }
 
 /** Return a sentence on what is particular to a kind of attention. */
@@ -172,6 +195,7 @@ async function showHeads(ready, units) {
       .show(panel.maps, kind.kind, units, state.hideSpecial, [layer, head]);
     return element("figure", {}, element("figcaption", { textContent: `${ready.length > 1 ? `${panel.card.id}: ` : ""}${KIND_NAMES[kind.kind]}, all heads` }), place);
   });
+  byId("view").className = "views several";
   byId("view").replaceChildren(...figures);
 }
 
@@ -206,21 +230,36 @@ function buildToolbar(panel) {
 
 // Linked highlighting
 
-/** Highlight a cell in all views. A cell of a side's output is given as `{token}`, its index there. */
-function hover(cell) {
-  let found = cell;
-  if (cell && !Array.isArray(cell)) {
-    const row = rowOfToken(cell.token);
-    found = row === null ? null : [row, null];
-  }
-  for (const one of views) one.highlight(found);
+/**
+ * Highlight a cell in all views: in the view that it comes from by its indices, in others by the texts of
+ * its tokens.
+ *
+ * @param cell `[row, column]`, each of them null for a whole row or column; or `null`
+ * @param matrix matrix that the cell belongs to
+ */
+function hover(cell, matrix) {
+  for (const view of views)
+    view.highlight(cell && view.matrix !== matrix ? counterpart(cell, matrix, view.matrix) : cell);
 }
 
-/** Return the row of a token of the output: without merged words, rows are the tokens. */
-function rowOfToken(token) {
-  const [matrix] = shown;
-  if (!matrix || state.words) return null;
-  return token < matrix.rows.length ? token : null;
+/** Return the cell of another matrix with the same tokens. */
+function counterpart([row, column], from, to) {
+  const find = (index, labels, others) => {
+    if (index === null || others[index]?.text === labels[index].text) return index;
+    const same = [...others.keys()].filter(one => others[one].text === labels[index].text);
+    return same.sort((first, second) => Math.abs(first - index) - Math.abs(second - index))[0] ?? null;
+  };
+  const cell = [find(row, from.rows, to.rows), find(column, from.columns, to.columns)];
+  return cell[0] === null && cell[1] === null ? null : cell;
+}
+
+/** Highlight the row of a token of a side's output, given the index of its first character; or `null`. */
+function hoverOutput(start, panel) {
+  const index = panels.filter(one => one.maps).indexOf(panel);
+  const matrix = shown[index];
+  if (!matrix || start === null) return hover(null, null);
+  const row = matrix.rows.findIndex(({ offsets }) => offsets?.length && offsets[0] <= start && start < offsets[1]);
+  hover(row < 0 ? null : [row, null], matrix);
 }
 
 // Take away

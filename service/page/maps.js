@@ -40,8 +40,9 @@ export class Matrix {
     return new Matrix(this.rows, this.columns, data, `${this.title} minus ${other.title}`);
   }
 
-  hasShapeOf(other) {
-    return this.rows.length === other.rows.length && this.columns.length === other.columns.length;
+  hasLabelsOf(other) {
+    const same = (first, second) => first.length === second.length && first.every((one, index) => one.text === second[index].text);
+    return same(this.rows, other.rows) && same(this.columns, other.columns);
   }
 
   /** Return the largest absolute weight, at least a tiny number so that it can divide. */

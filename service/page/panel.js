@@ -32,7 +32,8 @@ export class Panel {
    * @param root element that the panel fills
    * @param cards models, from GET /v1/models
    * @param side state of this side, which the panel changes
-   * @param app `{changed(), hover(cell), show()}`: the state changed, a token is hovered, there are new maps
+   * @param app `{changed(), hover(start, panel), show()}`: the state changed, the pointer is at a token of the
+   *   output that starts at this character, there are new maps
    */
   constructor(root, cards, side, app) {
     this._root = root;
@@ -295,7 +296,7 @@ export class Panel {
   }
 
   _showGenerated(best, outputs) {
-    const tokens = tokenList(best.tokens, index => this._app.hover(index === null ? null : { token: index }, this));
+    const tokens = tokenList(best.tokens, best.text, start => this._app.hover(start, this));
     this._output.append(tokens, element("p", { className: "hint", textContent: "Darker marks are less probable tokens. Point at a token for its alternatives." }));
     if (outputs.length > 1) this._output.append(this._hypotheses(outputs));
     this._output.append(this._editor(best.text));

@@ -8,6 +8,7 @@ const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f
 const MAX_CELLS = 20_000; // a heat map with more cells contains them as an image
 const MAX_LINES_OF_ROW = 4; // of an alignment with many tokens
 const MANY_TOKENS = 40;
+const MAX_GAP = 420; // pixels between the two columns of an alignment
 
 const escapeText = text => text.replace(/[&<>"]/g, character => `&#${character.charCodeAt(0)};`);
 
@@ -79,15 +80,18 @@ export function imageOf(matrix, colour) {
  * Return an alignment: columns on the left, rows on the right, and lines as strong as the attention.
  *
  * Tokens and lines carry their row and column, so that the page can highlight them.
+ *
+ * @param width width of the picture in pixels, as far as it suits; by default that of a column
  */
-export function alignment(matrix, { theme = "light", title = true } = {}) {
+export function alignment(matrix, { theme = "light", title = true, width: available = 0 } = {}) {
   const { rows, columns, maximum } = matrix;
   const isLarge = Math.max(rows.length, columns.length) > MANY_TOKENS;
   const step = isLarge ? 18 : 28;
   const top = title ? 62 : 34;
   const left = 12 + Math.min(240, Math.max(60, ...columns.map(column => widthOf(column.text))));
-  const gap = 260;
-  const width = left + gap + Math.min(240, Math.max(60, ...rows.map(row => widthOf(row.text)))) + 12;
+  const right = Math.min(240, Math.max(60, ...rows.map(row => widthOf(row.text)))) + 12;
+  const gap = Math.max(120, Math.min(MAX_GAP, (available || left + 260 + right) - left - right));
+  const width = left + gap + right;
   const height = top + Math.max(rows.length, columns.length) * step + 10;
   const offset = labels => top + ((Math.max(rows.length, columns.length) - labels.length) * step) / 2 + step / 2;
   const [columnTop, rowTop] = [offset(columns), offset(rows)];

@@ -1,7 +1,12 @@
 /** The tokens of an output, with their probabilities, and the alternatives on hover or focus. */
 
-/** Return the parts of a text as buttons, shaded by their probability. */
-export function tokenList(tokens, onHover) {
+/**
+ * Return the tokens of a text as buttons, shaded by their probability.
+ *
+ * @param onHover called with the index of the first character of the token under the pointer, or `null`
+ */
+export function tokenList(tokens, text, onHover) {
+  const starts = startsOf(tokens, text);
   const list = document.createElement("p");
   list.className = "tokens";
   list.dir = "auto";
@@ -16,7 +21,7 @@ export function tokenList(tokens, onHover) {
     for (const type of ["pointerenter", "focus"])
       button.addEventListener(type, () => {
         showAlternatives(button, token);
-        onHover(index);
+        onHover(starts[index]);
       });
     for (const type of ["pointerleave", "blur"])
       button.addEventListener(type, () => {
@@ -26,6 +31,20 @@ export function tokenList(tokens, onHover) {
     list.append(button);
   });
   return list;
+}
+
+/** Return the index of the first character of each token in the text; null for special tokens. */
+function startsOf(tokens, text) {
+  const characters = [...text];
+  let position = 0;
+  return tokens.map(({ text: token }) => {
+    const length = [...token.trimStart()].length;
+    while (position < characters.length && !characters[position].trim()) position++;
+    const isThere = characters.slice(position, position + length).join("") === token.trimStart();
+    if (!isThere || !length) return null;
+    position += length;
+    return position - length;
+  });
 }
 
 const percent = probability => (probability >= 0.001 ? `${(100 * probability).toFixed(1)} %` : "less than 0.1 %");
