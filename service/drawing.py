@@ -20,9 +20,8 @@ TEXT, LINE = "#1b1f24", "#105694"
 GAMMA = 0.6  # below 1, so that small weights stay visible
 LEVELS = 24  # shades of a map whose cells are drawn together
 MIN_PERCENT = 5  # smaller weights are shown by colour only
-MAX_LABELLED = 64  # rows or columns; larger maps have no labels
+CELL_LIMITS = (40, 64)  # rows or columns of the largest map with numbers in its cells, and with labels
 NUMBERED_CELL, PLAIN_CELL = 30, 14  # pixels
-MAX_NUMBERED = 40  # rows or columns; cells of larger maps have no numbers
 CHARACTER_WIDTH = 7.8  # pixels of a label at 13 px, on average
 MARGIN = 12
 
@@ -51,10 +50,10 @@ class Matrix:
 
 
 def heat_map(matrix: Matrix) -> str:
-    """Return a heat map: a row for each token that attends, a column for each that it attends to."""
+    """Return a heat map: a row for each token that attends, a column for each attended token."""
     num_rows, num_columns = matrix.weights.shape
-    is_numbered = max(num_rows, num_columns) <= MAX_NUMBERED
-    has_labels = max(num_rows, num_columns) <= MAX_LABELLED
+    is_numbered = max(num_rows, num_columns) <= CELL_LIMITS[0]
+    has_labels = max(num_rows, num_columns) <= CELL_LIMITS[1]
     cell = NUMBERED_CELL if is_numbered else PLAIN_CELL if has_labels else 4
     left, top = MARGIN, 2 * MARGIN + 13
     right = MARGIN
@@ -82,7 +81,7 @@ def alignment(matrix: Matrix) -> str:
     attention between them.
     """
     num_rows, num_columns = matrix.weights.shape
-    step = 26 if max(num_rows, num_columns) <= MAX_NUMBERED else 17
+    step = 26 if max(num_rows, num_columns) <= CELL_LIMITS[0] else 17
     left = MARGIN + max(_longest(matrix.columns), label_width("attended to"))
     right = left + 240
     width = max(
@@ -113,7 +112,7 @@ def alignment(matrix: Matrix) -> str:
 
 
 def heads(title: str, layers: Sequence[tuple[int, Sequence[tuple[int, Matrix]]]]) -> str:
-    """Return a grid of small heat maps without labels: a line for each layer, a column for each head.
+    """Return a grid of small heat maps: a line for each layer, a column for each head.
 
     Args:
         title: title of the picture.
@@ -145,7 +144,7 @@ def colour_of(share: float) -> tuple[int, int, int]:
 
 
 def label_width(text: str) -> float:
-    """Estimate the width of a label in pixels; characters of Chinese and Japanese are twice as wide."""
+    """Estimate the width of a label in pixels; Chinese and Japanese characters are wide."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
     return CHARACTER_WIDTH * (len(text) + 0.8 * wide)
 

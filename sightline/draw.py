@@ -63,7 +63,10 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         "--layer", type=int, metavar="N", help="Index of the layer. Default: the one that aligns words, or the last"
     )
     parser.add_argument(
-        "--head", type=int, metavar="N", help="Index of the head. Default: the mean of the heads that align words, or of all"
+        "--head",
+        type=int,
+        metavar="N",
+        help="Index of the head. Default: the mean of the heads that align words, or of all",
     )
     parser.add_argument(
         "--units", choices=("words", "tokens"), default="words", help="Labels of the picture. Default: %(default)s"
@@ -113,7 +116,9 @@ def choose_bundle(folder: Path | None, settings: Settings) -> tuple[Path, Manife
     """
     if folder is not None:
         return folder, read_manifest(folder)
-    found = find_bundles(settings.bundles, settings.default_model, lambda _, error: print(f"warning: {error}", file=sys.stderr))
+    found = find_bundles(
+        settings.bundles, settings.default_model, lambda _, error: print(f"warning: {error}", file=sys.stderr)
+    )
     named = [one for one, manifest in found.items() if manifest.name == settings.default_model]
     able = [one for one, manifest in found.items() if manifest.attention]
     if not named and not able:

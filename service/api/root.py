@@ -1,13 +1,12 @@
 """GET /: the name of the service, links to its documentation, and its models."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from service import __version__
-from service.api.endpoint import JSON, Endpoint, Raw, to_json
+from service.api.endpoint import JSON, Endpoint
 from service.api.models import tasks_of
 from service.inference.call import Call
 from service.inference.service import ServedModel, Service

@@ -1,7 +1,7 @@
 """GET / and GET /page/{file}: the page that shows the attention of a model.
 
-The page is static: HTML, CSS and ES modules in `service/page`, without a build step. Its script uses
-the public API only. A content security policy forbids content from other hosts.
+The page is static: HTML, CSS and ES modules in `service/page`, without a build step. Its script
+uses the public API only. A content security policy forbids content from other hosts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

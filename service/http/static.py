@@ -20,7 +20,7 @@ class StaticContent:
         self._variants = {None: (body, f'"{tag}"'), "gzip": (gzip.compress(body, mtime=0), f'"{tag}-gzip"')}
 
     def response(self, request_headers: Mapping[bytes, bytes]) -> Raw:
-        """Return the content, with gzip if the client accepts it; 304 if the client has it already."""
+        """Return the content, compressed if the client accepts it, or 304 if the client has it."""
 
         def header(name: bytes) -> str:
             return request_headers.get(name, b"").decode("latin-1")

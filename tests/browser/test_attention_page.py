@@ -128,7 +128,9 @@ def test_a_link_shows_the_same_view_in_a_fresh_profile(open_page: OpenPage, serv
     other.locator("figcaption", has_text="layer 2").wait_for()
     assert not other.get_by_label("Whole words").is_checked()
     page.locator("canvas").first.wait_for()
-    pictures = [one.evaluate("canvas => canvas.toDataURL()") for one in (page.locator("canvas"), other.locator("canvas"))]
+    pictures = [
+        one.evaluate("canvas => canvas.toDataURL()") for one in (page.locator("canvas"), other.locator("canvas"))
+    ]
     assert pictures[0] == pictures[1]
 
 
@@ -185,7 +187,9 @@ def test_every_model_shows_its_attention(open_page: OpenPage, server: RunningSer
     choose(page, "Model", model)
     page.get_by_role("button", name="Heat map").click()
     page.locator("#view canvas").first.wait_for()
-    kinds = page.get_by_label("Attention", exact=True).locator("option").evaluate_all("all => all.map(one => one.value)")
+    kinds = (
+        page.get_by_label("Attention", exact=True).locator("option").evaluate_all("all => all.map(one => one.value)")
+    )
     for kind in kinds:
         choose(page, "Attention", kind)
         page.locator("#view canvas").first.wait_for()
@@ -224,7 +228,9 @@ def test_errors_overload_and_a_stopped_server_are_shown_with_a_retry(open_page: 
         page.get_by_role("button", name="Translate").click()
         page.get_by_role("alert").get_by_text("tokens").wait_for()
         overloaded = json.dumps({"error": {"code": "overloaded", "message": "The queue is full. Retry later."}})
-        page.route("**/v1/generate", lambda route: route.fulfill(status=503, headers={"Retry-After": "2"}, body=overloaded))
+        page.route(
+            "**/v1/generate", lambda route: route.fulfill(status=503, headers={"Retry-After": "2"}, body=overloaded)
+        )
         page.get_by_label("Text", exact=True).fill("A dog runs.")
         page.get_by_role("button", name="Translate").click()
         page.get_by_text("The queue is full. Retry later.").wait_for()
