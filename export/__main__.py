@@ -40,6 +40,11 @@ def export(arguments: argparse.Namespace) -> BaseModel:
     """Export a training run, or import a folder that others wrote."""
     kind: Kind = arguments.kind or detect_kind(arguments.checkpoint)
     if kind == "training":
+        if arguments.shortlist:
+            raise ValueError(
+                f"{arguments.checkpoint} is a training run, and only Firefox translation models have a shortlist; "
+                "leave out --shortlist"
+            )
         return _heavy("export")(arguments)
     return import_folder(arguments, kind)
 
@@ -65,7 +70,7 @@ def import_folder(
     metadata = dataclasses.replace(metadata_of(arguments), chat=None)
     if not arguments.languages:
         metadata = dataclasses.replace(metadata, languages=None)
-    options = ImportOptions(arguments.max_tokens, arguments.task)
+    options = ImportOptions(arguments.max_tokens, arguments.task, arguments.shortlist)
     imported = import_checkpoint(
         arguments.checkpoint,
         arguments.out,
@@ -99,6 +104,12 @@ def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.Arg
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
     parser.add_argument("--kind", choices=get_args(Kind), help="kind of the folder (default: recognised by its files)")
     add_metadata(parser)
+    parser.add_argument(
+        "--shortlist",
+        action="store_true",
+        help="restrict each translation of a Firefox model to frequent tokens and likely translations of its source, "
+        "as Firefox does (default: all tokens are possible)",
+    )
     _add_export(parser)
     parser.set_defaults(action=export)
     return parser
@@ -174,7 +185,7 @@ def quantize_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         "--block-size",
         type=int,
         default=0,
-        help="weights that share a scale with the scheme blocks ("
+        help="weights that share a scale with the scheme group-wise ("
         + ", ".join(f"default with {bits} bits: {size}" for bits, size in BLOCK_SIZE.items())
         + ")",
     )
@@ -182,15 +193,15 @@ def quantize_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         parser.add_argument(
             f"--{layer_group}",
             choices=get_args(QuantScheme),
-            default="blocks",
-            help="quantization scheme: blocks is group-wise, rows is dynamic per-token, static is static per-tensor "
-            "(default: blocks)",
+            default="group-wise",
+            help="quantization scheme; per-token scales are dynamic, a per-tensor scale is static "
+            "(default: group-wise)",
         )
     parser.add_argument(
         "--calibration",
         type=Path,
         default=DEFAULT_SENTENCES,
-        help="file with one sentence per line for the scheme static, independent of the other texts (default: "
+        help="file with one sentence per line for the scheme per-tensor, independent of the other texts (default: "
         "tests/data/sentences.txt of the repository, without sentences that are too long)",
     )
     parser.set_defaults(action=_heavy("quantize"))

@@ -58,6 +58,7 @@ class ImportOptions:
 
     max_tokens: int | None = None  # lower limit of positions than the checkpoint's, to save memory
     task: str | None = None  # a task that the model must be able to do
+    shortlist: bool = False  # restrict a Firefox model to its shortlist
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,9 @@ class Recipe:
 
     bits: Literal[4, 8]  # bits of group-wise quantized products and of embedding tables
     block_size: int = 0  # weights of a layer that share a scale; 0 means the default `BLOCK_SIZE`
-    encoder: QuantScheme = "blocks"
-    layers: QuantScheme = "blocks"  # layers of the decoder
-    projection: QuantScheme = "blocks"  # output projection
+    encoder: QuantScheme = "group-wise"
+    layers: QuantScheme = "group-wise"  # layers of the decoder
+    projection: QuantScheme = "group-wise"  # output projection
 
     @property
     def schemes(self) -> dict[LayerGroup, QuantScheme]:
