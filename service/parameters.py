@@ -39,6 +39,7 @@ DEFAULT_NEW_TOKENS = 128
 Encoding = Literal["float", "base64"]
 Kind = Literal["encoder", "encoder_slots", "cross", "decoder"]
 Reduce = Literal["none", "mean", "max"]
+Units = Literal["tokens", "words"]
 
 
 def _check_stop(value: Any) -> tuple[str, ...]:
@@ -100,8 +101,9 @@ TokenIds = Annotated[tuple[TokenId, ...], Field(strict=False, max_length=MAX_SUP
 TopLogprobs = Annotated[
     Int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="Number of top alternatives returned for each token.")
 ]
+HeadIndex = Annotated[StrictInt, Field(ge=-1024, le=1023)]  # of a layer or head; negative ones count from the end
 Indices = Annotated[
-    list[Annotated[StrictInt, Field(ge=-1024, le=1023)]],
+    list[HeadIndex],
     Field(min_length=1, max_length=1024, fail_fast=True, json_schema_extra=EACH_ONCE),
 ]
 
@@ -181,6 +183,14 @@ class AttentionSelection(RequestBody):
     reduce: Reduce = Field(default="none", description="Reduction over the selected heads.")
     encoding: Encoding = Field(
         default="float", description="Encoding of the maps: numbers, or base64 of little-endian float32."
+    )
+    units: Units = Field(
+        default="tokens",
+        description="Rows and columns of the maps: tokens, or words. The weight to a word is the sum over its tokens, "
+        "the weight from a word is the mean over its tokens; special tokens are left out.",
+    )
+    statistics: StrictBool = Field(
+        default=False, description="Return statistics of each selected head, computed from its map of tokens."
     )
 
     @model_validator(mode="after")

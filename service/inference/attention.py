@@ -74,10 +74,11 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
     parameters = request.parameters or parameters_for(model, {})
     languages = choose_languages(model, parameters.source_language, parameters.target_language)
     maps = MapWriter(call, model, request.selection, languages)
-    _check_one_sequence(parameters)
+    check_one_sequence(parameters)
     check_parameters(model, parameters, len(request.inputs))
     _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
     sources = await call.read_sources(model, request.inputs, units=units, prefix=languages.source_prefix)
+    await maps.read_offsets(call, request.inputs, sources)
     prefixes = None
     if request.targets is None and parameters.target_prefix is not None:
         prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)
@@ -96,14 +97,16 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
         num_language_tokens = len(languages.target_prefix)
         is_forced = target.finish_reason == "forced"
         num_output_tokens.append(len(target.tokens) - num_language_tokens if is_forced else len(generated))
-        found = maps.write(engine_request, target)
+        prefix = engine_request.target_prefix[num_language_tokens:]
+        text = text_of(model.target_tokenizer, ids, parameters.stop, prefix)
+        found = maps.write(index, engine_request, target, text)
         return AttentionOutput(
             found.source_tokens,
             found.maps,
             found.target_tokens,
             found.decoder_input_tokens,
             index,
-            text_of(model.target_tokenizer, ids, parameters.stop, engine_request.target_prefix[num_language_tokens:]),
+            text,
             target.finish_reason,
             engine_request.seed if parameters.do_sample else None,
         )
@@ -120,6 +123,7 @@ async def _encoder_attention(call: Call, model: ServedModel, request: AttentionI
             message = f"{model.name} does not generate text: leave out {{{field}}}."
             raise ApiError("unsupported_parameter", message, field=field)
     sources = await call.read_sources(model, request.inputs)
+    await maps.read_offsets(call, request.inputs, sources)
     requests = [EncodeRequest(call.request_id, source, call.deadline, attention=maps.kinds) for source in sources]
     maps.check(requests)
     num_input_tokens = sum(map(len, sources))
@@ -128,7 +132,7 @@ async def _encoder_attention(call: Call, model: ServedModel, request: AttentionI
 
     def convert(index: int, result: Encoded) -> AttentionOutput:
         results.append(result)
-        found = maps.write_encoded(requests[index], result)
+        found = maps.write_encoded(index, requests[index], result)
         return AttentionOutput(found.source_tokens, found.maps, [], [], index, "", None, None)
 
     outputs = await call.gather(model, requests, Encoded, convert)
@@ -143,7 +147,12 @@ def _result(
     return AttentionResult(model.name, outputs, usage, timings)
 
 
-def _check_one_sequence(parameters: GenerateParameters) -> None:
+def check_one_sequence(parameters: GenerateParameters, subject: str = "maps") -> None:
+    """Check that parameters ask for one target of each input; `subject` is the response's content.
+
+    Raises:
+        ApiError: `unsupported_parameter`.
+    """
     for field, is_requested in (
         ("num_return_sequences", parameters.num_return_sequences > 1),
         ("top_logprobs", parameters.top_logprobs > 0),
@@ -152,8 +161,7 @@ def _check_one_sequence(parameters: GenerateParameters) -> None:
     ):
         if is_requested:
             message = (
-                "This endpoint returns the maps of one target for each input; use POST /v1/generate for {"
-                + field
-                + "}."
+                f"This endpoint returns the {subject} of one target for each input; "
+                f"use POST /v1/generate for {{{field}}}."
             )
             raise ApiError("unsupported_parameter", message, field=field)

@@ -91,6 +91,7 @@ async def _score_labels(call: Call, model: ServedModel, request: ClassifyInput) 
         EncodeRequest(call.request_id, source, call.deadline, return_labels=True, attention=kinds) for source in sources
     ]
     if maps:
+        await maps.read_offsets(call, request.inputs, sources)
         maps.check(requests)
     call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * sum(map(len, sources)))
     results: list[Encoded] = []
@@ -101,7 +102,7 @@ async def _score_labels(call: Call, model: ServedModel, request: ClassifyInput) 
         labels = rank_labels(model.manifest.labels, result.label_scores, function)
         if maps is None:
             return ClassifyOutput(index, labels, None, None)
-        found = maps.write_encoded(requests[index], result)
+        found = maps.write_encoded(index, requests[index], result)
         return ClassifyOutput(index, labels, found.source_tokens, found.maps)
 
     outputs = await call.gather(model, requests, Encoded, convert)

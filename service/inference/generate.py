@@ -200,7 +200,7 @@ def _outputs(pending: PendingGeneration, index: int, result: Generated) -> list[
         reason = target.finish_reason
         assert reason != "forced"
         shown = [output_token(tokenizer, token) for token in tokens]
-        attention = maps.write(request, target) if maps else None
+        attention = maps.write(input_index, request, target, text) if maps else None
         outputs.append(GenerateOutput(input_index, rank, text, shown, reason, target.score, seed, attention))
     return outputs
 
@@ -242,6 +242,8 @@ async def _prepare(call: Call, request: GenerateInput, *, stream: bool = False) 
         sources = await call.read_sources(
             model, request.inputs, units=units, num_samples=num_samples, prefix=languages.source_prefix
         )
+    if maps:
+        await maps.read_offsets(call, request.inputs, sources)
     prefixes: list[Ids] | None = None
     if parameters.target_prefix is not None:
         prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)
@@ -528,16 +530,17 @@ class StreamedSequence:
         reason = target.finish_reason
         assert reason != "forced"
         self.has_ended = True
+        text = "".join(self._pieces)
         self.end = StreamEnd(
             self.index,
             self.rank,
             reason,
             target.score,
-            "".join(self._pieces),
+            text,
             Usage(self.num_input_tokens, self.num_tokens),
             self._call.timings([result]),
             self._seed,
-            self._maps.write(self._request, target) if self._maps else None,
+            self._maps.write(self.index, self._request, target, text) if self._maps else None,
         )
         return self.end
 

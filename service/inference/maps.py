@@ -12,11 +12,18 @@ from service.bundle import Attention
 from service.engine.attention import ENCODER_KINDS
 from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, SourceRequest, Target
 from service.errors import ApiError
-from service.inference.call import Call
+from service.fields import Texts
+from service.inference.call import Call, Ids
 from service.inference.languages import NO_LANGUAGES, LanguageChoice
 from service.inference.results import BYTES_PER_NUMBER, MAX_NUMBERS, Numbers, check_size, numbers
 from service.inference.service import ServedModel
-from service.parameters import AttentionSelection, Encoding, Kind, Reduce
+from service.inference.statistics import HeadStatistics, MapAxes, head_statistics
+from service.parameters import AttentionSelection, Encoding, Kind, Reduce, Units
+from service.text.chat import Prompt
+from service.text.tokenizer import Offsets, TextTokenizer
+from service.text.words import Word, merge_weights, words_of
+
+INLINE_TOKENS = 4096  # finding the ranges of this many tokens takes a few milliseconds
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,8 @@ class AttentionMap:
     kind: Annotated[Kind, Field(description="Kind of attention.")]
     layers: Annotated[Sequence[int], Field(description="Indices of the layers in `data`.")]
     heads: Annotated[Sequence[int], Field(description="Indices of the heads in `data`, or those that were reduced.")]
-    rows: Annotated[int, Field(description="Number of rows: the tokens that attend.")]
-    columns: Annotated[int, Field(description="Number of columns: the tokens that are attended to.")]
+    rows: Annotated[int, Field(description="Number of rows: the tokens or words that attend.")]
+    columns: Annotated[int, Field(description="Number of columns: the tokens or words that are attended to.")]
     columns_are: Annotated[
         Literal["slots"] | None, Field(description="Set to slots if the columns are projected keys instead of tokens.")
     ]
@@ -57,25 +64,88 @@ class AttentionMap:
     ]
     shape: Annotated[tuple[int, int, int, int], Field(description="Shape of `data`: layers, heads, rows, columns.")]
     normalized: Annotated[bool, Field(description="True if each row sums to 1.")]
+    statistics: Annotated[
+        list[HeadStatistics] | None, Field(description="Statistics of each selected head; only with statistics.")
+    ]
     data: Annotated[Numbers, Field(description="Attention weights, row-major.")]
 
 
 @dataclass(frozen=True)
 class EncoderAttention:
-    """Attention maps of an encoder, with the tokens of their rows and columns."""
+    """Attention maps of an encoder, with the tokens or words of their rows and columns."""
 
-    source_tokens: Annotated[list[str], Field(description="Tokens of the input.")]
+    source_tokens: Annotated[list[str], Field(description="Tokens of the input; with units words, its words.")]
     maps: Annotated[list[AttentionMap], Field(description="Attention maps, one entry for each kind.")]
 
 
 @dataclass(frozen=True)
 class TargetAttention(EncoderAttention):
-    """Attention maps of one target, with the tokens of their rows and columns."""
+    """Attention maps of one target, with the tokens or words of their rows and columns."""
 
     target_tokens: Annotated[
-        list[str], Field(description="Tokens of the target. Starts with the tokens of the prefix.")
+        list[str],
+        Field(description="Tokens of the target, with units words its words. Starts with those of the prefix."),
     ]
-    decoder_input_tokens: Annotated[list[str], Field(description="Tokens that the decoder reads at each step.")]
+    decoder_input_tokens: Annotated[
+        list[str], Field(description="Tokens that the decoder reads at each step; with units words, their words.")
+    ]
+
+
+@dataclass(frozen=True)
+class MapLayout:
+    """The tokens and words that the rows and columns of maps stand for."""
+
+    source_offsets: Offsets
+    source_words: Sequence[Word]
+    target_offsets: Offsets
+    target_words: Sequence[Word]
+    prompt_tokens: int  # number of decoder inputs before the first token of the target
+    is_decoder_only: bool  # True if the prompt is the source
+
+    def groups(self, kind: Kind) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]] | None]:
+        """Return the rows and the columns of each word; None if the columns are not tokens."""
+        sources = [word.tokens for word in self.source_words]
+        if kind in ENCODER_KINDS:
+            return sources, None if kind == "encoder_slots" else sources
+        columns = [tokens for _, tokens in self.decoder_input_words] if kind == "decoder" else sources
+        return [word.tokens for word in self.target_words], columns
+
+    @property
+    def decoder_input_words(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The words of the decoder's inputs, each with the indices of its tokens among them.
+
+        The last token of the target is no input.
+        """
+        words = [(word.text, word.tokens) for word in self.source_words] if self.is_decoder_only else []
+        last = len(self.target_offsets) - 1
+        for word in self.target_words:
+            tokens = tuple(self.prompt_tokens + token for token in word.tokens if token != last)
+            if tokens:
+                words.append((word.text, tokens))
+        return words
+
+    def axes(self, kind: Kind) -> MapAxes:
+        sources = _are_special(self.source_offsets)
+        if kind in ENCODER_KINDS:
+            return MapAxes(sources, None) if kind == "encoder_slots" else MapAxes(sources, sources, 0)
+        targets = _are_special(self.target_offsets)
+        if kind == "cross":
+            return MapAxes(targets, sources)
+        prompt = sources if self.is_decoder_only else np.ones(self.prompt_tokens, np.bool_)
+        return MapAxes(targets, np.concatenate([prompt, targets[:-1]]), self.prompt_tokens - 1)
+
+
+def _are_special(offsets: Offsets) -> NDArray[np.bool_]:
+    return np.array([one is None for one in offsets], np.bool_)
+
+
+@dataclass(frozen=True)
+class WordMap:
+    """Mean attention weights of some heads between words."""
+
+    source_words: Sequence[Word]
+    target_words: Sequence[Word]
+    weights: NDArray[np.float32]  # (target words, source words)
 
 
 @dataclass(frozen=True)
@@ -86,6 +156,8 @@ class Selection:
     layers: tuple[int, ...]
     heads: tuple[int, ...]
     reduce: Reduce
+    units: Units
+    statistics: bool
 
     def count(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
         """Return the number of values in the response.
@@ -119,19 +191,37 @@ class Selection:
         """Number of maps in the response, over layers and heads."""
         return len(self.layers) * (len(self.heads) if self.reduce == "none" else 1)
 
-    def map_of(self, maps: NDArray[np.float32], encoding: Encoding) -> AttentionMap:
+    def map_of(
+        self,
+        maps: NDArray[np.float32],
+        encoding: Encoding,
+        layout: MapLayout | None,
+        alignment: NDArray[np.float32] | None,
+    ) -> AttentionMap:
         """Return the selected part of the maps of all layers and heads.
 
         Args:
             maps: (L, H, rows, columns).
             encoding: format of the values.
+            layout: the tokens and words of the maps; not needed for maps of tokens without
+                statistics.
+            alignment: weights (rows, columns) of the heads that align words, for the statistics of
+                cross-attention.
         """
+        kind = self.attention.kind
         chosen = maps[np.ix_(self.layers, self.heads)]
+        if self.units == "words":
+            assert layout is not None, "maps of words need the words"
+            chosen = merge_weights(chosen, *layout.groups(kind))
         if self.reduce != "none":
             reduction = np.mean if self.reduce == "mean" else np.max
             chosen = reduction(chosen, axis=1, keepdims=True)
+        statistics: list[HeadStatistics] | None = None
+        if self.statistics:
+            assert layout is not None, "statistics need the special tokens"
+            statistics = head_statistics(maps, self.layers, self.heads, layout.axes(kind), alignment)
         return AttentionMap(
-            kind=self.attention.kind,
+            kind=kind,
             layers=self.layers,
             heads=self.heads,
             rows=chosen.shape[2],
@@ -139,8 +229,12 @@ class Selection:
             columns_are=None if self.attention.columns is None else "slots",
             window=window_of(self.attention),
             shape=chosen.shape,
-            # The maximum over several heads does not sum to 1.
-            normalized=self.attention.normalized and (self.reduce != "max" or len(self.heads) == 1),
+            # The maximum over several heads does not sum to 1, and neither do words without the
+            # special tokens.
+            normalized=self.attention.normalized
+            and (self.reduce != "max" or len(self.heads) == 1)
+            and (self.units == "tokens" or kind == "encoder_slots"),
+            statistics=statistics,
             data=numbers(chosen, encoding),
         )
 
@@ -168,7 +262,11 @@ class MapWriter:
         self._model = model
         self._encoding = selection.encoding
         self._language_ids = languages.target_prefix
+        self._num_prefix = len(languages.source_prefix)
+        self._units = selection.units
+        self._has_layout = selection.units == "words" or selection.statistics
         self._selections = _select(model, selection)
+        self._sources: list[tuple[Offsets, list[Word]]] = []  # of each input, see `read_offsets`
         self._count = 0  # number of values returned so far
         self._memory = call.response_memory
         self._bytes: dict[str, int] = {
@@ -208,8 +306,39 @@ class MapWriter:
         of_hypothesis = self._bytes_of(request, self._min_target_tokens(request)) - of_encoder
         return request.num_targets * of_encoder + request.parameters.num_beams * of_hypothesis
 
-    def write(self, request: GenerateRequest, target: Target) -> TargetAttention:
+    async def read_offsets(self, call: Call, inputs: Texts | Prompt, sources: Sequence[Ids]) -> None:
+        """Find the character ranges and the words of the source tokens, if the maps need them.
+
+        Args:
+            call: the call.
+            inputs: its inputs. The ranges of a dialogue or of a pair of texts belong to the decoded
+                tokens.
+            sources: the source ids of each input.
+
+        Raises:
+            ApiError: `deadline_exceeded`.
+        """
+        if not self._has_layout:
+            return
+        tokenizer, num_prefix = self._model.source_tokenizer, self._num_prefix
+
+        def run() -> list[tuple[Offsets, list[Word]]]:
+            return [
+                source_words(tokenizer, source, num_prefix, _single_text(inputs, index))
+                for index, source in enumerate(sources)
+            ]
+
+        is_short = sum(map(len, sources)) <= INLINE_TOKENS
+        self._sources = call.tokenize_now(run) if is_short else await call.tokenize(run)
+
+    def write(self, index: int, request: GenerateRequest, target: Target, text: str) -> TargetAttention:
         """Return the maps of one target.
+
+        Args:
+            index: index of the input.
+            request: the request.
+            target: its result.
+            text: text of the target.
 
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
@@ -218,19 +347,55 @@ class MapWriter:
         attention = {
             kind: maps if kind in ENCODER_KINDS else maps[:, :, num_hidden:] for kind, maps in target.attention.items()
         }
-        maps = self._maps(request, len(target.tokens), attention)
+        ids = [token.id for token in target.tokens[num_hidden:]]
+        layout = self._layout(index, request, ids, text) if self._has_layout else None
+        maps = self._maps(request, len(target.tokens), attention, layout)
+        if layout is not None and self._units == "words":
+            words = [word.text for word in layout.source_words], maps, [word.text for word in layout.target_words]
+            return TargetAttention(*words, [text for text, _ in layout.decoder_input_words])
         tokenizer = self._model.target_tokenizer
-        names = [tokenizer.name(token.id) for token in target.tokens[num_hidden:]]
+        names = [tokenizer.name(id_) for id_ in ids]
         inputs = [*map(tokenizer.name, self._decoder_prompt_ids(request)), *names[:-1]]
         return TargetAttention(self._source_tokens(request), maps, names, inputs)
 
-    def write_encoded(self, request: EncodeRequest, encoded: Encoded) -> EncoderAttention:
+    def word_map(self, index: int, request: GenerateRequest, target: Target, text: str) -> WordMap:
+        """Return the mean weights between words in the selected layer; arguments as in `write`.
+
+        Raises:
+            ApiError: `response_too_large` if they exceed the limit together with earlier maps.
+        """
+        (one,) = self._selections
+        kind, num_hidden = one.attention.kind, len(self._language_ids)
+        self._count += self._count_of(request, len(target.tokens))
+        self._check_count(self._count)
+        layout = self._layout(index, request, [token.id for token in target.tokens[num_hidden:]], text)
+        maps = target.attention[kind][np.ix_(one.layers, one.heads)][:, :, num_hidden:]
+        (weights,) = merge_weights(maps, *layout.groups(kind)).mean(axis=1)
+        return WordMap(layout.source_words, layout.target_words, weights)
+
+    def write_encoded(self, index: int, request: EncodeRequest, encoded: Encoded) -> EncoderAttention:
         """Return the encoder maps of one input.
 
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
-        return EncoderAttention(self._source_tokens(request), self._maps(request, 0, encoded.attention))
+        layout = self._layout(index, request) if self._has_layout else None
+        maps = self._maps(request, 0, encoded.attention, layout)
+        if layout is not None and self._units == "words":
+            return EncoderAttention([word.text for word in layout.source_words], maps)
+        return EncoderAttention(self._source_tokens(request), maps)
+
+    def _layout(self, index: int, request: SourceRequest, ids: Sequence[int] = (), text: str = "") -> MapLayout:
+        source_offsets, source_words = self._sources[index]
+        target_offsets = self._model.target_tokenizer.decoded_offsets(ids)
+        return MapLayout(
+            source_offsets,
+            source_words,
+            target_offsets,
+            words_of(text, clip_offsets(target_offsets, len(text))),
+            len(self._decoder_prompt_ids(request)),
+            self._model.manifest.is_decoder_only,
+        )
 
     def _decoder_prompt_ids(self, request: SourceRequest) -> Sequence[int]:
         return (*self._model.manifest.decoder_prompt_ids(request.source_ids), *self._language_ids)
@@ -239,11 +404,22 @@ class MapWriter:
         return [self._model.source_tokenizer.name(id_) for id_ in request.source_ids]
 
     def _maps(
-        self, request: SourceRequest, target_tokens: int, attention: Mapping[str, NDArray[np.float32]]
+        self,
+        request: SourceRequest,
+        target_tokens: int,
+        attention: Mapping[str, NDArray[np.float32]],
+        layout: MapLayout | None,
     ) -> list[AttentionMap]:
         self._count += self._count_of(request, target_tokens)
         self._check_count(self._count)
-        return [one.map_of(attention[one.attention.kind], self._encoding) for one in self._selections]
+        maps = []
+        for one in self._selections:
+            found, alignment = attention[one.attention.kind], None
+            if one.statistics and one.attention.kind == "cross":
+                layer, heads = self._model.manifest.alignment_heads
+                alignment = found[layer, list(heads)].mean(axis=0)
+            maps.append(one.map_of(found, self._encoding, layout, alignment))
+        return maps
 
     def _count_of(self, request: SourceRequest, target_tokens: int) -> int:
         source_tokens, prompt_tokens = len(request.source_ids), len(self._decoder_prompt_ids(request))
@@ -268,6 +444,35 @@ class MapWriter:
         check_size("attention maps", count, "Select fewer kinds, layers or heads, or reduce the heads.")
 
 
+def source_words(
+    tokenizer: TextTokenizer, ids: Sequence[int], num_prefix: int, text: str | None
+) -> tuple[Offsets, list[Word]]:
+    """Return the character range of each source token, and the words of the source.
+
+    Args:
+        tokenizer: tokenizer of the source.
+        ids: ids of the source.
+        num_prefix: number of ids before those of the text.
+        text: the input. If it is None, ranges and words are those of the decoded ids.
+    """
+    own = ids[num_prefix:]
+    text, offsets = tokenizer.decode_parts(own) if text is None else (text, tokenizer.offsets(text, len(own)))
+    offsets = [*[None] * num_prefix, *offsets]
+    return offsets, words_of(text, offsets)
+
+
+def clip_offsets(offsets: Offsets, length: int) -> Offsets:
+    """Return the ranges in a text that was cut before a stop string; None for tokens after it."""
+    return [None if one is None or one[0] >= length else (one[0], min(one[1], length)) for one in offsets]
+
+
+def _single_text(inputs: Texts | Prompt, index: int) -> str | None:
+    """Return an input; None if it is a dialogue or a pair of texts."""
+    if isinstance(inputs, Prompt) or (inputs.seconds is not None and inputs.seconds[index] is not None):
+        return None
+    return inputs.texts[index]
+
+
 def _select(model: ServedModel, selection: AttentionSelection) -> list[Selection]:
     available = {attention.kind: attention for attention in model.manifest.attention}
     selections = []
@@ -278,7 +483,14 @@ def _select(model: ServedModel, selection: AttentionSelection) -> list[Selection
         maps = available[kind]
         layers = _select_indices(selection.layers, maps.layers, "layers", kind)
         selections.append(
-            Selection(maps, layers, _select_indices(selection.heads, maps.heads, "heads", kind), selection.reduce)
+            Selection(
+                maps,
+                layers,
+                _select_indices(selection.heads, maps.heads, "heads", kind),
+                selection.reduce,
+                selection.units,
+                selection.statistics,
+            )
         )
     return selections
 

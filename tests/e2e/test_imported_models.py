@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -340,6 +341,24 @@ def test_cross_attention_equals_that_of_transformers(served: Served) -> None:
         ("decoder", given.decoder_attentions),
     ):
         np.testing.assert_allclose(maps[kind], np.stack([one[0] for one in expected]), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("model", ["t5", "m2m", "marian", "firefox"])
+def test_words_are_aligned_by_the_heads_that_the_import_chose(served: Served, model: str) -> None:
+    with urlopen(f"{served.server.url}/v1/models/{model}", timeout=30) as response:
+        card = json.load(response)["alignment"]
+    if model == "firefox":
+        assert (card["criterion"], card["layer"], card["heads"]) == ("guided", 0, [0])
+    else:
+        assert card["criterion"] == "prediction_difference" and card["agreement"] >= card["baseline"]
+    body = {"model": model, "inputs": TEXTS[0], "parameters": {"max_new_tokens": NEW_TOKENS}}
+    (output,) = post(served.server, "/v1/align", body)["outputs"]
+    assert (output["layer"], output["heads"]) == (card["layer"], card["heads"])
+    assert [word["text"] for word in output["source_words"]] == TEXTS[0].split()
+    selection = {"kinds": ["cross"], "layers": [card["layer"]], "heads": card["heads"], "reduce": "mean"}
+    (maps,) = post(served.server, "/v1/attention", {**body, **selection, "units": "words"})["outputs"][0]["maps"]
+    weights = np.reshape(maps["data"], maps["shape"])[0, 0]
+    assert [link[:2] for link in output["links"]] == [[int(row.argmax()), word] for word, row in enumerate(weights)]
 
 
 def test_a_chat_is_the_same_as_with_the_template_of_transformers(served: Served) -> None:
