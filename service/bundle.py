@@ -154,6 +154,7 @@ class Attention(_Part):
     columns: int | None = None  # number of projected keys; only for `encoder_slots`
     window: Window | None = None  # None if a row can attend to all columns
     normalized: bool = True  # True if each row sums to 1
+    by_position: bool = False  # True if weights depend on the index of the column (location score)
 
     @model_validator(mode="after")
     def _check_columns(self) -> "Attention":

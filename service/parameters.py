@@ -108,6 +108,17 @@ Indices = Annotated[
 ]
 
 
+HiddenSourceTokens = Annotated[
+    tuple[Annotated[StrictInt, Field(ge=-65536, le=65535)], ...],
+    Field(
+        strict=False,
+        max_length=1024,
+        fail_fast=True,
+        json_schema_extra=EACH_ONCE,
+        description="Indices of source tokens that the decoder cannot attend to, in each input; -1 is the last token. "
+        "The encoder reads them. Only for encoder-decoder models.",
+    ),
+]
 NumNewTokens = Annotated[
     Int,
     Field(
@@ -181,6 +192,10 @@ class AttentionSelection(RequestBody):
     )
     heads: Indices | None = Field(default=None, description="Head indices; -1 is the last head. All heads if absent.")
     reduce: Reduce = Field(default="none", description="Reduction over the selected heads.")
+    prompt_rows: bool = Field(
+        default=False,
+        description="Start decoder maps with the rows of the prompt's tokens. Only for decoder-only models.",
+    )
     encoding: Encoding = Field(
         default="float", description="Encoding of the maps: numbers, or base64 of little-endian float32."
     )
@@ -249,11 +264,13 @@ class GenerateParameters:
     return_attention: Annotated[
         ReturnAttention, Field(description="Attention maps of each output; true returns all of them.")
     ] = None
+    hidden_source_tokens: HiddenSourceTokens = ()
     split_sentences: Annotated[
         StrictBool,
         Field(
             description="Translate each sentence of the inputs, and join the translations with the spacing and line "
-            "breaks of the input. Only for models that translate, without stream, target_prefix and return_attention."
+            "breaks of the input. Only for models that translate, without stream, target_prefix, return_attention and "
+            "hidden_source_tokens."
         ),
     ] = False
 
@@ -352,7 +369,9 @@ METHODS: list[Any] = [
 
 # JSON Schema of parameters that do not split texts into sentences, and of those that may.
 WITHOUT_SENTENCES = object_schema(split_sentences={"const": False})
-WITH_SENTENCES = object_schema(target_prefix=NULL, return_attention={"anyOf": [{"const": False}, NULL]})
+WITH_SENTENCES = object_schema(
+    target_prefix=NULL, return_attention={"anyOf": [{"const": False}, NULL]}, hidden_source_tokens={"maxItems": 0}
+)
 
 
 def complete_parameters_schema(schema: dict[str, Any]) -> None:

@@ -10,20 +10,18 @@ from pydantic import Field
 
 from service.bundle import Attention
 from service.engine.attention import ENCODER_KINDS
-from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, SourceRequest, Target
+from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, MapPart, SourceRequest, Target
 from service.errors import ApiError
 from service.fields import Texts
-from service.inference.call import Call, Ids
+from service.inference.call import INLINE_CHARACTERS, Call, Ids
 from service.inference.languages import NO_LANGUAGES, LanguageChoice
-from service.inference.results import BYTES_PER_NUMBER, MAX_NUMBERS, Numbers, check_size, numbers
+from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
 from service.inference.service import ServedModel
 from service.inference.statistics import HeadStatistics, MapAxes, head_statistics
 from service.parameters import AttentionSelection, Encoding, Kind, Reduce, Units
 from service.text.chat import Prompt
 from service.text.tokenizer import Offsets, TextTokenizer
-from service.text.words import Word, merge_weights, words_of
-
-INLINE_TOKENS = 4096  # finding the ranges of this many tokens takes a few milliseconds
+from service.text.words import Span, Word, merge_weights, words_of
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,13 @@ class EncoderAttention:
     """Attention maps of an encoder, with the tokens or words of their rows and columns."""
 
     source_tokens: Annotated[list[str], Field(description="Tokens of the input; with units words, its words.")]
+    source_offsets: Annotated[
+        Offsets,
+        Field(
+            description="Start and end of each source token or word in the input, in Unicode characters; null for "
+            "special tokens, and for all tokens of messages and of pairs of texts."
+        ),
+    ]
     maps: Annotated[list[AttentionMap], Field(description="Attention maps, one entry for each kind.")]
 
 
@@ -84,7 +89,17 @@ class TargetAttention(EncoderAttention):
 
     target_tokens: Annotated[
         list[str],
-        Field(description="Tokens of the target, with units words its words. Starts with those of the prefix."),
+        Field(
+            description="Tokens of the target, with units words its words, one for each row. Starts with those of "
+            "the prefix; with prompt_rows, with those of the prompt from its second token on."
+        ),
+    ]
+    target_offsets: Annotated[
+        Offsets,
+        Field(
+            description="Start and end of each target token or word in the output text, in Unicode characters; null "
+            "for tokens that are not in it: special tokens, those of the prompt, and those cut off by a stop string."
+        ),
     ]
     decoder_input_tokens: Annotated[
         list[str], Field(description="Tokens that the decoder reads at each step; with units words, their words.")
@@ -92,47 +107,89 @@ class TargetAttention(EncoderAttention):
 
 
 @dataclass(frozen=True)
+class SourceText:
+    """The tokens and words of a source."""
+
+    offsets: Offsets  # ranges of the tokens in the input; all None if the input is not a single text
+    text_offsets: Offsets  # ranges in the input, or in the decoded tokens of other inputs
+    words: Sequence[Word]
+
+
+@dataclass(frozen=True)
+class AxisWord:
+    """A word of the rows or columns of a map."""
+
+    text: str
+    offsets: Span | None  # character range in the input or in the output text, if it is in one of them
+    tokens: tuple[int, ...]  # indices of its rows or columns
+
+
+@dataclass(frozen=True)
 class MapLayout:
     """The tokens and words that the rows and columns of maps stand for."""
 
-    source_offsets: Offsets
-    source_words: Sequence[Word]
+    source: SourceText
     target_offsets: Offsets
     target_words: Sequence[Word]
     prompt_tokens: int  # number of decoder inputs before the first token of the target
     is_decoder_only: bool  # True if the prompt is the source
+    has_prompt_rows: bool  # True if decoder maps start with the rows of the prompt
+
+    @property
+    def source_axis(self) -> list[AxisWord]:
+        has_text = any(one is not None for one in self.source.offsets)
+        return [AxisWord(one.text, (one.start, one.end) if has_text else None, one.tokens) for one in self.source.words]
+
+    @property
+    def target_axis(self) -> list[AxisWord]:
+        """The words of the rows of cross-attention and of decoder maps.
+
+        Row i of a prompt's rows belongs to token i + 1 of the prompt.
+        """
+        num_rows = self.prompt_tokens - 1 if self.has_prompt_rows else 0
+        prompt = [
+            AxisWord(one.text, None, tuple(token - 1 for token in one.tokens if token))
+            for one in (self.source.words if self.has_prompt_rows else ())
+            if any(one.tokens)
+        ]
+        targets = [
+            AxisWord(one.text, (one.start, one.end), tuple(num_rows + token for token in one.tokens))
+            for one in self.target_words
+        ]
+        return [*prompt, *targets]
+
+    @property
+    def input_axis(self) -> list[AxisWord]:
+        """The words of the decoder's inputs; the last token of the target is no input."""
+        words = self.source_axis if self.is_decoder_only else []
+        last = len(self.target_offsets) - 1
+        for one in self.target_words:
+            tokens = tuple(self.prompt_tokens + token for token in one.tokens if token != last)
+            if tokens:
+                words.append(AxisWord(one.text, (one.start, one.end), tokens))
+        return words
 
     def groups(self, kind: Kind) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]] | None]:
         """Return the rows and the columns of each word; None if the columns are not tokens."""
-        sources = [word.tokens for word in self.source_words]
+        sources = [one.tokens for one in self.source_axis]
         if kind in ENCODER_KINDS:
             return sources, None if kind == "encoder_slots" else sources
-        columns = [tokens for _, tokens in self.decoder_input_words] if kind == "decoder" else sources
-        return [word.tokens for word in self.target_words], columns
-
-    @property
-    def decoder_input_words(self) -> list[tuple[str, tuple[int, ...]]]:
-        """The words of the decoder's inputs, each with the indices of its tokens among them.
-
-        The last token of the target is no input.
-        """
-        words = [(word.text, word.tokens) for word in self.source_words] if self.is_decoder_only else []
-        last = len(self.target_offsets) - 1
-        for word in self.target_words:
-            tokens = tuple(self.prompt_tokens + token for token in word.tokens if token != last)
-            if tokens:
-                words.append((word.text, tokens))
-        return words
+        columns = [one.tokens for one in self.input_axis] if kind == "decoder" else sources
+        return [one.tokens for one in self.target_axis], columns
 
     def axes(self, kind: Kind) -> MapAxes:
-        sources = _are_special(self.source_offsets)
+        """Return the special tokens of the rows and columns."""
+        sources = _are_special(self.source.text_offsets)
         if kind in ENCODER_KINDS:
             return MapAxes(sources, None) if kind == "encoder_slots" else MapAxes(sources, sources, 0)
         targets = _are_special(self.target_offsets)
         if kind == "cross":
             return MapAxes(targets, sources)
         prompt = sources if self.is_decoder_only else np.ones(self.prompt_tokens, np.bool_)
-        return MapAxes(targets, np.concatenate([prompt, targets[:-1]]), self.prompt_tokens - 1)
+        columns = np.concatenate([prompt, targets[:-1]])
+        if self.has_prompt_rows:
+            return MapAxes(np.concatenate([prompt[1:], targets]), columns, 0)
+        return MapAxes(targets, columns, self.prompt_tokens - 1)
 
 
 def _are_special(offsets: Offsets) -> NDArray[np.bool_]:
@@ -156,8 +213,9 @@ class Selection:
     layers: tuple[int, ...]
     heads: tuple[int, ...]
     reduce: Reduce
-    units: Units
-    statistics: bool
+    prompt_rows: bool = False  # the decoder map starts with rows of the prompt
+    units: Units = "tokens"
+    statistics: bool = False
 
     def count(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
         """Return the number of values in the response.
@@ -167,15 +225,16 @@ class Selection:
             prompt_tokens: number of decoder inputs that precede the target.
             target_tokens: length of the target.
         """
-        return self.num_maps * self.positions(source_tokens, prompt_tokens, target_tokens)
+        rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
+        return self.num_maps * rows * columns
 
-    def positions(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
-        """Return the number of values in one map: rows times columns."""
-        rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
-        columns = self.attention.columns or source_tokens
+    def size(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> tuple[int, int]:
+        """Return the numbers of rows and columns of one map; the arguments are those of `count`."""
         if self.attention.kind == "decoder":
-            columns = prompt_tokens - 1 + target_tokens
-        return rows * columns
+            num_inputs = prompt_tokens - 1 + target_tokens
+            return (num_inputs if self.prompt_rows else target_tokens), num_inputs
+        rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
+        return rows, self.attention.columns or source_tokens
 
     def bytes_per_column(self, encoding: Encoding) -> int:
         """Return the memory of one column of a row over all layers and heads.
@@ -183,8 +242,18 @@ class Selection:
         It consists of the recorded float32 values of all heads and the selected values in the
         response.
         """
-        recorded = np.dtype(np.float32).itemsize * self.attention.layers * self.attention.heads
+        recorded = FLOAT_BYTES * self.attention.layers * self.attention.heads
         return recorded + BYTES_PER_NUMBER[encoding] * self.num_maps
+
+    def num_bytes(self, encoding: Encoding, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
+        """Return the memory of the maps; the further arguments are those of `count`.
+
+        Only the selected layers and heads of a prompt's rows are recorded.
+        """
+        rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
+        num_prompt_rows = rows - target_tokens if self.prompt_rows else 0
+        selected = FLOAT_BYTES * len(self.layers) * len(self.heads) + BYTES_PER_NUMBER[encoding] * self.num_maps
+        return columns * ((rows - num_prompt_rows) * self.bytes_per_column(encoding) + num_prompt_rows * selected)
 
     @property
     def num_maps(self) -> int:
@@ -195,13 +264,13 @@ class Selection:
         self,
         maps: NDArray[np.float32],
         encoding: Encoding,
-        layout: MapLayout | None,
-        alignment: NDArray[np.float32] | None,
+        layout: MapLayout | None = None,
+        alignment: NDArray[np.float32] | None = None,
     ) -> AttentionMap:
         """Return the selected part of the maps of all layers and heads.
 
         Args:
-            maps: (L, H, rows, columns).
+            maps: (L, H, rows, columns); with rows of a prompt, only the selected layers and heads.
             encoding: format of the values.
             layout: the tokens and words of the maps; not needed for maps of tokens without
                 statistics.
@@ -209,7 +278,8 @@ class Selection:
                 cross-attention.
         """
         kind = self.attention.kind
-        chosen = maps[np.ix_(self.layers, self.heads)]
+        selected = maps if self.prompt_rows else maps[np.ix_(self.layers, self.heads)]
+        chosen = selected
         if self.units == "words":
             assert layout is not None, "maps of words need the words"
             chosen = merge_weights(chosen, *layout.groups(kind))
@@ -219,7 +289,7 @@ class Selection:
         statistics: list[HeadStatistics] | None = None
         if self.statistics:
             assert layout is not None, "statistics need the special tokens"
-            statistics = head_statistics(maps, self.layers, self.heads, layout.axes(kind), alignment)
+            statistics = head_statistics(selected, self.layers, self.heads, layout.axes(kind), alignment)
         return AttentionMap(
             kind=kind,
             layers=self.layers,
@@ -255,29 +325,68 @@ class MapWriter:
         last ones of the decoder's prompt.
 
         Raises:
-            ApiError: the model has no attention maps, or not the selected kind, layer or head.
+            ApiError: the model has no attention maps, not the selected kind, layer or head, or no
+                rows of a prompt.
         """
         if not model.manifest.attention:
             raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="return_attention")
         self._model = model
         self._encoding = selection.encoding
         self._language_ids = languages.target_prefix
-        self._num_prefix = len(languages.source_prefix)
+        self._num_source_language_tokens = len(languages.source_prefix)
+        if selection.prompt_rows and not model.manifest.is_decoder_only:
+            message = f"It is supported only by decoder-only models, and {model.name} is not one; leave it out."
+            raise ApiError("unsupported_parameter", message, field="prompt_rows")
+        self.has_prompt_rows = selection.prompt_rows
+        self._selections = _select(model, selection)
         self._units = selection.units
         self._has_layout = selection.units == "words" or selection.statistics
-        self._selections = _select(model, selection)
-        self._sources: list[tuple[Offsets, list[Word]]] = []  # of each input, see `read_offsets`
+        self._sources: list[SourceText] = []  # of each input, see `read_offsets`
         self._count = 0  # number of values returned so far
         self._memory = call.response_memory
-        self._bytes: dict[str, int] = {
+        num_bytes: dict[str, int] = {
             one.attention.kind: one.bytes_per_column(selection.encoding) for one in self._selections
         }
         per_column: dict[str, int] = {one.attention.kind: one.num_maps for one in self._selections}
-        self.budget = MapBudget(MAX_NUMBERS, per_column, self._bytes, self._memory.use)  # shared by the call's requests
+        self.budget = MapBudget(MAX_NUMBERS, per_column, num_bytes, self._memory.use)  # shared by the call's requests
 
     @property
     def kinds(self) -> frozenset[str]:
         return frozenset(selection.attention.kind for selection in self._selections)
+
+    @property
+    def decoder_part(self) -> MapPart | None:
+        """The selected layers and heads if the maps have rows of a prompt, else None.
+
+        Only these are recorded then, because the rows of a prompt can be large.
+        """
+        if not self.has_prompt_rows:
+            return None
+        (decoder,) = self._selections  # a decoder-only model has no other maps
+        return MapPart(decoder.layers, decoder.heads)
+
+    async def read_offsets(self, call: Call, inputs: Texts | Prompt, sources: Sequence[Ids]) -> None:
+        """Find the character ranges and words of the source tokens, which the maps need.
+
+        Args:
+            call: the call.
+            inputs: the inputs of the call.
+            sources: tokens of each input, from `Call.read_sources` or `Call.read_prompt`.
+
+        Raises:
+            ApiError: `deadline_exceeded`.
+        """
+        tokenizer, num_added = self._model.source_tokenizer, self._num_source_language_tokens
+
+        def run() -> list[SourceText]:
+            return [
+                read_source(tokenizer, source, num_added, _single_text(inputs, index), self._has_layout)
+                for index, source in enumerate(sources)
+            ]
+
+        num_characters = inputs.num_characters if isinstance(inputs, Prompt) else sum(map(len, inputs.texts))
+        is_short = num_characters <= INLINE_CHARACTERS
+        self._sources = call.tokenize_now(run) if is_short else await call.tokenize(run)
 
     def check(self, requests: Sequence[SourceRequest]) -> None:
         """Reject a response that is certain to be too large, and reserve memory for it otherwise.
@@ -306,57 +415,50 @@ class MapWriter:
         of_hypothesis = self._bytes_of(request, self._min_target_tokens(request)) - of_encoder
         return request.num_targets * of_encoder + request.parameters.num_beams * of_hypothesis
 
-    async def read_offsets(self, call: Call, inputs: Texts | Prompt, sources: Sequence[Ids]) -> None:
-        """Find the character ranges and the words of the source tokens, if the maps need them.
-
-        Args:
-            call: the call.
-            inputs: its inputs. The ranges of a dialogue or of a pair of texts belong to the decoded
-                tokens.
-            sources: the source ids of each input.
-
-        Raises:
-            ApiError: `deadline_exceeded`.
-        """
-        if not self._has_layout:
-            return
-        tokenizer, num_prefix = self._model.source_tokenizer, self._num_prefix
-
-        def run() -> list[tuple[Offsets, list[Word]]]:
-            return [
-                source_words(tokenizer, source, num_prefix, _single_text(inputs, index))
-                for index, source in enumerate(sources)
-            ]
-
-        is_short = sum(map(len, sources)) <= INLINE_TOKENS
-        self._sources = call.tokenize_now(run) if is_short else await call.tokenize(run)
-
     def write(self, index: int, request: GenerateRequest, target: Target, text: str) -> TargetAttention:
         """Return the maps of one target.
 
         Args:
             index: index of the input.
-            request: the request.
-            target: its result.
-            text: text of the target.
+            request: the request to the engine.
+            target: its target.
+            text: text of the target, which may be cut before a stop string.
 
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
-        num_hidden = len(self._language_ids)
-        attention = {
-            kind: maps if kind in ENCODER_KINDS else maps[:, :, num_hidden:] for kind, maps in target.attention.items()
-        }
-        ids = [token.id for token in target.tokens[num_hidden:]]
+        num_forced, attention = len(self._language_ids), target.attention
+        if num_forced and not self.has_prompt_rows:
+            attention = {
+                kind: maps if kind in ENCODER_KINDS else maps[:, :, num_forced:] for kind, maps in attention.items()
+            }
+        ids = [token.id for token in target.tokens[num_forced:]]
         layout = self._layout(index, request, ids, text) if self._has_layout else None
         maps = self._maps(request, len(target.tokens), attention, layout)
         if layout is not None and self._units == "words":
-            words = [word.text for word in layout.source_words], maps, [word.text for word in layout.target_words]
-            return TargetAttention(*words, [text for text, _ in layout.decoder_input_words])
-        tokenizer = self._model.target_tokenizer
-        names = [tokenizer.name(id_) for id_ in ids]
-        inputs = [*map(tokenizer.name, self._decoder_prompt_ids(request)), *names[:-1]]
-        return TargetAttention(self._source_tokens(request), maps, names, inputs)
+            sources, targets = layout.source_axis, layout.target_axis
+            return TargetAttention(
+                source_tokens=[one.text for one in sources],
+                source_offsets=[one.offsets for one in sources],
+                maps=maps,
+                target_tokens=[one.text for one in targets],
+                target_offsets=[one.offsets for one in targets],
+                decoder_input_tokens=[one.text for one in layout.input_axis],
+            )
+        tokenizer, prompt_ids = self._model.target_tokenizer, self._decoder_prompt_ids(request)
+        offsets = [_within(one, len(text)) for one in tokenizer.decoded_offsets(ids)]
+        prompt, names = list(map(tokenizer.name, prompt_ids)), list(map(tokenizer.name, ids))
+        inputs = [*prompt, *names[:-1]]
+        if self.has_prompt_rows:
+            names, offsets = [*prompt[1:], *names], [*[None] * len(prompt[1:]), *offsets]
+        return TargetAttention(
+            source_tokens=self._source_tokens(request),
+            source_offsets=self._sources[index].offsets,
+            maps=maps,
+            target_tokens=names,
+            target_offsets=offsets,
+            decoder_input_tokens=inputs,
+        )
 
     def word_map(self, index: int, request: GenerateRequest, target: Target, text: str) -> WordMap:
         """Return the mean weights between words in the selected layer; arguments as in `write`.
@@ -365,16 +467,16 @@ class MapWriter:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
         (one,) = self._selections
-        kind, num_hidden = one.attention.kind, len(self._language_ids)
+        kind, num_forced = one.attention.kind, len(self._language_ids)
         self._count += self._count_of(request, len(target.tokens))
         self._check_count(self._count)
-        layout = self._layout(index, request, [token.id for token in target.tokens[num_hidden:]], text)
-        maps = target.attention[kind][np.ix_(one.layers, one.heads)][:, :, num_hidden:]
+        layout = self._layout(index, request, [token.id for token in target.tokens[num_forced:]], text)
+        maps = target.attention[kind][np.ix_(one.layers, one.heads)][:, :, num_forced:]
         (weights,) = merge_weights(maps, *layout.groups(kind)).mean(axis=1)
-        return WordMap(layout.source_words, layout.target_words, weights)
+        return WordMap(layout.source.words, layout.target_words, weights)
 
     def write_encoded(self, index: int, request: EncodeRequest, encoded: Encoded) -> EncoderAttention:
-        """Return the encoder maps of one input.
+        """Return the encoder maps of the input with an index.
 
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
@@ -382,19 +484,19 @@ class MapWriter:
         layout = self._layout(index, request) if self._has_layout else None
         maps = self._maps(request, 0, encoded.attention, layout)
         if layout is not None and self._units == "words":
-            return EncoderAttention([word.text for word in layout.source_words], maps)
-        return EncoderAttention(self._source_tokens(request), maps)
+            words = layout.source_axis
+            return EncoderAttention([one.text for one in words], [one.offsets for one in words], maps)
+        return EncoderAttention(self._source_tokens(request), self._sources[index].offsets, maps)
 
     def _layout(self, index: int, request: SourceRequest, ids: Sequence[int] = (), text: str = "") -> MapLayout:
-        source_offsets, source_words = self._sources[index]
-        target_offsets = self._model.target_tokenizer.decoded_offsets(ids)
+        offsets = self._model.target_tokenizer.decoded_offsets(ids)
         return MapLayout(
-            source_offsets,
-            source_words,
-            target_offsets,
-            words_of(text, clip_offsets(target_offsets, len(text))),
+            self._sources[index],
+            offsets,
+            words_of(text, [_within(one, len(text)) for one in offsets]),
             len(self._decoder_prompt_ids(request)),
             self._model.manifest.is_decoder_only,
+            self.has_prompt_rows,
         )
 
     def _decoder_prompt_ids(self, request: SourceRequest) -> Sequence[int]:
@@ -429,10 +531,8 @@ class MapWriter:
     def _bytes_of(self, request: SourceRequest, target_tokens: int) -> int:
         source_tokens, prompt_tokens = len(request.source_ids), len(self._decoder_prompt_ids(request))
         num_rows = max(0, target_tokens - len(self._language_ids))
-        return sum(
-            self._bytes[one.attention.kind] * one.positions(source_tokens, prompt_tokens, num_rows)
-            for one in self._selections
-        )
+        sizes = source_tokens, prompt_tokens, num_rows
+        return sum(one.num_bytes(self._encoding, *sizes) for one in self._selections)
 
     def _min_target_tokens(self, request: GenerateRequest) -> int:
         """Return the minimum number of target tokens; a stop string may match after one."""
@@ -444,26 +544,28 @@ class MapWriter:
         check_size("attention maps", count, "Select fewer kinds, layers or heads, or reduce the heads.")
 
 
-def source_words(
-    tokenizer: TextTokenizer, ids: Sequence[int], num_prefix: int, text: str | None
-) -> tuple[Offsets, list[Word]]:
-    """Return the character range of each source token, and the words of the source.
+def read_source(
+    tokenizer: TextTokenizer, ids: Sequence[int], num_added: int, text: str | None, with_words: bool
+) -> SourceText:
+    """Return the character ranges of the tokens of a source, and its words.
 
     Args:
         tokenizer: tokenizer of the source.
         ids: ids of the source.
-        num_prefix: number of ids before those of the text.
-        text: the input. If it is None, ranges and words are those of the decoded ids.
+        num_added: number of ids before those of the text.
+        text: the input; None if it is not a single text. The words are then those of the decoded
+            ids.
+        with_words: find the words; otherwise there are none.
     """
-    own = ids[num_prefix:]
-    text, offsets = tokenizer.decode_parts(own) if text is None else (text, tokenizer.offsets(text, len(own)))
-    offsets = [*[None] * num_prefix, *offsets]
-    return offsets, words_of(text, offsets)
-
-
-def clip_offsets(offsets: Offsets, length: int) -> Offsets:
-    """Return the ranges in a text that was cut before a stop string; None for tokens after it."""
-    return [None if one is None or one[0] >= length else (one[0], min(one[1], length)) for one in offsets]
+    if text is not None:
+        offsets = [*[None] * num_added, *tokenizer.offsets(text, len(ids) - num_added)]
+        return SourceText(offsets, offsets, words_of(text, offsets) if with_words else ())
+    unknown: Offsets = [None] * len(ids)
+    if not with_words:
+        return SourceText(unknown, unknown, ())
+    text, offsets = tokenizer.decode_parts(ids[num_added:])
+    offsets = [*[None] * num_added, *offsets]
+    return SourceText(unknown, offsets, words_of(text, offsets))
 
 
 def _single_text(inputs: Texts | Prompt, index: int) -> str | None:
@@ -482,17 +584,26 @@ def _select(model: ServedModel, selection: AttentionSelection) -> list[Selection
             raise ApiError("unsupported_parameter", message, field="kinds", index=position)
         maps = available[kind]
         layers = _select_indices(selection.layers, maps.layers, "layers", kind)
+        heads = _select_indices(selection.heads, maps.heads, "heads", kind)
         selections.append(
             Selection(
                 maps,
                 layers,
-                _select_indices(selection.heads, maps.heads, "heads", kind),
+                heads,
                 selection.reduce,
+                selection.prompt_rows,
                 selection.units,
                 selection.statistics,
             )
         )
     return selections
+
+
+def _within(offsets: tuple[int, int] | None, length: int) -> tuple[int, int] | None:
+    """Return the part of a character range within a text; None if the text ends before it."""
+    if offsets is None or offsets[0] > length or offsets[0] == length < offsets[1]:
+        return None
+    return offsets[0], min(offsets[1], length)
 
 
 def _select_indices(indices: Sequence[int] | None, available: int, field: str, kind: str) -> tuple[int, ...]:

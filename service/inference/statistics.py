@@ -70,18 +70,18 @@ def head_statistics(
     """Return the statistics of the selected heads, sorted as they are selected.
 
     Args:
-        maps: weights (L, H, R, C) of all layers and heads.
-        layers: indices of the selected layers.
-        heads: indices of the selected heads.
+        maps: weights (L, H, R, C) of the selected layers and heads.
+        layers: (L,) indices of the layers.
+        heads: (H,) indices of the heads.
         axes: the tokens of the rows and columns.
         alignment: weights (R, C) that align words; only for cross-attention.
     """
     is_cross = axes.special_columns is not None and axes.first is None
     best = None if alignment is None else _strongest(alignment, axes)
     found: list[HeadStatistics] = []
-    for layer in layers:  # one layer at a time, to limit the memory
-        for head in heads:
-            given = maps[layer, head].astype(np.float64)
+    for layer, of_layer in zip(layers, maps, strict=True):
+        for head, of_head in zip(heads, of_layer, strict=True):  # one at a time, to limit the memory
+            given = of_head.astype(np.float64)
             rows = np.flatnonzero(given.sum(axis=-1) > 0)
             if given.size == 0 or given.min() < 0 or not len(rows):
                 found.append(HeadStatistics(layer, head, None, None, None, None, None))
@@ -94,7 +94,7 @@ def head_statistics(
             if axes.first is not None:
                 diagonal = float(weights[np.arange(len(rows)), axes.first + rows].mean())
             if is_cross and best is not None and len(best):
-                agreement = float(np.mean(_strongest(maps[layer, head], axes) == best))
+                agreement = float(np.mean(_strongest(of_head, axes) == best))
             found.append(HeadStatistics(layer, head, _entropy(weights), distance, special, diagonal, agreement))
     return found
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import Alignment
+from service.bundle import Alignment, ChatTemplate
 from service.text.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import fake_manifest, fake_slots_manifest
@@ -52,6 +52,8 @@ async def test_words_of_all_kinds_equal_the_slow_twin(running: Running) -> None:
     assert words["source_tokens"] == list(SOURCE_WORDS)
     assert words["target_tokens"] == words["decoder_input_tokens"] == list(TARGET_WORDS)
     assert words["text"] == tokens["text"] == TARGET
+    assert words["source_offsets"] == [[0, 4], [5, 6], [6, 7]]
+    assert words["target_offsets"] == [[0, 1], [2, 9]]
     source, target = list(SOURCE_WORDS.values()), list(TARGET_WORDS.values())
     inputs = [[1 + token for token in word] for word in target]  # the start token is the first input
     groups: dict[str, Any] = {"encoder": (source, source), "cross": (target, source), "decoder": (target, inputs)}
@@ -119,6 +121,45 @@ async def test_a_decoder_only_model_has_the_words_of_its_prompt_as_columns(
         columns = [*SOURCE_WORDS.values(), *([num_prompt + token for token in word] for word in TARGET_WORDS.values())]
         expected = slow_words(maps_of(tokens)["decoder"], list(TARGET_WORDS.values()), columns)
         np.testing.assert_allclose(maps_of(words)["decoder"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("prompt_rows", [False, True])
+async def test_rows_of_a_prompt_are_merged_to_its_words(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer, prompt_rows: bool
+) -> None:
+    backend = make_backend()
+    causal = fake_manifest("chat", vocabulary=len(tokenizer), decoder_start="source", **SIZES)
+    backend.manifests = (causal.model_copy(update={"chat": ChatTemplate(user="{}<s>", assistant="{}</s>", reply="")}),)
+    async with start(backend) as running:
+        body: dict[str, Any] = {"inputs": None, "messages": [{"role": "user", "content": SOURCE}], "targets": TARGET}
+        body |= {"prompt_rows": prompt_rows, "statistics": True}
+        tokens, words = [await attention(running, **body, units=units) for units in ("tokens", "words")]
+        prompt = tokens["source_tokens"]
+        assert prompt[-1] == "<s>" and "".join(prompt[:-1]).split() == ["Hund", "x."]
+        first = len(prompt) - 1 if prompt_rows else 0
+        # Row i of the prompt belongs to its token i + 1.
+        prompt_words = [(0, 1), (2, 3), (4,)] if prompt_rows else []
+        rows = [*prompt_words, *([first + token for token in word] for word in TARGET_WORDS.values())]
+        columns = [
+            (0, 1, 2),
+            (3, 4),
+            (5,),
+            *([len(prompt) + token for token in word] for word in TARGET_WORDS.values()),
+        ]
+        np.testing.assert_allclose(
+            maps_of(words)["decoder"], slow_words(maps_of(tokens)["decoder"], rows, columns), rtol=1e-5
+        )
+        expected = [*(SOURCE_WORDS if prompt_rows else ()), *TARGET_WORDS]
+        assert words["target_tokens"] == expected
+        assert words["target_offsets"] == [*[None] * len(prompt_words), [0, 1], [2, 9]]
+        assert words["decoder_input_tokens"] == [*SOURCE_WORDS, *TARGET_WORDS]
+        assert words["source_offsets"] == [None] * len(SOURCE_WORDS)
+        special = [column for column, name in enumerate(tokens["decoder_input_tokens"]) if name in ("<s>", "</s>")]
+        for head in words["maps"][0]["statistics"]:
+            statistics = slow_statistics(
+                maps_of(tokens)["decoder"][head["layer"], head["head"]], special, 0 if prompt_rows else len(prompt) - 1
+            )
+            assert {name: head[name] for name in statistics} == pytest.approx(statistics, rel=1e-5)
 
 
 async def test_generate_streams_and_classify_return_the_same_words(start: Start, make_backend: MakeBackend) -> None:
