@@ -46,7 +46,8 @@ class Matrix:
     def shares(self) -> NDArray[np.float32]:
         """Magnitudes of the weights as shares of the largest one, 0 to 1."""
         magnitudes = np.abs(self.weights)
-        return magnitudes / max(float(magnitudes.max(initial=0)), 1e-9)
+        shares: NDArray[np.float32] = magnitudes / np.float32(max(magnitudes.max(initial=0), 1e-9))
+        return shares
 
 
 def heat_map(matrix: Matrix) -> str:
@@ -55,8 +56,7 @@ def heat_map(matrix: Matrix) -> str:
     is_numbered = max(num_rows, num_columns) <= CELL_LIMITS[0]
     has_labels = max(num_rows, num_columns) <= CELL_LIMITS[1]
     cell = NUMBERED_CELL if is_numbered else PLAIN_CELL if has_labels else 4
-    left, top = MARGIN, 2 * MARGIN + 13
-    right = MARGIN
+    left, top, right = float(MARGIN), 2.0 * MARGIN + 13, float(MARGIN)
     if has_labels:
         left += _longest(matrix.rows) + 8
         top += 0.75 * _longest(matrix.columns) + 12

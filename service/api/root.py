@@ -6,12 +6,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from service import __version__
-from service.api.endpoint import JSON, Endpoint
+from service.api.endpoint import Endpoint
 from service.api.models import tasks_of
 from service.inference.call import Call
 from service.inference.service import ServedModel, Service
-
-HTML = "text/html"
 
 
 @dataclass(frozen=True)
@@ -64,22 +62,6 @@ def root_of(service: Service) -> Root:
 
 def summary_of(model: ServedModel) -> ModelSummary:
     return ModelSummary(model.name, model.manifest.description, tasks_of(model.manifest))
-
-
-def prefers_html(accept: str) -> bool:
-    """Return True if an Accept header names HTML and prefers it to JSON, or both equally."""
-    weights: dict[str, float] = {}
-    for media_range in accept.split(","):
-        kind, *parameters = (part.strip().lower() for part in media_range.split(";"))
-        weights[kind] = next((_weight(one[2:]) for one in parameters if one.startswith("q=")), 1.0)
-    return weights.get(HTML, 0.0) > 0 and weights[HTML] >= weights.get(JSON, 0.0)
-
-
-def _weight(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
 
 
 ENDPOINTS = (Endpoint("GET", "/", show_root, Root),)

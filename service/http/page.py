@@ -7,14 +7,14 @@ uses the public API only. A content security policy forbids content from other h
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 
-from service.api.endpoint import JSON, Endpoint, Raw, to_json
-from service.api.root import HTML, Root, prefers_html, root_of
+from service.api.endpoint import HTML, JSON, SVG, Endpoint, Raw, prefers, to_json
+from service.api.root import Root, root_of
 from service.errors import ApiError
 from service.http.static import StaticContent
 from service.inference.call import Call
 from service.settings import Settings
 
-MEDIA_TYPES = {"css": "text/css", "html": HTML, "js": "text/javascript", "svg": "image/svg+xml"}
+MEDIA_TYPES = {"css": "text/css", "html": HTML, "js": "text/javascript", "svg": SVG}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors "
@@ -38,7 +38,7 @@ class AttentionPage:
 
         Clients that accept `text/html`, as browsers do, get the page that shows attention.
         """
-        if prefers_html(headers.get(b"accept", b"").decode("latin-1")):
+        if prefers(HTML, headers):
             return self._files["index.html"].response(headers)
         return Raw(to_json(root_of(call.service)), JSON, 200, {"vary": "Accept, Accept-Encoding"})
 

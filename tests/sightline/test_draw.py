@@ -51,9 +51,7 @@ def test_it_prints_the_output_and_draws_cross_attention_between_words(drawn: Dra
         (["--view", "heads"], "toy: Cross-attention"),
     ],
 )
-def test_options_choose_the_view_the_kind_the_layer_and_the_head(
-    drawn: Draw, arguments: list[str], title: str
-) -> None:
+def test_options_choose_the_view_the_kind_the_layer_and_the_head(drawn: Draw, arguments: list[str], title: str) -> None:
     code, _, errors, picture = drawn(*arguments)
     assert (code, errors) == (0, "")
     assert texts(picture)[0] == title

@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from service import __version__
-from service.api.root import prefers_html
 from tests.service.conftest import MakeBackend, Start, classifying, until
 
 pytestmark = pytest.mark.anyio
@@ -64,23 +63,3 @@ async def test_post_to_it_is_of_a_compatible_api_alone(start: Start, family: str
         assert response.status_code == (200 if family else 405)
         if not family:
             assert response.headers["allow"] == "GET"
-
-
-@pytest.mark.parametrize(
-    ("accept", "expected"),
-    [
-        ("", False),
-        ("*/*", False),
-        ("text/*", False),
-        ("text/html", True),
-        (BROWSER, True),
-        ("TEXT/HTML; charset=utf-8", True),
-        ("application/json, text/html", True),
-        ("application/json, text/html;q=0.9", False),
-        ("application/json;q=0.1, text/html; q=0.9", True),
-        ("text/html;q=0", False),
-        ("text/html;q=x", False),
-    ],
-)
-def test_html_is_for_clients_that_prefer_it(accept: str, expected: bool) -> None:
-    assert prefers_html(accept) is expected
