@@ -5,10 +5,11 @@ white, with one hue, so that the pictures can be printed at the width of a colum
 colour vision. The module imports nothing else of the service.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as escape_html
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ CELL_LIMITS = (40, 64)  # rows or columns of the largest map with numbers in its
 NUMBERED_CELL, PLAIN_CELL = 30, 14  # pixels
 CHARACTER_WIDTH = 7.8  # pixels of a label at 13 px, on average
 MARGIN = 12
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, section 2.2
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,7 @@ class Matrix:
     def shares(self) -> NDArray[np.float32]:
         """Magnitudes of the weights as shares of the largest one, 0 to 1."""
         magnitudes = np.abs(self.weights)
-        shares: NDArray[np.float32] = magnitudes / np.float32(max(magnitudes.max(initial=0), 1e-9))
-        return shares
+        return (magnitudes / max(float(magnitudes.max(initial=0)), 1e-9)).astype(np.float32)
 
 
 def heat_map(matrix: Matrix) -> str:
@@ -68,7 +69,7 @@ def heat_map(matrix: Matrix) -> str:
             parts.append(_text(left - 8, top + (index + 0.5) * cell, label, "end"))
         for index, label in enumerate(matrix.columns):
             place = f"translate({left + (index + 0.5) * cell:g} {top - 8:g}) rotate(-45)"
-            parts.append(f'<text transform="{place}">{escape(label)}</text>')
+            parts.append(f'<text transform="{place}">{_escape(label)}</text>')
     if is_numbered:
         parts += _numbered_cells(matrix, left, top, cell)
     else:
@@ -149,6 +150,11 @@ def label_width(text: str) -> float:
     return CHARACTER_WIDTH * (len(text) + 0.8 * wide)
 
 
+def _escape(text: str) -> str:
+    """Return a text for XML, which has no control characters, not even escaped ones."""
+    return escape_html(NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text))
+
+
 def _longest(labels: Iterable[str]) -> float:
     return max(map(label_width, labels), default=0)
 
@@ -186,13 +192,13 @@ def _cells(matrix: Matrix, left: float, top: float, width: float, height: float)
 
 
 def _title(text: str) -> str:
-    return f'<text x="{MARGIN}" y="{MARGIN + 11}" font-weight="600">{escape(text)}</text>'
+    return f'<text x="{MARGIN}" y="{MARGIN + 11}" font-weight="600">{_escape(text)}</text>'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", *, size: int = 13, fill: str = TEXT) -> str:
     """Return a text whose middle line is at `y`."""
     style = f'font-size="{size}" fill="{fill}" text-anchor="{anchor}"'
-    return f'<text x="{x:g}" y="{y:g}" dy=".35em" {style}>{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}" dy=".35em" {style}>{_escape(text)}</text>'
 
 
 def _document(width: float, height: float, parts: Iterable[str]) -> str:

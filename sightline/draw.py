@@ -82,6 +82,8 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
     add_flags(parser, flags)
     parsed = parser.parse_args(arguments)
     try:
+        if not parsed.text.strip():
+            raise DrawError("TEXT is blank; give the text that the model reads")
         settings = make_settings({name: getattr(parsed, name) for name in flags})
         folder, manifest = choose_bundle(parsed.bundle, settings)
         settings = settings.model_copy(update={"default_model": manifest.name})

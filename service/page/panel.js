@@ -287,7 +287,8 @@ export class Panel {
     this.outputs = [output];
     this._output.replaceChildren(element("p", { className: "text", dir: "auto", textContent: side.forced }));
     this._showGenerated({ ...output, text: side.forced }, []);
-    if (this.card.attention.length) this._setMaps({ ...identity, targets: side.forced });
+    const parameters = source_language ? { source_language, target_language } : {};
+    if (this.card.attention.length) this._setMaps({ ...identity, targets: side.forced, parameters });
     this._hiding(identity, side.forced);
   }
 

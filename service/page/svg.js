@@ -10,7 +10,10 @@ const MAX_LINES_OF_ROW = 4; // of an alignment with many tokens
 const MANY_TOKENS = 40;
 const MAX_GAP = 420; // pixels between the two columns of an alignment
 
-const escapeText = text => text.replace(/[&<>"]/g, character => `&#${character.charCodeAt(0)};`);
+const escapeText = text =>
+  text
+    .replace(/[^\t\n\r\x20-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu, "\ufffd") // not allowed in XML
+    .replace(/[&<>"]/g, character => `&#${character.charCodeAt(0)};`);
 
 /** Estimate the width of a label in pixels. */
 export function widthOf(text) {

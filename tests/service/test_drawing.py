@@ -81,6 +81,11 @@ def test_negative_weights_are_drawn_by_their_magnitude() -> None:
     assert shown[-2:] == ["-100", "50"]
 
 
+def test_labels_without_a_form_in_xml_are_replaced() -> None:
+    shown = texts(parse(heat_map(Matrix("", ["\x16", "\x00a"], ["\ufffe"], np.ones((2, 1), np.float32)))))
+    assert shown[1:4] == ["\ufffd", "\ufffda", "\ufffd"]
+
+
 def test_colours_darken_evenly_and_stay_in_range() -> None:
     sums = [sum(colour_of(share)) for share in np.linspace(-0.1, 1.1, 50)]
     assert sums == sorted(sums, reverse=True)

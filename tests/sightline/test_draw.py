@@ -1,7 +1,9 @@
 """`sightline draw` with a toy bundle."""
 
 import builtins
+import html
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ def drawn(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> D
 
 
 def texts(svg: str) -> list[str]:
-    return re.findall(r">([^<]+)</text>", svg)
+    return [html.unescape(text) for text in re.findall(r">([^<]+)</text>", svg)]
 
 
 def test_it_prints_the_output_and_draws_cross_attention_between_words(drawn: Draw) -> None:
@@ -108,7 +110,7 @@ def test_errors_are_one_line(drawn: Draw, arguments: list[str], code: int, messa
 
 def test_an_empty_text_is_an_error(drawn: Draw) -> None:
     code, _, errors, _ = drawn(text=" ")
-    assert code == 1 and errors.startswith("error: ")
+    assert (code, errors) == (2, "error: TEXT is blank; give the text that the model reads\n")
 
 
 def test_another_kind_of_file_is_an_error(drawn: Draw) -> None:
@@ -121,8 +123,9 @@ def test_without_a_bundle_the_first_with_attention_is_used(drawn: Draw, bundle: 
     assert code == 0 and texts(picture)[0].startswith("toy: ")
 
 
-def test_a_model_without_attention_is_an_error(drawn: Draw, folder: Path) -> None:
-    (only,) = folder.iterdir()
+def test_a_model_without_attention_is_an_error(drawn: Draw, bundle: Path, tmp_path: Path) -> None:
+    only = tmp_path / "toy"
+    shutil.copytree(bundle, only)
     write_manifest(only, read_manifest(only).model_copy(update={"attention": (), "alignment": None}))
     code, _, errors, _ = drawn("--bundle", str(only))
     assert (code, errors) == (1, "error: toy has no attention maps.\n")
