@@ -217,7 +217,7 @@ function buildToolbar(panel) {
     return made;
   };
   byId("toolbar").replaceChildren(tabs,
-    field("Attention", selectOf("kind", panel.maps.kinds.map(one => [one.kind, KIND_NAMES[one.kind]]), kind.kind, value => change({ kind: value, layer: null, head: null }))),
+    field("Kind", selectOf("kind", panel.maps.kinds.map(one => [one.kind, KIND_NAMES[one.kind]]), kind.kind, value => change({ kind: value, layer: null, head: null }))),
     ...(state.view === "heads" ? [] : [
       field("Layer", selectOf("layer", indices(kind.layers), String(layer), value => change({ layer: Number(value) }))),
       field("Head", selectOf("head", [...indices(kind.heads), ...combined], String(head), value => change({ head: Number.isNaN(Number(value)) ? value : Number(value) })), FORMULAS.rollout),

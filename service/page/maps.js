@@ -4,8 +4,15 @@ import { request } from "./api.js";
 
 const VALUES_PER_REQUEST = 250_000; // attention weights in one response: about 1 MB
 
-/** A token (or a word) that labels a row or a column. */
-const label = (text, offsets) => ({ text: text.trim() || text, isSpecial: offsets === null, offsets });
+// Names of special tokens: <s>, <|im_end|>, [SEP], __de__, deu_Latn.
+const SPECIAL = /^(<[^<>\s]+>|\[\w+\]|__\w+__|[a-z]{3}_[A-Z][a-z]{3})$/;
+
+/** A token (or a word) that labels a row or a column. Special tokens are not part of a text. */
+const label = (text, offsets) => ({
+  text: text.trim() || text,
+  isSpecial: offsets === null && SPECIAL.test(text.trim()),
+  offsets,
+});
 
 /** A matrix of weights, row-major, with the labels of its rows and columns. */
 export class Matrix {

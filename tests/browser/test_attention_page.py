@@ -107,7 +107,7 @@ def test_layers_heads_and_rollout_can_be_chosen(
     page = open_page(server.url)
     wait_for_output(page, TRANSLATION)
     for kind in ("encoder", "decoder", "cross"):
-        choose(page, "Attention", kind)
+        choose(page, "Kind", kind)
         choose(page, "Layer", "1")
         choose(page, "Head", head)
         page.locator("figcaption", has_text=title).first.wait_for()
@@ -128,9 +128,7 @@ def test_a_link_shows_the_same_view_in_a_fresh_profile(open_page: OpenPage, serv
     other.locator("figcaption", has_text="layer 2").wait_for()
     assert not other.get_by_label("Whole words").is_checked()
     page.locator("canvas").first.wait_for()
-    pictures = [
-        one.evaluate("canvas => canvas.toDataURL()") for one in (page.locator("canvas"), other.locator("canvas"))
-    ]
+    pictures = [one.locator("canvas").first.evaluate("canvas => canvas.toDataURL()") for one in (page, other)]
     assert pictures[0] == pictures[1]
 
 
@@ -187,11 +185,9 @@ def test_every_model_shows_its_attention(open_page: OpenPage, server: RunningSer
     choose(page, "Model", model)
     page.get_by_role("button", name="Heat map").click()
     page.locator("#view canvas").first.wait_for()
-    kinds = (
-        page.get_by_label("Attention", exact=True).locator("option").evaluate_all("all => all.map(one => one.value)")
-    )
+    kinds = page.get_by_label("Kind", exact=True).locator("option").evaluate_all("all => all.map(one => one.value)")
     for kind in kinds:
-        choose(page, "Attention", kind)
+        choose(page, "Kind", kind)
         page.locator("#view canvas").first.wait_for()
         assert page.locator(".error").count() == 0
 
