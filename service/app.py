@@ -25,7 +25,7 @@ from service.api import (
     tokens,
 )
 from service.bundle import BundleError, Languages
-from service.http import docs
+from service.http import docs, page
 from service.http.dispatch import Dispatcher
 from service.http.routing import DescribedApp, RouteTable
 from service.inference.service import Backend, ServedModel, Service, state_bytes
@@ -40,7 +40,7 @@ Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]
 EXIT_CANNOT_SERVE = 3  # also uvicorn's exit code if the port is taken; a restart does not help
 EXIT_ENGINE_DEAD = 1
 WATCH_INTERVAL_S = 1.0
-NATIVE = (root, generate, score, attention, align, encode, classify, rerank, tag, similar, tokens, models, health)
+NATIVE = (generate, score, attention, align, encode, classify, rerank, tag, similar, tokens, models, health)
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
+    app.add_endpoints(page.endpoints(settings) if settings.page else root.ENDPOINTS)
     for module in NATIVE:
         app.add_endpoints(module.ENDPOINTS)
     app.add_endpoints(docs.endpoints(app.openapi))

@@ -75,6 +75,14 @@ class Settings(BaseModel):
         description="Origins of web pages that may call the service, comma-separated, such as https://example.org; "
         "`null` allows pages from files, `*` any origin.",
     )
+    page: bool = Field(
+        default=True, description="Serve the page that shows attention at / to browsers; false serves the API only."
+    )
+    frame_ancestors: str | None = Field(
+        default=None,
+        description="Origins of web pages that may show the page in a frame, comma-separated, such as "
+        "https://example.org; `*` allows any.",
+    )
     threads: int = Field(
         default=0,
         ge=0,
@@ -204,6 +212,10 @@ class Settings(BaseModel):
     def allowed_origins(self) -> tuple[str, ...]:
         return _split(self.cors_origins or "")
 
+    @property
+    def allowed_frames(self) -> tuple[str, ...]:
+        return _split(self.frame_ancestors or "")
+
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.queue_timeout_s > self.request_timeout_s:
@@ -219,10 +231,13 @@ class Settings(BaseModel):
         for name in self.api_names:
             if name not in COMPATIBLE_APIS:
                 raise ValueError(f"compatible_apis: unknown API {name!r}; the APIs are {', '.join(COMPATIBLE_APIS)}")
-        for origin in self.allowed_origins:
-            if origin != "*" and not ORIGIN.fullmatch(origin):
+        for name, origin in [
+            *(("cors_origins", origin) for origin in self.allowed_origins),
+            *(("frame_ancestors", origin) for origin in self.allowed_frames),
+        ]:
+            if origin != "*" and (not ORIGIN.fullmatch(origin) or (name, origin) == ("frame_ancestors", "null")):
                 raise ValueError(
-                    f"cors_origins: {origin!r} is not an origin as browsers send it, such as https://example.org or "
+                    f"{name}: {origin!r} is not an origin as browsers send it, such as https://example.org or "
                     "http://localhost:8080: without a path, capital letters or the default port of the scheme"
                 )
         return self

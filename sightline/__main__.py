@@ -82,6 +82,12 @@ def translate(parser: Parser, arguments: Sequence[str]) -> int:
     return translate.run(parser, arguments)
 
 
+def draw(parser: Parser, arguments: Sequence[str]) -> int:
+    from sightline import draw
+
+    return draw.run(parser, arguments)
+
+
 def models(parser: Parser, arguments: Sequence[str]) -> int:
     from sightline import models
 
@@ -91,6 +97,7 @@ def models(parser: Parser, arguments: Sequence[str]) -> int:
 COMMANDS = {
     "serve": Command(serve, "serve the bundles of a folder over HTTP", "cpu"),
     "translate": Command(translate, "translate the lines of a file", "cpu"),
+    "draw": Command(draw, "draw the attention of a model for one text as SVG or PNG", "cpu"),
     "models": Command(models, "list the bundles of a folder, or get a model from a hub", "cpu,import"),
     "train": Command(train, "train a model", "train"),
     "export": Command(export, "export a training run, or import a model of others, as a bundle", "cpu,train"),

@@ -1,19 +1,20 @@
 """POST /v1/attention."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.api.endpoint import JSON, SVG, TASK_ERRORS, Endpoint, Raw, prefers
 from service.api.messages import Messages, check_dialogue, prompt_of
 from service.api.types import INPUTS, SAME_FORM, Inputs, ModelName, check_targets
 from service.errors import ApiError
-from service.fields import NULL, TEXTS_SCHEMA, field_error, object_schema
+from service.fields import NULL, TEXTS_SCHEMA, Texts, field_error, object_schema
 from service.inference.attention import TARGET_PARAMETERS, AttentionInput, AttentionResult, attention
 from service.inference.call import Call
 from service.inference.generate import parameters_for
 from service.inference.languages import generating_model
+from service.inference.picture import View, draw, selection_to_draw
 from service.parameters import AT_MOST_ONE, PARAMETER_NAMES, AttentionSelection, GenerateParameters, GivenParameters
 
 FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES}
@@ -47,6 +48,12 @@ class AttentionBody(AttentionSelection, GivenParameters):
         ),
     )
 
+    draw: View | None = Field(
+        default=None,
+        description="Return a picture of the only input as SVG, as does `Accept: image/svg+xml`: a heat map (the "
+        "default), an alignment, or small maps of all heads.",
+    )
+
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
@@ -54,6 +61,7 @@ class AttentionBody(AttentionSelection, GivenParameters):
                 {"inputs": "A dog runs.", "targets": "Ein Hund rennt.", "layers": [0], "encoding": "base64"},
                 {"inputs": ["A dog runs.", "A cat."], "kinds": ["cross"], "parameters": {"num_beams": 4}},
                 {"inputs": "A dog runs.", "kinds": ["cross"], "parameters": {"hidden_source_tokens": [1]}},
+                {"inputs": "A dog runs.", "units": "words", "draw": "alignment"},
                 {
                     "model": "smalltalk-chat-gatt",
                     "messages": [{"role": "user", "content": "Hello!"}],
@@ -100,12 +108,13 @@ class AttentionBody(AttentionSelection, GivenParameters):
         return self
 
 
-async def show_attention(call: Call, body: AttentionBody) -> AttentionResult:
+async def show_attention(call: Call, body: AttentionBody, headers: Mapping[bytes, bytes]) -> AttentionResult | Raw:
     """Return the attention of each input's generation, or of a given target.
 
     Without `targets` the maps are those of the pass that generates; with them, the targets are
     forced. A model that generates no text has only its encoder's maps. A chat model also reads
-    `messages` instead of `inputs`.
+    `messages` instead of `inputs`. With `draw` or `Accept: image/svg+xml`, the response is a
+    picture.
     """
     call.field_names = FIELD_NAMES if body.messages is None else CHAT_FIELD_NAMES
     name, parameters = body.model, None
@@ -122,7 +131,14 @@ async def show_attention(call: Call, body: AttentionBody) -> AttentionResult:
             parameters = parameters_for(model, body.given_parameters)
     inputs = body.inputs if body.messages is None else prompt_of(await call.model(name, "attention"), body.messages)
     assert inputs is not None, "the body has inputs or messages"
-    return await attention(call, AttentionInput(name, inputs, body, body.targets, parameters))
+    if body.draw is None and not prefers(SVG, headers):
+        return await attention(call, AttentionInput(name, inputs, body, body.targets, parameters))
+    if isinstance(inputs, Texts) and len(inputs) > 1:
+        raise ApiError("invalid_parameter", "A picture shows one input; send one text.", field="inputs")
+    view = body.draw or "heatmap"
+    selection = selection_to_draw(call.model(name, "attention"), body, view)
+    result = await attention(call, AttentionInput(name, inputs, selection, body.targets, parameters))
+    return Raw(draw(result.model, result.outputs[0], view).encode(), f"{SVG}; charset=utf-8", 200, {"vary": "Accept"})
 
 
 def _check_target_parameters(given: Collection[str]) -> None:
@@ -147,5 +163,6 @@ ENDPOINTS = (
         show_attention,
         AttentionResult,
         errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
+        media_types=(JSON, SVG),
     ),
 )

@@ -13,6 +13,7 @@ from service.errors import ApiError, ErrorCode, ErrorType, complete_message
 from service.inference.generate import Stream, StreamedSequence, StreamEnd, StreamToken
 
 JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "text/event-stream"
+HTML, SVG = "text/html", "image/svg+xml"
 
 # Every endpoint can answer with these.
 COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal",)
@@ -83,6 +84,22 @@ class Raw:
     media_type: str | None  # None for a status without a body
     status: int = 200
     headers: Mapping[str, str] | None = None
+
+
+def prefers(media_type: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Return True if the header Accept names a media type and does not prefer JSON to it."""
+    weights: dict[str, float] = {}
+    for media_range in headers.get(b"accept", b"").decode("latin-1").split(","):
+        kind, *parameters = (part.strip().lower() for part in media_range.split(";"))
+        weights[kind] = next((_weight(one[2:]) for one in parameters if one.startswith("q=")), 1.0)
+    return weights.get(media_type, 0.0) > 0 and weights[media_type] >= weights.get(JSON, 0.0)
+
+
+def _weight(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 class EventEncoder(Protocol):

@@ -1,25 +1,16 @@
 """GET /: the name of the service, links to its documentation, and its models."""
 
-import html
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from service import __version__
-from service.api.endpoint import JSON, Endpoint, Raw, to_json
+from service.api.endpoint import Endpoint
 from service.api.models import STATES, tasks_of
 from service.bundle import Manifest
 from service.inference.call import Call
 from service.inference.service import ModelState, Service
-
-HTML = "text/html"
-HEADERS = {"vary": "Accept"}
-STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "td{padding-right:1rem}:root{color-scheme:light dark}"
-)
 
 
 @dataclass(frozen=True)
@@ -60,15 +51,9 @@ class Root:
     ]
 
 
-async def show_root(call: Call, headers: Mapping[bytes, bytes]) -> Raw:
-    """Show the name of the service, its version, its documentation and its models.
-
-    Clients that accept `text/html`, as browsers do, get a page.
-    """
-    root = root_of(call.service)
-    if prefers_html(headers.get(b"accept", b"").decode("latin-1")):
-        return Raw(render(root).encode(), f"{HTML}; charset=utf-8", 200, HEADERS)
-    return Raw(to_json(root), JSON, 200, HEADERS)
+async def show_root(call: Call) -> Root:
+    """Show the name of the service, its version, its documentation and its models."""
+    return root_of(call.service)
 
 
 def root_of(service: Service) -> Root:
@@ -89,37 +74,4 @@ def summary_of(manifest: Manifest, state: ModelState) -> ModelSummary:
     return ModelSummary(manifest.name, manifest.description, tasks_of(manifest), state)
 
 
-def prefers_html(accept: str) -> bool:
-    """Return True if an Accept header names HTML and prefers it to JSON, or both equally."""
-    weights: dict[str, float] = {}
-    for media_range in accept.split(","):
-        kind, *parameters = (part.strip().lower() for part in media_range.split(";"))
-        weights[kind] = next((_weight(one[2:]) for one in parameters if one.startswith("q=")), 1.0)
-    return weights.get(HTML, 0.0) > 0 and weights[HTML] >= weights.get(JSON, 0.0)
-
-
-def _weight(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
-
-
-def render(root: Root) -> str:
-    """Return the page, with relative links that also work behind a proxy that adds a prefix."""
-    rows = "".join(
-        f"<tr><td>{html.escape(model.id)}<td>{html.escape(', '.join(model.tasks))}<td>{html.escape(model.description)}"
-        f"<td>{model.state}"
-        for model in root.models
-    )
-    models = f"<table>{rows}</table>" if rows else f"<p>No models are served: {root.status}.</p>"
-    failed = f"<p>Failed to load: {html.escape(', '.join(root.failed_models))}.</p>" if root.failed_models else ""
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{root.name}</title><style>{STYLE}</style>'
-        f"<h1>{root.name} {html.escape(root.version)}</h1><p>Serves trained attention models over HTTP. "
-        f'<a href="docs">Documentation</a> · <a href="openapi.json">OpenAPI document</a></p>'
-        f"<h2>Models</h2>{models}{failed}</html>"
-    )
-
-
-ENDPOINTS = (Endpoint("GET", "/", show_root, Root, media_types=(JSON, HTML)),)
+ENDPOINTS = (Endpoint("GET", "/", show_root, Root),)

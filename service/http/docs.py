@@ -3,8 +3,6 @@ and forms.
 """
 
 import asyncio
-import gzip
-import hashlib
 import html
 import json
 import re
@@ -12,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from service.api.endpoint import JSON, Endpoint, Raw, to_json
-from service.http.compression import accepts_gzip
+from service.http.static import StaticContent
 from service.inference.call import Call
 
 MAX_DEPTH = 3  # of nested fields in a table
@@ -79,32 +77,6 @@ fetch(url("/v1/models")).then(response => response.json()).then(models => {
 """
 
 
-class Page:
-    """A document that does not change while the process runs, as the bytes to send."""
-
-    def __init__(self, body: bytes, media_type: str) -> None:
-        tag = hashlib.sha256(body).hexdigest()[:32]
-        self._media_type = media_type
-        # By content coding; each coding needs its own tag.
-        self._variants = {None: (body, f'"{tag}"'), "gzip": (gzip.compress(body, mtime=0), f'"{tag}-gzip"')}
-
-    def response(self, request_headers: Mapping[bytes, bytes]) -> Raw:
-        """Return the page, with gzip if the client accepts it; 304 if the client has it already."""
-
-        def header(name: bytes) -> str:
-            return request_headers.get(name, b"").decode("latin-1")
-
-        coding = "gzip" if accepts_gzip(request_headers) else None
-        body, tag = self._variants[coding]
-        headers = {"etag": tag, "vary": "Accept-Encoding", "cache-control": "no-cache"}
-        known = {one.strip().removeprefix("W/") for one in header(b"if-none-match").split(",")}
-        if known & {tag, "*"}:
-            return Raw(b"", None, 304, headers)
-        if coding is not None:
-            headers["content-encoding"] = coding
-        return Raw(body, self._media_type, 200, headers)
-
-
 class Pages:
     """Both pages of an app. They are rendered at the first call, because that takes about half a
     second.
@@ -113,7 +85,7 @@ class Pages:
     def __init__(self, describe: Callable[[], dict[str, Any]]) -> None:
         """`describe` returns the OpenAPI document."""
         self._describe = describe
-        self._made: asyncio.Future[tuple[Page, Page]] | None = None
+        self._made: asyncio.Future[tuple[StaticContent, StaticContent]] | None = None
 
     async def openapi(self, call: Call, headers: Mapping[bytes, bytes]) -> Raw:
         """Describe this API for machines."""
@@ -125,14 +97,14 @@ class Pages:
         _, page = await self._pages()
         return page.response(headers)
 
-    async def _pages(self) -> tuple[Page, Page]:
+    async def _pages(self) -> tuple[StaticContent, StaticContent]:
         if self._made is None:  # in a thread, so that other calls continue
             self._made = asyncio.ensure_future(asyncio.to_thread(self._make))
         return await asyncio.shield(self._made)  # a caller that is cancelled must not cancel it for the others
 
-    def _make(self) -> tuple[Page, Page]:
+    def _make(self) -> tuple[StaticContent, StaticContent]:
         described = self._describe()
-        return Page(to_json(described), "application/json"), Page(
+        return StaticContent(to_json(described), "application/json"), StaticContent(
             render(described).encode(), "text/html; charset=utf-8"
         )
 

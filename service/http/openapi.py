@@ -92,6 +92,7 @@ class DeclaredErrors:
 
 
 PATH_PARAMETERS = {
+    "file": "Name of a file of the page.",
     "model_id": "Name of the model.",
     "model_name": "Name of the model.",
     "model_version": "Version of the model; there is only 1.",

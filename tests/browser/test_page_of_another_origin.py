@@ -1,8 +1,6 @@
 """Tests of a page in a real browser whose script calls the service. They need Chromium."""
 
-import contextlib
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +14,6 @@ from bench.server import RunningServer, serving
 
 pytestmark = pytest.mark.browser
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 TEXT = "A man sleeps."
 PAGE = """<!doctype html><title>A page</title><script>
 async function ask(url, body, headers) {
@@ -58,18 +55,10 @@ def origin() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def page(origin: str) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    assert executable, f"none of {', '.join(BROWSERS)} is installed"
-    with (
-        sync_playwright() as playwright,
-        contextlib.closing(playwright.chromium.launch(executable_path=executable)) as browser,
-    ):
-        page = browser.new_page()
-        page.goto(origin)
-        yield page
+def page(chromium: Any, origin: str) -> Any:
+    page = chromium.new_page()
+    page.goto(origin)
+    return page
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from service.api.endpoint import Endpoint
 from service.app import NATIVE, create_app
 from service.bundle import ChatTemplate
 from service.errors import ERRORS, ApiError, ErrorCode
-from service.http import docs
+from service.http import docs, page
 from service.http.openapi import HEAD_ERRORS
 from service.inference import results, tokens
 from service.loading import load_backend
@@ -207,7 +207,7 @@ async def wrong(running: Running) -> AsyncIterator[None]:
 
     app = running.app
     if not getattr(app.state, "is_wrong", False):
-        native = [endpoint for module in NATIVE for endpoint in module.ENDPOINTS]
+        native = [endpoint for module in NATIVE for endpoint in module.ENDPOINTS] + page.endpoints(Settings())
         endpoints = [*native, *compat.endpoints(Settings().api_names), *docs.endpoints(app.openapi)]
         app.add_endpoints(map(with_bug, endpoints))  # in the place of those without
         app.state.is_wrong = True
@@ -270,6 +270,7 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "headers_too_large": Cause(content=lambda body: refused_on_the_way("headers_too_large")),
     "malformed_json": Cause(content=lambda body: body[:-1]),
     "forbidden": Cause(),
+    "not_found": Cause(),
     "model_not_found": Cause(models=["nobody"], settings={"model_control": "explicit"}),
     "client_too_slow": Cause(content=lambda body: never_whole(), settings={"body_timeout_s": 0.02}),
     "body_too_large": Cause(content=lambda body: body.ljust(10_001), settings={"max_body_bytes": 10_000}),
@@ -288,7 +289,7 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "deadline_exceeded": Cause(busy, encode_s=0.25, headers={TIMEOUT: "20"}),
 }
 # What is no answer of a route: the router's own.
-OF_NO_ROUTE: set[ErrorCode] = {"not_found", "method_not_allowed"}
+OF_NO_ROUTE: set[ErrorCode] = {"method_not_allowed"}
 
 
 def keys(value: Any) -> Any:

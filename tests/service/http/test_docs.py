@@ -60,6 +60,7 @@ ROUTES = {
     ("get", "/metrics"),
     ("get", "/openapi.json"),
     ("get", "/docs"),
+    ("get", "/page/{file}"),
     ("get", "/v2"),
     ("get", "/v2/health/live"),
     ("get", "/v2/health/ready"),

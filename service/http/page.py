@@ -1,0 +1,75 @@
+"""GET / and GET /page/{file}: the page that shows the attention of a model.
+
+The page is static: HTML, CSS and ES modules in `service/page`, without a build step. Its script
+uses the public API only. A content security policy forbids content from other hosts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+
+from service.api.endpoint import HTML, JSON, SVG, Endpoint, Raw, prefers, to_json
+from service.api.root import Root, root_of
+from service.errors import ApiError
+from service.http.static import StaticContent
+from service.inference.call import Call
+from service.settings import Settings
+
+MEDIA_TYPES = {"css": "text/css", "html": HTML, "js": "text/javascript", "svg": SVG}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors "
+)
+
+
+class AttentionPage:
+    """The files of the page, read into memory."""
+
+    def __init__(self, frame_ancestors: Sequence[str]) -> None:
+        """`frame_ancestors` are the origins of pages that may show this page in a frame."""
+        headers = {
+            "content-security-policy": POLICY + (" ".join(frame_ancestors) or "'none'"),
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+        }
+        self._files = dict(_read_files(headers))
+
+    async def show_root(self, call: Call, headers: Mapping[bytes, bytes]) -> Raw:
+        """Show the name of the service, its version, its documentation and its models.
+
+        Clients that accept `text/html`, as browsers do, get the page that shows attention.
+        """
+        if prefers(HTML, headers):
+            return self._files["index.html"].response(headers)
+        return Raw(to_json(root_of(call.service)), JSON, 200, {"vary": "Accept, Accept-Encoding"})
+
+    async def show_file(self, call: Call, file: str, headers: Mapping[bytes, bytes]) -> Raw:
+        """Return a file of the page: a script, its styles or its icon."""
+        if file not in self._files:
+            raise ApiError("not_found", f"The page has no file of this name; its files are {', '.join(self._files)}.")
+        return self._files[file].response(headers)
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint("GET", "/", self.show_root, Root, media_types=(JSON, HTML)),
+            Endpoint(
+                "GET",
+                "/page/{file}",
+                self.show_file,
+                errors=("not_found",),
+                media_types=tuple(sorted(MEDIA_TYPES.values())),
+            ),
+        ]
+
+
+def _read_files(headers: Mapping[str, str]) -> Iterator[tuple[str, StaticContent]]:
+    for file in sorted(files("service.page").iterdir(), key=lambda file: file.name):
+        suffix = file.name.rpartition(".")[2]
+        if suffix in MEDIA_TYPES:
+            vary = "Accept, Accept-Encoding" if file.name == "index.html" else "Accept-Encoding"
+            media_type = f"{MEDIA_TYPES[suffix]}; charset=utf-8"
+            yield file.name, StaticContent(file.read_bytes(), media_type, {**headers, "vary": vary})
+
+
+def endpoints(settings: Settings) -> list[Endpoint]:
+    """Return the endpoints of the page."""
+    return AttentionPage(settings.allowed_frames).endpoints()

@@ -1,0 +1,36 @@
+"""Content that does not change while the process runs, with entity tags and compression."""
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+
+from service.api.endpoint import Raw
+from service.http.compression import accepts_gzip
+
+
+class StaticContent:
+    """A document or file as the bytes to send."""
+
+    def __init__(self, body: bytes, media_type: str, headers: Mapping[str, str] | None = None) -> None:
+        """Compress the content. `headers` are sent with each response."""
+        tag = hashlib.sha256(body).hexdigest()[:32]
+        self._media_type = media_type
+        self._headers = {"vary": "Accept-Encoding", "cache-control": "no-cache", **(headers or {})}
+        # By content coding; each coding needs its own tag.
+        self._variants = {None: (body, f'"{tag}"'), "gzip": (gzip.compress(body, mtime=0), f'"{tag}-gzip"')}
+
+    def response(self, request_headers: Mapping[bytes, bytes]) -> Raw:
+        """Return the content, compressed if the client accepts it, or 304 if the client has it."""
+
+        def header(name: bytes) -> str:
+            return request_headers.get(name, b"").decode("latin-1")
+
+        coding = "gzip" if accepts_gzip(request_headers) else None
+        body, tag = self._variants[coding]
+        headers = self._headers | {"etag": tag}
+        known = {one.strip().removeprefix("W/") for one in header(b"if-none-match").split(",")}
+        if known & {tag, "*"}:
+            return Raw(b"", None, 304, headers)
+        if coding is not None:
+            headers["content-encoding"] = coding
+        return Raw(body, self._media_type, 200, headers)

@@ -1,0 +1,99 @@
+"""Pictures of attention maps as SVG: the maps to request, and the drawing of a result."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service import drawing
+from service.drawing import Matrix
+from service.errors import ApiError
+from service.inference.maps import AttentionMap, TargetAttention
+from service.inference.service import ServedModel
+from service.parameters import AttentionSelection, Kind
+
+View = Literal["heatmap", "alignment", "heads"]
+PREFERRED: tuple[Kind, ...] = ("cross", "encoder", "decoder", "encoder_slots")
+TITLES: dict[Kind, str] = {
+    "encoder": "Encoder self-attention",
+    "encoder_slots": "Encoder attention to projected keys",
+    "cross": "Cross-attention",
+    "decoder": "Decoder self-attention",
+}
+
+
+def selection_to_draw(model: ServedModel, selection: AttentionSelection, view: View) -> AttentionSelection:
+    """Return the maps to request for a picture, with defaults for what a selection leaves out.
+
+    A picture shows one kind of attention: cross-attention if the model has it. A grid shows all
+    heads. The other views show the mean over the selected heads: by default those that align words
+    best for cross-attention, and all heads of the last layer for other kinds.
+
+    Raises:
+        ApiError: the selection has several kinds or layers that one picture cannot show, or the
+            model has no attention maps.
+    """
+    available = [attention.kind for attention in model.manifest.attention]
+    if not available:
+        raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="draw")
+    if selection.kinds is not None and len(selection.kinds) > 1:
+        raise ApiError("invalid_parameter", "A picture shows one kind of attention; select one.", field="kinds")
+    kind = selection.kinds[0] if selection.kinds else next(one for one in PREFERRED if one in available)
+    changes: dict[str, object] = {"kinds": [kind], "encoding": "float", "reduce": "none"}
+    if view == "heads":
+        return selection.model_copy(update=changes)
+    if selection.layers is not None and len(selection.layers) > 1:
+        message = "A picture of this view shows one layer; select one, or the view heads."
+        raise ApiError("invalid_parameter", message, field="layers")
+    if selection.layers is None:
+        alignment = model.manifest.alignment if kind == "cross" else None
+        changes["layers"] = [-1 if alignment is None else alignment.layer]
+        if alignment is not None and selection.heads is None:
+            changes["heads"] = list(alignment.heads)
+    changes["reduce"] = "max" if selection.reduce == "max" else "mean"
+    return selection.model_copy(update=changes)
+
+
+def draw(model: str, output: TargetAttention, view: View) -> str:
+    """Return the SVG of the maps that `selection_to_draw` requests.
+
+    Args:
+        model: name of the model.
+        output: attention maps of one input.
+        view: kind of picture.
+    """
+    (one,) = output.maps
+    if view == "heads":
+        return drawing.heads(f"{model}: {TITLES[one.kind]}", _all_heads(output, one))
+    heads = f"head {one.heads[0]}" if len(one.heads) == 1 else f"{len(one.heads)} heads"
+    title = f"{model}: {TITLES[one.kind]}, layer {one.layers[0]}, {heads}"
+    matrix = Matrix(title, *_labels(output, one), _weights(one)[0, 0])
+    return drawing.alignment(matrix) if view == "alignment" else drawing.heat_map(matrix)
+
+
+def _weights(one: AttentionMap) -> NDArray[np.float32]:
+    return np.asarray(one.data, np.float32).reshape(one.shape)
+
+
+def _all_heads(output: TargetAttention, one: AttentionMap) -> list[tuple[int, list[tuple[int, Matrix]]]]:
+    rows, columns = _labels(output, one)
+    weights = _weights(one)
+    return [
+        (layer, [(head, Matrix("", rows, columns, weights[i, j])) for j, head in enumerate(one.heads)])
+        for i, layer in enumerate(one.layers)
+    ]
+
+
+def _labels(output: TargetAttention, one: AttentionMap) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the labels of the rows and columns of a map."""
+    source, target = _stripped(output.source_tokens), _stripped(output.target_tokens)
+    if one.kind == "cross":
+        return target, source
+    if one.kind == "decoder":
+        return target, _stripped(output.decoder_input_tokens)
+    return source, source if one.kind == "encoder" else [f"key {index}" for index in range(one.columns)]
+
+
+def _stripped(tokens: Sequence[str]) -> list[str]:
+    return [token.strip() or token for token in tokens]

@@ -1,0 +1,1 @@
+"""Files of the page that shows attention; `service.http.page` serves them."""

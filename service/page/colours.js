@@ -1,0 +1,33 @@
+/**
+ * Colour scales that readers with any colour vision can tell apart: one hue from the background to a dark
+ * (or, in dark mode, a light) blue for weights, and orange to blue for differences.
+ */
+
+const SCALES = {
+  light: { sequence: [[255, 255, 255], [190, 214, 236], [88, 150, 203], [16, 86, 148], [3, 38, 79]], middle: [247, 247, 247] },
+  dark: { sequence: [[24, 27, 33], [24, 58, 94], [38, 106, 166], [104, 172, 226], [226, 242, 255]], middle: [40, 43, 50] },
+};
+const ORANGE = [[240, 178, 112], [179, 88, 6]];
+const BLUE = [[126, 176, 216], [16, 86, 148]];
+const GAMMA = 0.6; // below 1, so that small weights stay visible
+
+export const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+
+/** Return a function from a weight to `[red, green, blue]`, for weights from 0 (or -maximum) to maximum. */
+export function scale(maximum, { isDifference = false, theme = isDark() ? "dark" : "light" } = {}) {
+  const { sequence, middle } = SCALES[theme];
+  if (!isDifference) return weight => mix(sequence, Math.min(1, Math.max(0, weight / maximum)) ** GAMMA);
+  return weight => mix([middle, ...(weight < 0 ? ORANGE : BLUE)], Math.min(1, Math.abs(weight) / maximum) ** GAMMA);
+}
+
+function mix(colours, share) {
+  const position = share * (colours.length - 1);
+  const index = Math.min(colours.length - 2, Math.floor(position));
+  const part = position - index;
+  return colours[index].map((value, channel) => Math.round(value + (colours[index + 1][channel] - value) * part));
+}
+
+export const css = ([red, green, blue]) => `rgb(${red} ${green} ${blue})`;
+
+/** Return true if text on this colour must be white to be readable. */
+export const needsWhite = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue < 140;

@@ -1,0 +1,129 @@
+/** All heads of a model: small heat maps by layer and head, and a sortable list of their statistics. */
+
+import { scale } from "./colours.js";
+import { Matrix } from "./maps.js";
+import { imageOf } from "./svg.js";
+
+const COLUMNS = [
+  ["layer", "Layer", "Index of the layer."],
+  ["head", "Head", "Index of the head."],
+  ["entropy", "Entropy", "Mean entropy of the rows in bits: 0 if each row attends to one token."],
+  ["mean_distance", "Distance", "Mean distance between a token and those that it attends to."],
+  ["special_share", "Special", "Share of the weight on special tokens."],
+  ["alignment_agreement", "Alignment", "Share of rows whose strongest token is that of the model's alignment."],
+];
+
+export class Heads {
+  /**
+   * @param element element that the view fills
+   * @param onChoose called with `(layer, head)` when a head is chosen
+   * @param hasList false shows the heat maps only
+   */
+  constructor(element, onChoose, { hasList = true } = {}) {
+    this._element = element;
+    this._onChoose = onChoose;
+    this._hasList = hasList;
+    this._sort = ["layer", 1];
+  }
+
+  /**
+   * Show all heads of one kind. Layers are requested when they are scrolled into view; the list has those
+   * that were.
+   */
+  show(maps, kind, units, hideSpecial, chosen) {
+    this._chosen = chosen;
+    this._statistics = [];
+    this._observer?.disconnect();
+    const { layers, heads } = maps.kind(kind);
+    this._grid = document.createElement("div");
+    this._grid.className = "heads";
+    this._list = document.createElement("div");
+    this._list.className = "scroller";
+    this._element.replaceChildren(this._grid, this._list);
+    this._observer = new IntersectionObserver(entries => {
+      for (const { isIntersecting, target } of entries)
+        if (isIntersecting) {
+          this._observer.unobserve(target);
+          this._fill(target, maps, kind, units, Number(target.dataset.layer), hideSpecial);
+        }
+    }, { rootMargin: "300px" });
+    for (let layer = 0; layer < layers; layer++) {
+      const line = document.createElement("div");
+      line.className = "layer";
+      line.dataset.layer = layer;
+      line.append(Object.assign(document.createElement("span"), { textContent: `Layer ${layer}`, className: "name" }));
+      for (let head = 0; head < heads; head++) line.append(this._button(layer, head));
+      this._grid.append(line);
+      this._observer.observe(line);
+    }
+  }
+
+  _button(layer, head) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.title = button.ariaLabel = `Layer ${layer}, head ${head}`;
+    button.ariaPressed = String(layer === this._chosen[0] && head === this._chosen[1]);
+    button.dataset.head = head;
+    button.addEventListener("click", () => this._onChoose(layer, head));
+    return button;
+  }
+
+  async _fill(line, maps, kind, units, layer, hideSpecial) {
+    let one;
+    try {
+      one = await maps.layer(kind, units, layer);
+    } catch (error) {
+      line.append(Object.assign(document.createElement("span"), { className: "error", textContent: error.message }));
+      return;
+    }
+    one.heads.forEach((data, head) => {
+      let matrix = new Matrix(one.rows, one.columns, data, "");
+      if (hideSpecial) matrix = matrix.withoutSpecial();
+      const canvas = imageOf(matrix, scale(matrix.maximum));
+      canvas.setAttribute("aria-hidden", "true");
+      line.querySelector(`[data-head="${head}"]`).replaceChildren(canvas);
+    });
+    this._statistics.push(...one.statistics);
+    if (this._hasList) this._list.replaceChildren(this._table());
+  }
+
+  _table() {
+    const [key, direction] = this._sort;
+    const columns = COLUMNS.filter(([name]) => this._statistics.some(one => one[name] !== null && one[name] !== undefined));
+    const table = document.createElement("table");
+    table.className = "statistics";
+    table.createCaption().textContent = "Heads; click a column to sort, a row to open the head.";
+    const head = table.createTHead().insertRow();
+    for (const [name, title, help] of columns) {
+      const cell = document.createElement("th");
+      cell.scope = "col";
+      cell.ariaSort = name === key ? (direction > 0 ? "ascending" : "descending") : "none";
+      const button = Object.assign(document.createElement("button"), { type: "button", textContent: title, title: help });
+      button.addEventListener("click", () => {
+        this._sort = [name, name === key ? -direction : name === "layer" || name === "head" ? 1 : -1];
+        this._list.replaceChildren(this._table());
+      });
+      cell.append(button);
+      head.append(cell);
+    }
+    const order = (first, second) => direction * ((first[key] ?? -1) - (second[key] ?? -1)) || first.layer - second.layer || first.head - second.head;
+    const body = table.createTBody();
+    for (const one of [...this._statistics].sort(order)) {
+      const line = body.insertRow();
+      const isChosen = one.layer === this._chosen[0] && one.head === this._chosen[1];
+      line.classList.toggle("current", isChosen);
+      columns.forEach(([name], index) => {
+        const cell = line.insertCell();
+        const text = one[name] === null || one[name] === undefined ? "–" : Number.isInteger(one[name]) && index < 2 ? String(one[name]) : one[name].toFixed(2);
+        if (index !== 1) cell.textContent = text;
+        else {
+          const button = Object.assign(document.createElement("button"), { type: "button", textContent: text });
+          button.ariaLabel = `Open head ${text} of layer ${one.layer}`;
+          button.addEventListener("click", () => this._onChoose(one.layer, one.head));
+          cell.append(button);
+        }
+      });
+    }
+    return table;
+  }
+}

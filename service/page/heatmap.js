@@ -1,0 +1,196 @@
+/** A heat map on a canvas: values on hover or by the arrow keys, smooth with 512 × 512 weights. */
+
+import { css, isDark, needsWhite, scale } from "./colours.js";
+import { imageOf } from "./svg.js";
+
+const MAX_CELL = 34;
+const MIN_LABELLED_CELL = 15; // pixels; smaller cells have no labels beside them
+const MAX_LABELLED = 64; // tokens; the map of longer texts fits the width instead of scrolling
+const MAX_TABLE = 80; // rows or columns of the table for screen readers
+
+export class HeatMap {
+  /**
+   * @param element element that the map fills
+   * @param onHover called with `(row, column)` of the cell under the pointer, or with `null`
+   */
+  constructor(element, onHover, { isDifference = false } = {}) {
+    this._isDifference = isDifference;
+    this._onHover = onHover;
+    this._scroller = document.createElement("div");
+    this._scroller.className = "scroller";
+    this._canvas = document.createElement("canvas");
+    this._canvas.tabIndex = 0;
+    this._canvas.setAttribute("role", "application");
+    this._readout = document.createElement("output");
+    this._readout.className = "readout";
+    this._scroller.append(this._canvas);
+    element.replaceChildren(this._readout, this._scroller);
+    this._cell = null; // highlighted [row, column]
+    this._canvas.addEventListener("pointermove", event => this._point(event));
+    this._canvas.addEventListener("pointerleave", () => onHover(null));
+    this._canvas.addEventListener("keydown", event => this._move(event));
+    this._canvas.addEventListener("focus", () => this._cell ?? onHover([0, 0]));
+    new ResizeObserver(() => this._matrix && this._draw()).observe(element);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this._matrix && this.show(this._matrix));
+  }
+
+  show(matrix) {
+    this.matrix = this._matrix = matrix;
+    this._cell = null;
+    this._maximum = matrix.maximum;
+    this._colour = scale(this._maximum, { isDifference: this._isDifference });
+    this._image = imageOf(matrix, this._colour);
+    this._canvas.setAttribute("aria-label", `Heat map: ${matrix.title}. ${matrix.rows.length} rows that attend, ` +
+      `${matrix.columns.length} columns. Use the arrow keys to read the weights.`);
+    this._draw();
+  }
+
+  /** Highlight a cell; `null` highlights nothing, and an index of `null` highlights a whole row or column. */
+  highlight(cell) {
+    this._cell = cell;
+    this._readout.textContent = this._text(cell);
+    this._draw();
+  }
+
+  _text(cell) {
+    if (!cell || cell[0] === null || cell[1] === null) return "Point at a cell, or use the arrow keys.";
+    const [row, column] = cell;
+    const { rows, columns } = this._matrix;
+    if (row >= rows.length || column >= columns.length) return "";
+    const weight = this._matrix.weight(row, column);
+    const value = this._isDifference ? `${weight > 0 ? "+" : ""}${weight.toFixed(4)}` : weight.toFixed(4);
+    return `\u2068${rows[row].text}\u2069 → \u2068${columns[column].text}\u2069: ${value}`;
+  }
+
+  _layout() {
+    const { rows, columns } = this._matrix;
+    const context = this._canvas.getContext("2d");
+    context.font = FONT;
+    const width = this._scroller.clientWidth || 600;
+    const longest = labels => Math.max(...labels.map(one => context.measureText(one.text).width), 0);
+    const isLabelled = Math.max(rows.length, columns.length) <= MAX_LABELLED;
+    const left = isLabelled ? Math.min(150, longest(rows)) + 12 : 4;
+    const top = isLabelled ? Math.min(130, longest(columns) * 0.72) + 18 : 4;
+    const right = isLabelled ? Math.min(90, context.measureText(columns.at(-1)?.text ?? "").width * 0.72) : 4;
+    const fit = (width - left - right - 2) / columns.length;
+    const cell = isLabelled ? Math.max(MIN_LABELLED_CELL, Math.min(MAX_CELL, fit)) : Math.min(8, fit);
+    return { left, top, right, cell, isLabelled };
+  }
+
+  _draw() {
+    const { rows, columns } = this._matrix;
+    if (!rows.length || !columns.length) return;
+    const { left, top, right, cell, isLabelled } = (this._shape = this._layout());
+    const [width, height] = [left + columns.length * cell + right, top + rows.length * cell + 4];
+    const ratio = devicePixelRatio || 1;
+    this._canvas.width = Math.ceil(width * ratio);
+    this._canvas.height = Math.ceil(height * ratio);
+    this._canvas.style.width = `${width}px`;
+    this._canvas.style.height = `${height}px`;
+    const context = this._canvas.getContext("2d");
+    context.scale(ratio, ratio);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this._image, left, top, columns.length * cell, rows.length * cell);
+    const style = getComputedStyle(this._canvas);
+    context.fillStyle = context.strokeStyle = style.color;
+    context.font = FONT;
+    if (isLabelled) this._drawLabels(context, left, top, cell);
+    if (this._cell) this._drawCell(context, left, top, cell, style.getPropertyValue("--accent"));
+  }
+
+  _drawLabels(context, left, top, cell) {
+    const { rows, columns } = this._matrix;
+    const [currentRow, currentColumn] = this._cell ?? [null, null];
+    const font = isCurrent => (isCurrent ? `600 ${FONT}` : FONT);
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    rows.forEach((row, index) => {
+      context.font = font(index === currentRow);
+      context.fillText(row.text, left - 6, top + (index + 0.5) * cell, left - 8);
+    });
+    context.textAlign = "left";
+    columns.forEach((column, index) => {
+      context.save();
+      context.translate(left + (index + 0.5) * cell, top - 6);
+      context.rotate(-Math.PI / 4);
+      context.font = font(index === currentColumn);
+      context.fillText(column.text, 0, 0, 170);
+      context.restore();
+    });
+    if (cell < 27) return;
+    context.textAlign = "center";
+    context.font = `11px ${FAMILY}`;
+    const dark = isDark() ? "#e8eaed" : "#1b1f24";
+    this._matrix.data.forEach((weight, index) => {
+      const percent = Math.round(100 * weight);
+      if (Math.abs(percent) < 5) return;
+      const fill = this._colour(weight);
+      context.fillStyle = needsWhite(fill) ? "#fff" : isDark() ? "#14171c" : dark;
+      context.fillText(String(percent), left + ((index % columns.length) + 0.5) * cell,
+        top + (Math.floor(index / columns.length) + 0.5) * cell);
+    });
+  }
+
+  _drawCell(context, left, top, cell, accent) {
+    const { rows, columns } = this._matrix;
+    const [row, column] = this._cell;
+    context.strokeStyle = accent || "#b35806";
+    context.lineWidth = Math.max(1, Math.min(2, cell / 6));
+    const draw = (x, y, width, height) => context.strokeRect(left + x * cell, top + y * cell, width * cell, height * cell);
+    context.globalAlpha = 0.6;
+    if (row !== null && row < rows.length) draw(0, row, columns.length, 1);
+    if (column !== null && column < columns.length) draw(column, 0, 1, rows.length);
+    context.globalAlpha = 1;
+    if (row !== null && column !== null) draw(column, row, 1, 1);
+  }
+
+  _point(event) {
+    if (!this._shape) return;
+    const { left, top, cell } = this._shape;
+    const column = Math.floor((event.offsetX - left) / cell);
+    const row = Math.floor((event.offsetY - top) / cell);
+    const { rows, columns } = this._matrix;
+    const isInside = row >= 0 && column >= 0 && row < rows.length && column < columns.length;
+    const next = isInside ? [row, column] : null;
+    if (String(next) !== String(this._cell)) this._onHover(next);
+  }
+
+  _move(event) {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const [row, column] = this._cell ?? [0, 0];
+    const clamp = (value, size) => Math.min(size - 1, Math.max(0, value ?? 0));
+    this._onHover([
+      clamp((row ?? 0) + step[0], this._matrix.rows.length),
+      clamp((column ?? 0) + step[1], this._matrix.columns.length),
+    ]);
+  }
+}
+
+const FAMILY = "system-ui, 'Noto Sans', 'DejaVu Sans', sans-serif";
+const FONT = `13px ${FAMILY}`;
+
+/** Return a table of the weights, for readers of the page by ear and for copying; null if it is too large. */
+export function tableOf(matrix) {
+  const { rows, columns } = matrix;
+  if (rows.length > MAX_TABLE || columns.length > MAX_TABLE) return null;
+  const table = document.createElement("table");
+  const head = table.createTHead().insertRow();
+  const cellOf = (line, text, scope) => {
+    const cell = document.createElement(scope ? "th" : "td");
+    if (scope) cell.scope = scope;
+    cell.textContent = text;
+    line.append(cell);
+  };
+  cellOf(head, "attends ↓ to →", "col");
+  columns.forEach(column => cellOf(head, column.text, "col"));
+  const body = table.createTBody();
+  rows.forEach((row, index) => {
+    const line = body.insertRow();
+    cellOf(line, row.text, "row");
+    columns.forEach((_, column) => cellOf(line, matrix.weight(index, column).toFixed(3)));
+  });
+  table.createCaption().textContent = matrix.title;
+  return table;
+}

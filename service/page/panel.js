@@ -1,0 +1,489 @@
+/** One side of the page: a model, its form, and the output. */
+
+import { request, stream } from "./api.js";
+import { button, element, field, select } from "./dom.js";
+import { EXAMPLE_QUERY, examplesOf } from "./examples.js";
+import { Hiding } from "./hiding.js";
+import { AttentionMaps } from "./maps.js";
+import { tokenList } from "./tokens.js";
+
+const TITLES = {
+  translate: "Translate",
+  complete: "Complete",
+  chat: "Send",
+  classify: "Classify",
+  tag: "Find entities",
+  rerank: "Rank",
+  encode: "Compare",
+};
+const MAX_LEFT_OUT = 30; // words of a classified text that are left out one by one
+
+/** Return the kind of form that fits a model. */
+export function modeOf(card) {
+  if (card.chat) return "chat";
+  if (card.tasks.includes("generate")) return isDecoderOnly(card) ? "complete" : "translate";
+  return ["rerank", "classify", "tag"].find(task => card.tasks.includes(task)) ?? "encode";
+}
+
+const isDecoderOnly = card => card.attention.length > 0 && card.attention.every(({ kind }) => kind === "decoder");
+
+export class Panel {
+  /**
+   * @param root element that the panel fills
+   * @param cards models, from GET /v1/models
+   * @param side state of this side, which the panel changes
+   * @param app `{changed(), hover(start, panel), show()}`: the state changed, the pointer is at a token of the
+   *   output that starts at this character, there are new maps
+   */
+  constructor(root, cards, side, app) {
+    this._root = root;
+    this._cards = cards;
+    this.side = side;
+    this._app = app;
+    this.maps = null; // attention maps of the output
+    this.outputs = null; // last responses, for the JSON file
+    this._build();
+  }
+
+  get card() {
+    return this._cards.find(card => card.id === this.side.model) ?? this._cards[0];
+  }
+
+  get mode() {
+    return modeOf(this.card);
+  }
+
+  _build() {
+    const { side, card, mode } = this;
+    side.model = card.id;
+    if (!side.input && !side.messages) side.input = this._examples()[0];
+    if (mode === "rerank" && !side.query) side.query = EXAMPLE_QUERY;
+    const models = this._cards.map(({ id }) => [id, id]);
+    const example = select([["", "Examples…"], ...this._examples().map(text => [text, text.split("\n")[0]])], "", text => {
+      if (text) this._setInput(text);
+    });
+    this._input = element("textarea", { value: side.input, rows: mode === "encode" || mode === "rerank" ? 4 : 3, dir: "auto", spellcheck: false });
+    this._input.addEventListener("input", () => this._edited());
+    this._input.addEventListener("keydown", event => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey || mode === "chat") && !event.shiftKey) {
+        event.preventDefault();
+        this.run();
+      }
+    });
+    this._status = element("p", { className: "status", role: "status" });
+    this._output = element("div", { className: "output" });
+    this._form = element("form", {},
+      element("div", { className: "line" },
+        field("Model", select(models, card.id, name => this._setModel(name)), card.description),
+        field("Example", example), ...this._languageFields()),
+      element("p", { className: "about", textContent: card.description }),
+      mode === "rerank" ? field("Query", this._queryField()) : null,
+      mode === "chat" ? this._dialogue() : null,
+      field({ chat: "Message", encode: "Texts, one on each line", rerank: "Documents, one on each line" }[mode] ?? "Text", this._input),
+      this._options(),
+      element("div", { className: "line" }, (this._submit = element("button", { className: "primary", textContent: TITLES[mode] })), this._status));
+    this._form.addEventListener("submit", event => {
+      event.preventDefault();
+      this.run();
+    });
+    this._root.replaceChildren(this._form, this._output);
+  }
+
+  _examples() {
+    return examplesOf(this.mode, this.side.source ?? this.card.languages?.source);
+  }
+
+  _queryField() {
+    const query = element("input", { value: this.side.query, dir: "auto" });
+    query.addEventListener("input", () => (this.side.query = query.value));
+    return query;
+  }
+
+  _languageFields() {
+    const { languages } = this.card;
+    if (!languages || languages.sources.length + languages.targets.length <= 2) return [];
+    const names = code => [code, languageName(code)];
+    return [
+      field("From", select(languages.sources.map(names), this.side.source ?? languages.source, code => (this.side.source = code))),
+      field("To", select(languages.targets.map(names), this.side.target ?? languages.target, code => (this.side.target = code))),
+    ];
+  }
+
+  _dialogue() {
+    const list = element("ol", { className: "dialogue" });
+    for (const { role, content } of this.side.messages ?? [])
+      list.append(element("li", { className: role, dir: "auto" }, element("b", { textContent: `${role}: ` }), content));
+    if (this.side.messages?.length)
+      list.append(element("li", {}, button("New dialogue", () => {
+        Object.assign(this.side, { messages: null, forced: null, input: "" });
+        this._build();
+        this.run();
+      })));
+    return list;
+  }
+
+  _options() {
+    if (!["translate", "complete", "chat"].includes(this.mode)) return null;
+    const { parameters } = this.side;
+    const number = (name, placeholder, attributes, help) => {
+      const input = element("input", { type: "number", value: parameters[name] ?? "", placeholder, ...attributes });
+      input.addEventListener("input", () => {
+        if (input.value === "") delete parameters[name];
+        else parameters[name] = input.valueAsNumber;
+      });
+      return field(name, input, help);
+    };
+    const text = (name, help) => {
+      const input = element("input", { value: parameters[name] ?? "", dir: "auto" });
+      input.addEventListener("input", () => {
+        if (input.value === "") delete parameters[name];
+        else parameters[name] = input.value;
+      });
+      return field(name, input, help);
+    };
+    const sample = element("input", { type: "checkbox", checked: parameters.do_sample ?? false });
+    sample.addEventListener("change", () => {
+      if (sample.checked) parameters.do_sample = true;
+      else for (const name of ["do_sample", "temperature", "top_p", "seed"]) delete parameters[name];
+      options.replaceWith((options = this._optionFields(number, text, sample)));
+    });
+    let options = this._optionFields(number, text, sample);
+    return element("details", {}, element("summary", { textContent: "Decoding options" }), options);
+  }
+
+  _optionFields(number, text, sample) {
+    const isSampling = sample.checked;
+    return element("div", { className: "line" },
+      number("max_new_tokens", "128", { min: 1, step: 1 }, "Maximum number of generated tokens."),
+      field("do_sample", sample, "Sample each token instead of taking the most probable."),
+      ...(isSampling
+        ? [number("temperature", "1", { min: 0.05, max: 10, step: 0.05 }), number("top_p", "1", { min: 0.05, max: 1, step: 0.05 }), number("seed", "random", { min: 0, step: 1 })]
+        : this.mode === "chat" ? [] : [number("num_beams", "1", { min: 1, max: 8, step: 1 }, "Beams of a beam search; all of their texts are listed.")]),
+      this.mode === "chat" ? null : text("target_prefix", "Beginning of the output, which the model continues."));
+  }
+
+  _setModel(name) {
+    const old = this.mode;
+    const wasExample = this._examples().includes(this.side.input);
+    Object.assign(this.side, { model: name, forced: null, hidden: [], source: null, target: null });
+    if (this.mode !== old || wasExample) this.side.input = "";
+    if (this.mode !== old) Object.assign(this.side, { parameters: {}, messages: null });
+    this.maps = null;
+    this._build();
+    this.run();
+  }
+
+  _setInput(text) {
+    this._input.value = text;
+    this._edited();
+    this.run();
+  }
+
+  _edited() {
+    Object.assign(this.side, { input: this._input.value, forced: null, hidden: [] });
+  }
+
+  /** Run the model on the input, and show its output and attention. */
+  async run() {
+    this._abort?.abort();
+    const abort = (this._abort = new AbortController());
+    this._output.replaceChildren();
+    this._status.textContent = "Working…";
+    this._submit.ariaBusy = "true";
+    this.maps = this.outputs = null;
+    try {
+      await this[`_run_${this.mode}`](abort.signal);
+      if (abort.signal.aborted) return;
+      this._status.textContent = "";
+      this._app.changed();
+      this._app.show();
+    } catch (error) {
+      if (!abort.signal.aborted) this._fail(error);
+    } finally {
+      if (this._abort === abort) this._submit.ariaBusy = "false";
+    }
+  }
+
+  /** Show an error with a retry; after an overload, the retry waits as long as the service asks. */
+  _fail(error) {
+    this._status.textContent = "";
+    const retry = button("Retry", () => this.run());
+    const box = element("div", { className: "error", role: "alert" }, element("p", { textContent: error.message }), retry);
+    this._output.append(box);
+    let seconds = Math.ceil(error.retryAfter ?? 0);
+    if (!seconds) return;
+    const count = () => {
+      retry.disabled = seconds > 0;
+      retry.textContent = seconds > 0 ? `Retry in ${seconds} s` : "Retry";
+      if (seconds-- > 0 && box.isConnected) setTimeout(count, 1000);
+    };
+    count();
+  }
+
+  /** Fields that select the model and the languages. */
+  get _base() {
+    return { model: this.card.id };
+  }
+
+  get _parameters() {
+    const parameters = { ...this.side.parameters };
+    const { languages } = this.card;
+    if (languages && languages.sources.length + languages.targets.length > 2) {
+      parameters.source_language = this.side.source ?? languages.source;
+      parameters.target_language = this.side.target ?? languages.target;
+    }
+    return parameters;
+  }
+
+  // Generation
+
+  _run_translate(signal) {
+    return this._generate({ inputs: this.side.input }, signal);
+  }
+
+  _run_complete(signal) {
+    return this._generate({ inputs: this.side.input }, signal);
+  }
+
+  async _generate(inputs, signal) {
+    const { side } = this;
+    const identity = { ...this._base, ...inputs };
+    if (side.forced !== null) return this._force(identity, signal);
+    const parameters = { ...this._parameters };
+    const numBeams = parameters.num_beams ?? 1;
+    const text = element("p", { className: "text", dir: "auto", lang: this._targetLanguage });
+    this._output.replaceChildren(text);
+    let best;
+    let outputs;
+    if (numBeams > 1) {
+      const body = { ...identity, parameters: { ...parameters, num_return_sequences: numBeams, top_logprobs: 5 } };
+      ({ outputs } = await request("/v1/generate", body, signal));
+      [best] = outputs;
+    } else {
+      const tokens = [];
+      for await (const event of stream("/v1/generate", { ...identity, stream: true, parameters: { ...parameters, top_logprobs: 5 } }, signal)) {
+        if (event.token) {
+          tokens.push(event.token);
+          text.append(event.text);
+        } else best = { ...event, tokens };
+      }
+      outputs = [best];
+    }
+    text.textContent = best.text;
+    this.outputs = outputs;
+    if (parameters.do_sample) parameters.seed = best.seed;
+    this._showGenerated(best, outputs);
+    if (this.card.attention.length) this._setMaps({ ...identity, parameters });
+    this._hiding(identity, best.text);
+  }
+
+  /** Read a given text as the output, instead of generating one. */
+  async _force(identity, signal) {
+    const { side } = this;
+    const { source_language, target_language } = this._parameters;
+    const body = { ...identity, targets: side.forced, top_logprobs: 5 };
+    if (source_language) Object.assign(body, { source_language, target_language });
+    const { outputs: [output] } = await request("/v1/score", body, signal);
+    this.outputs = [output];
+    this._output.replaceChildren(element("p", { className: "text", dir: "auto", textContent: side.forced }));
+    this._showGenerated({ ...output, text: side.forced }, []);
+    const parameters = source_language ? { source_language, target_language } : {};
+    if (this.card.attention.length) this._setMaps({ ...identity, targets: side.forced, parameters });
+    this._hiding(identity, side.forced);
+  }
+
+  get _targetLanguage() {
+    return this.side.target ?? this.card.languages?.target ?? "";
+  }
+
+  _showGenerated(best, outputs) {
+    const tokens = tokenList(best.tokens, best.text, start => this._app.hover(start, this));
+    this._output.append(tokens, element("p", { className: "hint", textContent: "Darker marks are less probable tokens. Point at a token for its alternatives." }));
+    if (outputs.length > 1) this._output.append(this._hypotheses(outputs));
+    this._output.append(this._editor(best.text));
+  }
+
+  _hypotheses(outputs) {
+    const list = element("ol", { className: "hypotheses" });
+    for (const { text, score } of outputs)
+      list.append(element("li", {}, button(text, () => this._setForced(text), { dir: "auto" }), ` ${score.toFixed(3)}`));
+    return element("details", { open: true }, element("summary", { textContent: "Best outputs with their scores; choose one to see its attention" }), list);
+  }
+
+  /** Return the form that edits the output; the model then reads the edited text. */
+  _editor(text) {
+    const area = element("textarea", { value: text, rows: 2, dir: "auto", spellcheck: false });
+    const reset = this.side.forced === null ? null : button("Back to the generated output", () => this._setForced(null));
+    return element("details", { open: this.side.forced !== null }, element("summary", { textContent: "Edit the output" }),
+      field("Output that the model reads instead", area),
+      element("div", { className: "line" }, button("Show its attention", () => this._setForced(area.value)), reset));
+  }
+
+  _setForced(text) {
+    this.side.forced = text;
+    this.run();
+  }
+
+  _setMaps(body) {
+    const extra = {};
+    if (isDecoderOnly(this.card)) extra.prompt_rows = true;
+    this._mapsBody = { ...body, ...extra };
+    this.maps = new AttentionMaps(this.card.attention, this._mapsBody);
+  }
+
+  _hiding(identity, text) {
+    const hasCross = this.card.attention.some(({ kind, window }) => kind === "cross" && window === null);
+    if (!hasCross || this.mode !== "translate") return;
+    const hiding = new Hiding(this.side, identity, text, this._parameters, () => this._app.changed());
+    this._output.append(hiding.element);
+  }
+
+  async _run_chat(signal) {
+    const { side } = this;
+    if (!side.messages && !side.input.trim()) return this._askForText();
+    const messages = [...(side.messages ?? [])];
+    if (messages.at(-1)?.role !== "user") messages.push({ role: "user", content: side.input });
+    const identity = { ...this._base, messages };
+    const text = element("p", { className: "text", dir: "auto" });
+    this._output.replaceChildren(text);
+    if (side.forced !== null) {
+      text.textContent = side.forced;
+      this._setMaps({ ...identity, targets: side.forced });
+      this._output.append(this._editor(side.forced));
+      return;
+    }
+    const { max_new_tokens, do_sample, temperature, top_p, seed } = side.parameters;
+    const body = { ...identity, stream: true, logprobs: true, top_logprobs: 5, temperature: do_sample ? temperature ?? 1 : 0 };
+    if (max_new_tokens) body.max_tokens = max_new_tokens;
+    if (do_sample && top_p) body.top_p = top_p;
+    if (do_sample && seed !== undefined) body.seed = seed;
+    const tokens = [];
+    for await (const { choices } of stream("/v1/chat/completions", body, signal)) {
+      const [choice] = choices ?? [];
+      if (!choice) continue;
+      text.append(choice.delta?.content ?? "");
+      tokens.push(...(choice.logprobs?.content ?? []));
+    }
+    const reply = text.textContent;
+    const read = one => ({ id: one.token, text: one.token, logprob: one.logprob });
+    this.outputs = [{ text: reply, tokens }];
+    this._showGenerated({ text: reply, tokens: tokens.map(one => ({ ...read(one), alternatives: (one.top_logprobs ?? []).map(read) })) }, []);
+    this._output.append(element("div", { className: "line" }, button("Continue the dialogue", () => {
+      Object.assign(side, { messages: [...messages, { role: "assistant", content: reply }], input: "", forced: null });
+      this._build();
+      this._input.focus();
+    })));
+    this._setMaps({ ...identity, targets: reply });
+  }
+
+  _askForText() {
+    this._status.textContent = "Write a text first.";
+  }
+
+  // Models without a decoder
+
+  async _run_classify(signal) {
+    const { side } = this;
+    const { outputs: [output] } = await request("/v1/classify", { ...this._base, inputs: side.input }, signal);
+    this.outputs = [output];
+    this._output.replaceChildren(bars(output.labels.map(({ label, score }) => [label, score])));
+    this._setEncoderMaps(side.input);
+    await this._leaveOut(output.labels[0], signal);
+  }
+
+  /** Show how the probability of a label changes if one word of the text is left out. */
+  async _leaveOut({ label, score }, signal) {
+    const words = [...this.side.input.matchAll(/\S+/gu)].slice(0, MAX_LEFT_OUT);
+    if (words.length < 2) return;
+    const inputs = words.map(({ 0: word, index }) => (this.side.input.slice(0, index) + this.side.input.slice(index + word.length)).trim());
+    const { outputs } = await request("/v1/classify", { ...this._base, inputs }, signal);
+    const changes = outputs.map(({ labels }) => score - labels.find(one => one.label === label).score);
+    const largest = Math.max(...changes.map(Math.abs), 0.01);
+    const text = element("p", { className: "words", dir: "auto" });
+    words.forEach(({ 0: word }, index) => {
+      const change = changes[index];
+      const mark = element("span", { className: change >= 0 ? "for" : "against", textContent: word, tabIndex: 0, title: `Without this word: ${label} ${(100 * (score - change)).toFixed(1)} %` });
+      mark.style.setProperty("--strength", String(Math.round((100 * Math.abs(change)) / largest)));
+      text.append(mark, " ");
+    });
+    this._output.append(element("h3", { textContent: `Words behind “${label}”` }), text, element("p", {
+      className: "hint",
+      textContent: `Blue words support ${label}: without them its probability is lower. Orange words speak against it. Each word was left out once. Attention weights below do not show this.`,
+    }));
+  }
+
+  async _run_tag(signal) {
+    const { side } = this;
+    const { outputs: [output] } = await request("/v1/tag", { ...this._base, inputs: side.input }, signal);
+    this.outputs = [output];
+    const characters = [...side.input];
+    const text = element("p", { className: "text entities", dir: "auto" });
+    let end = 0;
+    for (const entity of output.entities) {
+      text.append(characters.slice(end, entity.start).join(""));
+      text.append(element("mark", { title: `${entity.label}: ${(100 * entity.score).toFixed(1)} %` }, characters.slice(entity.start, entity.end).join(""), element("small", { textContent: ` ${entity.label}` })));
+      end = entity.end;
+    }
+    text.append(characters.slice(end).join(""));
+    this._output.replaceChildren(text);
+    this._setEncoderMaps(side.input);
+  }
+
+  get _lines() {
+    return this.side.input.split("\n").map(line => line.trim()).filter(Boolean);
+  }
+
+  async _run_rerank(signal) {
+    const documents = this._lines;
+    const { results } = await request("/v1/rerank", { ...this._base, query: this.side.query, documents }, signal);
+    this.outputs = results;
+    this._output.replaceChildren(bars(results.map(one => [documents[one.index], one.relevance_score])));
+    this._setEncoderMaps([this.side.query, documents[results[0].index]]);
+  }
+
+  async _run_encode(signal) {
+    const texts = this._lines;
+    const { embeddings } = await request("/v1/encode", { ...this._base, inputs: texts, normalize: true }, signal);
+    this.outputs = texts.map((text, index) => ({ text, embedding: embeddings[index] }));
+    const cosine = (first, second) => first.reduce((sum, value, index) => sum + value * second[index], 0);
+    const table = element("table", { className: "cosines" });
+    table.createCaption().textContent = "Cosine similarity of the texts";
+    const head = table.createTHead().insertRow();
+    head.append(element("td"), ...texts.map((_, index) => element("th", { scope: "col", textContent: index + 1 })));
+    const body = table.createTBody();
+    texts.forEach((text, row) => {
+      const line = body.insertRow();
+      line.append(element("th", { scope: "row", dir: "auto", textContent: `${row + 1}  ${text}` }));
+      embeddings.forEach(other => {
+        const value = cosine(embeddings[row], other);
+        const cell = element("td", { textContent: value.toFixed(2) });
+        cell.style.setProperty("--strength", String(Math.round(100 * Math.max(0, value))));
+        line.append(cell);
+      });
+    });
+    this._output.replaceChildren(element("div", { className: "scroller" }, table));
+    if (!this.card.sentence_similarity)
+      this._output.append(element("p", { className: "hint", textContent: "This model was not trained for sentence similarity, so the cosines say little about meaning." }));
+    this._setEncoderMaps(texts[0]);
+  }
+
+  _setEncoderMaps(inputs) {
+    if (this.card.attention.length) this._setMaps({ ...this._base, inputs });
+  }
+}
+
+/** Return a list of labels with their scores as bars. */
+function bars(scores) {
+  const list = element("ul", { className: "bars" });
+  for (const [label, score] of scores)
+    list.append(element("li", {}, element("span", { textContent: label, dir: "auto" }), element("meter", { max: 1, value: score, "aria-label": label }), element("span", { textContent: score.toFixed(3) })));
+  return list;
+}
+
+function languageName(code) {
+  try {
+    return new Intl.DisplayNames(["en"], { type: "language" }).of(code) ?? code;
+  } catch {
+    return code;
+  }
+}

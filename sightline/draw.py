@@ -1,0 +1,179 @@
+"""`sightline draw`: draw the attention of one text as SVG or PNG, without HTTP."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from service import __version__
+from service.bundle import BundleError, Manifest, read_manifest
+from service.discovery import find_bundles
+from service.errors import ApiError
+from service.fields import Texts
+from service.inference.attention import AttentionInput, AttentionOutput, attention
+from service.inference.call import Call
+from service.inference.picture import View, draw, selection_to_draw
+from service.inference.service import Service
+from service.loading import load_bundles
+from service.metrics import Metrics, ModelMetrics
+from service.parameters import AttentionSelection
+from service.runtime.provider import RuntimeUnavailableError
+from service.settings import Settings, SettingsError, add_flags, make_settings
+from sightline.parser import EXIT_USAGE, Parser
+
+EXIT_FAILED = 1
+VIEWS: tuple[View, ...] = ("heatmap", "alignment", "heads")
+SUFFIXES = (".svg", ".png")
+DEFAULT_SCALE = 2.0
+
+
+class DrawError(Exception):
+    """A picture that cannot be drawn; the message has the reason."""
+
+
+def run(parser: Parser, arguments: Sequence[str]) -> int:
+    """Draw a picture and return the exit code."""
+    parser.description = (
+        "Draw the attention of a model for one text. A model that generates text writes an output first, and the "
+        "command prints it."
+    )
+    parser.epilog = 'example: %(prog)s "A dog runs on the beach." --bundle bundles/multi30k-en-de --out attention.svg'
+    parser.add_argument("text", metavar="TEXT", help="Text that the model reads.")
+    parser.add_argument("--out", type=_picture_file, required=True, metavar="FILE", help="File to write: .svg or .png")
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="FOLDER",
+        help="Bundle to use. Default: the default model of --bundles, or its first bundle with attention",
+    )
+    parser.add_argument(
+        "--view",
+        choices=VIEWS,
+        default="heatmap",
+        help="heatmap, alignment (lines between tokens) or heads (all layers and heads). Default: %(default)s",
+    )
+    parser.add_argument("--target", metavar="TEXT", help="Output that the model reads instead of generating one.")
+    parser.add_argument(
+        "--kind",
+        choices=("cross", "encoder", "decoder", "encoder_slots"),
+        help="Kind of attention. Default: cross-attention if the model has it",
+    )
+    parser.add_argument(
+        "--layer", type=int, metavar="N", help="Index of the layer. Default: the one that aligns words, or the last"
+    )
+    parser.add_argument(
+        "--head",
+        type=int,
+        metavar="N",
+        help="Index of the head. Default: the mean of the heads that align words, or of all",
+    )
+    parser.add_argument(
+        "--units", choices=("words", "tokens"), default="words", help="Labels of the picture. Default: %(default)s"
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=DEFAULT_SCALE,
+        metavar="N",
+        help="Pixels of a PNG for each pixel of the SVG. Default: %(default)g",
+    )
+    flags = ("bundles", "provider")
+    add_flags(parser, flags)
+    parsed = parser.parse_args(arguments)
+    try:
+        if not parsed.text.strip():
+            raise DrawError("TEXT is blank; give the text that the model reads")
+        settings = make_settings({name: getattr(parsed, name) for name in flags})
+        folder, manifest = choose_bundle(parsed.bundle, settings)
+        settings = settings.model_copy(update={"default_model": manifest.name})
+        output, svg = asyncio.run(make_picture(folder, manifest, settings, parsed))
+        write_picture(parsed.out, svg, parsed.scale)
+    except (BundleError, DrawError, RuntimeUnavailableError, SettingsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except ApiError as error:
+        print(f"error: {error.message({})}", file=sys.stderr)
+        return EXIT_FAILED
+    except OSError as error:
+        print(f"error: {error.filename or parsed.out}: {error.strerror}", file=sys.stderr)
+        return EXIT_USAGE
+    if output.text:
+        print(output.text)
+    return 0
+
+
+def _picture_file(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in SUFFIXES:
+        raise argparse.ArgumentTypeError(f"its name must end with {' or '.join(SUFFIXES)}, got {text}")
+    return path
+
+
+def choose_bundle(folder: Path | None, settings: Settings) -> tuple[Path, Manifest]:
+    """Return the bundle of a folder, or the default model of the folder of bundles.
+
+    Raises:
+        BundleError: there is no such bundle.
+    """
+    if folder is not None:
+        return folder, read_manifest(folder)
+    found = find_bundles(
+        settings.bundles, settings.default_model, lambda _, error: print(f"warning: {error}", file=sys.stderr)
+    )
+    named = [one for one, manifest in found.items() if manifest.name == settings.default_model]
+    able = [one for one, manifest in found.items() if manifest.attention]
+    if not named and not able:
+        raise BundleError(f"no bundle in {settings.bundles} has attention maps; name one with --bundle")
+    folder = (named or sorted(able, key=lambda one: found[one].name))[0]
+    return folder, found[folder]
+
+
+async def make_picture(
+    folder: Path, manifest: Manifest, settings: Settings, options: argparse.Namespace
+) -> tuple[AttentionOutput, str]:
+    """Run the model, and return its attention and the picture as SVG.
+
+    Raises:
+        ApiError: the text, the selection or the target does not fit the model.
+        BundleError: the bundle cannot be loaded.
+    """
+    metrics = Metrics(__version__)
+    observer: ModelMetrics = metrics.for_model(manifest.name)
+    backend = load_bundles({folder: manifest}, settings, lambda _: observer)
+    model = backend.models[manifest.name]
+    service = Service(settings, metrics)
+    selection = AttentionSelection(
+        kinds=None if options.kind is None else [options.kind],
+        layers=None if options.layer is None else [options.layer],
+        heads=None if options.head is None else [options.head],
+        units=options.units,
+    )
+    backend.worker.start()
+    service.attach(backend, lambda _: observer)
+    call = Call(service, "draw")
+    try:
+        selection = selection_to_draw(model, selection, options.view)
+        targets = None if options.target is None else Texts.one(options.target)
+        result = await attention(call, AttentionInput(None, Texts.one(options.text), selection, targets))
+        return result.outputs[0], draw(model.name, result.outputs[0], options.view)
+    finally:
+        call.close()
+        await backend.worker.stop(0.0)
+
+
+def write_picture(path: Path, svg: str, scale: float) -> None:
+    """Write a picture in the format of the file's name.
+
+    Raises:
+        DrawError: a PNG needs a library that is not installed.
+        OSError: the file cannot be written.
+    """
+    if path.suffix == ".svg":
+        path.write_text(svg, encoding="utf-8")
+        return
+    try:
+        import resvg_py
+    except ModuleNotFoundError:
+        raise DrawError("a PNG needs resvg_py: pip install 'sightline[draw]', or write an .svg file") from None
+    path.write_bytes(bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=scale)))

@@ -1,0 +1,64 @@
+"""Chromium, controlled with Playwright. Tests are skipped where either is not installed."""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+# Chromium runs as root in containers, and must not contact its maker.
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    with (
+        sync_api.sync_playwright() as playwright,
+        contextlib.closing(playwright.chromium.launch(executable_path=executable, args=FLAGS)) as browser,
+    ):
+        yield browser
+
+
+@pytest.fixture
+def open_page(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """Return a function that opens a page in a fresh profile, and fail on errors in its console.
+
+    Options are those of Playwright's `new_context`, such as `color_scheme`. `may_fail` allows
+    console messages about failed requests.
+    """
+    contexts: list[Any] = []
+    problems: list[str] = []
+
+    def open_(url: str, *, may_fail: bool = False, **options: Any) -> Any:
+        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+
+        def note(message: Any) -> None:
+            if message.type in ("error", "warning") and not (may_fail and "Failed to load resource" in message.text):
+                problems.append(message.text)
+
+        page.on("console", note)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: _check_host(request.url, url, problems))
+        page.goto(url)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def _check_host(requested: str, url: str, problems: list[str]) -> None:
+    if not requested.startswith(("blob:", "data:", "/".join(url.split("/")[:3]))):
+        problems.append(f"a request to another host: {requested}")

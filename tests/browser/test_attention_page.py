@@ -1,0 +1,285 @@
+"""The page at `/` in a real browser, found by its visible labels. It needs Chromium."""
+
+import contextlib
+import json
+import re
+import shutil
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.server import RunningServer, serving
+
+pytestmark = pytest.mark.browser
+
+SENTENCE = "Two girls are playing with a small brown dog on the beach."
+TRANSLATION = "Zwei Mädchen spielen am Strand mit einem kleinen braunen Hund."
+MODELS = ("multi30k-en-de", "multi30k-en-de-bahdanau", "multi30k-en-de-luong-local-p", "multi30k-en-de-linformer",
+          "multi30k-en-de-fixed-context", "smalltalk-chat-gatt", "sst2-sentiment")  # fmt: skip
+OpenPage = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("bundles")
+    for name in MODELS:
+        shutil.copytree(Path("bundles", name), folder / name)
+    with serving(folder, default_model="multi30k-en-de") as running:
+        yield running
+
+
+def choose(page: Any, label: str, value: str) -> None:
+    page.get_by_label(label, exact=True).select_option(value)
+
+
+def wait_for_output(page: Any, text: str) -> None:
+    page.locator(".text", has_text=text).first.wait_for()
+
+
+def readout(page: Any) -> str:
+    return str(page.locator(".readout").first.text_content())
+
+
+def test_translate_find_the_aligning_head_compare_hide_and_take_away_in_twelve_actions(
+    open_page: OpenPage, server: RunningServer
+) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)  # the example is translated when the page opens
+    page.get_by_label("Text", exact=True).fill("A man in a red shirt is riding a bicycle.")  # 1
+    page.get_by_role("button", name="Translate").click()  # 2
+    wait_for_output(page, "Ein Mann")
+    page.get_by_role("button", name="All heads").click()  # 3
+    page.get_by_role("button", name="Alignment", exact=True).last.click()  # 4: sort by agreement with the alignment
+    best = page.locator(".statistics tbody tr").first
+    assert float(best.locator("td").last.text_content()) > 0.8
+    best.get_by_role("button").click()  # 5: open the head
+    page.locator("canvas").first.wait_for()
+    assert re.search(r"Cross-attention, layer \d, head \d", page.locator("figcaption").first.text_content())
+    page.get_by_text("Hide source tokens").click()  # 6
+    page.get_by_role("button", name="Hide red").click()  # 7
+    page.get_by_text("Without “red” the model writes:").wait_for()
+    assert "rot" not in page.locator(".hiding b").first.text_content()
+    page.get_by_text("Take away").click()  # 8
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()  # 9
+    picture = ElementTree.fromstring(Path(download.value.path()).read_text(encoding="utf-8"))
+    texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"bicycle", "Fahrrad"} <= set(texts)
+    page.get_by_role("button", name="Compare").click()  # 10
+    choose(page.locator(".side").nth(1), "Model", "multi30k-en-de-bahdanau")  # 11
+    page.locator("figcaption", has_text="multi30k-en-de-bahdanau").wait_for()
+    assert page.locator("figure").count() >= 2
+
+
+def test_the_output_streams_in_and_its_tokens_have_alternatives(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.locator(".token-chip", has_text="Mädchen").hover()
+    popup = page.get_by_role("tooltip")
+    assert re.search(r"Mädchen\D*\d+\.\d %", popup.text_content())
+    assert popup.locator("tr").count() == 5
+
+
+def test_hovering_shows_the_weights_in_all_views(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.locator(".alignment .token", has_text="Strand").hover()
+    assert re.match(r"\W*Strand\W* attends to \W*beach\W* \d+ %", readout(page))
+    assert page.locator("path.dim").count() > 0
+    page.get_by_role("button", name="Heat map").click()
+    canvas = page.locator("canvas").first
+    canvas.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    assert re.search(r"am.*→.*Two.*0\.\d+", readout(page))
+    page.get_by_role("button", name="Table").click()
+    assert page.locator("#view table tbody tr").count() == 11
+
+
+@pytest.mark.parametrize(("head", "title"), [("max", "max of the heads"), ("rollout", "rollout"), ("2", "head 2")])
+def test_layers_heads_and_rollout_can_be_chosen(
+    open_page: OpenPage, server: RunningServer, head: str, title: str
+) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    for kind in ("encoder", "decoder", "cross"):
+        choose(page, "Kind", kind)
+        choose(page, "Layer", "1")
+        choose(page, "Head", head)
+        page.locator("figcaption", has_text=title).first.wait_for()
+
+
+def test_a_link_shows_the_same_view_in_a_fresh_profile(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.get_by_label("Text", exact=True).fill("A dog runs.")
+    page.get_by_role("button", name="Translate").click()
+    wait_for_output(page, "Ein Hund rennt.")
+    page.get_by_role("button", name="Heat map").click()
+    choose(page, "Layer", "2")
+    page.get_by_label("Whole words").uncheck()
+    page.locator("figcaption", has_text="layer 2").wait_for()
+    other = open_page(page.url)
+    wait_for_output(other, "Ein Hund rennt.")
+    other.locator("figcaption", has_text="layer 2").wait_for()
+    assert not other.get_by_label("Whole words").is_checked()
+    page.locator("canvas").first.wait_for()
+    pictures = [one.locator("canvas").first.evaluate("canvas => canvas.toDataURL()") for one in (page, other)]
+    assert pictures[0] == pictures[1]
+
+
+def test_a_damaged_link_shows_the_page(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(f"{server.url}/#1.bm90IGpzb24")
+    wait_for_output(page, TRANSLATION)
+
+
+def test_an_edited_output_is_read_instead_of_the_generated_one(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.get_by_text("Edit the output").click()
+    page.get_by_label("Output that the model reads instead").fill("Zwei Katzen schlafen.")
+    page.get_by_role("button", name="Show its attention").click()
+    wait_for_output(page, "Zwei Katzen schlafen.")
+    page.locator(".alignment .token", has_text="Katzen").wait_for()
+
+
+def test_beams_are_listed_and_one_can_be_chosen(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.get_by_text("Decoding options").click()
+    page.get_by_label("num_beams").fill("4")
+    page.get_by_role("button", name="Translate").click()
+    second = page.locator(".hypotheses button").nth(1)
+    text = second.text_content()
+    second.click()
+    wait_for_output(page, text)
+    assert page.locator(".hypotheses").count() == 0
+
+
+def test_numbers_are_taken_away_as_csv_json_and_png(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.locator(".alignment .token").first.wait_for()
+    page.get_by_text("Take away").click()
+    contents = {}
+    for name in ("CSV", "JSON", "PNG"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).click()
+        contents[name] = Path(download.value.path()).read_bytes()
+    lines = contents["CSV"].decode().splitlines()
+    assert lines[0] == "map,row,row_token,column,column_token,weight"
+    (map_,) = json.loads(contents["JSON"])["maps"]
+    assert len(lines) - 1 == len(map_["rows"]) * len(map_["columns"])
+    assert float(lines[1].rsplit(",", 1)[1]) == pytest.approx(map_["weights"][0][0])
+    assert contents["PNG"].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name != "multi30k-en-de-fixed-context"])
+def test_every_model_shows_its_attention(open_page: OpenPage, server: RunningServer, model: str) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    choose(page, "Model", model)
+    page.get_by_role("button", name="Heat map").click()
+    page.locator("#view canvas").first.wait_for()
+    kinds = page.get_by_label("Kind", exact=True).locator("option").evaluate_all("all => all.map(one => one.value)")
+    for kind in kinds:
+        choose(page, "Kind", kind)
+        page.locator("#view canvas").first.wait_for()
+        assert page.locator(".error").count() == 0
+
+
+def test_a_model_without_attention_says_so(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    choose(page, "Model", "multi30k-en-de-fixed-context")
+    page.get_by_text("This model has no attention").wait_for()
+
+
+def test_a_classifier_shows_the_words_behind_its_decision(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    choose(page, "Model", "sst2-sentiment")
+    page.get_by_text("Words behind “positive”").wait_for()
+    assert page.locator(".words .for", has_text="funny").count() == 1
+
+
+def test_a_chat_continues_with_attention_to_earlier_turns(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    choose(page, "Model", "smalltalk-chat-gatt")
+    page.get_by_role("button", name="Continue the dialogue").click()
+    page.get_by_label("Message").fill("And what do you like?")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Continue the dialogue").wait_for()
+    assert page.locator(".dialogue li.assistant").count() == 1
+
+
+def test_errors_overload_and_a_stopped_server_are_shown_with_a_retry(open_page: OpenPage, bundle: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(bundle.parent))
+        page = open_page(server.url, may_fail=True)
+        page.locator(".text").first.wait_for()
+        page.get_by_label("Text", exact=True).fill("word " * 400)
+        page.get_by_role("button", name="Translate").click()
+        page.get_by_role("alert").get_by_text("tokens").wait_for()
+        overloaded = json.dumps({"error": {"code": "overloaded", "message": "The queue is full. Retry later."}})
+        page.route(
+            "**/v1/generate", lambda route: route.fulfill(status=503, headers={"Retry-After": "2"}, body=overloaded)
+        )
+        page.get_by_label("Text", exact=True).fill("A dog runs.")
+        page.get_by_role("button", name="Translate").click()
+        page.get_by_text("The queue is full. Retry later.").wait_for()
+        page.unroute("**/v1/generate")
+        page.get_by_role("button", name="Retry", exact=True).click()  # waits until it is enabled, after 2 seconds
+        page.locator(".text", has_text=re.compile(r"\S")).first.wait_for()
+        stack.close()
+        page.get_by_role("button", name="Translate").click()
+        page.get_by_text("The service cannot be reached").wait_for()
+
+
+def test_the_first_picture_appears_within_a_second(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    page.locator(".alignment path").first.wait_for(state="attached")
+    started = time.perf_counter()
+    page.reload()
+    page.locator(".alignment path").first.wait_for(state="attached")
+    assert time.perf_counter() - started < 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 375])
+def test_axe_finds_no_violation_and_nothing_is_wider_than_the_screen(
+    open_page: OpenPage, server: RunningServer, scheme: str, width: int
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    page = open_page(server.url, color_scheme=scheme, viewport={"width": width, "height": 800}, bypass_csp=True)
+    wait_for_output(page, TRANSLATION)
+    for view in ("Alignment", "Heat map", "All heads", "Table"):
+        page.get_by_role("button", name=view, exact=True).first.click()
+        page.locator("#view > *").first.wait_for()
+        found = axe.Axe().run(page).response["violations"]
+        assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_page_works_with_the_keyboard_alone(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.get_by_label("Text", exact=True).focus()
+    page.keyboard.press("Control+A")
+    page.keyboard.type("A dog runs.")
+    page.keyboard.press("Control+Enter")
+    wait_for_output(page, "Ein Hund rennt.")
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "Heat map":
+            break
+    page.keyboard.press("Enter")
+    page.locator("#view canvas").first.wait_for()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.tagName") == "CANVAS":
+            break
+    page.keyboard.press("ArrowRight")
+    assert re.search(r"Ein.*→.*dog", readout(page))
