@@ -83,7 +83,6 @@ def test_figures_from_served_maps_equal_those_from_pytorchs(chats: Path) -> None
     assert look.uniform == pytest.approx(expected.uniform)
 
 
-@pytest.mark.usefixtures("style")
 def test_every_kind_is_measured_for_both_models_drawn_and_written(chats: Path, tmp_path: Path) -> None:
     result = measure(parsed(str(chats / "bundles"), "--dialogues", "2", "--turns", "2"))
     assert [(row["model"], row["instruction"]) for row in result.rows] == [
