@@ -83,7 +83,7 @@ def tables(result: Result) -> Mapping[str, str]:
         for earlier in EARLIER
         for kind in (*KINDS, "all")
     ]
-    return {NAME: table(["model", "earlier answers", "instruction", *(f"turn {turn}" for turn in turns)], body)}
+    return {NAME: table(["model", "earlier responses", "instruction", *(f"turn {turn}" for turn in turns)], body)}
 
 
 def _case(row: Mapping[str, Any]) -> tuple[str, str, str, int]:

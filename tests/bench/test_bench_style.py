@@ -32,7 +32,7 @@ def test_no_other_positions_are_nearer_than_those_of_spread() -> None:
     assert (np.square(others - values).sum(axis=1) >= cost).all()
 
 
-def test_labels_of_lines_that_end_together_do_not_overlap() -> None:
+def test_labels_of_lines_with_the_same_end_do_not_overlap() -> None:
     with style():
         figure, axes = pyplot.subplots()
         axes.set_ylim(0, 1)

@@ -56,7 +56,7 @@ def test_the_columns_select_the_instructions_tokens_in_every_turn(kind: str, cha
         for one in script.plain:
             body = {"inputs": script.prompt, "add_special_tokens": True}
             (tokens,) = served.post("/v1/tokenize", body)[0]["outputs"]
-            assert "".join(tokens[place]["text"] for place in columns).strip() == script.instruction.text
+            assert "".join(tokens[index]["text"] for index in columns).strip() == script.instruction.text
             script.add_answer(one.answer)
 
 
