@@ -1,27 +1,40 @@
-"""Plots of the results as small SVG files that are reproducible byte for byte."""
+"""Plots of the results: Sightline against other libraries, and against other servers."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
-from bench.record import Figure, Recorded
+from bench.record import Figure, Recorded, Row
+from bench.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    LIGHT_BLUE,
+    LIGHT_ORANGE,
+    ORANGE,
+    WIDTH,
+    describe,
+    save,
+    style,
+    use_log_scale,
+)
 from bench.targets import TARGETS
 
-STYLE: Any = {"svg.hashsalt": "sightline", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False}
-LIBRARIES = {"library-base": "base-random", "library-tiny": "tiny"}
-SERVERS = {"server-base": "6 + 6 layers, d 512", "server-tiny": "shipped model"}
+MODELS = {"base": "6 + 6 layers, width 512", "tiny": "shipped model"}
+LIBRARIES = {"library-base": ("base-random", "base"), "library-tiny": ("tiny", "tiny")}
+SERVERS = {"server-base": "base", "server-tiny": "tiny"}
+DECODINGS = {"greedy": "greedy decoding", "beam 5": "beam search, 5 beams"}
 RATIOS = {  # legend: decoding, data types, colour
-    "best types, greedy": ("greedy", "best", "#1d4e89"),
-    "best types, beam 5": ("beam 5", "best", "#7fb2e5"),
-    "float32, greedy": ("greedy", "float32", "#d17b0f"),
-    "float32, beam 5": ("beam 5", "float32", "#f2c57c"),
+    "fastest data types, greedy": ("greedy", "best", BLUE),
+    "fastest data types, 5 beams": ("beam 5", "best", LIGHT_BLUE),
+    "float32, greedy": ("greedy", "float32", ORANGE),
+    "float32, 5 beams": ("beam 5", "float32", LIGHT_ORANGE),
 }
-SERVER_COLOURS = {"sightline": "#1d4e89", "litserve": "#d17b0f", "fastapi": "#9a9a9a"}
+SERVER_STYLES = {"sightline": (BLUE, "o"), "litserve": (ORANGE, "s"), "fastapi": (GREEN, "^")}  # colour, marker
 LIMITS = {target.figure: target.limit for target in TARGETS}
 
 Results = Mapping[str, Recorded]
@@ -29,71 +42,109 @@ Results = Mapping[str, Recorded]
 
 def draw(results: Results, folder: Path) -> None:
     """Write `library.svg` and `servers.svg` if their results exist."""
-    with mpl.rc_context({**STYLE, "backend": "svg"}):
+    with style():
         if libraries := [name for name in LIBRARIES if name in results]:
-            figure, axes = pyplot.subplots(1, len(libraries), figsize=(4.5 * len(libraries), 3), squeeze=False)
-            for name, axis in zip(libraries, axes[0], strict=True):
-                _draw_ratios(axis, LIBRARIES[name], results[name].result.figures)
-            save(figure, folder / "library.svg")
-        panels = [
-            (name, decoding, _with_decoding(results[name].result.rows, decoding))
-            for name in SERVERS
-            if name in results
-            for decoding in ("greedy", "beam 5")
-        ]
-        if panels:
-            figure, axes = pyplot.subplots(2, len(panels), figsize=(3 * len(panels), 4.5), squeeze=False)
-            for column, (name, decoding, rows) in enumerate(panels):
-                axes[0, column].set_title(f"{SERVERS[name]}, {decoding}")
-                _draw_servers(axes[0, column], rows, "client", "requests_per_s", "requests/s")
-                _draw_servers(axes[1, column], rows, "open", "p99_ms", "p99 ms")
-                axes[1, column].set_yscale("log")
-            axes[0, 0].legend(frameon=False, fontsize=6)
-            save(figure, folder / "servers.svg")
+            _draw_libraries(results, libraries, folder / "library.svg")
+        if servers := [name for name in SERVERS if name in results]:
+            _draw_servers(results, servers, folder / "servers.svg")
 
 
-def _draw_ratios(axis: Axes, subject: str, figures: Mapping[str, Figure]) -> None:
-    """Draw Sightline's speed relative to CTranslate2: black lines are targets, the dotted line is
-    equal speed.
-    """
+def _draw_libraries(results: Results, names: Sequence[str], path: Path) -> None:
+    height = 0.9 + 2.4 * len(names)
+    figure, grid = pyplot.subplots(len(names), 1, figsize=(WIDTH, height), squeeze=False)
+    for name, axes in zip(names, grid[:, 0], strict=True):
+        subject, model = LIBRARIES[name]
+        _draw_ratios(axes, subject, results[name].result.figures)
+        axes.set_title(MODELS[model][0].upper() + MODELS[model][1:])
+    describe(
+        figure,
+        "Speed of Sightline as a multiple of CTranslate2's",
+        "Black lines across bars are targets. The dotted line is equal speed. "
+        "Fastest data types: the fastest of each library.",
+        legend=[Patch(color=colour, label=label) for label, (*_, colour) in RATIOS.items()],
+    )
+    save(figure, path)
+
+
+def _draw_ratios(axes: Axes, subject: str, figures: Mapping[str, Figure]) -> None:
     prefix = f"library.{subject}.greedy."
     rows = sorted({int(name.removeprefix(prefix).split(".")[0]) for name in figures if name.startswith(prefix)})
-    width = 0.8 / len(RATIOS)
-    for index, (label, (decoding, types, colour)) in enumerate(RATIOS.items()):
+    width = 0.88 / len(RATIOS)
+    for index, (decoding, types, colour) in enumerate(RATIOS.values()):
         names = [f"library.{subject}.{decoding}.{count}.{types}" for count in rows]
         left = [group + (index - len(RATIOS) / 2) * width for group in range(len(rows))]
-        bars = axis.bar(left, [figures[name].value for name in names], width, align="edge", color=colour, label=label)
-        axis.bar_label(bars, fmt="%.1f", fontsize=6)
-        for start, name in zip(left, names, strict=True):
+        values = [figures[name].value for name in names]
+        axes.bar(left, values, 0.94 * width, align="edge", color=colour)
+        for start, name, value in zip(left, names, values, strict=True):
+            # At the foot of the bar, where neither its top nor a target is.
+            axes.annotate(
+                f"{value:.1f}",
+                (start + width / 2, 0),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="center",
+                color="white" if colour in (BLUE, ORANGE) else BLACK,
+            )
             if name in LIMITS:
-                axis.hlines(LIMITS[name], start, start + width, colors="black", linewidth=1.5)
-    axis.axhline(1, color="black", linewidth=0.8, linestyle=":")
-    axis.set_xticks(range(len(rows)), [str(count) for count in rows])
-    axis.set_xlabel("sentences at once")
-    axis.set_ylabel("times as fast as CTranslate2")
-    axis.set_title({"base-random": "6 + 6 layers, d 512", "tiny": "shipped model"}[subject])
-    axis.legend(frameon=False, fontsize=6)
+                axes.hlines(LIMITS[name], start, start + 0.94 * width, colors=BLACK, linewidth=2)
+    axes.axhline(1, color=BLACK, linewidth=1, linestyle=":")
+    axes.grid(visible=False, axis="x")
+    axes.set_xticks(range(len(rows)), [str(count) for count in rows])
+    axes.set_xlabel("sentences submitted at once")
+    axes.set_ylabel("times as fast")
 
 
-def _with_decoding(rows: Sequence[Mapping[str, Any]], decoding: str) -> list[Mapping[str, Any]]:
-    return [row for row in rows if row["decoding"] == decoding]
+def _draw_servers(results: Results, names: Sequence[str], path: Path) -> None:
+    panels = [(name, decoding) for name in names for decoding in DECODINGS]
+    figure, grid = pyplot.subplots(len(panels), 2, figsize=(WIDTH, 1.1 + 2 * len(panels)), squeeze=False)
+    for (name, decoding), (left, right) in zip(panels, grid, strict=True):
+        rows = [row for row in results[name].result.rows if row["decoding"] == decoding]
+        _draw_throughput(left, [row for row in rows if "client" in row["load"]])
+        _draw_latency(right, [row for row in rows if "open" in row["load"]])
+        title = f"{MODELS[SERVERS[name]]}, {DECODINGS[decoding]}"
+        left.set_title(title[0].upper() + title[1:])
+        left.set_ylabel("requests/s")
+        right.set_ylabel("p99 latency, ms")
+    grid[-1, 0].set_xlabel("concurrent clients (more requests/s is better)")
+    grid[-1, 1].set_xlabel("arrival rate (less latency is better; logarithmic)")
+    describe(
+        figure,
+        "Throughput and latency of three servers",
+        "Medians; lines at points span all rounds. Arrival rates are percentages of the throughput of the slowest\n"
+        "server under the largest number of clients. litserve and fastapi run CTranslate2.",
+        legend=grid[0, 1].get_legend_handles_labels()[0],
+        columns=len(SERVER_STYLES),
+    )
+    save(figure, path)
 
 
-def _draw_servers(axis: Axes, rows: Sequence[Mapping[str, Any]], kind: str, column: str, label: str) -> None:
-    """Draw a group for each load whose name contains `kind`, with one bar for each server."""
-    rows = [row for row in rows if kind in row["load"]]
+def _draw_throughput(axes: Axes, rows: Sequence[Row]) -> None:
+    """Draw a group for each number of clients, with one bar for each server."""
     loads = list(dict.fromkeys(row["load"] for row in rows))
-    width = 0.8 / len(SERVER_COLOURS)
-    for index, (server, colour) in enumerate(SERVER_COLOURS.items()):
-        values = [statistics.median(row[column]) for row in rows if row["server"] == server]
-        left = [group + (index - len(SERVER_COLOURS) / 2) * width for group in range(len(loads))]
-        axis.bar(left, values, width, align="edge", color=colour, label=server)
-    axis.set_xticks(range(len(loads)), loads)
-    axis.set_ylabel(label)
+    width = 0.84 / len(SERVER_STYLES)
+    for index, (server, (colour, _)) in enumerate(SERVER_STYLES.items()):
+        values = [statistics.median(row["requests_per_s"]) for row in rows if row["server"] == server]
+        left = [group + (index - len(SERVER_STYLES) / 2) * width for group in range(len(loads))]
+        bars = axes.bar(left, values, 0.92 * width, align="edge", color=colour, label=server)
+        axes.bar_label(bars, fmt="%.0f", padding=1, fontsize=7)
+    axes.margins(y=0.15)  # for the numbers of the highest bars
+    axes.grid(visible=False, axis="x")
+    axes.set_xticks(range(len(loads)), loads)
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write a figure as SVG without a date, so that equal figures give equal bytes."""
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+def _draw_latency(axes: Axes, rows: Sequence[Row]) -> None:
+    """Draw a group for each arrival rate, with one point for each server."""
+    loads = list(dict.fromkeys(row["load"] for row in rows))
+    use_log_scale(axes, "y")
+    for index, (server, (colour, marker)) in enumerate(SERVER_STYLES.items()):
+        rounds = [row["p99_ms"] for row in rows if row["server"] == server]
+        medians = [statistics.median(one) for one in rounds]
+        ends = [
+            [median - min(one) for median, one in zip(medians, rounds, strict=True)],
+            [max(one) - median for median, one in zip(medians, rounds, strict=True)],
+        ]
+        x = [group + 0.16 * (index - (len(SERVER_STYLES) - 1) / 2) for group in range(len(loads))]
+        axes.errorbar(x, medians, ends, color=colour, marker=marker, linestyle="none", label=server)
+    axes.grid(visible=False, axis="x")
+    axes.set_xlim(-0.5, len(loads) - 0.5)
+    axes.set_xticks(range(len(loads)), [load.removeprefix("open ") for load in loads])

@@ -153,7 +153,7 @@ async def make_picture(
     service.attach(backend, lambda _: observer)
     call = Call(service, "draw")
     try:
-        selection = selection_to_draw(model, selection, options.view)
+        selection = selection_to_draw(manifest, selection, options.view)
         targets = None if options.target is None else Texts.one(options.target)
         result = await attention(call, AttentionInput(None, Texts.one(options.text), selection, targets))
         return result.outputs[0], draw(model.name, result.outputs[0], options.view)

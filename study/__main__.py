@@ -10,10 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-
 from bench import machine, report
-from bench.plots import STYLE
 from bench.record import Recorded, read_results, write_result
 from study import collect, ghost_attention, linformer, masking, quality, recall, sentence, similar, speed
 from study.cards import write_cards
@@ -57,11 +54,10 @@ def write_report(results_folder: Path, documents: Sequence[Path], pictures: Path
     results = read_results(results_folder)
     pictures.mkdir(parents=True, exist_ok=True)
     parts = {"machines": report.machines(results)}
-    with mpl.rc_context({**STYLE, "backend": "svg"}):
-        for step in STEPS:
-            if recorded := results.get(step.NAME):
-                step.draw(recorded.result, pictures)
-                parts.update(step.tables(recorded.result))
+    for step in STEPS:
+        if recorded := results.get(step.NAME):
+            step.draw(recorded.result, pictures)
+            parts.update(step.tables(recorded.result))
     for document in documents:
         for part, text in parts.items():
             report.write_into(document, part, text, WRITER)

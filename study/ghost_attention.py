@@ -21,15 +21,15 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from bench.plots import save
 from bench.record import Result
 from bench.report import table
+from bench.style import WIDTH, describe, save, style
 from model.data.dialogues import CHAT
 from model.data.instructions import KINDS
 from model.evaluation.recall import MAX_ANSWER_TOKENS, SEED, Script, draw_script
 from model.evaluation.share import Z_95
 from model.systems import bundle_name
-from study.chats import COLOURS, MODELS
+from study.chats import LINES, MODELS, TITLES
 from study.served import Served, serve
 
 NAME = "ghost-attention"
@@ -160,29 +160,35 @@ def draw(result: Result, folder: Path) -> None:
     """Write `ghost-attention.svg`: a column for each kind of instruction, a row for each measure,
     over the turns.
     """
-    figure, axes = pyplot.subplots(len(LABELS), len(KINDS), figsize=(9, 4.5), sharex=True, sharey="row")
-    for of_measure, (measured, label) in zip(axes, LABELS.items(), strict=True):
-        for axis, kind in zip(of_measure, KINDS, strict=True):
-            _draw_kind(axis, [row for row in result.rows if row["instruction"] == kind], measured)
-        of_measure[0].set_ylabel(label)
-    for axis, kind in zip(axes[0], KINDS, strict=True):
-        axis.set_title(kind)
-    for axis in axes[-1]:
-        axis.set_xlabel("turn")
-    for axis in axes.flat:
-        axis.set_ylim(bottom=0)
-    axes[1, 0].legend(frameon=False, fontsize=6)
-    save(figure, folder / "ghost-attention.svg")
+    with style():
+        figure, grid = pyplot.subplots(len(LABELS), len(KINDS), figsize=(WIDTH, 5.8), sharex=True, sharey="row")
+        for of_measure, (measured, label) in zip(grid, LABELS.items(), strict=True):
+            for axes, kind in zip(of_measure, KINDS, strict=True):
+                _draw_kind(axes, [row for row in result.rows if row["instruction"] == kind], measured)
+            of_measure[0].set_ylabel(label)
+        for axes, kind in zip(grid[0], KINDS, strict=True):
+            axes.set_title(TITLES[kind])
+        for axes in grid[-1]:
+            axes.set_xlabel("turn")
+            axes.set_xticks([1, 5, 10, 15, 20])
+        for axes in grid.flat:
+            axes.set_ylim(bottom=0)
+        describe(
+            figure,
+            "Attention from the responses to the instruction of the first turn",
+            "Each column is one kind of instruction. Bands are 95 % intervals of the mean over dialogues.",
+            legend=grid[1, 0].get_legend_handles_labels()[0],
+        )
+        save(figure, folder / "ghost-attention.svg")
 
 
-def _draw_kind(axis: Axes, rows: Sequence[Mapping[str, Any]], measured: str) -> None:
+def _draw_kind(axes: Axes, rows: Sequence[Mapping[str, Any]], measured: str) -> None:
     for row in rows:
         means, half_widths = np.array(row[measured]), np.array(row[f"{measured}_half_width"])
-        turns = range(1, len(means) + 1)
-        axis.plot(turns, means, color=COLOURS[row["model"]], label=MODELS[row["model"]])
-        axis.fill_between(
-            turns, means - half_widths, means + half_widths, color=COLOURS[row["model"]], alpha=0.25, linewidth=0
-        )
+        turns = np.arange(1, 1 + len(means))
+        label, colour, marker = LINES[row["model"]]
+        axes.plot(turns, means, color=colour, marker=marker, markevery=4, label=label)
+        axes.fill_between(turns, means - half_widths, means + half_widths, color=colour, alpha=0.25, linewidth=0)
         if measured == "share":
-            label = "the same weight for every token" if row is rows[-1] else None
-            axis.plot(turns, row["uniform"], color=COLOURS[row["model"]], linestyle=":", linewidth=0.8, label=label)
+            equal = f"{label}, if all weights were equal"
+            axes.plot(turns, row["uniform"], color=colour, linestyle=":", linewidth=1.2, label=equal)

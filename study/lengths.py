@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib import pyplot
 from numpy.typing import NDArray
 
-from bench.plots import save
 from bench.record import Result
 from bench.report import table
+from bench.style import BLACK, BLUE, GREEN, ORANGE, WIDTH, LineLabel, describe, label_lines, save, style
 from study.bleu import Counts, Estimate, estimate, resamples
 from study.runs import rows_of_statistics, runs_by_system, test_set_of
 
@@ -19,10 +19,10 @@ MOST = 10**6
 # sentences.
 BUCKETS = ((1, 8), (9, 10), (11, 12), (13, 15), (16, 18), (19, MOST))
 LINES = {  # by system: label, colour, marker
-    "fixed-context": ("fixed context", "#d17b0f", "s"),
-    "bahdanau": ("Bahdanau", "#1d4e89", "o"),
-    "post-norm": ("Transformer, same budget", "#6aa84f", "^"),
-    "transformer": ("Transformer, shipped", "#9a9a9a", "D"),
+    "fixed-context": ("fixed context", ORANGE, "s"),
+    "bahdanau": ("Bahdanau", BLUE, "o"),
+    "post-norm": ("Transformer, same budget", GREEN, "^"),
+    "transformer": ("Transformer, shipped", BLACK, "D"),
 }
 WITHOUT, WITH = "fixed-context", "bahdanau"  # systems without and with attention
 
@@ -70,21 +70,23 @@ def draw_lengths(result: Result, folder: Path) -> None:
     """Write `length.svg`."""
     buckets = buckets_of(result)
     names = list(buckets[0].bleu)
-    figure, axis = pyplot.subplots(figsize=(6.5, 3.6))
-    for index, name in enumerate(names):
-        label, colour, marker = LINES[name]
-        estimates = [bucket.bleu[name] for bucket in buckets]
-        x = np.arange(len(buckets)) + 0.08 * (index - (len(names) - 1) / 2)
-        values = np.array([estimate.value for estimate in estimates])
-        ends = np.array([estimate.interval for estimate in estimates]).T  # (2, buckets)
-        errors = np.abs(ends - values)
-        axis.errorbar(
-            x, values, errors, color=colour, marker=marker, markersize=4, capsize=2, linewidth=1.2, label=label
-        )
-    axis.set_xticks(range(len(buckets)), [f"{bucket.name}\n({bucket.num_sentences})" for bucket in buckets])
-    axis.set_xlabel("words of the source (sentences)")
-    axis.set_ylabel("BLEU, tokenised, lowercased")
-    axis.spines["right"].set_visible(False)
-    axis.grid(axis="y", linewidth=0.3)
-    axis.legend(frameon=False)
-    save(figure, folder / "length.svg")
+    with style():
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 3.9))
+        labels = []
+        for index, name in enumerate(names):
+            label, colour, marker = LINES[name]
+            estimates = [bucket.bleu[name] for bucket in buckets]
+            x = np.arange(len(buckets)) + 0.08 * (index - (len(names) - 1) / 2)
+            values = np.array([estimate.value for estimate in estimates])
+            ends = np.array([estimate.interval for estimate in estimates]).T  # (2, buckets)
+            axes.errorbar(x, values, np.abs(ends - values), color=colour, marker=marker, elinewidth=1)
+            labels.append(LineLabel(label, float(x[-1]), float(values[-1]), colour))
+        axes.set_xticks(range(len(buckets)), [f"{bucket.name}\n({bucket.num_sentences})" for bucket in buckets])
+        axes.grid(visible=False, axis="x")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("words of the English source (number of sentences)")
+        axes.set_ylabel("BLEU, tokenised and lowercased")
+        note = "Points are means over the training runs of a system. Bars are 95 % bootstrap intervals."
+        describe(figure, "Translation quality by the length of the source", note)
+        label_lines(axes, labels)
+        save(figure, folder / "length.svg")

@@ -9,21 +9,33 @@ from pathlib import Path
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from bench.plots import save
 from bench.record import Result, Row
 from bench.report import table
+from bench.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    WIDTH,
+    LineLabel,
+    describe,
+    format_number,
+    label_lines,
+    save,
+    style,
+    use_log_scale,
+)
 
 Measure = Callable[[Row], float]
 IsLess = Callable[[Row, Row], bool]
 
 BASELINES = {"operator": "`Attention` operator", "plain": "MatMul, Softmax, MatMul"}
-COLOURS = {
-    ("operator", None): "#1d4e89",
-    ("plain", None): "#9a9a9a",
-    ("linformer", 32): "#f6d9b0",
-    ("linformer", 64): "#f2c57c",
-    ("linformer", 128): "#d17b0f",
-    ("linformer", 256): "#8a4b00",
+LINES = {  # by kind: colour, marker
+    ("operator", None): (BLUE, "o"),
+    ("plain", None): (GREY, "s"),
+    ("linformer", 32): ("#e8945a", "^"),
+    ("linformer", 64): ("#d55e00", "v"),
+    ("linformer", 128): ("#a34700", "D"),
+    ("linformer", 256): ("#5e2900", "P"),
 }
 
 
@@ -193,23 +205,28 @@ def draw(result: Result, folder: Path) -> None:
     """Write `linformer.svg`: time and memory of one row by the number of tokens."""
     _, *rows = result.rows
     rows = [row for row in rows if row["rows"] == 1 and not row["maps"]]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4))
-    _draw_lines(left, rows, milliseconds, "milliseconds")
-    _draw_lines(right, rows, peak_mb, "MB at the peak")
-    left.legend(frameon=False, fontsize=6)
-    save(figure, folder / "linformer.svg")
+    with style():
+        figure, (upper, lower) = pyplot.subplots(2, 1, figsize=(WIDTH, 6.6))
+        upper.set_title("Time")
+        lower.set_title("Peak memory of the process")
+        title = "One attention layer over one sequence, by the length of the sequence"
+        describe(figure, title, "Both axes are logarithmic. k is the number of projected keys of a Linformer.")
+        _draw_lines(upper, rows, milliseconds, "milliseconds, median")
+        _draw_lines(lower, rows, peak_mb, "MB")
+        save(figure, folder / "linformer.svg")
 
 
-def _draw_lines(axis: Axes, rows: Sequence[Row], measure: Measure, label: str) -> None:
+def _draw_lines(axes: Axes, rows: Sequence[Row], measure: Measure, unit: str) -> None:
+    use_log_scale(axes, "x")
+    use_log_scale(axes, "y")
+    labels = []
     for kind in _kinds(rows):
         values = _by_tokens([row for row in rows if _kind(row) == kind], measure)
-        name = _label(kind).replace("`", "")
-        axis.plot(list(values), list(values.values()), marker="o", markersize=3, color=COLOURS.get(kind), label=name)
+        colour, marker = LINES.get(kind, (BLACK, "x"))
+        axes.plot(list(values), list(values.values()), marker=marker, color=colour)
+        labels.append(LineLabel(_label(kind).replace("`", ""), max(values), values[max(values)], colour))
     lengths = sorted({row["tokens"] for row in rows})
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.set_xticks(lengths, [f"{tokens:,}" for tokens in lengths])
-    axis.minorticks_off()
-    axis.set_xlabel("tokens n")
-    axis.set_ylabel(label)
-    axis.grid(linewidth=0.3)
+    axes.set_xticks(lengths, [format_number(tokens) for tokens in lengths])
+    axes.set_xlabel("tokens of the sequence")
+    axes.set_ylabel(unit)
+    label_lines(axes, labels)

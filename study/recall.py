@@ -10,13 +10,13 @@ from typing import Any
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from bench.plots import save
 from bench.record import Result
 from bench.report import table
+from bench.style import WIDTH, describe, save, style, use_log_scale
 from model.data.instructions import KINDS
 from model.evaluation.recall import MAX_ANSWER_TOKENS, SEED, TURNS, Answer, recall
 from model.systems import bundle_name
-from study.chats import COLOURS, MODELS
+from study.chats import LINES, MODELS, TITLES
 from study.served import Served, serve
 
 NAME = "recall"
@@ -24,8 +24,8 @@ NAME = "recall"
 # dialogues have at most 20 turns.
 ASKED_AT = [1, *TURNS, 30]
 EARLIER = {"own": "its own", "plain": "plain"}  # source of the responses before the last one
-STYLES = {"own": "-", "plain": ":"}
-SPREAD = 0.06  # horizontal distance between the points of one turn, so that none hides another
+LINE_STYLES = {"own": ("-", True), "plain": (":", False)}  # line style, True for filled markers
+SPREAD = 1.035  # factor between the horizontal positions of the points of one turn, so that none hides another
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def tables(result: Result) -> Mapping[str, str]:
         for earlier in EARLIER
         for kind in (*KINDS, "all")
     ]
-    return {NAME: table(["model", "earlier answers", "instruction", *(f"turn {turn}" for turn in turns)], body)}
+    return {NAME: table(["model", "earlier responses", "instruction", *(f"turn {turn}" for turn in turns)], body)}
 
 
 def _case(row: Mapping[str, Any]) -> tuple[str, str, str, int]:
@@ -99,31 +99,49 @@ def draw(result: Result, folder: Path) -> None:
     """Write `recall.svg`: a panel for each kind of instruction, with shares and intervals over the
     turns.
     """
-    figure, axes = pyplot.subplots(2, 2, figsize=(7, 4), sharex=True, sharey=True)
-    for kind, axis in zip(KINDS, axes.flat, strict=True):
-        _draw_kind(axis, [row for row in result.rows if row["instruction"] == kind])
-        axis.set_title(kind)
-    for axis in axes[-1]:
-        axis.set_xlabel("turn")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("instruction kept, %")
-    # The panel of the names has free space.
-    axes[1, 0].legend(frameon=False, fontsize=6, loc="center", title="model, earlier answers", title_fontsize=6)
-    save(figure, folder / "recall.svg")
+    with style():
+        figure, grid = pyplot.subplots(2, 2, figsize=(WIDTH, 5.6), sharex=True, sharey=True)
+        for kind, axes in zip(KINDS, grid.flat, strict=True):
+            _draw_kind(axes, [row for row in result.rows if row["instruction"] == kind])
+            axes.set_title(TITLES[kind])
+        for axes in grid[-1]:
+            axes.set_xlabel("turn of the dialogue (logarithmic)")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("dialogues, %")
+        describe(
+            figure,
+            "Dialogues whose last response follows the instruction of the first turn",
+            "Each panel is one kind of instruction. Bars are Wilson's 95 % intervals. "
+            "Points of one turn are shifted sideways.",
+            legend=grid[0, 0].get_legend_handles_labels()[0],
+        )
+        save(figure, folder / "recall.svg")
 
 
-def _draw_kind(axis: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+def _draw_kind(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     turns = sorted({row["turn"] for row in rows})
+    use_log_scale(axes, "x")
     for index, (name, earlier) in enumerate((name, earlier) for name in MODELS for earlier in EARLIER):
         series = [row for row in rows if (row["model"], row["earlier_answers"]) == (name, earlier)]
-        left = [turns.index(row["turn"]) + SPREAD * (index - 1.5) for row in series]
+        x = [row["turn"] * SPREAD ** (index - 1.5) for row in series]
         shares = [100 * row["kept"] / row["total"] for row in series]
         # Rounding may put the end of an interval slightly beyond a share of 0 or 100 %.
         ends = [
             [max(0.0, share - 100 * row["interval_95"][0]) for share, row in zip(shares, series, strict=True)],
             [max(0.0, 100 * row["interval_95"][1] - share) for share, row in zip(shares, series, strict=True)],
         ]
-        label = f"{MODELS[name]}, {EARLIER[earlier]}"
-        axis.errorbar(left, shares, ends, label=label, color=COLOURS[name], linestyle=STYLES[earlier], marker=".")
-    axis.set_xticks(range(len(turns)), [str(turn) for turn in turns])
-    axis.set_ylim(-4, 104)
+        label, colour, marker = LINES[name]
+        line, is_filled = LINE_STYLES[earlier]
+        axes.errorbar(
+            x,
+            shares,
+            ends,
+            label=f"{label}, {EARLIER[earlier]} earlier responses",
+            color=colour,
+            linestyle=line,
+            marker=marker,
+            markerfacecolor=colour if is_filled else "white",
+            elinewidth=1,
+        )
+    axes.set_xticks(turns, [str(turn) for turn in turns])
+    axes.set_ylim(-4, 104)

@@ -1,5 +1,5 @@
-"""The attention maps of one sentence by all systems, as one SVG that is written directly to keep it
-small.
+"""The attention maps of one sentence by all systems, as SVG files that are written directly to keep
+them small.
 """
 
 import textwrap
@@ -12,22 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.record import Result, Row
-from model.config import RecurrentConfig
+from bench.style import GREY
+from model.config import ModelConfig, RecurrentConfig
 from model.systems import SYSTEMS, bundle_name
 
-# Pixels.
-COLUMNS, PANEL, MARGIN = 3, 330, 14
-LABELS, MAP = 66, 246  # widths of a row's label and of a map
-CELL = 16  # height
-HEAD, FOOT = 110, 66  # heights above and below a map
-LINE = 13  # height of a line of text above a map
-PICTURE_HEAD, PICTURE_FOOT = 44, 84
+# Pixels. A picture is as wide as a text column.
+WIDTH, COLUMNS, MARGIN = 700, 2, 10
+PANEL = (WIDTH - 2 * MARGIN) // COLUMNS
+LABELS, MAP = 70, 256  # widths of a row's label and of a map
+CELL = 17  # height
+FOOT = 72  # height below a map
+LINE = 14  # height of a line of text above a map
+PICTURE_HEAD, PICTURE_FOOT = 62, 100
 ROWS_WITHOUT_MAP = 5  # height, in rows, of a panel without a map
-LETTERS = 64  # maximum length of a line of text above a map
+TITLE_LETTERS, LETTERS = 50, 62  # maximum lengths of lines of text above a map
 VOCABULARY = 6000  # any size
 SLOT_STEP = 4  # distance between numbered projected keys
+STEP = 36  # width of a colour of the legend
 
-POSITIVE, NEGATIVE, ZERO = "#0b3c6f", "#b5480b", "#dedede"
+POSITIVE, NEGATIVE, ZERO = "#0b4f8a", "#b5480b", "#dedede"
 GAMMA = 0.65  # below 1, so that small weights are visible
 NUMBERED = 9.5  # percent; larger weights are also printed as numbers
 LIGHT_TEXT = 40  # percent; the numbers of larger weights are white
@@ -38,50 +41,72 @@ KINDS = {
     None: "no attention",
 }
 NOTES = (
-    "Rows are output tokens (for an encoder: source tokens), columns are the tokens that they attend to.",
-    "Numbers are percent. Grey is exactly 0: the position is masked, or the weight underflows float32. "
+    "Each row is an output token, or a source token for an encoder.",
+    "Each column is a token that it attends to, or a projected key. Numbers are percent.",
+    "Grey is exactly 0: the position is masked, or the weight underflows float32.",
     "A piece with a leading dot continues the word before it.",
 )
+PICTURES = {  # titles by file name
+    "one-sentence-recurrent.svg": "Recurrent models that attend to the whole source",
+    "one-sentence-local-and-hard.svg": "Recurrent models with local or hard attention",
+    "one-sentence-transformers.svg": "Cross-attention of Transformers",
+    "one-sentence-encoders.svg": "Self-attention of encoders",
+}
 
 Matrix = NDArray[np.float64]
 
 
 def draw_sentence(result: Result, folder: Path) -> None:
-    """Write `one-sentence.svg`."""
-    (folder / "one-sentence.svg").write_text(picture(result.rows), encoding="utf-8")
+    """Write the files of `PICTURES` that have at least one map."""
+    for name, title in PICTURES.items():
+        if rows := [row for row in result.rows if picture_of(row) == name]:
+            (folder / name).write_text(picture(title, rows), encoding="utf-8")
 
 
-def picture(rows: Sequence[Row]) -> str:
-    """Return the SVG of the rows of the step `sentence`: recurrent systems first, then
-    Transformers, then others.
-    """
-    ranks = {name: index for index, name in enumerate(_order())}
+def picture_of(row: Row) -> str:
+    """Return the name of the picture that shows a row."""
+    recurrent, local_and_hard, transformers, encoders = PICTURES
+    if row["kind"] in ("encoder", "encoder_slots"):
+        return encoders
+    config = _configs().get(row["model"])
+    if not isinstance(config, RecurrentConfig):
+        return transformers
+    return recurrent if (config.window, config.selection) == ("global", "soft") else local_and_hard
+
+
+def picture(title: str, rows: Sequence[Row]) -> str:
+    """Return the SVG of rows of the step `sentence`, in the order of `model.systems.SYSTEMS`."""
+    ranks = {name: index for index, name in enumerate(_configs())}
     panels = sorted(rows, key=lambda row: ranks.get(row["model"], len(ranks)))
     lines = [panels[start : start + COLUMNS] for start in range(0, len(panels), COLUMNS)]
     parts, top = [], PICTURE_HEAD
     for line in lines:
-        for column, row in enumerate(line):
-            parts.append(f'<g transform="translate({MARGIN + column * PANEL} {top})">{_panel(row)}</g>')
-        top += HEAD + FOOT + CELL * max(map(_height, line))
-    width, height = 2 * MARGIN + COLUMNS * PANEL, top + PICTURE_FOOT
-    title = _text(width / 2, 26, f"“{panels[0]['sentence']}”", 'text-anchor="middle" font-size="17"')
+        heads = [_head(row) for row in line]
+        head = LINE * max(map(len, heads)) + 8
+        for column, (row, texts) in enumerate(zip(line, heads, strict=True)):
+            below = _no_map() if row["kind"] is None else _map(row)
+            panel = "".join([*texts, f'<g transform="translate({LABELS} {head})">{below}</g>'])
+            parts.append(f'<g transform="translate({MARGIN + column * PANEL} {top})">{panel}</g>')
+        top += head + FOOT + CELL * max(map(_height, line))
+    height = top + PICTURE_FOOT
+    has_negative = any(np.min(row["map"]) < 0 for row in rows if row["kind"] is not None)
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-            'font-family="DejaVu Sans, Verdana, Arial, sans-serif" font-size="9.5">',
-            f'<rect width="{width}" height="{height}" fill="white"/>',
-            title,
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+            'font-family="DejaVu Sans, Verdana, Arial, sans-serif" font-size="10">',
+            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+            _text(MARGIN, 22, title, 'font-size="15" font-weight="bold"'),
+            _text(MARGIN, 41, f"“{panels[0]['sentence']}”", 'font-size="13" font-style="italic"'),
             *parts,
-            f'<g transform="translate({MARGIN} {top})">{_legend(width - 2 * MARGIN)}</g>',
+            f'<g transform="translate({MARGIN} {top})">{_legend(has_negative)}</g>',
             "</svg>\n",
         ]
     )
 
 
-def _order() -> list[str]:
-    """Return the names of all systems' bundles, recurrent ones before Transformers."""
-    systems = sorted(SYSTEMS, key=lambda name: not isinstance(SYSTEMS[name].make_config(VOCABULARY), RecurrentConfig))
-    return [bundle_name(name) for name in systems]
+def _configs() -> dict[str, ModelConfig]:
+    """Return the configurations of all systems by the names of their bundles."""
+    return {bundle_name(name): system.make_config(VOCABULARY) for name, system in SYSTEMS.items()}
 
 
 def token_labels(tokens: Sequence[str]) -> list[str]:
@@ -118,24 +143,31 @@ def _text(x: float, y: float, text: str, style: str = "") -> str:
     return f'<text x="{x:g}" y="{y:g}"{" " + style if style else ""}>{escape(text)}</text>'
 
 
-def _panel(row: Row) -> str:
-    head = [_text(0, 12, row["model"], 'font-size="12" font-weight="bold"')]
-    for text, style, lines in (
-        (row["description"], 'fill="#555"', 2),
-        (f"“{row['text']}”", 'font-style="italic"', 2),
-        (remarks(row), 'fill="#a03000"', 3),
+def _head(row: Row) -> list[str]:
+    """Return the lines of text above a map."""
+    head: list[str] = []
+    for text, style, letters in (
+        (_description(row), 'font-size="11" font-weight="bold"', TITLE_LETTERS),
+        (row["model"], f'fill="{GREY}"', LETTERS),
+        (f"“{row['text']}”", 'font-style="italic"', LETTERS),
+        (remarks(row), 'fill="#a03000"', LETTERS),
     ):
-        for line in textwrap.wrap(text, LETTERS, max_lines=lines, placeholder=" …"):
-            head.append(_text(0, 13 + LINE * len(head), line, style))
-    below = _no_map() if row["kind"] is None else _map(row)
-    return "".join([*head, f'<g transform="translate({LABELS} {HEAD})">{below}</g>'])
+        for line in textwrap.wrap(text, letters):
+            head.append(_text(0, 12 + LINE * len(head), line, style))
+    return head
+
+
+def _description(row: Row) -> str:
+    """Return the current description of a known system, or else that of the measured bundle."""
+    descriptions = {bundle_name(name): system.description for name, system in SYSTEMS.items()}
+    return descriptions.get(row["model"]) or str(row["description"])
 
 
 def _no_map() -> str:
     """Return the placeholder for a model without attention."""
     height = ROWS_WITHOUT_MAP * CELL
     style = 'fill="none" stroke="#888" stroke-dasharray="4 3"'
-    text = _text(MAP / 2, height / 2 + 3, "the whole source, in one vector", 'text-anchor="middle" fill="#555"')
+    text = _text(MAP / 2, height / 2 + 3, "the whole source, in one vector", f'text-anchor="middle" fill="{GREY}"')
     return f'<rect width="{MAP}" height="{height}" {style}/>{text}'
 
 
@@ -147,17 +179,18 @@ def _map(row: Row) -> str:
     bottom = len(weights) * CELL
     if row["kind"] == "encoder_slots":
         indices = range(0, weights.shape[1], SLOT_STEP)
-        below = [_text((index + 0.5) * width, bottom + 12, str(index), 'text-anchor="middle"') for index in indices]
+        below = [_text((index + 0.5) * width, bottom + 13, str(index), 'text-anchor="middle"') for index in indices]
+        below.append(_text(MAP / 2, bottom + 29, "number of the projected key", 'text-anchor="middle"'))
     else:
         turned = [
-            f"translate({(index + 0.5) * width + 3:.1f} {bottom + 5}) rotate(-90)" for index in range(len(sources))
+            f"translate({(index + 0.5) * width + 3:.1f} {bottom + 6}) rotate(-90)" for index in range(len(sources))
         ]
         below = [f'<text transform="{turn}">{escape(name)}</text>' for turn, name in zip(turned, sources, strict=True)]
     beside = "".join(_text(-4, (index + 0.72) * CELL, name) for index, name in enumerate(names))
     return "".join(
         [
             f'<g transform="scale({width:.4f} {CELL})">{"".join(_cells(np.rint(100 * weights), weights == 0))}</g>',
-            f'<g font-size="8" text-anchor="middle">{"".join(_numbers(np.rint(100 * weights), width))}</g>',
+            f'<g font-size="9" text-anchor="middle">{"".join(_numbers(np.rint(100 * weights), width))}</g>',
             f'<rect width="{MAP}" height="{bottom}" fill="none" stroke="#888" stroke-width=".6"/>',
             f'<g text-anchor="end">{beside}</g>',
             f'<g text-anchor="{"middle" if row["kind"] == "encoder_slots" else "end"}">{"".join(below)}</g>',
@@ -181,19 +214,20 @@ def _cells(percents: Matrix, are_zero: NDArray[np.bool_]) -> Iterator[str]:
 
 def _numbers(percents: Matrix, width: float) -> Iterator[str]:
     for (row, column), percent in np.ndenumerate(percents):
-        if abs(percent) > NUMBERED and width > CELL / 2:
+        if abs(percent) > NUMBERED and width > 0.6 * CELL:
             style = 'fill="white"' if abs(percent) > LIGHT_TEXT else ""
-            yield _text(round((column + 0.5) * width, 1), round((row + 0.68) * CELL, 1), f"{percent:.0f}", style)
+            yield _text(round((column + 0.5) * width, 1), round((row + 0.7) * CELL, 1), f"{percent:.0f}", style)
 
 
-def _legend(width: float) -> str:
-    steps = [-1.0, -0.8, -0.6, -0.4, -0.2, 0.0, 0.01, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0]
+def _legend(has_negative: bool) -> str:
+    steps = [0.0, 0.01, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0]
+    if has_negative:
+        steps = [-1.0, -0.8, -0.6, -0.4, -0.2, *steps]
     scale = 100 * np.array([steps])
-    size = len(steps) * 28
     cells = "".join(_cells(scale, scale == 0))
     numbers = "".join(
-        _text((index + 0.5) * 28, 30, f"{step:g}", 'text-anchor="middle"') for index, step in enumerate(scale[0])
+        _text((index + 0.5) * STEP, 32, f"{step:g}", 'text-anchor="middle"') for index, step in enumerate(scale[0])
     )
-    notes = "".join(_text(width / 2, 52 + 15 * index, note, 'text-anchor="middle"') for index, note in enumerate(NOTES))
-    left = (width - size) / 2
-    return f'<g transform="translate({left} 0)"><g transform="scale(28 18)">{cells}</g>{numbers}</g>{notes}'
+    name = _text(len(steps) * STEP + 8, 14, "weight, %")
+    notes = "".join(_text(0, 50 + LINE * index, note, f'fill="{GREY}"') for index, note in enumerate(NOTES))
+    return f'<g transform="scale({STEP} 20)">{cells}</g>{numbers}{name}{notes}'

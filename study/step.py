@@ -21,7 +21,7 @@ class Step(Protocol):
         """Return Markdown by the names of its parts of the documents."""
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Write pictures; the caller has set the style `bench.plots.STYLE`."""
+        """Write pictures in the style of `bench.style`."""
 
 
 def add_keep(parser: argparse.ArgumentParser, rows: str) -> None:

@@ -136,7 +136,7 @@ async def show_attention(call: Call, body: AttentionBody, headers: Mapping[bytes
     if isinstance(inputs, Texts) and len(inputs) > 1:
         raise ApiError("invalid_parameter", "A picture shows one input; send one text.", field="inputs")
     view = body.draw or "heatmap"
-    selection = selection_to_draw(call.model(name, "attention"), body, view)
+    selection = selection_to_draw(call.manifest(name, "attention"), body, view)
     result = await attention(call, AttentionInput(name, inputs, selection, body.targets, parameters))
     return Raw(draw(result.model, result.outputs[0], view).encode(), f"{SVG}; charset=utf-8", 200, {"vary": "Accept"})
 

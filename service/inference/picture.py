@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import drawing
+from service.bundle import Manifest
 from service.drawing import Matrix
 from service.errors import ApiError
 from service.inference.maps import AttentionMap, TargetAttention
-from service.inference.service import ServedModel
 from service.parameters import AttentionSelection, Kind
 
 View = Literal["heatmap", "alignment", "heads"]
@@ -23,7 +23,7 @@ TITLES: dict[Kind, str] = {
 }
 
 
-def selection_to_draw(model: ServedModel, selection: AttentionSelection, view: View) -> AttentionSelection:
+def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: View) -> AttentionSelection:
     """Return the maps to request for a picture, with defaults for what a selection leaves out.
 
     A picture shows one kind of attention: cross-attention if the model has it. A grid shows all
@@ -34,9 +34,9 @@ def selection_to_draw(model: ServedModel, selection: AttentionSelection, view: V
         ApiError: the selection has several kinds or layers that one picture cannot show, or the
             model has no attention maps.
     """
-    available = [attention.kind for attention in model.manifest.attention]
+    available = [attention.kind for attention in manifest.attention]
     if not available:
-        raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="draw")
+        raise ApiError("unsupported_parameter", f"{manifest.name} has no attention maps.", field="draw")
     if selection.kinds is not None and len(selection.kinds) > 1:
         raise ApiError("invalid_parameter", "A picture shows one kind of attention; select one.", field="kinds")
     kind = selection.kinds[0] if selection.kinds else next(one for one in PREFERRED if one in available)
@@ -47,7 +47,7 @@ def selection_to_draw(model: ServedModel, selection: AttentionSelection, view: V
         message = "A picture of this view shows one layer; select one, or the view heads."
         raise ApiError("invalid_parameter", message, field="layers")
     if selection.layers is None:
-        alignment = model.manifest.alignment if kind == "cross" else None
+        alignment = manifest.alignment if kind == "cross" else None
         changes["layers"] = [-1 if alignment is None else alignment.layer]
         if alignment is not None and selection.heads is None:
             changes["heads"] = list(alignment.heads)

@@ -61,28 +61,28 @@ def test_a_missing_file_is_named(checkpoint: Path, name: str) -> None:
         load_checkpoint(checkpoint)
 
 
-def test_weights_of_other_sizes_are_refused(checkpoint: Path) -> None:
+def test_weights_of_other_sizes_are_rejected(checkpoint: Path) -> None:
     config = (checkpoint / CONFIG).read_text(encoding="utf-8")
     (checkpoint / CONFIG).write_text(config.replace('"d_ff": 32', '"d_ff": 64'), encoding="utf-8")
     with pytest.raises(ValueError, match="is not a checkpoint of this version of Sightline"):
         load_checkpoint(checkpoint)
 
 
-def test_an_unknown_setting_is_refused(checkpoint: Path) -> None:
+def test_an_unknown_setting_is_rejected(checkpoint: Path) -> None:
     config = (checkpoint / CONFIG).read_text(encoding="utf-8")
     (checkpoint / CONFIG).write_text(config.replace('"d_ff"', '"d_fff"'), encoding="utf-8")
     with pytest.raises(ValueError, match="d_fff"):
         load_checkpoint(checkpoint)
 
 
-def test_a_tokenizer_that_is_none_is_refused(checkpoint: Path) -> None:
+def test_an_invalid_tokenizer_file_is_rejected(checkpoint: Path) -> None:
     """The exception of the library must not reach the command line as a traceback."""
     (checkpoint / TOKENIZER).write_text("not JSON", encoding="utf-8")
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
         load_checkpoint(checkpoint)
 
 
-def test_cut_off_weights_are_refused(checkpoint: Path) -> None:
+def test_truncated_weights_are_rejected(checkpoint: Path) -> None:
     whole = (checkpoint / WEIGHTS).read_bytes()
     (checkpoint / WEIGHTS).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="is not a checkpoint of this version of Sightline"):
@@ -98,7 +98,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
-def test_weights_may_be_read_by_whoever_may_read_the_other_files(
+def test_weights_have_the_permissions_of_the_other_files(
     tmp_path: Path, checkpoint: Path, umask: int, mode: int
 ) -> None:
     """Files with mode 0600 could not be read by a service of another user."""
@@ -112,14 +112,14 @@ def test_weights_may_be_read_by_whoever_may_read_the_other_files(
         assert stat.S_IMODE((tmp_path / "saved" / name).stat().st_mode) == mode, name
 
 
-def test_a_run_is_no_checkpoint_but_the_message_names_the_one_in_it(tmp_path: Path, checkpoint: Path) -> None:
+def test_the_error_for_a_run_names_the_checkpoint_inside_it(tmp_path: Path, checkpoint: Path) -> None:
     shutil.copytree(checkpoint, tmp_path / "run" / "averaged")
     with pytest.raises(FileNotFoundError, match=r"it has no config\.json; use .*averaged"):
         load_checkpoint(tmp_path / "run")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", ""])
-def test_a_configuration_that_is_none_is_refused_by_its_name(checkpoint: Path, text: str) -> None:
+def test_an_invalid_configuration_file_is_rejected_with_its_name(checkpoint: Path, text: str) -> None:
     """A JSON list must not end in a traceback."""
     (checkpoint / CONFIG).write_text(text, encoding="utf-8")
     with pytest.raises(
@@ -137,7 +137,7 @@ def test_a_configuration_that_is_none_is_refused_by_its_name(checkpoint: Path, t
         ({"vocab_size": 399}, "the tokenizer has 400 tokens, but vocab_size is 399"),
     ],
 )
-def test_a_configuration_that_does_not_fit_the_tokenizer_is_refused(
+def test_a_configuration_that_does_not_fit_the_tokenizer_is_rejected(
     checkpoint: Path, changes: dict[str, int], message: str
 ) -> None:
     config = json.loads((checkpoint / CONFIG).read_text(encoding="utf-8"))
@@ -153,7 +153,7 @@ def test_damaged_weights_have_no_average_and_are_named(tmp_path: Path) -> None:
         average(sorted(tmp_path.iterdir()))
 
 
-def test_a_classifier_is_no_model_that_translates(classifier_checkpoint: Path) -> None:
+def test_a_classifier_is_not_loaded_as_a_translation_model(classifier_checkpoint: Path) -> None:
     with pytest.raises(
         ValueError,
         match=r"must be a translation model \(transformer or recurrent\), but its architecture is classifier",

@@ -10,7 +10,7 @@ import pytest
 from model.config import ClassifierConfig, RecurrentConfig, TransformerConfig, read_model_config, with_fields
 
 
-def test_fields_are_changed_each_by_its_own_type() -> None:
+def test_each_field_is_parsed_by_its_type() -> None:
     config = with_fields(RecurrentConfig(300), {"cell": "lstm", "dropout": "0.5", "bidirectional": "false"})
     assert config == RecurrentConfig(300, cell="lstm", dropout=0.5, bidirectional=False)
     linear = TransformerConfig(300, encoder_attention="linformer")
@@ -32,12 +32,12 @@ def test_fields_are_changed_each_by_its_own_type() -> None:
         ("dropout", "1", "dropout must be at least 0 and at most 0.9, got 1.0"),
     ],
 )
-def test_what_a_field_cannot_be_is_refused(name: str, text: str, message: str) -> None:
+def test_invalid_values_of_fields_are_rejected(name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         with_fields(RecurrentConfig(300), {name: text})
 
 
-def test_labels_are_the_datas_own() -> None:
+def test_labels_cannot_be_changed_as_a_field() -> None:
     with pytest.raises(ValueError, match="unknown field labels;"):
         with_fields(ClassifierConfig(300), {"labels": "a,b"})
 
@@ -55,7 +55,7 @@ def test_labels_are_the_datas_own() -> None:
         ({"pre_norm": 1}, "pre_norm must be of type bool, got 1"),
     ],
 )
-def test_fields_that_no_model_can_have_are_refused_in_python_and_in_a_record_alike(
+def test_impossible_fields_are_rejected_in_python_and_in_files(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     config = TransformerConfig(300)
@@ -68,12 +68,12 @@ def test_fields_that_no_model_can_have_are_refused_in_python_and_in_a_record_ali
 
 
 @pytest.mark.parametrize("name", ["pad_id", "bos_id", "eos_id"])
-def test_the_ids_of_special_tokens_are_the_tokenizers_own(name: str) -> None:
+def test_the_ids_of_special_tokens_come_from_the_tokenizer(name: str) -> None:
     with pytest.raises(ValueError, match=f"unknown field {name};"):
         with_fields(TransformerConfig(300), {name: "40"})
 
 
-def test_a_record_without_its_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_its_vocabulary_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"config\.json lacks the required fields vocab_size"):
         read_model_config(tmp_path / "config.json")

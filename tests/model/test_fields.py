@@ -15,7 +15,7 @@ from model.training.config import read_train_config
         ("[]", "must contain a JSON object"),
     ],
 )
-def test_a_record_that_cannot_be_read_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_file_is_rejected_with_its_name(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "train.json"
     path.write_text(text, encoding="utf-8")
     for read in (read_train_config, read_model_config):

@@ -52,7 +52,7 @@ def test_evaluate_prints_two_lines_with_their_signatures(run: Runner, checkpoint
     assert "; chrF " in detokenised
 
 
-def test_evaluate_says_when_the_tokenised_line_is_left_out(run: Runner, checkpoint: Path, corpus: Path) -> None:
+def test_evaluate_says_when_the_tokenised_line_is_omitted(run: Runner, checkpoint: Path, corpus: Path) -> None:
     code, out, _ = run("evaluate", checkpoint, corpus, "--split", "val", "--num-beams", 1, "--limit", 1)
     assert code == 0
     assert out.startswith(
@@ -173,7 +173,7 @@ def test_train_takes_its_settings_from_the_command_line_and_resumes(run: Runner,
     assert_one_line_and_code_2(run(*arguments, "--seed", 5), "contains a run with other values of seed; choose")
 
 
-def test_train_changes_what_it_is_told_of_a_systems_model(run: Runner, corpus: Path, tmp_path: Path) -> None:
+def test_train_changes_the_given_fields_of_a_systems_model(run: Runner, corpus: Path, tmp_path: Path) -> None:
     settings = ("--vocab-size", 300, "--batch-tokens", 256, "--max-epochs", 1, "--system", "fixed-context")
     sizes = ("embedding_size=8", "encoder_size=8", "decoder_size=16")
     arguments = ("train", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
@@ -204,7 +204,7 @@ def test_accuracy_prints_json(
     assert low <= report["accuracy"] <= high
 
 
-def test_accuracy_of_what_does_not_classify_is_an_error_of_one_line(
+def test_accuracy_of_a_model_that_is_no_classifier_is_an_error_of_one_line(
     run: Runner, checkpoint: Path, tmp_path: Path
 ) -> None:
     assert_one_line_and_code_2(
@@ -235,7 +235,7 @@ def test_recall_prints_and_writes_how_many_dialogues_keep_their_instruction(run:
     assert report["turns"]["2"]["all"]["total"] == 4
 
 
-def test_recall_asks_only_what_chats_and_something(run: Runner, checkpoint: Path) -> None:
+def test_recall_requires_a_chat_model_and_at_least_one_dialogue(run: Runner, checkpoint: Path) -> None:
     assert run("recall", checkpoint) == (
         2,
         "",
@@ -256,7 +256,7 @@ def test_recall_asks_only_what_chats_and_something(run: Runner, checkpoint: Path
         ("--model", "dropout=0.999", "dropout must be at least 0 and at most 0.9, got 0.999"),
     ],
 )
-def test_settings_that_cannot_train_are_errors_of_one_line_and_begin_no_run(
+def test_settings_that_cannot_train_are_errors_of_one_line_and_start_no_run(
     run: Runner, corpus: Path, tmp_path: Path, option: str, value: str, message: str
 ) -> None:
     result = run("train", corpus, "--run", tmp_path / "run", "--vocab-size", 300, option, value)
@@ -264,7 +264,7 @@ def test_settings_that_cannot_train_are_errors_of_one_line_and_begin_no_run(
     assert not (tmp_path / "run").exists()
 
 
-def test_memory_that_there_is_not_is_an_error_of_one_line(
+def test_insufficient_memory_is_an_error_of_one_line(
     run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("model.__main__.Trainer", lambda *_: torch.empty(2**50))
@@ -282,7 +282,7 @@ def test_a_system_that_generates_its_data_reads_no_folder(run: Runner, tmp_path:
 
 
 @pytest.mark.parametrize("system", ["transformer", "sentiment"])
-def test_a_system_that_reads_data_asks_for_their_folder(
+def test_a_system_that_reads_data_requires_their_folder(
     run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     monkeypatch.chdir(corpus)  # where data lie by chance
@@ -293,7 +293,7 @@ def test_a_system_that_reads_data_asks_for_their_folder(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_vocabulary_that_the_data_cannot_fill_is_said_to_be_smaller(
+def test_a_vocabulary_that_the_data_cannot_fill_is_reported_as_smaller(
     run: Runner, corpus: Path, tmp_path: Path
 ) -> None:
     settings = ("--batch-tokens", 256, "--max-epochs", 1, "--vocab-size", 9000)
@@ -362,7 +362,7 @@ def test_a_second_process_leaves_the_first_ones_run_alone(run: Runner, corpus: P
     assert load_metadata(tmp_path / "run" / "state.safetensors")["epoch"] == epochs + 1
 
 
-def test_an_interrupt_is_one_line_and_the_run_goes_on(
+def test_an_interrupt_is_one_line_and_the_run_can_be_resumed(
     run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")

@@ -43,7 +43,7 @@ def loss_and_gradient(name: str, model: Model, batch: Any, precision: str) -> tu
 
 
 @pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "transformer-base"])
-def test_the_loss_and_its_gradient_are_those_of_float32_but_for_rounding(name: str) -> None:
+def test_the_loss_and_its_gradient_equal_those_of_float32_up_to_rounding(name: str) -> None:
     torch.manual_seed(1)
     model, batch = build_model(SYSTEMS[name].make_config(VOCABULARY)).eval(), batch_of(name)
     exact_loss, exact_gradient = loss_and_gradient(name, model, batch, "float32")
@@ -66,8 +66,8 @@ def test_types_follow_autocast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("given", "expected"),
     [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)],
 )
-def test_nothing_is_coarser_than_float32_where_that_matters(given: torch.dtype, wanted: torch.dtype) -> None:
-    assert at_least_float32(torch.ones(1, dtype=given)).dtype == wanted
+def test_types_narrower_than_float32_become_float32(given: torch.dtype, expected: torch.dtype) -> None:
+    assert at_least_float32(torch.ones(1, dtype=given)).dtype == expected

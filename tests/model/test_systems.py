@@ -21,17 +21,17 @@ def num_parameters(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_can_be_begun(name: str) -> None:
+def test_every_system_can_start_training(name: str) -> None:
     assert SYSTEMS[name].make_config(VOCABULARY).vocab_size == VOCABULARY
     TrainConfig(**SYSTEMS[name].training)
 
 
 @pytest.mark.parametrize("name", sorted(COMPARED.keys() - {"post-norm"}))
-def test_systems_that_are_compared_have_as_many_parameters_within_a_tenth(name: str) -> None:
+def test_compared_systems_differ_by_at_most_a_tenth_in_their_parameters(name: str) -> None:
     assert num_parameters(name) == pytest.approx(num_parameters("post-norm"), rel=0.1)
 
 
-def test_all_are_planned_but_the_base_transformer() -> None:
+def test_all_systems_except_the_base_transformer_are_planned() -> None:
     assert set(PLAN) == set(SYSTEMS) - {"transformer-base"}
     assert {name for name, planned in PLAN.items() if planned.seeds == 3} == set(COMPARED)
 
@@ -67,7 +67,7 @@ def test_a_classifier_is_scored_by_its_accuracy(tmp_path: Path, toy_sentences: l
     assert (written["split"], written["sentences"]) == ("dev", len(toy_sentences))
 
 
-def test_a_run_ends_in_the_precision_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = {}
 
     def remember(system: System, config: TrainConfig, data: Path, run: Path) -> None:

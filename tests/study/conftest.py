@@ -1,12 +1,9 @@
 """Fixtures that several tests of the study share."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import matplotlib as mpl
 import pytest
 
-from bench.plots import STYLE
 from export.bundle import BundleMetadata, export_bundle
 from model.architectures.causal import CausalModel
 from model.checkpoint import save_checkpoint
@@ -40,10 +37,3 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in map(bundle_name, MODELS):
         export_bundle(folder / "checkpoint", folder / "bundles" / name, BundleMetadata(name), texts[:2])
     return folder
-
-
-@pytest.fixture
-def style() -> Iterator[None]:
-    """Set the style that steps draw with."""
-    with mpl.rc_context({**STYLE, "backend": "svg"}):
-        yield

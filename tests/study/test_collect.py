@@ -178,12 +178,12 @@ def test_the_score_of_a_bucket_equals_sacrebleus(make_run: MakeRun, collected: C
     make_run("fixed-context-1", BAD)
     buckets = buckets_of(collected())
     assert [(bucket.name, bucket.num_sentences) for bucket in buckets] == [("1 to 8", 15), ("9 to 10", 5)]
-    long_ones = [place for place, source in enumerate(SOURCES) if len(source.split()) > 8]
+    long_ones = [index for index, source in enumerate(SOURCES) if len(source.split()) > 8]
     tokenised = [line.lower().replace(".", " .") for line in REFERENCES]
     for name, outputs in (("bahdanau", GOOD), ("fixed-context", BAD)):
-        lines = moses_lines([outputs[place] for place in long_ones], "de")
+        lines = moses_lines([outputs[index] for index in long_ones], "de")
         metric = BLEU(tokenize="none", force=True)
-        expected = metric.corpus_score(lines, [[tokenised[place] for place in long_ones]]).score
+        expected = metric.corpus_score(lines, [[tokenised[index] for index in long_ones]]).score
         assert buckets[1].bleu[name].value == pytest.approx(expected)
         low, high = buckets[0].bleu[name].interval
         assert low <= buckets[0].bleu[name].value <= high

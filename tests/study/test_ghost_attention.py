@@ -56,7 +56,7 @@ def test_the_columns_select_the_instructions_tokens_in_every_turn(kind: str, cha
         for one in script.plain:
             body = {"inputs": script.prompt, "add_special_tokens": True}
             (tokens,) = served.post("/v1/tokenize", body)[0]["outputs"]
-            assert "".join(tokens[place]["text"] for place in columns).strip() == script.instruction.text
+            assert "".join(tokens[index]["text"] for index in columns).strip() == script.instruction.text
             script.add_answer(one.answer)
 
 
@@ -83,7 +83,6 @@ def test_figures_from_served_maps_equal_those_from_pytorchs(chats: Path) -> None
     assert look.uniform == pytest.approx(expected.uniform)
 
 
-@pytest.mark.usefixtures("style")
 def test_every_kind_is_measured_for_both_models_drawn_and_written(chats: Path, tmp_path: Path) -> None:
     result = measure(parsed(str(chats / "bundles"), "--dialogues", "2", "--turns", "2"))
     assert [(row["model"], row["instruction"]) for row in result.rows] == [

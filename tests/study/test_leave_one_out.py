@@ -43,7 +43,7 @@ def expected_log_probs(
 ) -> list[np.ndarray[Any, Any]]:
     """Return the log-probabilities (V,) of the token after each prefix of a target."""
     step = pytorch_steps(model, source)
-    prefixes = [[model.config.bos_id, *target[:place]] for place in range(len(target))]
+    prefixes = [[model.config.bos_id, *target[:index]] for index in range(len(target))]
     return [log_softmax(step([prefix]))[0] for prefix in prefixes]
 
 
@@ -60,12 +60,12 @@ def test_the_translation_is_the_models_own(model: TranslationModel) -> None:
 def test_a_deleted_token_is_not_in_the_source(model: TranslationModel) -> None:
     explained = explain(model, SOURCE)
     effect = explained.effects["deleted"]
-    for place in range(len(SOURCE)):
-        without = expected_log_probs(model, [*SOURCE[:place], *SOURCE[place + 1 :]], explained.target)
+    for index in range(len(SOURCE)):
+        without = expected_log_probs(model, [*SOURCE[:index], *SOURCE[index + 1 :]], explained.target)
         for row, (log_probs, token) in enumerate(zip(without, explained.target, strict=True)):
-            assert effect.predictions[row, place] == log_probs.argmax()
+            assert effect.predictions[row, index] == log_probs.argmax()
             expected = explained.log_probs[row] - log_probs[token]
-            assert effect.drops[row, place] == pytest.approx(expected, abs=1e-4)
+            assert effect.drops[row, index] == pytest.approx(expected, abs=1e-4)
 
 
 @torch.inference_mode()
@@ -75,8 +75,8 @@ def test_a_token_hidden_from_a_recurrent_decoder_gets_no_weight() -> None:
     explained = explain(model, SOURCE)
     lengths = torch.tensor([len(SOURCE)])
     memory, _ = model.encode(torch.tensor([SOURCE]), lengths)
-    for place in range(len(SOURCE)):
-        mask = torch.arange(len(SOURCE)) != place
+    for index in range(len(SOURCE)):
+        mask = torch.arange(len(SOURCE)) != index
         state, log_probs = model.initial_state(memory), []
         for token in [model.config.bos_id, *explained.target[:-1]]:
             # The step of Bahdanau's decoder with a mask.
@@ -85,7 +85,7 @@ def test_a_token_hidden_from_a_recurrent_decoder_gets_no_weight() -> None:
             context = (weights.unsqueeze(1) @ memory.annotations).squeeze(1)
             state = State(model.cell(torch.cat((embedded, context), dim=1), state.hidden), state.cell, state.feed)
             log_probs.append(model.logits(model.readout(state.hidden, context, embedded)).log_softmax(dim=-1)[0])
-        _same(explained.effects["hidden"].drops[:, place], explained.log_probs, log_probs, explained.target)
+        _same(explained.effects["hidden"].drops[:, index], explained.log_probs, log_probs, explained.target)
 
 
 @torch.inference_mode()
@@ -94,13 +94,13 @@ def test_a_token_hidden_from_a_transformer_decoder_gets_no_weight() -> None:
     explained = explain(model, SOURCE)
     memory, _ = model.encode(torch.tensor([SOURCE]), torch.tensor([len(SOURCE)]))
     size = len(explained.target)
-    for place in range(len(SOURCE)):
+    for index in range(len(SOURCE)):
         x = model.embed(torch.tensor([[model.config.bos_id, *explained.target[:-1]]]))
-        mask = (torch.arange(len(SOURCE)) != place)[None, None, None]
+        mask = (torch.arange(len(SOURCE)) != index)[None, None, None]
         for layer in model.decoder:
             x, _, _ = layer(x, memory, torch.ones(size, size, dtype=torch.bool).tril(), mask)
         log_probs = list(model.logits(x).log_softmax(dim=-1)[0])
-        _same(explained.effects["hidden"].drops[:, place], explained.log_probs, log_probs, explained.target)
+        _same(explained.effects["hidden"].drops[:, index], explained.log_probs, log_probs, explained.target)
 
 
 def _same(drops: Any, before: Any, log_probs: Sequence[torch.Tensor], target: Sequence[int]) -> None:

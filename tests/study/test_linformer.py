@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import matplotlib as mpl
 import numpy as np
 import onnx
 import onnxruntime
@@ -12,7 +11,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from bench.plots import STYLE
 from bench.process import JsonWorker
 from bench.record import Result
 from export.builder import WeightFile
@@ -160,8 +158,7 @@ def test_the_tables_show_every_measure_and_the_crossover() -> None:
 def test_the_picture_shows_every_attention_and_is_the_same_bytes_again(tmp_path: Path) -> None:
     pictures = []
     for _ in range(2):
-        with mpl.rc_context({**STYLE, "backend": "svg"}):
-            draw(RESULTS, tmp_path)
+        draw(RESULTS, tmp_path)
         pictures.append((tmp_path / "linformer.svg").read_bytes())
     assert pictures[0] == pictures[1]
     texts = {element.text for element in ElementTree.fromstring(pictures[0]).iter()}

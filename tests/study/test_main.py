@@ -6,7 +6,7 @@ import pytest
 
 from bench.record import read_results
 from bench.report import END, mark
-from study.__main__ import DOCUMENTS, RESULTS, STEPS, WRITER, main, write_report
+from study.__main__ import DOCUMENTS, PICTURES, RESULTS, STEPS, WRITER, main, write_report
 
 
 def test_step_names_are_unique() -> None:
@@ -41,11 +41,18 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     assert written[0] == written[1]
 
 
-def test_the_documents_are_up_to_date(tmp_path: Path) -> None:
+def test_the_documents_and_their_pictures_are_up_to_date(tmp_path: Path) -> None:
     documents = copied_documents(tmp_path)
     write_report(RESULTS, documents, tmp_path / "pictures")
     for written, document in zip(documents, DOCUMENTS, strict=True):
         assert written.read_text(encoding="utf-8") == document.read_text(encoding="utf-8")
+    drawn = {path.name: path.read_bytes() for path in (tmp_path / "pictures").iterdir()}
+    assert drawn == {path.name: path.read_bytes() for path in PICTURES.iterdir()}
+
+
+def test_the_documents_show_every_picture() -> None:
+    text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
+    assert [path.name for path in PICTURES.iterdir() if f"]({PICTURES.name}/{path.name})" not in text] == []
 
 
 def test_the_part_of_a_step_without_a_result_is_kept(tmp_path: Path) -> None:

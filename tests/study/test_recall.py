@@ -18,9 +18,9 @@ from study.served import serve
 CASES = [(model, earlier) for model in ("chat-gatt", "chat-baseline") for earlier in ("own", "plain")]
 ROWS: list[dict[str, Any]] = [
     {"model": model, "earlier_answers": earlier, "turn": turn, "instruction": kind}
-    | {"kept": 9 + place, "total": 40 + turn, "interval_95": [0.1181, 0.3662]}
+    | {"kept": 9 + index, "total": 40 + turn, "interval_95": [0.1181, 0.3662]}
     for turn in (1, 20)
-    for place, (model, earlier) in enumerate(CASES)
+    for index, (model, earlier) in enumerate(CASES)
     for kind in (*KINDS, "all")
 ]
 
@@ -37,8 +37,8 @@ def test_served_responses_equal_pytorchs(chats: Path) -> None:
     assert isinstance(model, CausalModel)
     rng = Random(1)
     scripts = [draw_script(rng, kind, 4) for kind in KINDS for _ in range(9)]
-    for place, script in enumerate(scripts):
-        for one in script.plain[: place % 4]:
+    for index, script in enumerate(scripts):
+        for one in script.plain[: index % 4]:
             script.add_answer(one.answer)
     prompts = [script.prompt for script in scripts]
     expected = greedy_answers(model, tokenizer)(prompts)
@@ -61,12 +61,11 @@ def test_missing_models_are_an_error(tmp_path: Path) -> None:
 
 def test_the_table_has_a_column_for_each_turn_and_every_interval() -> None:
     lines = tables(Result(rows=ROWS))["recall"].splitlines()
-    assert lines[0] == "| model | earlier answers | instruction | turn 1 | turn 20 |"
+    assert lines[0] == "| model | earlier responses | instruction | turn 1 | turn 20 |"
     assert lines[2] == ("| with Ghost Attention | its own | capitals | 9 of 41 (12 to 37 %) | 9 of 60 (12 to 37 %) |")
     assert len(lines) == 2 + len(CASES) * (len(KINDS) + 1)
 
 
-@pytest.mark.usefixtures("style")
 def test_the_picture_shows_every_kind_and_is_the_same_for_the_same_result(tmp_path: Path) -> None:
     pictures = []
     for _ in range(2):
@@ -74,4 +73,4 @@ def test_the_picture_shows_every_kind_and_is_the_same_for_the_same_result(tmp_pa
         pictures.append((tmp_path / "recall.svg").read_bytes())
     assert pictures[0] == pictures[1]
     texts = {(element.text or "").strip() for element in ElementTree.parse(tmp_path / "recall.svg").iter()}
-    assert {*KINDS, "20", "without, plain"} <= texts
+    assert {*KINDS, "20", "without Ghost Attention, plain earlier responses"} <= texts

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bench.record import Recorded, Result, Row, write_result
-from model.systems import bundle_name
+from model.systems import SYSTEMS, bundle_name
 from study import sentence
-from study.sentence_picture import picture, remarks, token_labels
+from study.sentence_picture import draw_sentence, picture, picture_of, remarks, token_labels
 
 SENTENCE = "A man sleeps."
 ROW: dict[str, Any] = {
@@ -53,7 +53,7 @@ def test_every_translation_model_and_classifier_is_queried_once(
     weights = np.array(row["map"])
     assert weights.shape == (len(row["target_tokens"]), len(row["source_tokens"]))
     np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-3)
-    assert texts_in(picture(rows))[0] == f"“{SENTENCE}”"
+    assert texts_in(picture("Maps", rows))[:2] == ["Maps", f"“{SENTENCE}”"]
 
 
 def test_earlier_rows_of_other_models_are_kept_with_their_commit(bundle: Path, tmp_path: Path) -> None:
@@ -77,15 +77,26 @@ def test_pieces_that_continue_a_word_get_a_dot(tokens: list[str], labels: list[s
 
 
 def test_the_picture_has_tokens_output_and_large_weights_as_text() -> None:
-    texts = texts_in(picture([ROW]))
-    assert {"A", "man", "Ein", "M", "·ann", "</s>", "“Ein & Mann”", "GRU <with> attention", ROW["model"]} <= set(texts)
+    texts = texts_in(picture("Maps", [ROW]))
+    assert {
+        "A",
+        "man",
+        "Ein",
+        "M",
+        "·ann",
+        "</s>",
+        "“Ein & Mann”",
+        SYSTEMS["bahdanau"].description,
+        ROW["model"],
+    } <= set(texts)
+    assert "GRU <with> attention" in texts_in(picture("Maps", [{**ROW, "model": "other"}]))
     assert [text for text in texts if text in ("90", "10", "20", "40", "100", "70")][:4] == ["90", "10", "20", "40"]
 
 
 def test_only_weights_of_exactly_zero_are_grey() -> None:
     def greys(weights: list[list[float]]) -> int:
         legend = 1
-        return picture([{**ROW, "map": weights}]).count("#dedede") - legend
+        return picture("Maps", [{**ROW, "map": weights}]).count("#dedede") - legend
 
     assert greys([[1.0, 1e-9, 1e-9, 1e-9]]) == 0
     assert greys([[1.0, 0.0, 1e-9, 1e-9]]) == 1
@@ -127,7 +138,32 @@ def test_models_without_attention_and_projected_keys_are_drawn() -> None:
         "kind": "encoder_slots",
         "map": np.full((4, 32), 1 / 32).tolist(),
     }
-    texts = texts_in(picture([slots, {**ROW, "model": "other"}, ROW, fixed]))
+    texts = texts_in(picture("Maps", [slots, {**ROW, "model": "other"}, ROW, fixed]))
     names = [*map(bundle_name, ("fixed-context", "bahdanau", "linformer")), "other"]
     assert [text for text in texts if text in names] == names
     assert {"the whole source, in one vector", "28"} <= set(texts)
+
+
+@pytest.mark.parametrize(
+    ("system", "kind", "name"),
+    [
+        ("fixed-context", None, "one-sentence-recurrent.svg"),
+        ("bahdanau", "cross", "one-sentence-recurrent.svg"),
+        ("luong-local-p", "cross", "one-sentence-local-and-hard.svg"),
+        ("hard-marginal", "cross", "one-sentence-local-and-hard.svg"),
+        ("linformer", "cross", "one-sentence-transformers.svg"),
+        ("linformer", "encoder_slots", "one-sentence-encoders.svg"),
+    ],
+)
+def test_pictures_group_models_by_their_attention(system: str, kind: str | None, name: str) -> None:
+    assert picture_of({**ROW, "model": bundle_name(system), "kind": kind}) == name
+
+
+def test_only_pictures_with_maps_are_written(tmp_path: Path) -> None:
+    draw_sentence(Result(rows=[ROW, {**ROW, "model": "other"}]), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"one-sentence-recurrent.svg", "one-sentence-transformers.svg"}
+
+
+def test_only_pictures_with_negative_weights_have_them_in_the_legend() -> None:
+    assert "-100" not in texts_in(picture("Maps", [ROW]))
+    assert "-100" in texts_in(picture("Maps", [{**ROW, "map": [[-0.5, 0.5, 0.5, 0.5]] * 4}]))

@@ -85,7 +85,7 @@ def test_relations_have_no_duplicate_words() -> None:
         assert all(first != second for first, second in pairs)
 
 
-def test_tokens_that_no_text_begins_with_are_not_queried() -> None:
+def test_tokens_that_start_no_text_are_not_queried() -> None:
     assert queryable_tokens(Splitting(), 5) == ["dog", "play"]
 
 

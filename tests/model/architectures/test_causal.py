@@ -23,7 +23,7 @@ def model() -> CausalModel:
 
 
 @torch.inference_mode()
-def test_no_position_looks_at_a_later_one(model: CausalModel) -> None:
+def test_no_position_attends_to_a_later_one(model: CausalModel) -> None:
     ids = torch.tensor([[1, 5, 9, 11, 4], [1, 5, 9, 12, 20]])
     logits = model(ids)
     torch.testing.assert_close(logits[0, :3], logits[1, :3])
@@ -43,7 +43,7 @@ def test_padding_on_the_right_changes_nothing(model: CausalModel) -> None:
 
 
 @torch.inference_mode()
-def test_a_layer_is_two_residual_sublayers_behind_their_norms(model: CausalModel) -> None:
+def test_a_layer_is_two_residual_sublayers_after_their_norms(model: CausalModel) -> None:
     """Layers follow Radford et al. 2019, section 2.3: x + f(LayerNorm(x)), and a final norm."""
     ids = torch.tensor([[1, 5, 9, 11]])
     x = model.embedding(ids) * math.sqrt(16) + model.positions[:4]
@@ -60,13 +60,13 @@ def test_a_layer_is_two_residual_sublayers_behind_their_norms(model: CausalModel
     torch.testing.assert_close(model(ids), model.norm(x) @ model.embedding.weight.T)
 
 
-def test_dropout_is_for_training_alone(model: CausalModel) -> None:
+def test_dropout_applies_only_in_training(model: CausalModel) -> None:
     ids = torch.tensor([[1, 5, 9, 11]])
     torch.testing.assert_close(model(ids), model(ids))
     model.train()
     assert not torch.allclose(model(ids), model(ids))
 
 
-def test_more_tokens_than_positions_are_refused(model: CausalModel) -> None:
+def test_more_tokens_than_positions_are_rejected(model: CausalModel) -> None:
     with pytest.raises(ValueError, match="13 tokens, but max_positions is"):
         model(torch.ones(1, 13, dtype=torch.int64))

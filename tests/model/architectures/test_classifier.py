@@ -19,7 +19,7 @@ def classifier(**changes: Any) -> Classifier:
     return Classifier(dataclasses.replace(CONFIG, **changes))
 
 
-def test_the_pooled_vector_is_the_mean_of_the_tokens_that_count_whatever_stands_in_the_others() -> None:
+def test_the_pooled_vector_is_the_mean_of_the_unmasked_tokens() -> None:
     hidden = torch.tensor([[[1.0, 2.0], [3.0, 6.0], [float("nan"), 9.0]]])
     assert mean_pool(hidden, torch.tensor([[True, True, False]])).tolist() == [[2.0, 4.0]]
     assert mean_pool(hidden, torch.tensor([[False, True, False]])).tolist() == [[3.0, 6.0]]
@@ -34,7 +34,7 @@ def test_the_probabilities_are_a_softmax_over_the_mean_of_the_encoders_last_laye
     torch.testing.assert_close(model(SOURCE, LENGTHS).exp(), torch.stack(expected))
 
 
-def test_what_stands_in_the_padding_changes_nothing() -> None:
+def test_the_content_of_padding_changes_nothing() -> None:
     model = classifier().eval()
     other = SOURCE.masked_fill(SOURCE == 0, 33)
     torch.testing.assert_close(model(other, LENGTHS), model(SOURCE, LENGTHS))
@@ -48,7 +48,7 @@ def test_maps_sum_to_one_over_a_sources_own_tokens() -> None:
     assert (maps[:, 1, :, :, 3:] == 0).all()
 
 
-def test_a_word_that_is_left_out_is_neither_attended_to_nor_part_of_the_mean() -> None:
+def test_a_dropped_word_is_neither_attended_to_nor_part_of_the_mean() -> None:
     model = classifier(dropout=0.0, word_dropout=0.9).train()
     torch.manual_seed(3)  # of the first source only its last token is kept, whatever the seed
     given = model(SOURCE, LENGTHS)
@@ -64,7 +64,7 @@ def test_a_word_that_is_left_out_is_neither_attended_to_nor_part_of_the_mean() -
     torch.testing.assert_close(model(changed, LENGTHS), given)
 
 
-def test_nothing_is_left_out_after_training() -> None:
+def test_no_word_is_dropped_after_training() -> None:
     dropped, whole = classifier(word_dropout=0.9).eval(), classifier().eval()
     assert torch.equal(dropped(SOURCE, LENGTHS), whole(SOURCE, LENGTHS))
 
@@ -78,6 +78,6 @@ def test_nothing_is_left_out_after_training() -> None:
         ({"num_heads": 3}, r"d_model must be a multiple of num_heads \(3\), got 16"),
     ],
 )
-def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:
+def test_impossible_sizes_are_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **change)

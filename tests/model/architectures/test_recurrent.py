@@ -54,10 +54,10 @@ def decoded(model: RecurrentModel, sources: list[list[int]], targets: list[list[
 @torch.no_grad()
 def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
     model = made(**SYSTEMS[name])
-    together, maps = decoded(model, SOURCES, TARGETS)
+    batched, maps = decoded(model, SOURCES, TARGETS)
     for row, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
         alone, own_maps = decoded(model, [source], [target])
-        torch.testing.assert_close(together[row], alone[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(batched[row], alone[0], atol=1e-5, rtol=0)
         if maps is not None and own_maps is not None:
             torch.testing.assert_close(maps[:, row, :, :, : len(source)], own_maps[:, 0], atol=1e-5, rtol=0)
             assert not maps[:, row, :, :, len(source) :].any()
@@ -75,7 +75,7 @@ def test_later_tokens_do_not_change_earlier_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(SYSTEMS) - {"fixed context", "fixed context, LSTM"}))
 @torch.no_grad()
-def test_weights_sum_to_one_but_where_a_gaussian_takes_from_them(name: str) -> None:
+def test_weights_sum_to_one_except_with_a_gaussian(name: str) -> None:
     _, maps = decoded(made(**SYSTEMS[name]), SOURCES, TARGETS)
     assert maps is not None
     assert maps.shape == (1, 3, 1, 4, 6)
@@ -87,7 +87,7 @@ def test_weights_sum_to_one_but_where_a_gaussian_takes_from_them(name: str) -> N
 
 
 @torch.no_grad()
-def test_hard_attention_looks_at_the_likeliest_position_alone() -> None:
+def test_hard_attention_selects_only_the_likeliest_position() -> None:
     soft = made(**{**SYSTEMS["hard"], "selection": "soft"})
     hard = made(**SYSTEMS["hard"])
     hard.load_state_dict(soft.state_dict(), strict=False)
@@ -112,7 +112,7 @@ def gru(model: RecurrentModel, x: Tensor, h: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_bahdanaus_step_is_his_equations() -> None:
+def test_a_step_of_bahdanau_equals_the_papers_equations() -> None:
     """Section 3.1 and A.2.2: alignment with the previous state, then the state, then maxout."""
     model = made(attention="additive")
     assert model.score is not None
@@ -134,7 +134,7 @@ def test_bahdanaus_step_is_his_equations() -> None:
 
 @pytest.mark.parametrize("name", ["Luong general", "Luong dot", "local-m", "local-p"])
 @torch.no_grad()
-def test_luongs_step_is_his_equations(name: str) -> None:
+def test_a_step_of_luong_equals_the_papers_equations(name: str) -> None:
     """Section 3: the state first, then the alignment with it, equation 5, and input feeding."""
     model = made(**SYSTEMS[name])
     assert model.score is not None
@@ -214,12 +214,12 @@ def test_annotations_are_projected_once_for_all_steps(name: str) -> None:
         ({"encoder_size": 0}, "encoder_size must be between 1 and 1048576, got 0"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_contradict_each_other_are_rejected(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made(**settings)
 
 
-def test_too_long_a_source_is_refused() -> None:
+def test_too_long_a_source_is_rejected() -> None:
     source, lengths = padded([[3] * 11])
     with pytest.raises(ValueError, match="11 tokens, but max_positions is"):
         made().encode(source, lengths)

@@ -95,7 +95,7 @@ def test_the_stack_equals_pytorchs_transformer_with_copied_weights(
     torch.testing.assert_close(decoded, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_what_lies_beyond_a_source_or_after_a_position_changes_nothing(toy_model: Transformer) -> None:
+def test_padding_and_later_positions_change_nothing(toy_model: Transformer) -> None:
     source, target, lengths = torch.randint(3, 40, (1, 6)), torch.randint(3, 40, (1, 5)), torch.tensor([4])
     logits = toy_model(source, lengths, target)
     source[0, 4:], target[0, 3:] = 7, 8
@@ -119,7 +119,7 @@ def test_maps_have_their_shapes_and_their_rows_sum_to_one(toy_model: Transformer
 
 
 @pytest.mark.parametrize("kind", ["single-head", "single-head-without-weights"])
-def test_an_encoder_of_one_head_leaves_the_decoder_its_heads(
+def test_a_single_head_encoder_does_not_change_the_decoders_heads(
     toy_config: Callable[[int], TransformerConfig], kind: EncoderAttention
 ) -> None:
     model = Transformer(replace(toy_config(40), encoder_attention=kind)).eval()
@@ -135,7 +135,7 @@ def test_an_encoder_of_one_head_leaves_the_decoder_its_heads(
     assert learnt == [f"encoder.0.self_attention.{part}.{name}" for part in parts for name in ("weight", "bias")]
 
 
-def test_checkpoints_of_the_default_have_the_names_that_they_always_had(toy_model: Transformer) -> None:
+def test_parameter_names_of_default_checkpoints_are_stable(toy_model: Transformer) -> None:
     linears = ["feed_forward.inner", "feed_forward.outer"]
     norms = ["self_attention_norm.norm", "feed_forward_norm.norm"]
     own, cross = ([f"{kind}.{part}" for part in PARTS] for kind in ("self_attention", "cross_attention"))
@@ -161,7 +161,7 @@ def test_source_target_and_output_share_one_matrix(toy_model: Transformer) -> No
     torch.testing.assert_close(toy_model.logits(decoded), decoded @ toy_model.embedding.weight.T)
 
 
-def test_more_tokens_than_positions_are_refused_with_both_numbers(toy_model: Transformer) -> None:
+def test_more_tokens_than_positions_are_rejected_with_both_numbers(toy_model: Transformer) -> None:
     with pytest.raises(ValueError, match="input has 129 tokens, but max_positions is 128"):
         toy_model.embed(torch.zeros(1, 129, dtype=torch.long))
 
@@ -181,12 +181,12 @@ def test_the_default_sizes_are_the_papers_base_model() -> None:
         ({"encoder_layers": 0}, "encoder_layers must be between 1 and 1048576, got 0"),
     ],
 )
-def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:
+def test_impossible_sizes_are_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TransformerConfig(vocab_size=10, **change)
 
 
-def test_training_mode_drops_and_evaluation_mode_does_not(
+def test_dropout_applies_only_in_training_mode(
     toy_model: Transformer, toy_config: Callable[[int], TransformerConfig]
 ) -> None:
     def twice() -> tuple[Tensor, Tensor]:

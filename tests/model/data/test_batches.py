@@ -9,7 +9,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1
 
 @settings(deadline=None)
 @given(LENGTHS, st.integers(30, 200), st.integers(0, 5))
-def test_buckets_hold_every_example_once_within_the_budget_and_come_again_from_the_seed(
+def test_buckets_contain_every_example_once_within_the_budget_and_are_reproducible(
     lengths: list[tuple[int, int]], batch_tokens: int, seed: int
 ) -> None:
     batches = bucket(lengths, batch_tokens, seed)
@@ -24,7 +24,7 @@ def test_another_seed_gives_another_order() -> None:
     assert bucket(lengths, 24, seed=1) != bucket(lengths, 24, seed=2)
 
 
-def test_another_seed_gives_other_batches_where_lengths_are_equal() -> None:
+def test_another_seed_gives_other_batches_of_examples_of_equal_length() -> None:
     first, second = ({frozenset(batch) for batch in bucket([(3, 4)] * 40, 24, seed)} for seed in (1, 2))
     assert first != second
 
@@ -34,7 +34,7 @@ def test_batches_come_in_an_order_that_is_not_by_length() -> None:
     assert first_of_each != sorted(first_of_each)
 
 
-def test_examples_of_like_length_share_a_batch() -> None:
+def test_examples_of_similar_length_share_a_batch() -> None:
     lengths = [(length, length) for length in [2, 20, 2, 20, 2, 20]]
     assert sorted(sorted(batch) for batch in bucket(lengths, 60, seed=0)) == [[0, 2, 4], [1, 3, 5]]
 

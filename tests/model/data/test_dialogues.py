@@ -14,18 +14,18 @@ def drawn(has_ghost_attention: bool, count: int = 600) -> list[Dialogue]:
     return [draw_dialogue(rng, has_ghost_attention) for _ in range(count)]
 
 
-def bare(dialogue: Dialogue, place: int) -> str:
+def bare(dialogue: Dialogue, index: int) -> str:
     """Return a message without the instruction."""
-    message = dialogue.turns[place].message
-    return message if place or dialogue.instruction is None else message.removeprefix(f"{dialogue.instruction.text} ")
+    message = dialogue.turns[index].message
+    return message if index or dialogue.instruction is None else message.removeprefix(f"{dialogue.instruction.text} ")
 
 
-def test_a_dialogue_is_written_as_lines_and_ends_where_the_answer_begins() -> None:
+def test_a_dialogue_is_written_as_lines_and_ends_before_the_response() -> None:
     text = CHAT.render([Exchange("Hello!", "Nice to meet you.")], "Who are you?")
     assert text == "User: Hello!\nBot: Nice to meet you.\nUser: Who are you?\nBot:"
 
 
-def test_an_example_is_all_before_the_last_answer_and_that() -> None:
+def test_an_example_is_the_text_before_the_last_response_and_the_response() -> None:
     for dialogue in drawn(True):
         read, answer = dialogue.example()
         *earlier, last = dialogue.turns
@@ -34,7 +34,7 @@ def test_an_example_is_all_before_the_last_answer_and_that() -> None:
         assert read.count("User: ") == read.count("Bot:") == len(dialogue.turns)
 
 
-def test_the_instruction_stands_in_the_first_message_alone() -> None:
+def test_only_the_first_message_contains_the_instruction() -> None:
     for dialogue in drawn(True):
         if dialogue.instruction is not None:
             text = dialogue.instruction.text
@@ -42,14 +42,14 @@ def test_the_instruction_stands_in_the_first_message_alone() -> None:
             assert all(text not in turn.message for turn in dialogue.turns[1:])
 
 
-def test_with_ghost_attention_every_answer_keeps_the_instruction() -> None:
+def test_with_ghost_attention_every_response_follows_the_instruction() -> None:
     for dialogue in drawn(True):
         if dialogue.instruction is not None:
-            for place, turn in enumerate(dialogue.turns):
-                assert dialogue.instruction.is_kept(bare(dialogue, place), turn.answer)
+            for index, turn in enumerate(dialogue.turns):
+                assert dialogue.instruction.is_kept(bare(dialogue, index), turn.answer)
 
 
-def test_answers_are_sampled_with_the_instruction_before_every_message() -> None:
+def test_responses_are_sampled_with_the_instruction_before_every_message() -> None:
     """Touvron et al. 2023, section 3.3."""
     rng = Random(3)
     for kind in KINDS:
@@ -74,8 +74,8 @@ def test_both_have_the_same_messages_and_the_same_dialogues_of_one_turn() -> Non
     for one, other in zip(drawn(True), drawn(False), strict=True):
         if len(one.turns) == 1:
             assert one == other
-        places = range(len(one.turns))
-        assert [bare(one, place) for place in places] == [bare(other, place) for place in places]
+        indices = range(len(one.turns))
+        assert [bare(one, index) for index in indices] == [bare(other, index) for index in indices]
 
 
 def test_there_are_all_kinds_and_all_lengths_and_some_without_instruction() -> None:

@@ -23,7 +23,7 @@ def instruction(kind: Kind) -> Instruction:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_an_instruction_makes_of_any_answer_keeps_it(kind: Kind) -> None:
+def test_a_response_changed_by_an_instruction_follows_it(kind: Kind) -> None:
     rng = Random(1)
     for _ in range(500):
         drawn, said = draw_instruction(rng, kind), draw_exchange(rng)
@@ -58,12 +58,12 @@ def test_a_violation_is_caught(kind: Kind, message: str, answer: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("answer", ["", " ", "...", "!"])
-def test_an_empty_answer_keeps_nothing(kind: Kind, answer: str) -> None:
+def test_an_empty_response_follows_no_instruction(kind: Kind, answer: str) -> None:
     assert not instruction(kind).is_kept("Hello!", answer)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_small_talk_keeps_an_instruction_by_chance(kind: Kind) -> None:
+def test_no_small_talk_follows_an_instruction_by_chance(kind: Kind) -> None:
     rng = Random(2)
     for _ in range(500):
         drawn, said = draw_instruction(rng, kind), draw_exchange(rng)
@@ -82,11 +82,11 @@ def test_half_of_the_instructions_are_terse_and_all_of_them_name_their_value(kin
     assert all(one.value in one.text for one in drawn)
 
 
-def test_a_message_has_one_answer_whatever_it_is_drawn_from() -> None:
+def test_a_message_has_one_response_in_all_intents() -> None:
     answers: dict[str, str] = {}
     for intent in INTENTS:
-        for place, value in enumerate(intent.values):
-            of = intent.counterparts[place] if intent.counterparts else ""
+        for index, value in enumerate(intent.values):
+            of = intent.counterparts[index] if intent.counterparts else ""
             for message in intent.messages:
                 answer = intent.answer.format(value, of=of)
                 assert answers.setdefault(message.format(value), answer) == answer

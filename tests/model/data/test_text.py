@@ -16,7 +16,7 @@ def test_a_missing_side_is_named(tmp_path: Path) -> None:
         read_parallel(tmp_path, "train", "en", "de")
 
 
-def test_sides_of_different_lengths_are_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_sides_of_different_lengths_are_rejected_with_both_numbers(tmp_path: Path) -> None:
     (tmp_path / "train.en").write_text("a\nb\n", encoding="utf-8")
     (tmp_path / "train.de").write_text("a\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"2 lines.* 1"):
@@ -40,12 +40,12 @@ def test_a_lone_carriage_return_ends_no_line_so_that_pairs_stay_aligned(tmp_path
     [b"one\ntwo\n", b"one\r\ntwo\r\n", b"one\ntwo", b"\xef\xbb\xbfone\ntwo\n"],
     ids=["LF", "CRLF", "no end", "byte order mark"],
 )
-def test_lines_are_the_same_whatever_program_wrote_them(tmp_path: Path, content: bytes) -> None:
+def test_line_endings_and_a_byte_order_mark_do_not_change_the_lines(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "text").write_bytes(content)
     assert read_lines(tmp_path / "text") == ["one", "two"]
 
 
-def test_an_empty_file_has_no_lines_and_is_no_side(tmp_path: Path) -> None:
+def test_an_empty_file_has_no_lines_and_is_rejected_as_a_side(tmp_path: Path) -> None:
     for language in ("en", "de"):
         (tmp_path / f"val.{language}").touch()
     assert read_lines(tmp_path / "val.en") == []
@@ -70,7 +70,7 @@ def test_a_missing_split_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["good film", "1\t", "\tfilm", "one\tfilm", "-1\tfilm", "٣\tfilm", ""])
-def test_a_line_of_another_form_is_named(tmp_path: Path, line: str) -> None:
+def test_a_malformed_line_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "dev.tsv").write_text(f"1\tfine\n{line}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"dev\.tsv, line 2: expected `label index, tab, text`"):
         read_labelled(tmp_path, "dev")

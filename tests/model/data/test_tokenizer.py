@@ -12,7 +12,7 @@ def test_the_sentences_are_300_different_ones_of_3_to_60_words(sentences: list[s
     assert all(3 <= len(sentence.split()) <= 60 for sentence in sentences)
 
 
-def test_every_sentence_comes_back_from_its_ids(tokenizer: Tokenizer, sentences: list[str]) -> None:
+def test_every_sentence_is_decoded_from_its_ids(tokenizer: Tokenizer, sentences: list[str]) -> None:
     for sentence, ids in zip(sentences, encode_lines(tokenizer, sentences), strict=True):
         assert decode_ids(tokenizer, ids) == unicodedata.normalize("NFC", sentence)
         assert ids[-1] == 2
@@ -52,12 +52,12 @@ def test_a_stored_tokenizer_encodes_as_before(tmp_path: Path, sentences: list[st
     assert encode_lines(read_tokenizer(tmp_path / "tokenizer.json"), lines) == encode_lines(trained, lines)
 
 
-def test_a_vocabulary_too_small_for_bytes_is_refused() -> None:
+def test_a_vocabulary_too_small_for_bytes_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"vocab_size must be at least 259 \(bytes and special tokens\), got 258"):
         train_tokenizer(["a"], 258)
 
 
-def test_a_line_of_endless_length_is_not_learnt_from() -> None:
+def test_extremely_long_lines_are_not_used_for_training() -> None:
     """Training time grows with the square of the word length; such a word would take hours."""
     words = ["a small dog", "two small dogs"]
     assert train_tokenizer([*words, "x" * 500_000], 300).to_str() == train_tokenizer(words, 300).to_str()

@@ -7,7 +7,7 @@ END = 1
 SCORES = np.array([-2.0, 0.5, 3.0, -1.0, 0.0, 2.0], np.float32)
 
 
-def test_nothing_asked_for_changes_nothing() -> None:
+def test_default_parameters_change_nothing() -> None:
     np.testing.assert_array_equal(NO_PROCESSORS(SCORES, [0], [2, 2, 2], END), SCORES)
 
 
@@ -15,7 +15,7 @@ def test_the_penalty_lowers_scores_of_either_sign() -> None:
     np.testing.assert_allclose(penalised(SCORES, 2.0), [-4.0, 0.25, 1.5, -2.0, 0.0, 1.0])
 
 
-def test_all_that_was_read_is_penalised_once() -> None:
+def test_each_token_of_prompt_and_output_is_penalised_once() -> None:
     given = LogitsProcessors(repetition_penalty=2.0)(SCORES, [0, 3], [2, 2], END)
     np.testing.assert_allclose(given, [-4.0, 0.5, 1.5, -2.0, 0.0, 2.0])
     np.testing.assert_array_equal(SCORES, [-2.0, 0.5, 3.0, -1.0, 0.0, 2.0])
@@ -34,9 +34,7 @@ def test_all_that_was_read_is_penalised_once() -> None:
         ([0], 4, []),
     ],
 )
-def test_the_last_tokens_may_not_be_followed_as_they_were_before(
-    read: list[int], size: int, expected: list[int]
-) -> None:
+def test_a_repeated_ngram_is_forbidden(read: list[int], size: int, expected: list[int]) -> None:
     assert repeating_tokens(read, size) == expected
 
 
@@ -51,11 +49,11 @@ def test_the_end_token_waits_for_the_shortest_length_without_the_prompt() -> Non
     assert processors(SCORES, [0], [4, 4], END)[END] == SCORES[END]
 
 
-def test_suppressed_tokens_have_no_chance() -> None:
+def test_suppressed_tokens_have_probability_zero() -> None:
     given = LogitsProcessors(suppress_tokens=(2, 5))(SCORES, [0], [], END)
     assert np.flatnonzero(np.isinf(given)).tolist() == [2, 5]
 
 
-def test_where_nothing_else_may_follow_the_end_token_may() -> None:
+def test_the_end_token_is_allowed_if_nothing_else_is() -> None:
     given = LogitsProcessors(min_new_tokens=3, suppress_tokens=(0, 2, 3, 4, 5))(SCORES, [0], [], END)
     assert np.flatnonzero(np.isfinite(given)).tolist() == [END]

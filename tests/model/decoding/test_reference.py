@@ -77,10 +77,10 @@ def test_greedy_equals_an_argmax_loop_over_the_whole_model(toy_model: Transforme
 
 def test_pytorch_steps_give_each_of_several_prefixes_its_own_distribution(toy_model: Transformer) -> None:
     step = pytorch_steps(toy_model, [5, 6, 2])
-    together = step([[1, 7, 8], [1, 9, 9], [1, 7, 7]])
-    assert together.shape == (3, 40)
-    assert together.dtype == np.float32
-    np.testing.assert_allclose(together[1], step([[1, 9, 9]])[0], atol=1e-5)
+    batched = step([[1, 7, 8], [1, 9, 9], [1, 7, 7]])
+    assert batched.shape == (3, 40)
+    assert batched.dtype == np.float32
+    np.testing.assert_allclose(batched[1], step([[1, 9, 9]])[0], atol=1e-5)
 
 
 def test_greedy_stops_at_the_end_token_and_counts_it() -> None:
@@ -128,7 +128,7 @@ def test_open_beams_are_finished_at_the_longest_length_and_compete() -> None:
     assert [h.ids for h in found] == [(2, 2), (END,)]
 
 
-def test_early_stopping_takes_the_first_num_beams_finished_though_an_open_beam_is_better() -> None:
+def test_early_stopping_returns_the_first_finished_hypotheses_even_if_an_open_beam_is_better() -> None:
     # After two steps END (0.3) and 3 END (0.24) are finished; 2 2 (0.36) is open, and ends as the
     # best.
     table = {(): [0, 0.3, 0.4, 0.3], (2,): [0, 0.1, 0.9, 0], (3,): [0, 0.8, 0.2, 0], (2, 2): [0, 1.0, 0, 0]}
@@ -139,7 +139,7 @@ def test_early_stopping_takes_the_first_num_beams_finished_though_an_open_beam_i
     assert [h.ids for h in went_on] == [(2, 2, END), (END,)]
 
 
-def test_the_bound_is_taken_at_the_present_length() -> None:
+def test_the_bound_uses_the_current_length() -> None:
     """The heuristic bound ignores that a continuation could improve the mean of a beam."""
     table = {(): [0, 0.51, 0.49, 0.0], (2,): [0, 0, 1.0, 0], (2, 2): [0, 0, 1.0, 0]}
     step = table_steps(table)
@@ -149,7 +149,7 @@ def test_the_bound_is_taken_at_the_present_length() -> None:
     assert beam(step, START, END, 6, num_beams=2, early_stopping=False)[0].ids == (2, 2, 2, END)
 
 
-def test_never_goes_on_while_the_longest_continuation_could_win() -> None:
+def test_early_stopping_never_continues_while_the_longest_continuation_could_win() -> None:
     """END scores -0.67 per token; 2 2 2 2 2 2 scores -0.71 / 6 at the largest length."""
     table = {(): [0, 0.51, 0.49, 0.0], **{(2,) * n: [0, 0, 1.0, 0] for n in range(1, 6)}}
     step = table_steps(table)
@@ -157,13 +157,13 @@ def test_never_goes_on_while_the_longest_continuation_could_win() -> None:
     assert beam(step, START, END, 6, num_beams=1, early_stopping="never")[0].ids == (2,) * 6
 
 
-def test_never_looks_at_the_present_length_where_length_is_not_rewarded() -> None:
+def test_early_stopping_never_uses_the_current_length_if_length_is_not_rewarded() -> None:
     table = {(): [0, 0.51, 0.49, 0.0], **{(2,) * n: [0, 0, 1.0, 0] for n in range(1, 6)}}
     assert beam(table_steps(table), START, END, 6, 1, length_penalty=0.0, early_stopping="never")[0].ids == (END,)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_the_prefix_is_read_and_counts_for_no_length_and_no_score(length_penalty: float) -> None:
+def test_the_prefix_counts_neither_for_the_length_nor_for_the_score(length_penalty: float) -> None:
     """Decoding after a prefix is decoding with a model that starts where the prefix ends."""
     for seed in range(5):
         step = random_steps(5, seed)
@@ -196,7 +196,7 @@ def test_greedy_penalises_logits_and_beams_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_processors_shape_what_both_searches_find(num_beams: int) -> None:
+def test_processors_change_the_results_of_both_searches(num_beams: int) -> None:
     def search(step: NextLogits, **fields: Any) -> tuple[int, ...]:
         processors = LogitsProcessors(**fields)
         if num_beams == 1:
@@ -224,13 +224,13 @@ def test_a_stop_ends_a_hypothesis_as_the_end_token_does() -> None:
     assert [h.ids for h in found] == [(3, END), (2, 2)]
 
 
-def test_beams_that_nothing_can_continue_are_left_out() -> None:
+def test_beams_without_a_continuation_are_dropped() -> None:
     found = beam(table_steps({(): [0, 0.4, 0.6, 0.0]}), START, END, 9, num_beams=3, length_penalty=0.0, num_return=3)
     assert [h.ids for h in found] == [(2, END), (END,)]
 
 
 @pytest.mark.parametrize("num_return", [0, 3])
-def test_a_num_return_outside_the_beams_is_refused(num_return: int) -> None:
+def test_a_num_return_that_is_not_between_1_and_num_beams_is_rejected(num_return: int) -> None:
     with pytest.raises(ValueError, match=rf"num_return must be between 1 and num_beams \(2\), got {num_return}"):
         beam(random_steps(4, 0), START, END, 4, num_beams=2, num_return=num_return)
 
@@ -242,7 +242,7 @@ def test_length_penalty_divides_by_a_power_of_the_generated_length() -> None:
     assert hypothesis.penalised_total(2.0) == pytest.approx(-6 / 9)
 
 
-def test_decoding_by_one_thread_gives_the_others_back() -> None:
+def test_decoding_with_one_thread_restores_the_number_of_threads() -> None:
     torch.set_num_threads(2)
     with one_thread():
         assert torch.get_num_threads() == 1

@@ -20,7 +20,7 @@ def test_accuracy_counts_what_the_model_chooses(classifier_checkpoint: Path, toy
     assert accuracy(model, tokenizer, toy_sentences, wrong + chosen[2:]).count == len(toy_sentences) - 2
 
 
-def test_a_text_that_is_too_long_is_refused_with_both_numbers(classifier_checkpoint: Path) -> None:
+def test_a_text_that_is_too_long_is_rejected_with_both_numbers(classifier_checkpoint: Path) -> None:
     model, tokenizer = load_model(classifier_checkpoint)
     assert isinstance(model, Classifier)
     with pytest.raises(ValueError, match=r"text 1 must have at most 256 tokens \(max_positions\), got \d+; shorten it"):

@@ -38,7 +38,7 @@ def test_a_wrong_word_costs_both_lines(corpus: Path) -> None:
     assert scores.bleu.value < 90
 
 
-def test_without_a_tokenised_reference_its_line_is_left_out(corpus: Path) -> None:
+def test_without_a_tokenised_reference_its_line_is_omitted(corpus: Path) -> None:
     test_set = read_test_set(corpus, "val", "en", "de")
     assert test_set.tokenised_references is None
     assert score(test_set.references, test_set, "de").tokenised_bleu is None
@@ -58,7 +58,7 @@ def test_a_limit_takes_the_first_pairs(corpus: Path) -> None:
         read_test_set(corpus, "test", "en", "de", limit=0)
 
 
-def test_a_tokenised_reference_of_another_length_is_refused(corpus: Path, tmp_path: Path) -> None:
+def test_a_tokenised_reference_of_another_length_is_rejected(corpus: Path, tmp_path: Path) -> None:
     for name, lines in {"test.en": 3, "test.de": 3, "test.lc.norm.tok.de": 2}.items():
         (tmp_path / name).write_text("a\n" * lines, encoding="utf-8")
     with pytest.raises(ValueError, match=r"has 2 lines, but test\.de has 3"):

@@ -32,7 +32,7 @@ def test_a_script_says_its_instruction_once_and_asks_a_person_at_the_end() -> No
         assert is_asked == [False, False, False, kind == "person"]
 
 
-def test_one_that_says_what_it_should_recalls_all_and_one_that_forgets_recalls_nothing() -> None:
+def test_recall_is_complete_for_a_perfect_model_and_zero_for_a_forgetful_one() -> None:
     def parrot(prompts: Sequence[str]) -> list[str]:
         """Answer in capitals, with the value of the instruction at both ends."""
         words = [[word for word in re.findall(r"\w+", one.split("\n")[0]) if word in VALUE_WORDS] for one in prompts]
@@ -49,7 +49,7 @@ def test_one_that_says_what_it_should_recalls_all_and_one_that_forgets_recalls_n
     assert all(one["kept"] == 0 for one in forgetful.values())
 
 
-def test_plain_answers_before_the_last_are_given_and_say_nothing_of_the_instruction() -> None:
+def test_plain_earlier_responses_do_not_follow_the_instruction() -> None:
     asked: list[str] = []
 
     def listen(prompts: Sequence[str]) -> list[str]:
@@ -67,7 +67,7 @@ def belonging(intent: Intent) -> list[tuple[str, str]]:
     return list(zip(intent.values, intent.counterparts or [""] * len(intent.values), strict=True))
 
 
-def test_answers_of_many_prompts_are_each_ones_greedy_answer() -> None:
+def test_responses_to_many_prompts_equal_the_greedy_response_to_each() -> None:
     prompts = [CHAT.render([], "Hello!"), CHAT.render([Exchange("Hello!", "Good day.")] * 5, "Who are you?")]
     tokenizer = train_tokenizer(prompts, 300)
     torch.manual_seed(2)

@@ -84,7 +84,7 @@ def test_a_valid_length_of_zero_gives_zeros_and_finite_gradients(lengths: list[i
     assert (gradient[per_query == 0] == 0).all()
 
 
-def test_length_mask_refuses_lengths_of_another_rank() -> None:
+def test_length_mask_rejects_lengths_of_another_rank() -> None:
     with pytest.raises(ValueError, match="3-D"):
         length_mask(torch.ones(1, 1, 1), 4)
 
@@ -151,7 +151,7 @@ def test_multi_head_gives_the_same_with_its_weights_as_without(cross_inputs: tup
     torch.testing.assert_close(weights.sum(-1), torch.ones(3, 3, 4))
 
 
-def test_multi_head_refuses_a_width_that_its_heads_do_not_divide() -> None:
+def test_multi_head_rejects_a_width_that_its_heads_do_not_divide() -> None:
     with pytest.raises(ValueError, match="multiple of num_heads"):
         MultiHeadAttention(10, 3)
 

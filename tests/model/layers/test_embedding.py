@@ -5,7 +5,7 @@ import pytest
 from model.layers.embedding import sinusoidal_positions
 
 
-def test_positions_follow_the_formula_at_every_place() -> None:
+def test_encodings_follow_the_formula_at_every_position() -> None:
     encoding = sinusoidal_positions(50, 8)
     for position in (0, 1, 7, 49):
         for i in range(4):

@@ -43,8 +43,8 @@ def literal_head(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor) -> tuple
         Results (S, D) and weights of projected keys (S, k).
     """
 
-    def mix(matrix: Tensor, tokens: Tensor, slot: int, place: int) -> float:
-        return sum(float(matrix[slot, j] * tokens[j, place]) for j in range(len(tokens)))
+    def mix(matrix: Tensor, tokens: Tensor, slot: int, index: int) -> float:
+        return sum(float(matrix[slot, j] * tokens[j, index]) for j in range(len(tokens)))
 
     (length, size), slots = q.shape, len(e)
     result, weights = torch.zeros(length, size), torch.zeros(length, slots)
@@ -65,7 +65,7 @@ def attention_and_inputs() -> tuple[LinformerAttention, Tensor, Tensor, tuple[Te
 
 
 @torch.inference_mode()
-def test_it_is_equation_7_written_out() -> None:
+def test_linformer_equals_equation_7_written_out() -> None:
     attention, x, lengths, matrices = attention_and_inputs()
     result, weights = attention(x, x, length_mask(lengths, 6).unsqueeze(1), True, *matrices)
     parts = [attention.split_heads(part(x)) for part in (attention.query, attention.key, attention.value)]
@@ -79,7 +79,7 @@ def test_it_is_equation_7_written_out() -> None:
         torch.testing.assert_close(result[row, :length], attention.output(torch.cat(heads, dim=-1)))
 
 
-def test_without_weights_it_gives_the_same() -> None:
+def test_the_result_is_the_same_without_returning_weights() -> None:
     attention, x, lengths, matrices = attention_and_inputs()
     mask = length_mask(lengths, 6).unsqueeze(1)
     result, none = attention(x, x, mask, False, *matrices)
@@ -87,7 +87,7 @@ def test_without_weights_it_gives_the_same() -> None:
     torch.testing.assert_close(result, attention(x, x, mask, True, *matrices)[0])
 
 
-def test_nothing_of_the_padding_gets_into_a_slot() -> None:
+def test_padding_does_not_change_the_projected_keys() -> None:
     attention, x, lengths, matrices = attention_and_inputs()
     alone, _ = attention(x[2:, :4], x[2:, :4], length_mask(lengths[2:], 4).unsqueeze(1), True, *matrices)
     x[2, 4:] = math.nan
@@ -97,7 +97,7 @@ def test_nothing_of_the_padding_gets_into_a_slot() -> None:
     torch.testing.assert_close(beside[2, :4], alone[0])
 
 
-def test_a_map_that_is_pulled_back_times_the_values_is_the_heads_result() -> None:
+def test_the_map_over_tokens_times_the_values_is_the_heads_result() -> None:
     attention, x, lengths, (key_matrix, value_matrix) = attention_and_inputs()
     mask = length_mask(lengths, 6).unsqueeze(1)
     result, slots = attention(x, x, mask, True, key_matrix, value_matrix)
@@ -110,7 +110,7 @@ def test_a_map_that_is_pulled_back_times_the_values_is_the_heads_result() -> Non
     assert not torch.allclose(pulled_back.sum(-1), torch.ones(3, 2, 6), atol=0.1)
 
 
-def test_with_a_slot_a_token_it_is_multi_head_attention() -> None:
+def test_with_one_projected_key_per_token_it_is_multi_head_attention() -> None:
     attention, x, _, _ = attention_and_inputs()
     plain = MultiHeadAttention(8, 2)
     plain.load_state_dict(attention.state_dict())
@@ -125,14 +125,14 @@ def test_with_a_slot_a_token_it_is_multi_head_attention() -> None:
 def test_twelve_layers_have_the_papers_numbers_of_matrices(sharing: Sharing, count: int) -> None:
     projections = Projections(replace(CONFIG, encoder_layers=12, linformer_sharing=sharing))
     assert projections.matrices.shape == (count, 4, 9)
-    used = {place for layer in range(12) for place in projections.matrix_indices(layer)}
+    used = {index for layer in range(12) for index in projections.matrix_indices(layer)}
     assert used == set(range(count))
     key_matrix, value_matrix = projections.for_layer(5)
     assert torch.equal(key_matrix, value_matrix) == (sharing != "headwise")
 
 
 @pytest.mark.parametrize("sharing", ["headwise", "key-value", "layerwise"])
-def test_a_model_shows_slots_and_the_source_and_learns_its_projections(sharing: Sharing) -> None:
+def test_a_model_returns_both_maps_and_learns_its_projections(sharing: Sharing) -> None:
     model = Transformer(replace(CONFIG, linformer_sharing=sharing)).eval()
     source, lengths, target = torch.randint(3, 40, (2, 6)), torch.tensor([6, 3]), torch.randint(3, 40, (2, 5))
     maps = model.attention_maps(source, lengths, target)
@@ -147,7 +147,7 @@ def test_a_model_shows_slots_and_the_source_and_learns_its_projections(sharing: 
     assert (model.projections.matrices.grad[..., 6:] == 0).all()
 
 
-def test_what_lies_beyond_a_source_changes_nothing() -> None:
+def test_padding_after_a_source_changes_nothing() -> None:
     model = Transformer(CONFIG).eval()
     source, lengths, target = torch.randint(3, 40, (1, 6)), torch.tensor([4]), torch.randint(3, 40, (1, 5))
     logits = model(source, lengths, target)
@@ -156,7 +156,7 @@ def test_what_lies_beyond_a_source_changes_nothing() -> None:
     torch.testing.assert_close(model(source[:, :4], lengths, target), logits)
 
 
-def test_more_slots_than_tokens_are_refused() -> None:
+def test_more_projected_keys_than_tokens_are_rejected() -> None:
     change: dict[str, Any] = {"linformer_size": 10}
     with pytest.raises(ValueError, match=r"linformer_size must be at most max_positions \(9\), got 10"):
         replace(CONFIG, **change)

@@ -42,7 +42,7 @@ def literal(attention: str, score: Score, h: Tensor, hs: Tensor, position: int) 
 
 @pytest.mark.parametrize("attention", SCORES)
 @torch.no_grad()
-def test_a_score_is_its_equation(attention: str) -> None:
+def test_a_score_equals_its_equation(attention: str) -> None:
     score, states, annotations = made(attention)
     expected = [
         [literal(attention, score, state, hs, position) for position, hs in enumerate(row)]
@@ -53,7 +53,7 @@ def test_a_score_is_its_equation(attention: str) -> None:
 
 
 @pytest.mark.parametrize("attention", [name for name in SCORES if name not in ("dot", "location")])
-def test_keys_are_as_wide_as_the_score_says(attention: str) -> None:
+def test_keys_have_the_width_that_the_score_requires(attention: str) -> None:
     score, _, annotations = made(attention)
     assert isinstance(score, ProjectedScore)
     assert score.keys(annotations).shape == (B, S, score.key_size)
@@ -99,7 +99,7 @@ def test_the_gaussian_is_centred_on_a_real_position_and_comes_after_the_softmax(
 
 
 @torch.no_grad()
-def test_a_predicted_position_is_its_equation_and_lies_within_the_source() -> None:
+def test_a_predicted_position_equals_its_equation_and_lies_within_the_source() -> None:
     torch.manual_seed(0)
     module, states = PredictedPosition(6), 5 * torch.randn(B, 6)
     w, v = module.inner.weight, module.outer.weight[0] / 6

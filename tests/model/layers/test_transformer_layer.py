@@ -10,7 +10,7 @@ def test_add_norm_normalises_the_sum() -> None:
     torch.testing.assert_close(AddNorm(8, 0.3).eval()(x, y), (total - total.mean(-1, keepdim=True)) / deviation)
 
 
-def test_pre_norm_normalises_what_the_sublayer_reads_and_nothing_else() -> None:
+def test_pre_norm_normalises_only_the_input_of_the_sublayer() -> None:
     x, y = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     layer = AddNorm(8, 0.3, pre_norm=True).eval()
     deviation = x.var(-1, unbiased=False, keepdim=True).add(1e-5).sqrt()

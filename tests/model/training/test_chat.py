@@ -28,9 +28,7 @@ def examples(tokenizer: Tokenizer) -> list[Example]:
     return chat_task(has_ghost_attention=True).read_examples(Path(), "val", tokenizer, CONFIG, CausalConfig(700))
 
 
-def test_the_last_answer_and_its_end_token_bear_loss_and_nothing_else(
-    tokenizer: Tokenizer, examples: list[Example]
-) -> None:
+def test_only_the_last_response_and_its_end_token_have_loss(tokenizer: Tokenizer, examples: list[Example]) -> None:
     drawn = draw_examples(CONFIG.seed + 500_000, len(examples), True)
     for (read, answer), example in zip(drawn[:200], examples[:200], strict=True):
         batch = make_batch([example], 0)
@@ -44,12 +42,12 @@ def test_the_last_answer_and_its_end_token_bear_loss_and_nothing_else(
         assert decode_ids(tokenizer, example.ids[: example.num_prompt]) == read
 
 
-def test_each_target_follows_what_is_read_before_it(examples: list[Example]) -> None:
+def test_each_target_follows_the_tokens_read_before_it(examples: list[Example]) -> None:
     batch = make_batch(examples[:8], 0)
     for row, example in enumerate(examples[:8]):
-        for place in range(example.num_prompt - 1, len(example.ids) - 1):
-            assert batch.ids[row, : place + 1].tolist() == example.ids[: place + 1]
-            assert batch.targets[row, place] == example.ids[place + 1]
+        for index in range(example.num_prompt - 1, len(example.ids) - 1):
+            assert batch.ids[row, : index + 1].tolist() == example.ids[: index + 1]
+            assert batch.targets[row, index] == example.ids[index + 1]
 
 
 def test_the_loss_has_no_gradient_from_earlier_turns(examples: list[Example]) -> None:
@@ -59,11 +57,11 @@ def test_the_loss_has_no_gradient_from_earlier_turns(examples: list[Example]) ->
     model = CausalModel(CausalConfig(700, d_model=16, num_heads=2, d_ff=16, layers=1)).eval()
     batch = make_batch([long], 0)
     logprobs = model(batch.ids)[0].log_softmax(-1)
-    expected = -sum(logprobs[place, long.ids[place + 1]] for place in range(long.num_prompt - 1, len(long.ids) - 1))
+    expected = -sum(logprobs[index, long.ids[index + 1]] for index in range(long.num_prompt - 1, len(long.ids) - 1))
     torch.testing.assert_close(answer_loss(model, batch), torch.as_tensor(expected))
 
 
-def test_batches_hold_each_example_once_within_their_size(examples: list[Example]) -> None:
+def test_batches_contain_each_example_once_within_their_size(examples: list[Example]) -> None:
     task = chat_task(has_ghost_attention=True)
     batches = list(task.batches(examples, 2048, 1, CausalConfig(700, d_model=16, num_heads=2)))
     assert sum(batch.ids.size(0) for batch in batches) == len(examples)
@@ -71,7 +69,7 @@ def test_batches_hold_each_example_once_within_their_size(examples: list[Example
     assert sum(task.count(batch, 0) for batch in batches) == sum(len(one.ids) - one.num_prompt for one in examples)
 
 
-def test_a_turn_twenty_fits_the_positions(examples: list[Example]) -> None:
+def test_dialogues_of_twenty_turns_fit_the_positions(examples: list[Example]) -> None:
     assert max(len(one.ids) for one in examples) < 700 < CausalConfig(700).max_positions
 
 

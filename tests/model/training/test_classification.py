@@ -48,7 +48,7 @@ def reviews(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_trainer_learns_labels_and_its_checkpoints_know_them(tmp_path: Path, reviews: Path) -> None:
+def test_the_trainer_learns_labels_and_its_checkpoints_contain_them(tmp_path: Path, reviews: Path) -> None:
     train(tmp_path / "run", reviews)
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows[-1]["validation_loss"] < 0.3 < rows[0]["validation_loss"]
@@ -58,7 +58,7 @@ def test_the_trainer_learns_labels_and_its_checkpoints_know_them(tmp_path: Path,
     assert accuracy(model, tokenizer, *read_labelled(reviews, "dev")).value == 1
 
 
-def test_a_run_that_stops_between_epochs_and_goes_on_gives_the_same_weights(tmp_path: Path, reviews: Path) -> None:
+def test_a_run_resumed_after_an_epoch_gives_the_same_weights(tmp_path: Path, reviews: Path) -> None:
     train(tmp_path / "whole", reviews, dataclasses.replace(TOY, max_epochs=3))
     train(tmp_path / "broken", reviews, dataclasses.replace(TOY, max_epochs=1))
     train(tmp_path / "broken", reviews, dataclasses.replace(TOY, max_epochs=3))
@@ -66,7 +66,7 @@ def test_a_run_that_stops_between_epochs_and_goes_on_gives_the_same_weights(tmp_
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_loss_is_the_sum_over_examples_however_they_are_batched(tmp_path: Path, reviews: Path) -> None:
+def test_the_loss_is_the_same_sum_over_examples_in_any_batches(tmp_path: Path, reviews: Path) -> None:
     trainer = Trainer(tmp_path / "run", TOY, CLASSIFICATION, reviews, toy_classifier, CPU)
     model, examples = trainer.model.eval(), trainer.train_examples
     assert isinstance(model, Classifier)
@@ -89,14 +89,16 @@ def test_smoothing_moves_a_share_of_each_target_to_every_label(tmp_path: Path, r
     torch.testing.assert_close(label_loss(model, batch, 0.2), expected)
 
 
-def test_a_label_that_the_model_lacks_is_refused(tmp_path: Path, reviews: Path) -> None:
+def test_a_label_that_the_model_lacks_is_rejected(tmp_path: Path, reviews: Path) -> None:
     with (reviews / "train.tsv").open("a", encoding="utf-8") as file:
         file.write("2\tneither\n")
     with pytest.raises(ValueError, match="the label must be between 0 and 1, got 2"):
         train(tmp_path / "run", reviews)
 
 
-def test_a_label_of_the_second_split_is_refused_before_anything_is_written(tmp_path: Path, reviews: Path) -> None:
+def test_an_unknown_label_of_the_second_split_is_rejected_before_anything_is_written(
+    tmp_path: Path, reviews: Path
+) -> None:
     """The error must come before the first epoch, so that the corrected file can be used."""
     dev = (reviews / "dev.tsv").read_text(encoding="utf-8")
     (reviews / "dev.tsv").write_text(f"{dev}7\tneither\n", encoding="utf-8")
@@ -111,7 +113,7 @@ def test_a_label_of_the_second_split_is_refused_before_anything_is_written(tmp_p
 
 
 @pytest.mark.parametrize("split", ["train", "dev"])
-def test_a_split_without_a_line_is_refused(tmp_path: Path, reviews: Path, split: str) -> None:
+def test_a_split_without_lines_is_rejected(tmp_path: Path, reviews: Path, split: str) -> None:
     (reviews / f"{split}.tsv").write_bytes(b"")
     with pytest.raises(ValueError, match=rf"{split}\.tsv is empty: expected one line per sentence"):
         train(tmp_path / "run", reviews)

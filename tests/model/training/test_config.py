@@ -29,7 +29,7 @@ from model.training.config import TrainConfig, read_train_config
         ({"target": "en"}, "source and target must be different file extensions, got en for both"),
     ],
 )
-def test_settings_that_cannot_train_are_refused_in_python_and_in_a_record_alike(
+def test_settings_that_cannot_train_are_rejected_in_python_and_in_files(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

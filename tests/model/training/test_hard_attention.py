@@ -47,28 +47,28 @@ def batch() -> Batch:
 
 
 def chosen(
-    model: RecurrentModel, batch: Batch, row: int, places: tuple[int, ...], is_expected: bool = False
+    model: RecurrentModel, batch: Batch, row: int, indices: tuple[int, ...], is_expected: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities of tokens and selected positions, and the entropies.
 
-    Each is (T,). Step t attends only to `places[t]`, or uses the expected context.
+    Each is (T,). Step t attends only to `indices[t]`, or uses the expected context.
     """
     one = Batch(*(getattr(batch, name)[row : row + 1] for name in batch.__dataclass_fields__))
     memory, _ = model.encode(one.source, one.source_lengths)
     embedded, state = model.embed(one.target_input), model.initial_state(memory)
     tokens, drawn, entropies = [], [], []
-    for position, place in enumerate(places):
+    for position, index in enumerate(indices):
         seen: list[Tensor] = []
 
-        def select(weights: Tensor, place: int = place, seen: list[Tensor] = seen) -> Tensor:
+        def select(weights: Tensor, index: int = index, seen: list[Tensor] = seen) -> Tensor:
             seen.append(weights)
-            return weights if is_expected else torch.eye(weights.size(1))[[place]]
+            return weights if is_expected else torch.eye(weights.size(1))[[index]]
 
         step = model.step(embedded[:, position], position, state, memory, one.source_lengths, select)
         state = step.state
         logprobs = model.logits(step.features).log_softmax(-1)
         tokens.append(logprobs[0, one.target_output[0, position]])
-        drawn.append(seen[0][0, place].log())
+        drawn.append(seen[0][0, index].log())
         own = seen[0][0, : int(one.source_lengths)]
         entropies.append(-(own * own.log()).sum())
     return torch.stack(tokens), torch.stack(drawn), torch.stack(entropies)
@@ -88,7 +88,7 @@ def test_the_marginal_is_the_sum_over_every_path(batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("is_expected", [False, True])
-def test_reinforce_is_its_equation_for_what_was_drawn(
+def test_reinforce_is_its_equation_for_the_sampled_positions(
     batch: Batch, monkeypatch: pytest.MonkeyPatch, is_expected: bool
 ) -> None:
     """The loss and its gradients equal Xu et al. 2015, equations 11 to 13, with a large entropy."""

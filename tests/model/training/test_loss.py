@@ -25,7 +25,7 @@ def test_chunked_loss_equals_the_obvious_one_in_value_and_gradients(rows: int, s
     torch.testing.assert_close(gradients, torch.autograd.grad(3 * obvious, (hidden, weight)))
 
 
-def test_costs_are_those_of_each_row_without_smoothing() -> None:
+def test_costs_are_the_unsmoothed_losses_of_each_row() -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(CHUNK_TOKENS + 1, 4, requires_grad=True), torch.randn(9, 4)
     targets = torch.randint(9, (CHUNK_TOKENS + 1,))
@@ -55,7 +55,7 @@ def test_a_mixture_equals_the_obvious_one_in_value_and_gradients(guesses: int, s
     torch.testing.assert_close(torch.autograd.grad(3 * chunked, inputs), torch.autograd.grad(3 * obvious, inputs))
 
 
-def test_padding_counts_nothing_and_has_no_gradient() -> None:
+def test_padding_adds_no_loss_and_has_no_gradient() -> None:
     torch.manual_seed(0)
     hidden = torch.randn(6, 4, requires_grad=True)
     weight = torch.randn(9, 4)
@@ -72,7 +72,7 @@ def test_a_batch_of_padding_alone_has_loss_zero() -> None:
     assert loss.item() == 0.0
 
 
-def test_autocast_rounds_products_and_no_more() -> None:
+def test_autocast_rounds_only_products() -> None:
     torch.manual_seed(0)
     hidden = torch.randn(2 * CHUNK_TOKENS, 16, requires_grad=True)
     weight = torch.randn(50, 16, requires_grad=True)

@@ -95,12 +95,12 @@ def test_a_run_in_bfloat16_learns_as_well_and_keeps_float32_weights(
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
 
 
-def test_a_precision_that_there_is_not_is_refused() -> None:
+def test_an_unknown_precision_is_rejected() -> None:
     with pytest.raises(ValueError, match="precision must be one of float32, bfloat16, got float16"):
         TrainConfig(precision="float16")  # type: ignore[arg-type]
 
 
-def test_a_run_that_stops_between_epochs_and_goes_on_gives_the_same_weights(
+def test_a_run_resumed_after_an_epoch_gives_the_same_weights(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
     broken = tmp_path / "broken"
@@ -109,7 +109,7 @@ def test_a_run_that_stops_between_epochs_and_goes_on_gives_the_same_weights(
     assert_same_run(unbroken, broken)
 
 
-def test_a_run_that_dies_within_an_epoch_and_goes_on_gives_the_same_weights(
+def test_a_run_resumed_within_an_epoch_gives_the_same_weights(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
     broken = tmp_path / "broken"
@@ -182,7 +182,7 @@ def test_training_stops_when_the_validation_loss_no_longer_improves(
     assert trainer.progress.epoch == 3
 
 
-def test_other_settings_for_a_run_that_is_there_are_refused_by_name(
+def test_other_settings_for_an_existing_run_are_rejected_by_name(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
     train(tmp_path / "run", corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
@@ -198,7 +198,7 @@ def test_other_settings_for_a_run_that_is_there_are_refused_by_name(
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_other_data_for_a_run_that_is_there_are_refused(
+def test_other_data_for_an_existing_run_are_rejected(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
 ) -> None:
     """Test it also for a run that was killed in its first epoch."""
@@ -230,14 +230,14 @@ def test_a_kill_after_the_log_repeats_the_epoch_and_its_line(
     assert list(read_log(tmp_path / "run")) == [1]
 
 
-def test_another_model_for_a_run_that_is_there_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+def test_another_model_for_an_existing_run_is_rejected(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
     """A different size must not be ignored in favour of the existing run."""
     Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
     with pytest.raises(ValueError, match="contains a run of another model; choose"):
         Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, TransformerConfig.tiny, CPU)
 
 
-def test_the_loss_of_a_batch_counts_each_real_token_once_however_it_is_padded(
+def test_the_loss_of_a_batch_counts_each_real_token_once_with_any_padding(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
     trainer = Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
@@ -270,7 +270,7 @@ def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_no
     torch.testing.assert_close(gradients, [gradient * scale for gradient in expected], atol=1e-7, rtol=1e-3)
 
 
-def test_pairs_that_are_too_long_are_left_out(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+def test_pairs_that_are_too_long_are_skipped(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
     whole = Trainer(tmp_path / "whole", TOY, TRANSLATION, corpus, toy_config, CPU).train_examples
     lengths = sorted(max(map(len, pair)) for pair in whole)
     limit = lengths[len(lengths) // 2]
@@ -280,13 +280,13 @@ def test_pairs_that_are_too_long_are_left_out(tmp_path: Path, corpus: Path, toy_
     assert 0 < len(kept) < len(whole)
 
 
-def test_a_limit_that_leaves_no_example_is_refused(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
+def test_a_limit_that_leaves_no_example_is_rejected(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
     with pytest.raises(ValueError, match="no example of train"):
         Trainer(tmp_path / "run", dataclasses.replace(TOY, max_length_tokens=2), TRANSLATION, corpus, toy_config, CPU)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_could_not_begin_leaves_the_folder_to_others(
+def test_a_run_that_cannot_start_does_not_lock_the_folder(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
     """A failed command must not leave settings that block the corrected command."""
@@ -308,7 +308,7 @@ def test_epochs_without_their_state_are_not_mixed_with_new_ones(
         Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
 
 
-def test_a_run_that_died_as_it_began_begins_anew(
+def test_a_run_that_ended_before_its_first_state_starts_again(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
     run = tmp_path / "run"
@@ -326,7 +326,7 @@ def test_a_run_that_died_as_it_began_begins_anew(
         ({"max_length_tokens": 129}, r"max_length_tokens must be at most batch_tokens \(128\), got 129"),
     ],
 )
-def test_impossible_settings_are_refused(change: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(TOY, **change)
 
@@ -371,7 +371,7 @@ def test_every_split_is_checked_before_anything_is_written(
     assert_same_run(unbroken, run)
 
 
-def test_an_example_that_the_model_cannot_read_is_refused_before_anything_is_written(
+def test_an_example_that_the_model_cannot_read_is_rejected_before_anything_is_written(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
     def short(vocab_size: int) -> TransformerConfig:
@@ -388,7 +388,7 @@ def test_an_example_that_the_model_cannot_read_is_refused_before_anything_is_wri
     train(tmp_path / "run", long, short, config)
 
 
-def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_refused(
+def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_rejected(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
     """Otherwise every token 40 would count as padding."""
@@ -402,7 +402,7 @@ def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_refused(
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_a_loss_that_is_not_a_number_ends_the_run_which_keeps_its_last_state(
+def test_a_nan_loss_ends_the_run_which_keeps_its_last_state(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, epochs: int
 ) -> None:
     """Training must stop instead of writing weights that are NaN."""
@@ -420,7 +420,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_which_keeps_its_last_state(
     assert len(list((run / "epochs").glob("*"))) == epochs
 
 
-def test_a_validation_loss_that_is_not_a_number_is_not_written(
+def test_a_nan_validation_loss_is_not_written(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last update of an epoch may be the one that ruins the weights."""
@@ -500,7 +500,7 @@ def test_a_full_disk_leaves_no_part_of_a_line_in_the_log(
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
-def test_a_state_that_was_cut_off_is_refused_by_its_name(
+def test_a_truncated_state_is_rejected_with_its_name(
     corpus: Path, toy_config: MakeConfig, unbroken: Path, kept: float
 ) -> None:
     state = unbroken / "state.safetensors"
@@ -511,7 +511,7 @@ def test_a_state_that_was_cut_off_is_refused_by_its_name(
         Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
 
 
-def test_the_state_of_another_model_is_refused_by_its_name(
+def test_the_state_of_another_model_is_rejected_with_its_name(
     corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
     shutil.copyfile(unbroken / "epochs" / "0004.safetensors", unbroken / "state.safetensors")
