@@ -163,19 +163,29 @@ class ReferenceLayers:
             visible: see `attend`.
 
         Returns:
-            The output (T, M), and the attention weights (H, T, S).
+            The output (T, M), and the attention weights (H, T, S). Weights of projected keys are
+            converted to weights of tokens.
         """
-        heads = {
-            part: self.linear(source, f"{module}.{part}").reshape(len(source), -1, options.head_size)
-            for part, source in (("query", x), ("key", memory), ("value", memory))
-        }
+        heads: dict[str, Array] = {}
+        for part, source in (("query", x), ("key", memory), ("value", memory)):
+            projected = self.linear(source, f"{module}.{part}") if options.has_projections else source
+            heads[part] = projected.reshape(len(source), -1, options.head_size)
         for part in ("query", "key"):
             if options.head_norm is not None:
                 heads[part] = self.norm(heads[part], f"{module}.{part}_norm", options.head_norm)
             if options.rotary is not None:
                 heads[part] = rotate(heads[part], options.rotary)
+        matrices: dict[str, Array] = {}  # of projected keys and values, (k, S)
+        if options.projected_keys is not None:
+            numbers = {"key": options.projected_keys.key, "value": options.projected_keys.value}
+            for part, number in numbers.items():
+                matrix = self.weights.read(f"{self.name}.projection.{number}.weight").astype(np.float64)
+                matrices[part] = matrix[:, : len(memory)]
+                heads[part] = np.einsum("ks,shd->khd", matrices[part], heads[part])
         attended, weights = attend(heads["query"], heads["key"], heads["value"], options.scale, bias, visible)
-        return self.linear(attended, f"{module}.output"), weights
+        if matrices:
+            weights = weights @ matrices["value"]
+        return self.linear(attended, f"{module}.output") if options.has_projections else attended, weights
 
     def relative_bias(self, queries: int, keys: int) -> Array | None:
         """Return the bias of scores (H, T, S) for positions from 0, or None without such a bias."""

@@ -65,6 +65,7 @@ class LayerBuilder:
         """
         size = attention_size(attention, multiple)
         weights, biases = [], []
+        has_bias = any(f"{module}.bias" in self.weights for module in modules)
         for module in modules:
             kind = module.rpartition(".")[2]
             heads = attention.heads if kind == "query" else attention.kv_heads
@@ -73,8 +74,7 @@ class LayerBuilder:
             weights.append(padded_heads(weight, heads, size, halves))
             bias = np.zeros(len(weight), np.float32) if bias is None else bias
             biases.append(padded_heads(bias, heads, size, halves))
-        bias = np.concatenate(biases)
-        return np.concatenate(weights), bias if bias.any() else None
+        return np.concatenate(weights), np.concatenate(biases) if has_bias else None
 
     def norm(self, x: str, module: str, options: Norm | None = None) -> str:
         """Add a normalization over the last axis."""
@@ -119,11 +119,11 @@ class LayerBuilder:
         """Add the embedding of tokens.
 
         Args:
-            ids: token ids, (B, S) int64.
-            positions: their positions, (S,) or (B, S) int64.
+            ids: token ids, (B, S) or (B,) int64.
+            positions: their positions, int64 or int32, of a shape that extends to that of the ids.
 
         Returns:
-            (B, S, M).
+            (B, S, M) or (B, M).
         """
         graph, weights, options = self.graph, self.weights, self.stack.embedding
         x = graph.add("Gather", self.embedding(), ids)

@@ -14,10 +14,10 @@ from export.builder import WeightFile
 from export.checkpoint import Folder, open_folder
 from export.description import Description
 from export.errors import VerificationError
-from export.families.build import _attention as attention_maps
 from export.families.table import describe, find_family
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
+from export.graphs.model import attention_maps
 from export.verify_imported import PerturbedWeights, differences_of, rounding_error, verify
 from export.weights import Weights
 from service.bundle import Graph, Limits, Manifest, Tokens
