@@ -403,6 +403,7 @@ def generate_requests(
                 parameters=parameters,
                 seed=(seed + len(requests)) % (MAX_SEED + 1),
                 target_prefix=(*languages.target_prefix, *prefix),
+                num_forced=len(languages.target_prefix),
                 stop=StopStrings(TextStream(model.target_tokenizer, stop, prefix)) if stop else None,
                 attention=maps.kinds if maps else frozenset(),
                 map_budget=maps.budget if maps else None,
