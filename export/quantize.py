@@ -134,7 +134,9 @@ def projection_input(graph: onnx.GraphProto) -> str:
     for product in _products(graph):
         if product.output == "logits":
             return str(product.node.input[0])
-    raise ValueError("the logits are not a product with a constant matrix; use the scheme group-wise or per-token, not per-tensor")
+    raise ValueError(
+        "the logits are not a product with a constant matrix; use the scheme group-wise or per-token, not per-tensor"
+    )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ the size of the cache, and it writes new keys and values into the cache in place
 the same operator without new keys.
 """
 
+import functools
+
 import numpy as np
 import onnx
 
@@ -91,11 +93,11 @@ class _DecoderBuilder:
             num_new = graph.add("Cast", graph.add("Squeeze", graph.add("Shape", self._ids, start=1)), to=INT32)  # ()
             offsets = graph.add("Range", graph.constant(0, np.int32), num_new, one)  # (S,)
             column = graph.add("Unsqueeze", lengths, graph.constant([1], np.int64))
-            self._positions = graph.add("Add", column, offsets)  # (B, S)
+            self._new_positions = graph.add("Add", column, offsets)  # (B, S)
             total = graph.add("Add", lengths, num_new)
             last = graph.add("Sub", total, one)
         else:
-            self._positions = last = lengths  # (B,)
+            self._new_positions = last = lengths  # (B,), of one token for each row
             total = graph.add("Add", lengths, one)
         # The last valid position of each row, and the number of positions of the longest row.
         self._self_columns = last, graph.add("ReduceMax", total, keepdims=0)
@@ -109,7 +111,7 @@ class _DecoderBuilder:
 
     def build(self) -> onnx.ModelProto:
         graph, stack, layers = self._graph, self._stack, self._layers
-        x = layers.embed(self._ids, self._positions)
+        x = layers.embed(self._ids, self._new_positions)
         if not self._model.is_decoder_only:
             x = graph.add("Unsqueeze", x, graph.constant([1], np.int64))  # (B, 1, M)
         for number, attention in enumerate(stack.attention):
@@ -137,6 +139,14 @@ class _DecoderBuilder:
             x = graph.add("Mul", x, graph.constant(self._model.logits_scale, np.float32))
         scores(graph, x, self._projection(), self._model.vocabulary)
         return graph.build()
+
+    @functools.cached_property
+    def _positions(self) -> str:
+        """Name of the positions of the new tokens, (B, S) int64."""
+        positions = self._graph.add("Cast", self._new_positions, to=INT64)
+        if self._model.is_decoder_only:
+            return positions
+        return self._graph.add("Unsqueeze", positions, self._graph.constant([1], np.int64))
 
     def _attend_self(self, number: int, attention: Attention, x: str) -> str:
         graph, module = self._graph, f"decoder.{number}.self_attention"
@@ -205,8 +215,7 @@ class _DecoderBuilder:
         longest = graph.add("Cast", self._self_columns[1], to=INT64)
         keys = graph.add("Range", graph.constant(0, np.int64), longest, graph.constant(1, np.int64))
         # Shorter rows have queries before keys of longer rows, which the operator masks.
-        axes = graph.constant([-1] if self._model.is_decoder_only else [1, 2], np.int64)
-        queries = graph.add("Unsqueeze", graph.add("Cast", self._positions, to=INT64), axes)  # (B, S, 1)
+        queries = graph.add("Unsqueeze", self._positions, graph.constant([-1], np.int64))  # (B, S, 1)
         bias = relative_bias(graph, graph.weight("decoder.relative_bias", table), queries, keys, reach)
         return graph.add("Transpose", bias, perm=[1, 0, 2, 3])
 
