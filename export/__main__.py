@@ -40,6 +40,11 @@ def export(arguments: argparse.Namespace) -> BaseModel:
     """Export a training run, or import a folder that others wrote."""
     kind: Kind = arguments.kind or detect_kind(arguments.checkpoint)
     if kind == "training":
+        if arguments.shortlist:
+            raise ValueError(
+                f"{arguments.checkpoint} is a training run, and only Firefox translation models have a shortlist; "
+                "leave out --shortlist"
+            )
         return _heavy("export")(arguments)
     return import_folder(arguments, kind)
 
@@ -65,7 +70,7 @@ def import_folder(
     metadata = dataclasses.replace(metadata_of(arguments), chat=None)
     if not arguments.languages:
         metadata = dataclasses.replace(metadata, languages=None)
-    options = ImportOptions(arguments.max_tokens, arguments.task)
+    options = ImportOptions(arguments.max_tokens, arguments.task, arguments.shortlist)
     imported = import_checkpoint(
         arguments.checkpoint,
         arguments.out,
@@ -99,6 +104,12 @@ def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.Arg
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
     parser.add_argument("--kind", choices=get_args(Kind), help="kind of the folder (default: recognised by its files)")
     add_metadata(parser)
+    parser.add_argument(
+        "--shortlist",
+        action="store_true",
+        help="restrict each translation of a Firefox model to frequent tokens and likely translations of its source, "
+        "as Firefox does (default: all tokens are possible)",
+    )
     _add_export(parser)
     parser.set_defaults(action=export)
     return parser
