@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from export.graphs.model import Graphs
@@ -24,4 +26,7 @@ class Built:
     chat: ChatTemplate | None = None
     generation: GenerationDefaults | None = None  # None: from generation_config.json
     embedding: Embedding | None = None
+    dense: tuple[NDArray[np.float32], ...] = ()  # content of the file of each layer of `embedding`
     description: str = ""  # used if the user gives none
+    # Layer and head of the cross-attention that was trained to align words; None if there is none.
+    guided_alignment: tuple[int, int] | None = None

@@ -5,15 +5,17 @@ bundle. The written bundle is verified in a child process, so that the memory of
 add up.
 """
 
+import errno
 import math
 import multiprocessing
 import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, TextIO
@@ -29,6 +31,7 @@ from export.options import BundleMetadata, ImportOptions
 from export.progress import ByteProgress
 from service.bundle import (
     SCHEMA_VERSION,
+    Alignment,
     GenerationDefaults,
     Graph,
     Manifest,
@@ -42,8 +45,9 @@ TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 NO_OPTIONS = ImportOptions()
 UNKNOWN = Provenance()
 FLOAT32_BYTES = 4
-# Memory of Python, NumPy and ONNX Runtime in a process without a model, with a margin.
-BASE_BYTES = 300 << 20
+# Memory of the verification beside the weights: Python, NumPy, ONNX Runtime, and the intermediate
+# results of a long text.
+BASE_BYTES = 400 << 20
 LARGE_STATE_BYTES = 256 << 20  # a note suggests `--max-tokens` for states above this size
 
 
@@ -103,7 +107,7 @@ def import_checkpoint(
         raise ImportFailedError(
             f"{path} is not a Firefox translation model, and only those have a shortlist; leave out --shortlist"
         )
-    with _open(path, kind, tuple(allowed)) as checkpoint, replacing(bundle) as folder:
+    with _clear_disk_errors(bundle), _open(path, kind, tuple(allowed)) as checkpoint, replacing(bundle) as folder:
         num_bytes = _num_bytes(checkpoint)
         _check_resources(num_bytes, folder)
         with WeightFile(folder / WEIGHTS) as weights:
@@ -115,7 +119,7 @@ def import_checkpoint(
                 "the original model; the manifest records it"
             )
         entries = write_graphs(folder, built.graphs)
-        files = [WEIGHTS, *(entry.file for entry in entries.values()), *_write_tokenizers(folder, built)]
+        files = _write_files(folder, built, entries.values())
         origin = Origin(
             kind=kind,
             family=built.family,
@@ -133,9 +137,24 @@ def import_checkpoint(
                 "checkpoint that was trained for it"
             )
         verification, peak = _verify_in_child(families, checkpoint, folder, manifest, options)
-        manifest = manifest.model_copy(update={"verification": verification})
+        alignment = _align_in_child(folder, manifest, built.guided_alignment)
+        manifest = manifest.model_copy(update={"verification": verification, "alignment": alignment})
         write_manifest(folder, manifest)
     return Imported(manifest, (*notes, *_memory_note(manifest)), _peak_bytes(), peak)
+
+
+@contextmanager
+def _clear_disk_errors(bundle: Path) -> Iterator[None]:
+    """Convert the errors of a full disk, which do not name the file, to one with the way out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise ImportFailedError(
+            f"{bundle} cannot be written: {error.strerror}; remove files, or choose another --out; no incomplete "
+            "bundle is left"
+        ) from None
 
 
 def _families() -> Families:
@@ -175,8 +194,8 @@ def _num_bytes(checkpoint: FolderFiles) -> int:
 def _check_resources(num_bytes: int, folder: Path) -> None:
     """Check the memory and the disk space for weights of this size.
 
-    The verification needs more memory than the import: ONNX Runtime holds all weights. With 967 MB
-    of weights it was measured at 1145 MB, and the import at 214 MB.
+    The verification needs more memory than the import: ONNX Runtime holds all weights. With 538 MB
+    of weights it was measured at 896 MB, and the import at 341 MB.
 
     Raises:
         ImportFailedError: there is too little.
@@ -223,16 +242,21 @@ def _with_chat(built: Built, checkpoint: FolderFiles) -> tuple[Built, list[str]]
     notes: list[str] = []
     if built.graphs.decoder_start != "source" or built.chat is not None:
         return built, notes
+    added = built.source_tokenizer.get_added_tokens_decoder().values()
+    special_tokens = [token.content for token in added if token.special]
     try:
-        return replace(built, chat=read_chat_template(checkpoint)), notes
+        return replace(built, chat=read_chat_template(checkpoint, special_tokens)), notes
     except ChatTemplateError as error:
         notes.append(f"chat is not available for this model, because its chat template is not supported: {error}")
         return built, notes
 
 
-def _write_tokenizers(folder: Path, built: Built) -> list[str]:
-    """Write the tokenizers, and return the names of the files."""
-    files, limits = list[str](), built.limits
+def _write_files(folder: Path, built: Built, graphs: Iterable[Graph]) -> list[str]:
+    """Write the layers after pooling and the tokenizers; return the names of all files."""
+    files, limits = [WEIGHTS, *(graph.file for graph in graphs)], built.limits
+    for layer, values in zip(built.embedding.dense if built.embedding else (), built.dense, strict=True):
+        values.astype("<f4").tofile(folder / layer.file)
+        files.append(layer.file)
     for name, tokenizer, vocabulary in (
         (TOKENIZER, built.source_tokenizer, limits.source_vocabulary or limits.vocabulary),
         (TARGET_TOKENIZER, built.target_tokenizer, limits.vocabulary),
@@ -258,7 +282,7 @@ def _write_tokenizer(path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    tokenizer.save(str(path))
+    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # `save` raises bare exceptions
 
 
 def _manifest(
@@ -331,6 +355,30 @@ def _verify(
     with _open(*source) as checkpoint:
         record = verify(checkpoint, folder, Manifest.model_validate_json(manifest), options)
     return record.model_dump_json(), _peak_bytes()
+
+
+def _align_in_child(folder: Path, manifest: Manifest, guided: tuple[int, int] | None) -> Alignment | None:
+    """Choose the heads that align words in a child process, whose memory is released at its end."""
+    if all(one.kind != "cross" for one in manifest.attention):
+        return None
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            record = pool.submit(_align, folder, manifest.model_dump_json(), guided).result()
+        except BrokenProcessPool:
+            raise ImportFailedError(
+                "the process that chooses the alignment heads was ended, probably because there is too little memory; "
+                "end other programs, or import on a machine with more memory and copy the bundle"
+            ) from None
+    return None if record is None else Alignment.model_validate_json(record)
+
+
+def _align(folder: Path, manifest: str, guided: tuple[int, int] | None) -> str | None:
+    from export.alignment import choose_alignment
+    from export.sessions import open_sessions
+
+    sessions = open_sessions(folder, Manifest.model_validate_json(manifest))
+    alignment = choose_alignment(sessions, folder, guided=guided)
+    return None if alignment is None else alignment.model_dump_json()
 
 
 def _peak_bytes() -> int:

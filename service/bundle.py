@@ -154,12 +154,27 @@ class Attention(_Part):
     columns: int | None = None  # number of projected keys; only for `encoder_slots`
     window: Window | None = None  # None if a row can attend to all columns
     normalized: bool = True  # True if each row sums to 1
+    by_position: bool = False  # True if weights depend on the index of the column (location score)
 
     @model_validator(mode="after")
     def _check_columns(self) -> "Attention":
         if (self.kind == "encoder_slots") != (self.columns is not None):
             raise ValueError("columns is required if kind is 'encoder_slots', and not allowed otherwise")
         return self
+
+
+class Alignment(_Part):
+    """Cross-attention heads whose mean weights align target words with source words.
+
+    They are chosen at export, see `export.alignment`.
+    """
+
+    layer: Annotated[int, Field(ge=0)]
+    heads: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+    criterion: str  # measure by which they were chosen, such as "prediction_difference"
+    agreement: float  # share of target words whose link is that of the criterion, 0 to 1
+    baseline: float  # the same share for the mean of all heads of the last layer
+    sentences: int  # number of source sentences that were translated for the choice
 
 
 LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
@@ -169,14 +184,16 @@ PrefixIds = dict[LanguageCode, tuple[int, ...]]
 class Languages(_Part):
     """Languages of a translation model as BCP 47 tags such as "en" or "zh-Hant".
 
-    A multilingual model is told the languages by tokens: before the source, or as the first tokens
-    of the target, which are then forced. The first source and target language are the defaults.
+    A multilingual model is told the languages by tokens: before the source, after its end token, or
+    as the first tokens of the target, which are then forced. The first source and target language
+    are the defaults.
     """
 
     sources: Annotated[tuple[LanguageCode, ...], Field(min_length=1)]
     targets: Annotated[tuple[LanguageCode, ...], Field(min_length=1)]
     source_prefix: PrefixIds = {}  # tokens before the source, by source language
-    source_prefix_of_target: PrefixIds = {}  # tokens before these, by target language
+    source_suffix: PrefixIds = {}  # tokens after the source and its end token, by source language
+    source_prefix_of_target: PrefixIds = {}  # tokens before `source_prefix`, by target language
     target_prefix: PrefixIds = {}  # first tokens of the target, by target language
 
     @property
@@ -190,6 +207,7 @@ class Languages(_Part):
         return self.targets[0]
 
 
+ChatRole = Literal["system", "user", "assistant"]
 TemplateText = Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]  # {} is replaced by the message
 
 
@@ -202,11 +220,17 @@ class ChatTemplate(_Part):
 
     begin: str = ""  # text before the first message
     system: TemplateText | None = None  # None: system messages are put before the first user message
+    # Start of the first user message, with the system messages, as in Llama 2. None: they are
+    # separated by an empty line. Only without `system`.
+    system_in_user: TemplateText | None = None
     default_system: str | None = None  # system message of a dialogue without one
     user: TemplateText
     assistant: TemplateText
     reply: str  # generation prompt: the text that starts the assistant's next message
     single_line: bool = False  # line breaks in messages are replaced by spaces
+    trim: tuple[ChatRole, ...] = ()  # roles whose messages lose whitespace at their start and end
+    # True: a dialogue without special tokens in its templates gets those of the tokenizer.
+    add_special_tokens: bool = True
 
 
 class GenerationDefaults(_Part):
@@ -231,11 +255,26 @@ class GenerationDefaults(_Part):
     top_p: float | None = None
 
 
+class Dense(_Part):
+    """Linear layer of pooled vectors, as the module Dense of sentence-transformers.
+
+    Its file has the weight (outputs, inputs) and, if there is one, the bias (outputs,) as
+    little-endian float32.
+    """
+
+    file: Name
+    inputs: int
+    outputs: int
+    has_bias: bool
+    activation: Literal["identity", "tanh"]
+
+
 class Embedding(_Part):
     """Computation of one vector from the hidden states of a text."""
 
     pooling: Literal["mean", "first", "last", "max"]
-    normalize: bool  # scale vectors to Euclidean norm 1
+    dense: tuple[Dense, ...] = ()  # layers after pooling, in order
+    normalize: bool  # scale vectors to Euclidean norm 1, after the layers
     # Texts put before an input, by name, for models trained with them: {"query": "query: "}.
     prompts: dict[str, str] = {}
     default_prompt: str | None = None  # name of the prompt of an input without one
@@ -262,6 +301,7 @@ class Verification(_Part):
     """
 
     sentences: int
+    longest: int | None = None  # tokens of the longest sentence; None if it was not recorded
     tolerance: float  # maximum accepted difference of logits or of the labels' log-probabilities
     max_logit_difference: float
     max_attention_difference: float
@@ -372,6 +412,7 @@ class Manifest(_Part):
     similar: Graph | None = None  # compares tokens by their embeddings
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
+    alignment: Alignment | None = None  # None: not chosen, or there is no cross-attention
     labels: tuple[str, ...] = ()  # names in the order of the output with their scores
     # Output of the encoder graph: "classes" and "tokens" have log-probabilities, the others have
     # logits. See `Graph`.
@@ -413,9 +454,42 @@ class Manifest(_Part):
             raise ValueError(
                 f"labels of kind {self.label_kind!r} need the encoder output {LABEL_OUTPUTS[self.label_kind]!r}"
             )
+        size = None
+        for layer in () if self.embedding is None else self.embedding.dense:
+            if size not in (None, layer.inputs):
+                raise ValueError(f"a layer of embedding.dense has {layer.inputs} inputs after one with {size} outputs")
+            size = layer.outputs
         if self.languages and "generate" not in self.tasks:
             raise ValueError("languages requires the task 'generate'")
         return self
+
+    @model_validator(mode="after")
+    def _check_alignment(self) -> "Manifest":
+        if self.alignment is None:
+            return self
+        cross = next((one for one in self.attention if one.kind == "cross"), None)
+        if cross is None:
+            raise ValueError("alignment must be null if there is no attention of the kind 'cross'")
+        if self.alignment.layer >= cross.layers or max(self.alignment.heads) >= cross.heads:
+            raise ValueError(
+                f"alignment must name a layer below {cross.layers} and heads below {cross.heads}, "
+                f"got layer {self.alignment.layer} and heads {list(self.alignment.heads)}"
+            )
+        return self
+
+    @property
+    def alignment_heads(self) -> tuple[int, tuple[int, ...]]:
+        """The layer and the heads of the cross-attention that align words.
+
+        Without a recorded alignment, they are all heads of the last layer.
+
+        Raises:
+            KeyError: the model has no cross-attention.
+        """
+        cross = self.attention_of("cross")
+        if self.alignment is None:
+            return cross.layers - 1, tuple(range(cross.heads))
+        return self.alignment.layer, self.alignment.heads
 
     @property
     def weight_bytes(self) -> int:
@@ -540,12 +614,14 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     """Check all files of a bundle: regular files, matching SHA-256, finite weights.
 
     Every file that the service or ONNX Runtime would open must be listed in the manifest: graphs,
-    tokenizers and the external data of graphs.
+    layers after pooling, tokenizers and the external data of graphs.
 
     Raises:
         BundleError: a check failed; the message names the file.
     """
-    for name in (*(graph.file for graph in manifest.graphs), manifest.source_tokenizer, manifest.target_tokenizer):
+    dense = () if manifest.embedding is None else manifest.embedding.dense
+    files = [*(graph.file for graph in manifest.graphs), *(layer.file for layer in dense)]
+    for name in (*files, manifest.source_tokenizer, manifest.target_tokenizer):
         _check_listed(folder, manifest, name)
     for name, record in manifest.files.items():
         _check_file(folder / name, record)

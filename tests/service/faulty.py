@@ -89,8 +89,14 @@ class FaultyRunner:
         cosines = self._inner.compare(token_ids)
         return _poisoned({"cosines": cosines}, self._fault.row)["cosines"] if is_due else cosines
 
-    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
-        self._inner.init_rows(first, encoded, examples)
+    def init_rows(
+        self,
+        first: int,
+        encoded: Mapping[str, Array],
+        examples: Sequence[int],
+        visible: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        self._inner.init_rows(first, encoded, examples, visible)
 
     def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
         is_due = self._is_due("prefill")
@@ -157,9 +163,9 @@ class FaultyTokenizer(TextTokenizer):
             self.has_happened = True
             raise FaultError(method)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, is_start: bool = True) -> list[int]:
         self._count("encode")
-        return self._inner.encode(text, add_special_tokens=add_special_tokens)
+        return self._inner.encode(text, add_special_tokens=add_special_tokens, is_start=is_start)
 
     def encode_spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
         self._count("encode_spans")

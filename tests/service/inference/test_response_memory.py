@@ -41,6 +41,8 @@ LARGE: list[tuple[str, dict[str, Any]]] = [
     ),
     ("/v1/generate", {"inputs": [LONG] * 4, "parameters": {"min_new_tokens": 60, "top_logprobs": 5}}),
     ("/v1/score", {"inputs": [LONG] * 8, "targets": [LONG] * 8, "top_logprobs": 5}),
+    ("/v1/align", {"inputs": [LONG] * 8, "targets": [LONG] * 8}),
+    ("/v1/attention", {**FORCED, "units": "words", "statistics": True}),
     ("/v1/encode", {"inputs": [LONG] * 8, "pooling": "none"}),
     ("/v1/encode", {"inputs": [LONG] * 8, "pooling": "none", "encoding": "base64"}),
     ("/v1/classify", {"model": "judge", "inputs": [LONG] * 4, "return_attention": True}),
@@ -132,10 +134,10 @@ class SlowTokenizer(TextTokenizer):
         super().__init__(byte_level_tokenizer())
         self.num_texts = 0
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, is_start: bool = True) -> list[int]:
         self.num_texts += 1
         time.sleep(0.1)
-        return super().encode(text[:10], add_special_tokens=add_special_tokens)
+        return super().encode(text[:10], add_special_tokens=add_special_tokens, is_start=is_start)
 
 
 def slow_backend(make_backend: MakeBackend) -> tuple[FakeBackend, SlowTokenizer]:
