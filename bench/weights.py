@@ -1,5 +1,6 @@
 """Read the weights of a float32 or quantized bundle back from its graphs into a PyTorch model."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,14 @@ from model.architectures.transformer import Transformer
 from model.config import TransformerConfig
 from service.bundle import Manifest, read_manifest
 
+# Names of constants in the shipped bundles, and the present ones.
+OLD_NAMES = {
+    r"attention\.qkv\.": "attention.query_key_value.",
+    r"^cross_attention\.": "decoder.cross_attention.",
+    r"attention\.output\.norm\.": "attention_norm.",
+    r"feed_forward\.outer\.norm\.": "feed_forward_norm.",
+}
+
 
 def read_model(folder: Path) -> Transformer:
     """Return the model of an encoder-decoder Transformer's bundle, in evaluation mode.
@@ -22,10 +31,18 @@ def read_model(folder: Path) -> Transformer:
     from the lookup table, because the vocabulary projection may use another quantization of it.
     """
     manifest = read_manifest(folder)
-    weights = _quantized_weights(folder, manifest) | _float_weights(folder, manifest)
+    read = _quantized_weights(folder, manifest) | _float_weights(folder, manifest)
+    weights = {_present_name(name): tensor for name, tensor in read.items()}
     model = Transformer(_config(manifest, weights))
     model.load_state_dict(_state(weights, model.config))
     return model.eval()
+
+
+def _present_name(name: str) -> str:
+    """Return the present name of a constant; the shipped bundles were exported with other names."""
+    for old, new in OLD_NAMES.items():
+        name = re.sub(old, new, name)
+    return name
 
 
 def _config(manifest: Manifest, weights: dict[str, Tensor]) -> TransformerConfig:
@@ -116,7 +133,7 @@ def _state(weights: dict[str, Tensor], config: TransformerConfig) -> dict[str, T
     def sublayer(source: str, target: str, norm: str) -> None:
         linears(source, target)
         for part in ("weight", "bias"):
-            state[f"{norm}.norm.{part}"] = weights[f"{source}.norm.{part}"]
+            state[f"{norm}.norm.{part}"] = weights[f"{norm}.{part}"]
 
     def parts(name: str, which: Sequence[str]) -> list[str]:
         return [f"{name}.{part}" for part in which]
@@ -125,7 +142,7 @@ def _state(weights: dict[str, Tensor], config: TransformerConfig) -> dict[str, T
         for number in range(layers):
             name = f"{side}.{number}"
             own, cross, inner = (f"{name}.{part}" for part in ("self_attention", "cross_attention", "feed_forward"))
-            linears(f"{own}.qkv", *parts(own, ("query", "key", "value")))
+            linears(f"{own}.query_key_value", *parts(own, ("query", "key", "value")))
             sublayer(f"{own}.output", f"{own}.output", f"{own}_norm")
             linears(f"{inner}.inner", f"{inner}.inner")
             sublayer(f"{inner}.outer", f"{inner}.outer", f"{inner}_norm")
@@ -133,5 +150,7 @@ def _state(weights: dict[str, Tensor], config: TransformerConfig) -> dict[str, T
                 linears(f"{cross}.query", f"{cross}.query")
                 sublayer(f"{cross}.output", f"{cross}.output", f"{cross}_norm")
     decoder = [f"decoder.{number}.cross_attention" for number in range(config.decoder_layers)]
-    linears("cross_attention.keys_values", *(part for name in decoder for part in parts(name, ("key", "value"))))
+    linears(
+        "decoder.cross_attention.keys_values", *(part for name in decoder for part in parts(name, ("key", "value")))
+    )
     return state

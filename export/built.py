@@ -1,44 +1,27 @@
 """Interface between the families of architectures and the import of checkpoints."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from service.bundle import (
-    Attention,
-    ChatTemplate,
-    Embedding,
-    GenerationDefaults,
-    Languages,
-    Limits,
-    State,
-    Tokens,
-)
+from export.graphs.model import Graphs
+from service.bundle import ChatTemplate, Embedding, GenerationDefaults, Languages, Limits, Tokens
 
 
 @dataclass(frozen=True)
 class Built:
-    """Graphs of an imported model, whose weights are in a weight file, and their description."""
+    """Graphs of an imported model, and the rest of its manifest."""
 
     family: str  # entry of the table of families, such as "bert"
     architecture: str  # informative, such as "BertModel"
     parameters: int
-    encoder: onnx.ModelProto | None  # None for decoder-only models
-    decoder: onnx.ModelProto | None  # None for models that generate no text
-    states: tuple[State, ...]
-    attention: tuple[Attention, ...]
+    graphs: Graphs
     tokens: Tokens
     limits: Limits
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer | None = None  # None: the same as for sources
-    similar: onnx.ModelProto | None = None
-    decoder_start: Literal["start_token", "source"] = "start_token"
-    labels: tuple[str, ...] = ()
-    label_kind: Literal["classes", "independent", "score", "tokens"] = "classes"
     languages: Languages | None = None
     chat: ChatTemplate | None = None
     generation: GenerationDefaults | None = None  # None: from generation_config.json

@@ -2,25 +2,27 @@
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import onnx
 import torch
 from tokenizers import Tokenizer
 
+from export import recurrent
 from export.alignment import choose_alignment
-from export.architecture import Graphs, build_graphs
 from export.builder import WeightFile
-from export.bundle_files import ENCODER, PROMPT_TOKENIZER, SIMILAR, STEP, WEIGHTS, graph_entry, replacing
+from export.bundle_files import PROMPT_TOKENIZER, WEIGHTS, replacing, write_graphs
 from export.bundle_files import clean_up as clean_up
 from export.converting import half_bundle as half_bundle
 from export.converting import quantize_bundle as quantize_bundle
+from export.families import trained
+from export.graphs.model import Graphs
 from export.options import BundleMetadata as BundleMetadata
 from export.sessions import open_sessions
 from export.verify import verify
 from model.architectures.causal import CausalModel
 from model.architectures.factory import Model
+from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import TOKENIZER, load_model
 from model.config import architecture_of
 from model.data import dialogues
@@ -30,9 +32,9 @@ from service.bundle import (
     SCHEMA_VERSION,
     BundleError,
     ChatTemplate,
+    Graph,
     Limits,
     Manifest,
-    Task,
     Tokens,
     Verification,
     read_bundle,
@@ -71,12 +73,17 @@ def export_bundle(
     """
     model, tokenizer = _load(checkpoint, half_weights)
     with replacing(bundle) as folder:
-        graphs = _write_graphs(folder, model, half_weights)
+        with WeightFile(folder / WEIGHTS, half_weights) as weights:
+            if isinstance(model, RecurrentModel):
+                graphs = recurrent.build(model, weights)
+            else:
+                graphs = trained.build(model, weights)
+        entries = write_graphs(folder, graphs)
         shutil.copyfile(checkpoint / TOKENIZER, folder / TOKENIZER)
         source_tokenizer = _source_tokenizer(model, tokenizer)
         if source_tokenizer is not tokenizer:
             source_tokenizer.save(str(folder / PROMPT_TOKENIZER))
-        manifest = _manifest(folder, model, metadata, graphs, half_weights)
+        manifest = _manifest(folder, model, metadata, graphs, entries, half_weights)
         sessions = open_sessions(folder, manifest)
         verification = verify(sessions, model, source_tokenizer, sentences, tolerance)
         alignment = choose_alignment(sessions, folder, sentences)
@@ -135,21 +142,17 @@ def _check_tokenizer(path: Path, expected: Tokenizer) -> None:
         raise BundleError(f"{path} differs from the tokenizer of the checkpoint; name the checkpoint that was exported")
 
 
-def _write_graphs(folder: Path, model: Model, half_weights: bool) -> Graphs:
-    with WeightFile(folder / WEIGHTS, half_weights) as weights:
-        graphs = build_graphs(model, weights)
-    if graphs.encoder is not None:
-        onnx.save_model(graphs.encoder, folder / ENCODER)
-    if graphs.decoder is not None:
-        onnx.save_model(graphs.decoder, folder / STEP)
-    onnx.save_model(graphs.similar, folder / SIMILAR)
-    return graphs
-
-
-def _manifest(folder: Path, model: Model, metadata: BundleMetadata, graphs: Graphs, half_weights: bool) -> Manifest:
-    config, encoder, step = model.config, graphs.encoder, graphs.decoder
+def _manifest(
+    folder: Path,
+    model: Model,
+    metadata: BundleMetadata,
+    graphs: Graphs,
+    entries: Mapping[str, Graph],
+    half_weights: bool,
+) -> Manifest:
+    config = model.config
     source_tokenizer = PROMPT_TOKENIZER if graphs.decoder_start == "source" else TOKENIZER
-    files = [name for name, proto in ((ENCODER, encoder), (STEP, step)) if proto is not None]
+    files = [entry.file for entry in entries.values()]
     return Manifest(
         schema_version=SCHEMA_VERSION,
         name=metadata.name,
@@ -158,7 +161,7 @@ def _manifest(folder: Path, model: Model, metadata: BundleMetadata, graphs: Grap
         license=metadata.license,
         created=int(time.time()),
         dtype="float32",
-        tasks=_tasks(graphs),
+        tasks=graphs.tasks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         half_weights=half_weights,
         source_tokenizer=source_tokenizer,
@@ -167,33 +170,22 @@ def _manifest(folder: Path, model: Model, metadata: BundleMetadata, graphs: Grap
         decoder_start=graphs.decoder_start,
         limits=Limits(
             max_source_tokens=config.max_positions,
-            max_target_tokens=0 if step is None else config.max_positions,
+            max_target_tokens=0 if graphs.decoder is None else config.max_positions,
             vocabulary=config.vocab_size,
         ),
-        encoder=None if encoder is None else graph_entry(ENCODER, encoder),
-        decoder=None if step is None else graph_entry(STEP, step),
-        similar=graph_entry(SIMILAR, graphs.similar),
+        encoder=entries.get("encoder"),
+        decoder=entries.get("decoder"),
+        similar=entries.get("similar"),
         states=graphs.states,
         attention=graphs.attention,
         labels=graphs.labels,
         languages=metadata.languages,
         chat=metadata.chat or (chat_template(CHAT) if isinstance(model, CausalModel) else None),
         verification=None,
-        files=record_files(folder, dict.fromkeys((*files, SIMILAR, WEIGHTS, TOKENIZER, source_tokenizer))),
+        files=record_files(folder, dict.fromkeys((*files, WEIGHTS, TOKENIZER, source_tokenizer))),
     )
 
 
 def chat_template(trained: dialogues.ChatTemplate) -> ChatTemplate:
     """Convert the text format of training dialogues to its manifest entry."""
     return ChatTemplate(user=trained.user, assistant=trained.bot, reply=trained.reply, single_line=True)
-
-
-def _tasks(graphs: Graphs) -> tuple[Task, ...]:
-    can_do: dict[Task, bool] = {
-        "generate": graphs.decoder is not None,
-        "encode": True,
-        "attention": bool(graphs.attention),
-        "classify": bool(graphs.labels),
-        "similar": True,
-    }
-    return tuple(task for task, is_possible in can_do.items() if is_possible)

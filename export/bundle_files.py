@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from export.graphs.model import Graphs
 from service.bundle import MANIFEST, BundleError, Graph, read_manifest
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
@@ -18,6 +19,20 @@ PROMPT_TOKENIZER = "prompt_tokenizer.json"
 def graph_entry(name: str, proto: onnx.ModelProto) -> Graph:
     inputs, outputs = ([value.name for value in values] for values in (proto.graph.input, proto.graph.output))
     return Graph(file=name, inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+def write_graphs(folder: Path, graphs: Graphs) -> dict[str, Graph]:
+    """Write the graphs of a model, and return their manifest entries by field of the manifest."""
+    entries = {}
+    for field, name, proto in (
+        ("encoder", ENCODER, graphs.encoder),
+        ("decoder", STEP, graphs.decoder),
+        ("similar", SIMILAR, graphs.similar),
+    ):
+        if proto is not None:
+            onnx.save_model(proto, folder / name)
+            entries[field] = graph_entry(name, proto)
+    return entries
 
 
 def _files_to_keep(bundle: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """Description of a model as frozen options.
 
-`export.families` derives a description from the configuration of a checkpoint, `export.graphs`
-builds ONNX graphs from it, and `export.reference` computes the same with NumPy.
+`export.families` derives a description from the configuration of a checkpoint or of a training run,
+`export.graphs` builds ONNX graphs from it, and `export.reference` computes the same with NumPy.
 """
 
 from dataclasses import dataclass
@@ -44,6 +44,18 @@ class RelativeBias:
 
 
 @dataclass(frozen=True)
+class ProjectedKeys:
+    """Attention to projected keys and values in place of those of tokens (Wang et al. 2020, eq. 7).
+
+    `key` and `value` are the numbers of the matrices. Layers with the same number share a matrix.
+    """
+
+    size: int  # number of projected keys
+    key: int
+    value: int
+
+
+@dataclass(frozen=True)
 class Attention:
     """Multi-head attention, with groups of query heads that share a key and value head."""
 
@@ -56,6 +68,8 @@ class Attention:
     # A causal query attends to this many positions, its own included. A query of an encoder attends
     # to `window // 2` positions on each side. None: to all positions.
     window: int | None = None
+    has_projections: bool = True  # False: queries, keys, values and the result have no linear layer
+    projected_keys: ProjectedKeys | None = None  # only in an encoder
 
 
 @dataclass(frozen=True)

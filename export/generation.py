@@ -64,8 +64,8 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
     """Read the special tokens and generation settings that `generate` of Transformers would use.
 
     Transformers counts the first inputs of the decoder in `max_length` and `min_length`, while this
-    project counts new tokens only. A forced first token becomes one of the first inputs. Therefore,
-    the length penalty of beam search does not count it, unlike in Transformers.
+    project counts new tokens only. A forced first token becomes one of the first inputs, so that it
+    does not count as a new token; the length penalty of beam search counts it.
 
     Args:
         config: config.json, which holds the settings of checkpoints without the other file.
@@ -176,6 +176,8 @@ def _new_tokens(source: Config, bound: str, start_ids: Sequence[int], is_decoder
     """Return the smallest or largest number of new tokens; `bound` is "min" or "max"."""
     new = _integer(source, f"{bound}_new_tokens", 0)
     total = _integer(source, f"{bound}_length", 0)
-    if new is not None or total is None or is_decoder_only:
+    if is_decoder_only:
         return new
-    return max(total - len(start_ids), 0 if bound == "min" else 1)
+    if new is not None:
+        total = 1 + new  # Transformers counts a forced first token as new
+    return None if total is None else max(total - len(start_ids), 0 if bound == "min" else 1)

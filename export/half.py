@@ -35,7 +35,8 @@ def half_graphs(models: Sequence[onnx.ModelProto], folder: Path, weights: Weight
         weights: file for the weights of the new graphs.
 
     Raises:
-        ValueError: a weight is too large for float16.
+        ValueError: a weight is too large for float16, or the attention has an option without a
+            conversion.
     """
     return [_HalfConverter(model, folder, weights).build() for model in models]
 
@@ -117,17 +118,20 @@ class _HalfConverter:
 
     def _attention(self, node: NodeProto) -> None:
         """Convert `Attention` of the encoder, whose last input may be lengths (B,)."""
-        heads, size = int(_attributes(node)["q_num_heads"]), int(self._shapes["hidden"][-1])
+        options = _attributes(node)
+        heads, size = int(options["q_num_heads"]), int(self._shapes["hidden"][-1])
+        _check_supported(node, options["kv_num_heads"] == heads, unsupported_inputs=slice(3, 6))
         attended, probabilities = node.output[0], node.output[3] if len(node.output) > 3 else ""
-        split = self._constant([0, 0, heads, size // heads])
+        split = self._constant([0, 0, heads, -1])
         query, key, value = (self._add("Reshape", name, split) for name in node.input[:3])  # (B, S, H, D)
         query, value = (self._add("Transpose", part, perm=[0, 2, 1, 3]) for part in (query, value))  # (B, H, S, D)
         key = self._add("Transpose", key, perm=[0, 2, 3, 1])  # (B, H, D, S)
-        scores = self._add("MatMul", self._scaled(query, size // heads), key)  # (B, H, S, S)
+        scale = options.get("scale", 1 / math.sqrt(size // heads))
+        scores = self._add("MatMul", self._scaled(query, scale), key)  # (B, H, S, S)
         bias = self._bias(node.input[6], "Less", key, axis=3) if len(node.input) > 6 else ""
         weights = self._softmax(scores, bias, probabilities)
         context = self._add("Transpose", self._add("MatMul", weights, value), perm=[0, 2, 1, 3])  # (B, S, H, D)
-        self._add("Reshape", context, self._constant([0, 0, size]), output=attended)
+        self._add("Reshape", context, self._constant([0, 0, -1]), output=attended)
 
     def _cached_attention(self, node: NodeProto) -> None:
         """Convert `GroupQueryAttention` of one token per row.
@@ -139,13 +143,18 @@ class _HalfConverter:
         query, key, value, past_key, past_value, last = node.input[:6]
         attended, present_key, present_value, probabilities = (*node.output, "", "", "")[:4]
         _, heads, _, size = self._shapes[past_key]
+        options = _attributes(node)
+        is_supported = options["num_heads"] == heads and not options.get("do_rotary")
+        is_supported = is_supported and options.get("local_window_size", -1) == -1
+        _check_supported(node, is_supported, unsupported_inputs=slice(7, None))
         column = self._constant([0, heads, size, 1])
-        if _attributes(node)["causal"]:
+        if options.get("causal", 1):
             if not key:
                 query, key, value = self._split(query)
             past_key = self._written(past_key, key, last, present_key)
             past_value = self._written(past_value, value, last, present_value)
-        query = self._scaled(self._add("Reshape", query, column), int(size))  # (B, H, D, 1)
+        scale = options.get("scale", 1 / math.sqrt(int(size)))
+        query = self._scaled(self._add("Reshape", query, column), scale)  # (B, H, D, 1)
         # keys @ query and not query @ keys^T: transposing the keys would copy the cache.
         scores = self._add("MatMul", past_key, query)  # (B, H, T, 1)
         scores = self._add("Reshape", scores, self._constant([0, 0, 1, -1]))  # (B, H, 1, T)
@@ -184,10 +193,10 @@ class _HalfConverter:
     def _softmax(self, scores: str, bias: str, output: str) -> str:
         return self._add("Softmax", self._add("Add", scores, bias) if bias else scores, output=output, axis=-1)
 
-    def _scaled(self, queries: str, size: int) -> str:
+    def _scaled(self, queries: str, scale: float) -> str:
         # Scale queries instead of scores: they are smaller, and unscaled products may overflow
         # float16.
-        return self._add("Mul", queries, self._constant(1 / math.sqrt(size), np.float16))
+        return self._add("Mul", queries, self._constant(scale, np.float16))
 
     def _add(self, op: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node with one output, which gets a number as its name by default."""
@@ -199,6 +208,15 @@ class _HalfConverter:
         name = f"half_{dtype.__name__}_{value}".replace(" ", "")
         self._constants.setdefault(name, numpy_helper.from_array(np.array(value, dtype), name))
         return name
+
+
+def _check_supported(node: NodeProto, is_supported: bool, unsupported_inputs: slice) -> None:
+    """Check that a node has no option of attention that the conversion would ignore."""
+    if not is_supported or any(node.input[unsupported_inputs]):
+        raise ValueError(
+            f"{node.name}: float16 bundles do not support relative positions, rotary embedding, windows or groups of "
+            "query heads; use an 8-bit bundle"
+        )
 
 
 def _attributes(node: NodeProto) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -20,12 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, TextIO
 
-import onnx
 from tokenizers import Tokenizer
 
 from export.builder import WeightFile
 from export.built import Built
-from export.bundle_files import ENCODER, SIMILAR, STEP, WEIGHTS, graph_entry, replacing
+from export.bundle_files import WEIGHTS, replacing, write_graphs
 from export.chat_template import ChatTemplateError, read_chat_template
 from export.checkpoint import Folder, FolderFiles, ImportFailedError, Provenance, open_folder
 from export.options import BundleMetadata, ImportOptions
@@ -34,9 +33,9 @@ from service.bundle import (
     SCHEMA_VERSION,
     Alignment,
     GenerationDefaults,
+    Graph,
     Manifest,
     Origin,
-    Task,
     Verification,
     record_files,
     write_manifest,
@@ -119,7 +118,8 @@ def import_checkpoint(
                 f"the weights were quantized before ({provenance.quantized}), so the results only approximate those of "
                 "the original model; the manifest records it"
             )
-        files = _write_files(folder, built)
+        entries = write_graphs(folder, built.graphs)
+        files = _write_files(folder, built, entries.values())
         origin = Origin(
             kind=kind,
             family=built.family,
@@ -130,7 +130,7 @@ def import_checkpoint(
             pickle=isinstance(checkpoint, Folder) and checkpoint.is_pickle,
             files=dict(sorted({**checkpoint.files, **provenance.files}.items())),
         )
-        manifest = _manifest(folder, built, metadata, origin, files)
+        manifest = _manifest(folder, built, metadata, origin, entries, files)
         if options.task is not None and options.task not in manifest.tasks:
             raise ImportFailedError(
                 f"the checkpoint cannot do the task {options.task}; it can do {', '.join(manifest.tasks)}; use a "
@@ -240,7 +240,7 @@ def available_memory() -> int | None:
 def _with_chat(built: Built, checkpoint: FolderFiles) -> tuple[Built, list[str]]:
     """Add the chat template of a decoder-only model, or a note with the reason that it has none."""
     notes: list[str] = []
-    if built.decoder is None or built.decoder_start != "source" or built.chat is not None:
+    if built.graphs.decoder_start != "source" or built.chat is not None:
         return built, notes
     added = built.source_tokenizer.get_added_tokens_decoder().values()
     special_tokens = [token.content for token in added if token.special]
@@ -251,17 +251,12 @@ def _with_chat(built: Built, checkpoint: FolderFiles) -> tuple[Built, list[str]]
         return built, notes
 
 
-def _write_files(folder: Path, built: Built) -> list[str]:
-    """Write the graphs, layers after pooling and tokenizers; return the names of all files."""
-    files = [WEIGHTS]
+def _write_files(folder: Path, built: Built, graphs: Iterable[Graph]) -> list[str]:
+    """Write the layers after pooling and the tokenizers; return the names of all files."""
+    files, limits = [WEIGHTS, *(graph.file for graph in graphs)], built.limits
     for layer, values in zip(built.embedding.dense if built.embedding else (), built.dense, strict=True):
         values.astype("<f4").tofile(folder / layer.file)
         files.append(layer.file)
-    for name, proto in ((ENCODER, built.encoder), (STEP, built.decoder), (SIMILAR, built.similar)):
-        if proto is not None:
-            onnx.save_model(proto, folder / name)
-            files.append(name)
-    limits = built.limits
     for name, tokenizer, vocabulary in (
         (TOKENIZER, built.source_tokenizer, limits.source_vocabulary or limits.vocabulary),
         (TARGET_TOKENIZER, built.target_tokenizer, limits.vocabulary),
@@ -290,15 +285,15 @@ def _write_tokenizer(path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
     path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # `save` raises bare exceptions
 
 
-def _manifest(folder: Path, built: Built, metadata: BundleMetadata, origin: Origin, files: list[str]) -> Manifest:
-    entries = {
-        name: None if proto is None else graph_entry(file, proto)
-        for name, file, proto in (
-            ("encoder", ENCODER, built.encoder),
-            ("decoder", STEP, built.decoder),
-            ("similar", SIMILAR, built.similar),
-        )
-    }
+def _manifest(
+    folder: Path,
+    built: Built,
+    metadata: BundleMetadata,
+    origin: Origin,
+    entries: Mapping[str, Graph],
+    files: list[str],
+) -> Manifest:
+    graphs = built.graphs
     return Manifest(
         schema_version=SCHEMA_VERSION,
         name=metadata.name,
@@ -307,20 +302,20 @@ def _manifest(folder: Path, built: Built, metadata: BundleMetadata, origin: Orig
         license=metadata.license,
         created=int(time.time()),
         dtype="float32",
-        tasks=_tasks(built),
+        tasks=graphs.tasks,
         parameters=built.parameters,
         source_tokenizer=TOKENIZER,
         target_tokenizer=TOKENIZER if built.target_tokenizer is None else TARGET_TOKENIZER,
         tokens=built.tokens,
-        decoder_start=built.decoder_start,
+        decoder_start=graphs.decoder_start,
         limits=built.limits,
-        encoder=entries["encoder"],
-        decoder=entries["decoder"],
-        similar=entries["similar"],
-        states=built.states,
-        attention=built.attention,
-        labels=built.labels,
-        label_kind=built.label_kind,
+        encoder=entries.get("encoder"),
+        decoder=entries.get("decoder"),
+        similar=entries.get("similar"),
+        states=graphs.states,
+        attention=graphs.attention,
+        labels=graphs.labels,
+        label_kind=graphs.label_kind,
         languages=metadata.languages or built.languages,
         chat=metadata.chat or built.chat,
         generation=built.generation or GenerationDefaults(),
@@ -329,20 +324,6 @@ def _manifest(folder: Path, built: Built, metadata: BundleMetadata, origin: Orig
         verification=None,
         files=record_files(folder, files),
     )
-
-
-def _tasks(built: Built) -> tuple[Task, ...]:
-    kind = built.label_kind if built.labels else None
-    can_do: dict[Task, bool] = {
-        "generate": built.decoder is not None,
-        "encode": True,
-        "attention": bool(built.attention),
-        "classify": kind in ("classes", "independent"),
-        "rerank": kind == "score",
-        "tag": kind == "tokens",
-        "similar": built.similar is not None,
-    }
-    return tuple(task for task, is_possible in can_do.items() if is_possible)
 
 
 def _verify_in_child(

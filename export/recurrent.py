@@ -1,13 +1,14 @@
-"""The two graphs of a recurrent encoder-decoder: encoder and one decoder step.
+"""The graphs of a recurrent encoder-decoder: encoder, one decoder step, and similarity of tokens.
 
 `model.architectures.recurrent` names the equations.
 
 Axes: B batch, S source, E embedding, H decoder state, A annotation, K key, V vocabulary. In the
 decoder graph, S is the longest source of the batch, rounded up to a multiple of
-`export.parts.SOURCE_BLOCK`.
+`export.nodes.SOURCE_BLOCK`.
 """
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from export.builder import GraphBuilder, WeightFile
+from export.graphs.model import Graphs
 from export.nodes import (
     FLOAT,
     INT32,
@@ -29,7 +31,7 @@ from export.nodes import (
     whole_blocks,
     with_positions,
 )
-from export.parts import linear, scaled_embedding
+from export.similar import similar_graph
 from model.architectures.recurrent import RecurrentModel
 from model.config import RecurrentConfig
 from model.layers.recurrent_attention import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
@@ -40,6 +42,17 @@ from service.bundle import Attention, State, Window
 GATES = {"gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
 # Inputs of the decoder graph for the fields of `model.architectures.recurrent.State`.
 STATE_INPUTS = {"hidden": "state", "cell": "cell", "feed": "feed"}
+
+
+def build(model: RecurrentModel, file: WeightFile) -> Graphs:
+    """Build the graphs of a model; their constants are added to `file`."""
+    return Graphs(
+        encoder_graph(model, file),
+        decoder_graph(model, file),
+        similar_graph(model.embedding.weight.detach().numpy(), file),
+        states(model),
+        attention_maps(model.config),
+    )
 
 
 def states(model: RecurrentModel) -> tuple[State, ...]:
@@ -93,7 +106,7 @@ def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto
     graph, config = GraphBuilder("encoder", weights), model.config
     ids = graph.input("source_ids", INT64, ("batch", "source"))
     lengths = graph.input("source_lengths", INT32, ("batch",))
-    embedded = scaled_embedding(graph, model.embedding.weight, ids)  # (B, S, E)
+    embedded = _scaled_embedding(graph, model.embedding.weight, ids)  # (B, S, E)
     by_time = graph.add("Transpose", embedded, perm=[1, 0, 2])  # (S, B, E)
     outputs, last, _ = _recurrence(graph, "encoder", config, _layers(model.encoder, config), by_time, lengths)
     by_row = graph.add("Transpose", outputs, perm=[2, 0, 1, 3])  # (B, S, directions, A / directions)
@@ -110,13 +123,26 @@ def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto
         graph.add("Reshape", by_direction, graph.constant([0, config.annotation_size], np.int64), output=flat)
     backward = graph.add("Gather", by_direction, graph.constant(-1, np.int64), axis=1)
     state = graph.output("first_state", FLOAT, ("batch", config.decoder_size))
-    graph.add("Tanh", linear(graph, "bridge", backward, model.bridge), output=state)
+    graph.add("Tanh", _linear(graph, "bridge", backward, model.bridge), output=state)
     return graph.build()
 
 
 def decoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:
     """Build the decoder graph, which runs one step; see `service.bundle.Graph`."""
     return _Step(model, weights).build()
+
+
+def _linear(graph: GraphBuilder, name: str, x: str, layer: nn.Linear) -> str:
+    """Add a linear layer."""
+    product = graph.add("MatMul", x, graph.weight(f"{name}.weight", layer.weight.T))
+    return product if layer.bias is None else graph.add("Add", product, graph.weight(f"{name}.bias", layer.bias))
+
+
+def _scaled_embedding(graph: GraphBuilder, table: Tensor, ids: str) -> str:
+    """Look up embeddings and multiply them by the square root of their width."""
+    # The table itself is not scaled, because the output projection uses the same tensor.
+    embedded = graph.add("Gather", graph.weight("embedding", table), ids)
+    return graph.add("Mul", embedded, graph.constant(math.sqrt(table.size(1)), np.float32))
 
 
 class _Step:
@@ -133,7 +159,7 @@ class _Step:
 
     def build(self) -> onnx.ModelProto:
         graph, config = self._graph, self._config
-        embedded = scaled_embedding(graph, self._model.embedding.weight, self._token_ids)  # (B, E)
+        embedded = _scaled_embedding(graph, self._model.embedding.weight, self._token_ids)  # (B, E)
         if config.query == "previous":
             context = self._attend("state")
             hidden = self._run_cell(graph.add("Concat", embedded, context, axis=1))
@@ -191,7 +217,7 @@ class _Step:
 
     @functools.cached_property
     def _tokens(self) -> tuple[str, str]:
-        """Positions and mask of `export.parts.token_mask`."""
+        """Positions and mask of `export.nodes.token_mask`."""
         return token_mask(self._graph, self._graph.add("Cast", self._source_lengths, to=INT64), self._size)
 
     def _attention_weights(self, query: str) -> str:
@@ -224,10 +250,10 @@ class _Step:
         """Add the scores (B, S) of a state (B, H)."""
         graph, score = self._graph, self._model.score
         if isinstance(score, LocationScore):
-            return self._truncate(linear(graph, "score.state", query, score.state))
+            return self._truncate(_linear(graph, "score.state", query, score.state))
         keys = self._truncate("keys" if isinstance(score, ProjectedScore) else "annotations")
         if isinstance(score, AdditiveScore | ReducedRankScore):
-            query = linear(graph, "score.state", query, score.state)
+            query = _linear(graph, "score.state", query, score.state)
         query = graph.add("Unsqueeze", query, graph.constant([1], np.int64))  # (B, 1, K)
         if isinstance(score, AdditiveScore):
             inner = graph.add("Tanh", graph.add("Add", query, keys))  # (B, S, K)
@@ -241,14 +267,14 @@ class _Step:
         if position is None:
             end = graph.add("Sub", lengths, graph.constant(1.0, np.float32))
             return graph.add("Min", end, graph.add("Cast", self._lengths, to=FLOAT))
-        inner = graph.add("Tanh", linear(graph, "position.inner", query, position.inner))
+        inner = graph.add("Tanh", _linear(graph, "position.inner", query, position.inner))
         gain = graph.constant(position.gain, np.float32)
-        share = graph.add("Sigmoid", graph.add("Mul", linear(graph, "position.outer", inner, position.outer), gain))
+        share = graph.add("Sigmoid", graph.add("Mul", _linear(graph, "position.outer", inner, position.outer), gain))
         return graph.add("Mul", lengths, graph.add("Squeeze", share, graph.constant([1], np.int64)))
 
     def _read_out(self, inputs: str) -> str:
         graph, readout = self._graph, self._model.readout
-        inner = linear(graph, "readout", inputs, readout.inner)
+        inner = _linear(graph, "readout", inputs, readout.inner)
         if not readout.has_maxout:
             return graph.add("Tanh", inner)
         pairs = graph.add("Reshape", inner, graph.constant([0, -1, 2], np.int64))

@@ -186,7 +186,8 @@ class ReferenceLayers:
             visible: of each text, see `attend`.
 
         Returns:
-            The output (N, M), and the attention weights (H, T, S) of each text.
+            The output (N, M), and the attention weights (H, T, S) of each text. Weights of
+            projected keys are converted to weights of tokens.
         """
         heads: dict[str, list[Array]] = {}
         for part, source, sizes in (
@@ -194,20 +195,29 @@ class ReferenceLayers:
             ("key", memory, memory_lengths),
             ("value", memory, memory_lengths),
         ):
-            projected = self.linear(source, f"{module}.{part}").reshape(len(source), -1, options.head_size)
+            projected = self.linear(source, f"{module}.{part}") if options.has_projections else source
+            projected = projected.reshape(len(source), -1, options.head_size)
             if options.head_norm is not None and part != "value":
                 projected = self.norm(projected, f"{module}.{part}_norm", options.head_norm)
             heads[part] = split_texts(projected, sizes)
             if options.rotary is not None and part != "value":
                 heads[part] = [rotate(one, options.rotary) for one in heads[part]]
+        matrices: dict[str, Array] = {}  # of projected keys and values, (k, P)
+        if options.projected_keys is not None:
+            for part, number in (("key", options.projected_keys.key), ("value", options.projected_keys.value)):
+                matrix = self.weights.read(f"{self.name}.projection.{number}.weight").astype(np.float64)
+                heads[part] = [np.einsum("ks,shd->khd", matrix[:, : len(one)], one) for one in heads[part]]
+                matrices[part] = matrix
         results = [
             attend(query, key, value, options.scale, bias, mask)
             for query, key, value, bias, mask in zip(
                 heads["query"], heads["key"], heads["value"], biases, visible, strict=True
             )
         ]
-        attended = np.concatenate([one for one, _ in results])
-        return self.linear(attended, f"{module}.output"), [weights for _, weights in results]
+        attended, maps = np.concatenate([one for one, _ in results]), [weights for _, weights in results]
+        if matrices:
+            maps = [one @ matrices["value"][:, :size] for one, size in zip(maps, memory_lengths, strict=True)]
+        return self.linear(attended, f"{module}.output") if options.has_projections else attended, maps
 
     def relative_bias(self, queries: int, keys: int) -> Array | None:
         """Return the bias of scores (H, T, S) for positions from 0, or None without such a bias."""

@@ -12,6 +12,7 @@ A module is named by its place in the model. `{}` is the number of a layer, STAC
 - `STACK.{}.feed_forward.inner`, `.gate`, `.outer`
 - `STACK.{}.cell.forget`, `.cell.input` of a recurrent unit
 - `STACK.relative_bias` (buckets, H), `STACK.norm`
+- `encoder.projection.{}` (k, P), where `{}` is the number of the matrix
 - `output`: projection to the vocabulary (V, M); `embedding` if there is none
 - `head.dense`, `head.norm`, `head.output`
 """

@@ -11,13 +11,17 @@ import numpy as np
 import onnx
 
 from export.builder import GraphBuilder, WeightFile
-from export.encoder_attention import EncoderAttention
+from export.description import Attention, Embedding, FeedForward, ProjectedKeys, Stack
+from export.families.trained import NORM, state_tensors
+from export.graphs.encoder import EncoderAttention
+from export.graphs.layers import LayerBuilder
 from export.nodes import FLOAT, INT32, INT64, LOWEST, token_mask
-from export.parts import linear
+from export.weights import Source, Weights
 from model.layers.attention import MultiHeadAttention
 from model.layers.linformer import LinformerAttention, Projections
 
 RESULT = "hidden"  # the only output that is not an attention map
+MODULE = "encoder.0.self_attention"  # the builder's name of the attention
 
 
 def exported_graph(
@@ -28,7 +32,10 @@ def exported_graph(
     """
     graph = GraphBuilder("exported", weights)
     x, lengths, size = _inputs(graph, module.query.in_features)
-    _output(graph, EncoderAttention(graph, lengths, size, projections).add(0, x, module), module)
+    layers = _layer_builder(graph, module, projections)
+    max_positions = 0 if projections is None else projections.matrices.size(2)
+    attention = EncoderAttention(layers, max_positions, size, lengths)
+    _output(graph, attention.add(0, layers.stack.attention[0], x), module)
     return graph.build()
 
 
@@ -38,7 +45,8 @@ def plain_graph(module: MultiHeadAttention, weights: WeightFile) -> onnx.ModelPr
     x, lengths, size = _inputs(graph, module.query.in_features)
     head_size = module.query.out_features // module.num_heads
     parts = [graph.unique(part) for part in ("query", "key", "value")]
-    qkv = linear(graph, "self_attention.qkv", x, module.query, module.key, module.value)
+    layers = _layer_builder(graph, module, None)
+    qkv = layers.linear(x, *(f"{MODULE}.{part}" for part in ("query", "key", "value")))
     graph.add_multi("Split", [qkv], parts, axis=-1, num_outputs=3)
     split = graph.constant([0, 0, module.num_heads, head_size], np.int64)
     perms = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])  # keys (B, H, D, S), the others (B, H, S, D)
@@ -54,7 +62,7 @@ def plain_graph(module: MultiHeadAttention, weights: WeightFile) -> onnx.ModelPr
     masked = graph.add("Where", row, scores, graph.constant(LOWEST, np.float32))
     heads = graph.add("MatMul", graph.add("Softmax", masked, axis=-1), value)  # (B, H, S, D)
     merged = graph.add("Reshape", graph.add("Transpose", heads, perm=perms[0]), graph.constant([0, 0, -1], np.int64))
-    _output(graph, linear(graph, "self_attention.output", merged, module.output), module)
+    _output(graph, layers.linear(merged, f"{MODULE}.output"), module)
     return graph.build()
 
 
@@ -92,6 +100,22 @@ def save(model: onnx.ModelProto, folder: Path) -> Path:
     path = folder / "attention.onnx"
     onnx.save(model, path)
     return path
+
+
+def _layer_builder(
+    graph: GraphBuilder, module: MultiHeadAttention | LinformerAttention, projections: Projections | None
+) -> LayerBuilder:
+    """Describe the attention of a module as that of an encoder of one layer."""
+    width, heads = module.query.in_features, module.num_heads
+    modules: dict[str, Source] = {f"{MODULE}.{part}": part for part in ("query", "key", "value", "output")}
+    projected = None
+    if projections is not None:
+        projected = ProjectedKeys(projections.size, *projections.matrix_indices(0))
+        for number, matrix in enumerate(projections.matrices.detach().numpy()):
+            modules[f"encoder.projection.{number}"] = lambda matrix=matrix: matrix  # type: ignore[misc]
+    attention = Attention(heads, heads, width // heads, (width // heads) ** -0.5, projected_keys=projected)
+    stack = Stack(width, NORM, "post", (attention,), FeedForward("relu"), Embedding())
+    return LayerBuilder(graph, Weights(state_tensors(module), modules), "encoder", stack)
 
 
 def _inputs(graph: GraphBuilder, d_model: int) -> tuple[str, str, str]:

@@ -14,9 +14,9 @@ from export.weights import Source
 
 @dataclass(frozen=True)
 class Family:
-    """One family of checkpoints of Hugging Face Transformers."""
+    """One family of checkpoints: of Hugging Face Transformers, or of the training of `model`."""
 
-    name: str  # `model_type` of config.json
+    name: str  # `model_type` of config.json; `architecture` of a training run
     architectures: tuple[str, ...]  # supported values of `architectures` in config.json
     describe: Callable[[Config, Tensors], Description]
     # Modules of the checkpoint by those of `export.weights`, given the tensors: the prefix of names

@@ -28,25 +28,13 @@ from export.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_files, rea
 from export.firefox.marian_binary import open_marian, read_file
 from export.firefox.shortlist import Shortlist, parse_shortlist
 from export.generation import Generation, read_generation
-from export.graphs.decoder import decoder_graph, states
-from export.graphs.encoder import encoder_graph
+from export.graphs.model import build_graphs
 from export.options import ImportOptions
 from export.sentence_options import DenseModule, SentenceOptions, read_sentence_options
-from export.similar import similar_graph
 from export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
 from export.tokenizers.languages import language_tag
 from export.weights import Array, Weights
-from service.bundle import (
-    Attention,
-    Dense,
-    GenerationDefaults,
-    Languages,
-    Limits,
-    Manifest,
-    Tokens,
-    Verification,
-    sha256_of,
-)
+from service.bundle import Dense, GenerationDefaults, Languages, Limits, Manifest, Tokens, Verification, sha256_of
 
 GENERATION_CONFIG, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 
@@ -140,10 +128,7 @@ def _built(
     sentences: SentenceOptions | None,
 ) -> Built:
     model, named = checkpoint.model, checkpoint.weights
-    encoder = None if model.encoder is None else encoder_graph(model, named, weights)
-    decoder = None if model.decoder is None else decoder_graph(model, named, weights)
-    table = next(name for name in ("embedding.weight", "encoder.embedding.weight") if name in named)
-    embedding = named.read(table)
+    graphs = build_graphs(model, named, weights)
     positions = model.max_positions
     if sentences is not None and sentences.max_tokens is not None:
         positions = min(positions, sentences.max_tokens)
@@ -152,47 +137,21 @@ def _built(
         family=checkpoint.family,
         architecture=checkpoint.architecture,
         parameters=parameters,
-        encoder=encoder,
-        decoder=decoder,
-        states=states(model),
-        attention=_attention(model),
+        graphs=graphs,
         tokens=Tokens(pad_id=generation.pad_id, start_ids=generation.start_ids, end_ids=generation.end_ids),
         limits=Limits(
             max_source_tokens=positions,
-            max_target_tokens=0 if decoder is None else positions,
+            max_target_tokens=0 if graphs.decoder is None else positions,
             vocabulary=model.vocabulary,
-            source_vocabulary=None if len(embedding) == model.vocabulary else len(embedding),
+            source_vocabulary=graphs.source_vocabulary,
         ),
         source_tokenizer=tokenizers.source,
         target_tokenizer=None if tokenizers.target is tokenizers.source else tokenizers.target,
-        # Tokens of two vocabularies cannot be compared.
-        similar=similar_graph(embedding, weights) if len(embedding) == model.vocabulary else None,
-        decoder_start="source" if model.is_decoder_only else "start_token",
-        labels=model.labels,
-        label_kind="classes" if model.head is None else model.head.label_kind,
         languages=languages,
         generation=generation.defaults,
         embedding=None if sentences is None else sentences.embedding,
         guided_alignment=model.guided_alignment,
     )
-
-
-def _attention(model: Description) -> tuple[Attention, ...]:
-    """Describe the outputs with attention weights."""
-    found: list[Attention] = []
-    if model.encoder is not None:
-        layers = model.encoder.layers
-        outputs = tuple(f"encoder_attention.{layer}" for layer in range(layers))
-        heads = model.encoder.attention[0].heads
-        found.append(Attention(kind="encoder", outputs=outputs, layers=layers, heads=heads))
-    stack = model.decoder
-    if stack is not None and stack.cross is not None:
-        outputs = ("cross_attention",)
-        found.append(Attention(kind="cross", outputs=outputs, layers=stack.layers, heads=stack.cross.heads))
-    if stack is not None and stack.cell == "attention":
-        outputs, heads = ("decoder_attention",), stack.attention[0].heads
-        found.append(Attention(kind="decoder", outputs=outputs, layers=stack.layers, heads=heads))
-    return tuple(found)
 
 
 def _encoder_tokens(config: Config, tokenizer: Tokenizer) -> Generation:

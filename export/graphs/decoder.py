@@ -9,6 +9,8 @@ the size of the cache, and it writes new keys and values into the cache in place
 the same operator without new keys.
 """
 
+import functools
+
 import numpy as np
 import onnx
 
@@ -84,24 +86,23 @@ class _DecoderBuilder:
         self._graph = graph = GraphBuilder("step", file)
         self._layers = LayerBuilder(graph, weights, "decoder", stack)
         self._maps: dict[str, list[str]] = {"decoder_attention": [], "cross_attention": []}
+        self._no_keys = ""
         axes = ("batch", "tokens") if model.is_decoder_only else ("batch",)
-        ids = graph.input("token_ids", INT64, axes)
+        self._ids = graph.input("token_ids", INT64, axes)
         lengths = graph.input("lengths", INT32, ("batch",))
-        one, axis = graph.constant(1, np.int32), graph.constant([1], np.int64)
+        one = graph.constant(1, np.int32)
         if model.is_decoder_only:
-            num_new = graph.add("Cast", graph.add("Squeeze", graph.add("Shape", ids, start=1)), to=INT32)  # ()
+            num_new = graph.add("Cast", graph.add("Squeeze", graph.add("Shape", self._ids, start=1)), to=INT32)  # ()
             offsets = graph.add("Range", graph.constant(0, np.int32), num_new, one)  # (S,)
-            self._ids = ids
-            self._positions = graph.add(
-                "Cast", graph.add("Add", graph.add("Unsqueeze", lengths, axis), offsets), to=INT64
-            )  # (B, S)
+            column = graph.add("Unsqueeze", lengths, graph.constant([1], np.int64))
+            self._new_positions = graph.add("Add", column, offsets)  # (B, S)
+            total = graph.add("Add", lengths, num_new)
+            last = graph.add("Sub", total, one)
         else:
-            num_new = one
-            self._ids = graph.add("Unsqueeze", ids, axis)
-            self._positions = graph.add("Cast", graph.add("Unsqueeze", lengths, axis), to=INT64)
-        total = graph.add("Add", lengths, num_new)
+            self._new_positions = last = lengths  # (B,), of one token for each row
+            total = graph.add("Add", lengths, one)
         # The last valid position of each row, and the number of positions of the longest row.
-        self._self_columns = graph.add("Sub", total, one), graph.add("ReduceMax", total, keepdims=0)
+        self._self_columns = last, graph.add("ReduceMax", total, keepdims=0)
         self._bias = "" if stack.relative_bias is None else self._relative_bias()
         if stack.cross is not None:
             source_lengths = graph.input("source_lengths", INT32, ("batch",))
@@ -112,7 +113,9 @@ class _DecoderBuilder:
 
     def build(self) -> onnx.ModelProto:
         graph, stack, layers = self._graph, self._stack, self._layers
-        x = layers.embed(self._ids, self._positions)  # (B, S, M)
+        x = layers.embed(self._ids, lambda table: graph.add("Gather", table, self._new_positions))
+        if not self._model.is_decoder_only:
+            x = graph.add("Unsqueeze", x, graph.constant([1], np.int64))  # (B, 1, M)
         for number, attention in enumerate(stack.attention):
             module = f"decoder.{number}.self_attention"
             normalized = layers.sublayer_input(x, module, number)
@@ -141,6 +144,14 @@ class _DecoderBuilder:
             shortlist = graph.input(SHORTLIST, FLOAT, ("batch", size))
         scores(graph, x, self._projection(), size, shortlist)
         return graph.build()
+
+    @functools.cached_property
+    def _positions(self) -> str:
+        """Name of the positions of the new tokens, (B, S) int64."""
+        positions = self._graph.add("Cast", self._new_positions, to=INT64)
+        if self._model.is_decoder_only:
+            return positions
+        return self._graph.add("Unsqueeze", positions, self._graph.constant([1], np.int64))
 
     def _attend_self(self, number: int, attention: Attention, x: str) -> str:
         graph, module = self._graph, f"decoder.{number}.self_attention"
@@ -174,14 +185,15 @@ class _DecoderBuilder:
         name = f"{module}.query"
         query = self._layers.linear(x, name, arrays=self._layers.padded([name], attention, HEAD_SIZE_STEP))
         size = attention_size(attention, HEAD_SIZE_STEP)
-        start, end = graph.constant([0, 0], np.int64), graph.constant([0, attention.kv_heads * size], np.int64)
-        no_keys = graph.add("Slice", query, start, end, graph.constant([1, 2], np.int64))  # (B, 0, KV * D)
+        if not self._no_keys:
+            start, end = graph.constant([0, 0], np.int64), graph.constant([0, attention.kv_heads * size], np.int64)
+            self._no_keys = graph.add("Slice", query, start, end, graph.constant([1, 2], np.int64))  # (B, 0, KV * D)
         shape = ("batch", attention.kv_heads, "source", size)
         memory = [graph.input(f"cross_{part}.{number}", FLOAT, shape) for part in KEY_VALUE]
         attended, attention_map = graph.unique("attended"), graph.unique("map")
         graph.add_multi(
             "GroupQueryAttention",
-            [query, no_keys, no_keys, *memory, *self._source_columns],
+            [query, self._no_keys, self._no_keys, *memory, *self._source_columns],
             [attended, "", "", attention_map],
             domain=CONTRIB,
             num_heads=attention.heads,

@@ -1,10 +1,13 @@
 """The encoder graph of a described model."""
 
+import functools
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 
-from export.builder import GraphBuilder, WeightFile
-from export.description import Attention, Description, Head, Rotary, Stack, rotary_angles
+from export.builder import Axis, GraphBuilder, WeightFile
+from export.description import Attention, Description, Head, ProjectedKeys, Rotary, Stack, rotary_angles
 from export.firefox.shortlist import Shortlist
 from export.graphs.decoder import HEAD_SIZE_STEP
 from export.graphs.layers import LayerBuilder, activation, attention_size
@@ -40,15 +43,13 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onn
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
     size = graph.add("Shape", ids, start=1)  # (1,)
     layers = LayerBuilder(graph, weights, "encoder", stack)
-    positions = graph.add(
-        "Range", graph.constant(0, np.int64), graph.add("Squeeze", size), graph.constant(1, np.int64)
-    )  # (S,)
-    x = layers.embed(ids, positions)
-    attend = _SelfAttention(layers, model.max_positions, ids, positions, lengths)
+    first = graph.constant([0], np.int64)
+    x = layers.embed(ids, lambda table: graph.add("Slice", table, first, size, first))
+    attend = EncoderAttention(layers, model.max_positions, size, lengths)
     for number, attention in enumerate(stack.attention):
         module = f"encoder.{number}.self_attention"
         attended = attend.add(number, attention, layers.sublayer_input(x, module, number))
-        x = layers.add_sublayer(x, layers.linear(attended, f"{module}.output"), module)
+        x = layers.add_sublayer(x, attended, module)
         x = layers.feed_forward(x, number)
     if stack.has_final_norm:
         x = layers.norm(x, "encoder.norm")
@@ -62,44 +63,70 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onn
     return graph.build()
 
 
-class _SelfAttention:
-    """Builder of the self-attention of all layers. Nodes that layers share are added once."""
+class EncoderAttention:
+    """Builder of the self-attention of all layers. Nodes that layers share are added once.
 
-    def __init__(self, layers: LayerBuilder, max_positions: int, ids: str, positions: str, lengths: str) -> None:
+    All kinds use `Attention` (opset 24), the fastest operator for sequences of different lengths.
+    """
+
+    def __init__(self, layers: LayerBuilder, max_positions: int, size: str, lengths: str) -> None:
         """Create a builder.
 
         Args:
             layers: builder of the stack.
             max_positions: longest sequence in tokens.
-            ids: token ids, (B, S) int64.
-            positions: (S,) int64.
+            size: S, (1,) int64.
             lengths: (B,) int64.
         """
         self._layers = layers
         self._graph = layers.graph
         self._max_positions = max_positions
-        self._ids = ids
-        self._positions = positions
+        self._size = size
         self._lengths = lengths
         self._biases: dict[int | None, str] = {}  # by window
+        self._matrices: dict[int, str] = {}  # of projected keys, by number
         self._batch_positions = ""
 
     def add(self, number: int, attention: Attention, x: str) -> str:
-        """Add attention from x (B, S, M) to (B, S, H * D), with the weights as a graph output."""
-        graph, module = self._graph, f"encoder.{number}.self_attention"
+        """Add the attention of a layer, with the weights as a graph output.
+
+        Args:
+            number: number of the layer.
+            attention: its options.
+            x: (B, S, M).
+
+        Returns:
+            (B, S, M).
+        """
+        module = f"encoder.{number}.self_attention"
+        parts = self._query_key_value(module, attention, x) if attention.has_projections else [x, x, x]
+        if attention.rotary is not None:
+            parts[0] = self._rotate(parts[0], attention.heads, attention.rotary)
+            parts[1] = self._rotate(parts[1], attention.kv_heads, attention.rotary)
+        if attention.projected_keys is None:
+            inputs = [*parts, self._bias(attention.window), "", "", self._lengths]
+            attended = self._attend(attention, inputs, f"encoder_attention.{number}", "source")
+        else:
+            attended = self._attend_to_projected_keys(number, attention, attention.projected_keys, parts)
+        return self._layers.linear(attended, f"{module}.output") if attention.has_projections else attended
+
+    def _query_key_value(self, module: str, attention: Attention, x: str) -> list[str]:
+        """Add the projections of x (B, S, M) as one product; return (B, S, heads * D) of each."""
+        graph = self._graph
         parts = [graph.unique(part) for part in ("query", "key", "value")]
         qkv = self._layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
         sizes = [count * attention.head_size for count in (attention.heads, attention.kv_heads, attention.kv_heads)]
         graph.add_multi("Split", [qkv, graph.constant(sizes, np.int64)], parts, axis=-1)
-        if attention.rotary is not None:
-            parts[0] = self._rotate(parts[0], attention.heads, attention.rotary)
-            parts[1] = self._rotate(parts[1], attention.kv_heads, attention.rotary)
-        attended = graph.unique("attended")
-        shape = ("batch", attention.heads, "source", "source")
-        graph.add_multi(
+        return parts
+
+    def _attend(self, attention: Attention, inputs: Sequence[str], name: str, columns: Axis) -> str:
+        """Add the operator, with its attention weights (B, H, S, columns) as an output `name`."""
+        attended = self._graph.unique("attended")
+        weights = self._graph.output(name, FLOAT, ("batch", attention.heads, "source", columns))
+        self._graph.add_multi(
             "Attention",
-            [*parts, self._bias(attention.window), "", "", self._lengths],
-            [attended, "", "", graph.output(f"encoder_attention.{number}", FLOAT, shape)],
+            inputs,
+            [attended, "", "", weights],
             q_num_heads=attention.heads,
             kv_num_heads=attention.kv_heads,
             scale=attention.scale,
@@ -107,11 +134,58 @@ class _SelfAttention:
         )
         return attended
 
+    def _attend_to_projected_keys(
+        self, number: int, attention: Attention, options: ProjectedKeys, parts: Sequence[str]
+    ) -> str:
+        """Add attention to projected keys and values, with two kinds of weights as graph outputs.
+
+        `encoder_slots.N` has the weights of the projected keys. `encoder_attention.N` has these
+        weights times the matrix of the values: the factor of the value of each token.
+        """
+        assert attention.window is None and self._layers.stack.relative_bias is None, "projected keys have no distance"
+        graph, zero = self._graph, self._graph.constant(0.0, np.float32)
+        query, *tokens = parts
+        is_own = graph.add("Unsqueeze", self._is_token, graph.constant([2], np.int64))  # (B, S, 1)
+        matrices = [self._matrix(index) for index in (options.key, options.value)]
+        projected = [
+            graph.add("MatMul", matrix, graph.add("Where", is_own, part, zero))  # (B, k, KV * D)
+            for matrix, part in zip(matrices, tokens, strict=True)
+        ]
+        weights = f"encoder_slots.{number}"
+        attended = self._attend(attention, [query, *projected], weights, options.size)
+        columns = graph.add("Unsqueeze", self._is_token, graph.constant([1, 2], np.int64))  # (B, 1, 1, S)
+        shape = ("batch", attention.heads, "source", "source")
+        by_token = graph.output(f"encoder_attention.{number}", FLOAT, shape)
+        graph.add("Where", columns, graph.add("MatMul", weights, matrices[1]), zero, output=by_token)
+        return attended
+
+    @functools.cached_property
+    def _positions(self) -> str:
+        """Name of the positions (S,) int64."""
+        begin, one = self._graph.constant(0, np.int64), self._graph.constant(1, np.int64)
+        return self._graph.add("Range", begin, self._graph.add("Squeeze", self._size), one)
+
+    @functools.cached_property
+    def _is_token(self) -> str:
+        """Name of the mask (B, S), True for tokens and False for padding."""
+        column = self._graph.add("Unsqueeze", self._lengths, self._graph.constant([1], np.int64))
+        return self._graph.add("Less", self._positions, column)
+
+    def _matrix(self, number: int) -> str:
+        """Add the first S columns of the matrix (k, P) of projected keys or values."""
+        if number not in self._matrices:
+            graph, name = self._graph, f"encoder.projection.{number}.weight"
+            first, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
+            whole = graph.weight(name, self._layers.weights.read(name))
+            self._matrices[number] = graph.add("Slice", whole, first, self._size, axis)
+        return self._matrices[number]
+
     def _rotate(self, x: str, heads: int, rotary: Rotary) -> str:
         """Add rotary position embedding of queries or keys (B, S, heads * D)."""
         graph = self._graph
         if not self._batch_positions:
-            self._batch_positions = graph.add("Expand", self._positions, graph.add("Shape", self._ids))  # (B, S)
+            shape = graph.add("Shape", x, start=0, end=2)
+            self._batch_positions = graph.add("Expand", self._positions, shape)  # (B, S)
         number = [*dict.fromkeys(one.rotary for one in self._layers.stack.attention)].index(rotary)
         angles = rotary_angles(rotary, self._max_positions)  # (P, D / 2)
         tables = [

@@ -1,6 +1,6 @@
 """Layers that encoder and decoder share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -65,6 +65,7 @@ class LayerBuilder:
         """
         size = attention_size(attention, multiple)
         weights, biases = [], []
+        has_bias = any(f"{module}.bias" in self.weights for module in modules)
         for module in modules:
             kind = module.rpartition(".")[2]
             heads = attention.heads if kind == "query" else attention.kv_heads
@@ -73,8 +74,7 @@ class LayerBuilder:
             weights.append(padded_heads(weight, heads, size, halves))
             bias = np.zeros(len(weight), np.float32) if bias is None else bias
             biases.append(padded_heads(bias, heads, size, halves))
-        bias = np.concatenate(biases)
-        return np.concatenate(weights), bias if bias.any() else None
+        return np.concatenate(weights), np.concatenate(biases) if has_bias else None
 
     def norm(self, x: str, module: str, options: Norm | None = None) -> str:
         """Add a normalization over the last axis."""
@@ -115,15 +115,15 @@ class LayerBuilder:
             inner = activation(graph, self.linear(normalized, f"{module}.inner"), options.activation)
         return self.add_sublayer(x, self.linear(inner, f"{module}.outer"), module)
 
-    def embed(self, ids: str, positions: str) -> str:
+    def embed(self, ids: str, at_positions: Callable[[str], str]) -> str:
         """Add the embedding of tokens.
 
         Args:
-            ids: token ids, (B, S) int64.
-            positions: their positions, (S,) or (B, S) int64.
+            ids: token ids, (B, S) or (B,) int64.
+            at_positions: adds the rows of a table (P, M) at the positions of the tokens.
 
         Returns:
-            (B, S, M).
+            (B, S, M) or (B, M).
         """
         graph, weights, options = self.graph, self.weights, self.stack.embedding
         x = graph.add("Gather", self.embedding(), ids)
@@ -139,7 +139,7 @@ class LayerBuilder:
                 )
         if options.has_positions:
             table = graph.weight(f"{self.name}.positions", weights.read(f"{self.name}.positions.weight"))
-            x = graph.add("Add", x, graph.add("Gather", table, positions))
+            x = graph.add("Add", x, at_positions(table))
         if options.has_norm:
             x = self.norm(x, f"{self.name}.embedding_norm")
         if options.has_projection:

@@ -46,9 +46,12 @@ class Hypothesis:
         """Sum of the log-probabilities of the model, before any logits processor."""
         return sum(self.log_probs)
 
-    def penalised_total(self, length_penalty: float) -> float:
-        """Return total / length ** length_penalty; the end token counts, the prompt does not."""
-        return self.total / math.pow(len(self.ids), length_penalty)
+    def penalised_total(self, length_penalty: float, num_forced: int = 0) -> float:
+        """Return total / length ** length_penalty.
+
+        The end token counts in the length, and so do `num_forced` tokens of the prompt.
+        """
+        return self.total / math.pow(num_forced + len(self.ids), length_penalty)
 
     def extended(self, token: int, log_prob: float, processed: float) -> "Hypothesis":
         return Hypothesis((*self.ids, token), (*self.log_probs, log_prob), self.total + processed)
@@ -124,6 +127,7 @@ def beam(
     num_return: int = 1,
     *,
     prefix: Sequence[int] = (),
+    num_forced: int = 0,
     processors: LogitsProcessors = NO_PROCESSORS,
     stop: Stop = never,
 ) -> list[Hypothesis]:
@@ -157,6 +161,8 @@ def beam(
         early_stopping: True, False or "never", see above.
         num_return: number of hypotheses to return.
         prefix: forced tokens after the start token.
+        num_forced: number of prefix tokens that count in the length, as Transformers counts tokens
+            that the model is forced to generate.
         processors: logits processors, applied to log-probabilities.
         stop: returns True for generated tokens that end a hypothesis.
 
@@ -177,14 +183,14 @@ def beam(
             length == max_new_tokens or candidate.ids[-1] in ends or stop(candidate.ids) for candidate in candidates
         ]
         finished += [candidate for candidate, ended in zip(candidates[:num_beams], done, strict=False) if ended]
-        finished = sorted(finished, key=lambda h: -h.penalised_total(length_penalty))[:num_beams]
+        finished = sorted(finished, key=lambda h: -h.penalised_total(length_penalty, num_forced))[:num_beams]
         beams = [candidate for candidate, ended in zip(candidates, done, strict=True) if not ended][:num_beams]
         if not beams:
             break
         if len(finished) == num_beams:
             best_length = max_new_tokens if early_stopping == "never" and length_penalty > 0 else length
-            bound = beams[0].total / math.pow(best_length, length_penalty)
-            if early_stopping is True or bound <= finished[-1].penalised_total(length_penalty):
+            bound = beams[0].total / math.pow(num_forced + best_length, length_penalty)
+            if early_stopping is True or bound <= finished[-1].penalised_total(length_penalty, num_forced):
                 break
     return finished[:num_return]
 

@@ -35,13 +35,18 @@ class Projections(nn.Module):
 
     def matrix_indices(self, layer: int) -> tuple[int, int]:
         """Return the indices of a layer's E and F in `matrices`."""
-        first = {"headwise": 2 * layer, "key-value": layer, "layerwise": 0}[self.sharing]
-        return first, first + 1 if self.sharing == "headwise" else first
+        return matrix_indices(self.sharing, layer)
 
     def for_layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return E and F of a layer, each (k, n)."""
         key_index, value_index = self.matrix_indices(layer)
         return self.matrices[key_index], self.matrices[value_index]
+
+
+def matrix_indices(sharing: str, layer: int) -> tuple[int, int]:
+    """Return the indices of a layer's E and F in `Projections.matrices`."""
+    first = {"headwise": 2 * layer, "key-value": layer, "layerwise": 0}[sharing]
+    return first, first + 1 if sharing == "headwise" else first
 
 
 def project(matrix: Tensor, x: Tensor, mask: Tensor) -> Tensor:

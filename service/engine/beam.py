@@ -135,7 +135,8 @@ class BeamGeneration(Generation):
         del self._finished[self._parameters.num_beams :]
 
     def _penalised(self, score: float, num_tokens: int) -> float:
-        return float(score / (num_tokens - len(self._prefix)) ** self._parameters.length_penalty)
+        num_counted = self._num_forced + num_tokens - len(self._prefix)
+        return float(score / num_counted**self._parameters.length_penalty)
 
     def _assign_rows(self, children: list[tuple[int, Hypothesis]], scores: StepScores, beam_copies: BeamCopies) -> None:
         """Assign rows to the next open beams: the row of the parent where possible."""
@@ -172,6 +173,6 @@ class BeamGeneration(Generation):
 
     def _targets(self) -> tuple[Target, ...]:
         return tuple(
-            one.hypothesis.target(one.reason, len(self._prefix), self._parameters.length_penalty)
+            one.hypothesis.target(one.reason, len(self._prefix), self._parameters.length_penalty, self._num_forced)
             for one in self._finished[: self._parameters.num_return_sequences]
         )

@@ -110,6 +110,11 @@ class Generation(RowOwner, ABC):
         if manifest.is_decoder_only:
             self.prefill_ids = self.decoder_prompt_ids[:-1]  # the first step reads the last token
         self._prefix = request.target_prefix
+        # As in Transformers, tokens that the model is forced to generate count in the length, and a
+        # prefix of the caller and all tokens before it do not.
+        self._num_forced = 0
+        if not manifest.is_decoder_only and len(self._prefix) == request.num_forced:
+            self._num_forced = request.num_forced + len(self.decoder_prompt_ids) - 1
         self._max_tokens = min(len(self._prefix) + parameters.num_new_tokens, manifest.max_new_tokens_for(num_source))
         self._min_tokens = len(self._prefix) + parameters.min_new_tokens  # end tokens are forbidden before
         self._num_alternatives = parameters.top_logprobs

@@ -29,15 +29,16 @@ class Hypothesis:
         stop = None if self.stop is None else self.stop.copy()
         return Hypothesis(self.maps.fork(), stop, self.ids[:], self.logprobs[:], self.alternatives[:], rank_score)
 
-    def target(self, reason: FinishReason, num_forced: int, length_penalty: float) -> Target:
+    def target(self, reason: FinishReason, num_prefix: int, length_penalty: float = 0.0, num_forced: int = 0) -> Target:
         """Return the finished target.
 
         Args:
             reason: its finish reason.
-            num_forced: number of prefix tokens, which do not count in the score.
+            num_prefix: number of prefix tokens, whose log-probabilities do not count in the score.
             length_penalty: exponent of the length by which the score is divided.
+            num_forced: number of tokens before the generated ones that count in the length.
         """
-        generated = self.logprobs[num_forced:]
-        score = sum(generated) / max(1, len(generated)) ** length_penalty
+        generated = self.logprobs[num_prefix:]
+        score = sum(generated) / max(1, num_forced + len(generated)) ** length_penalty
         tokens = tuple(map(Token, self.ids, self.logprobs, self.alternatives))
         return Target(tokens, reason, score, RecordedMaps(self.maps))

@@ -81,6 +81,7 @@ class GenerateRequest:
     parameters: GenerateParameters = GenerateParameters()  # noqa: RUF009 - it is frozen
     seed: int | None = None  # overrides the seed of the parameters; 0 if both are None
     target_prefix: tuple[int, ...] = ()  # tokens at the start of every target
+    num_forced: int = 0  # number of prefix tokens that the model is forced to generate, such as a language
     # Indices of the source tokens that the decoder cannot attend to, ascending. The encoder reads
     # them.
     hidden_source_tokens: tuple[int, ...] = ()
@@ -168,7 +169,7 @@ class Target:
     tokens: tuple[Token, ...]  # starts with the prefix; includes a generated end token
     finish_reason: FinishReason
     # Sum of the log-probabilities after the prefix; for beam search, divided by length **
-    # length_penalty.
+    # length_penalty. The length includes forced tokens.
     score: float
     attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by kind, (L, H, rows, columns)
 

@@ -37,7 +37,7 @@ class SingleGeneration(Generation):
             scores.set_next_token(row, token_id)
         self._append(hypothesis, scores, row, token_id, logprob)
         reason = self._reason_to_end(hypothesis)
-        return () if reason is None else (hypothesis.target(reason, len(self._prefix), 0.0),)
+        return () if reason is None else (hypothesis.target(reason, len(self._prefix)),)
 
     def _next_token(self, scores: StepScores, row: int) -> tuple[int, float]:
         """Return the next token and its log-probability."""

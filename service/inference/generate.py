@@ -425,6 +425,7 @@ def generate_requests(
                 parameters=parameters,
                 seed=(seed + len(requests)) % (MAX_SEED + 1),
                 target_prefix=(*languages.target_prefix, *prefix),
+                num_forced=len(languages.target_prefix),
                 stop=StopStrings(TextStream(model.target_tokenizer, stop, prefix)) if stop else None,
                 hidden_source_tokens=hidden,
                 attention=maps.kinds if maps else frozenset(),

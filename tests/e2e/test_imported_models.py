@@ -416,6 +416,24 @@ def test_languages_select_the_first_tokens(served: Served) -> None:
             assert found == expected[1:]
 
 
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+def test_beam_search_counts_the_token_of_the_language_as_transformers_does(
+    served: Served, length_penalty: float
+) -> None:
+    tokenizer = served.tokenizers["m2m"]
+    forced = _id_of(tokenizer, "__de__")
+    settings = {"num_beams": 4, "length_penalty": length_penalty}
+    outputs = served.generate("m2m", TEXTS, source_language="en", target_language="de", **settings)
+    for text, output, found in zip(TEXTS, outputs, _ids(outputs), strict=True):
+        ids = torch.tensor([[_id_of(tokenizer, "__en__"), *tokenizer.encode(text).ids, 2]])
+        options = {"forced_bos_token_id": forced, "max_new_tokens": NEW_TOKENS + 1, "return_dict_in_generate": True}
+        with torch.no_grad():
+            expected = served.models["m2m"].generate(ids, output_scores=True, **options, **settings)
+        assert expected.sequences[0].tolist()[1:] == [forced, *found]
+        # Counting changes a score by at least 5 % unless the penalty is 0.
+        assert output["score"] == pytest.approx(expected.sequences_scores[0].item(), rel=10 * TOLERANCE)
+
+
 def test_mbart_reads_the_source_language_after_the_text(served: Served) -> None:
     tokenizer = served.tokenizers["mbart"]
     for source in ("en", "fr"):

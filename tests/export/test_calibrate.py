@@ -18,8 +18,8 @@ from service.bundle import Manifest, read_bundle
 
 # Fused products of several layers have names of their own; these layers have the same input.
 FIRST_OF_SEVERAL = {
-    "self_attention.qkv": "self_attention.query",
-    "cross_attention.keys_values": "decoder.0.cross_attention.key",
+    "self_attention.query_key_value": "self_attention.query",
+    "decoder.cross_attention.keys_values": "decoder.0.cross_attention.key",
 }
 Ranges = dict[str, dict[str, float]]
 

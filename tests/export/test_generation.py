@@ -38,6 +38,8 @@ def test_forced_first_token_is_an_input_of_the_decoder() -> None:
 
 def test_new_tokens_take_precedence_over_lengths() -> None:
     assert read({"max_length": 20, "max_new_tokens": 30}).defaults.max_new_tokens == 30
+    forced = read({"forced_bos_token_id": 7, "max_new_tokens": 30, "min_new_tokens": 4}).defaults
+    assert (forced.max_new_tokens, forced.min_new_tokens) == (29, 3)
 
 
 def test_lengths_with_a_prompt_are_not_used() -> None:

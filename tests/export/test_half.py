@@ -1,6 +1,6 @@
 """Float16 graphs: close to float32, with operators of CUDA, and with in-place caches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ CUDA_OPERATORS = {
 }
 
 Array = NDArray[Any]
+Change = Callable[[onnx.NodeProto], None]
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +171,40 @@ def test_a_weight_that_float16_cannot_hold_is_refused_by_name(values: Sequence[f
     weights = WeightFile(tmp_path / "weights.bin")
     with weights, pytest.raises(ValueError, match="large has weights beyond"):
         half_graphs([onnx.helper.make_model(graph)], tmp_path, weights)
+
+
+def with_attributes(**attributes: int) -> Change:
+    def change(node: onnx.NodeProto) -> None:
+        kept = [attribute for attribute in node.attribute if attribute.name not in attributes]
+        del node.attribute[:]
+        node.attribute.extend([*kept, *(onnx.helper.make_attribute(*pair) for pair in attributes.items())])
+
+    return change
+
+
+def with_bias(index: int) -> Change:
+    def change(node: onnx.NodeProto) -> None:
+        node.input.extend([""] * (index + 1 - len(node.input)))
+        node.input[index] = "bias"
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("graph", "change"),
+    [
+        ("encoder", with_attributes(kv_num_heads=2)),
+        ("encoder", with_bias(3)),
+        ("step", with_attributes(num_heads=8)),
+        ("step", with_attributes(do_rotary=1)),
+        ("step", with_attributes(local_window_size=4)),
+        ("step", with_bias(10)),
+    ],
+)
+def test_attention_with_options_that_the_conversion_would_ignore_is_refused(
+    bundle: Path, tmp_path: Path, graph: str, change: Change
+) -> None:
+    model = onnx.load_model(bundle / f"{graph}.onnx", load_external_data=False)
+    change(next(node for node in model.graph.node if "Attention" in node.op_type))
+    with WeightFile(tmp_path / "weights.bin") as weights, pytest.raises(ValueError, match="do not support relative"):
+        half_graphs([model], bundle, weights)

@@ -13,9 +13,9 @@ from onnx import TensorProto
 
 from export.builder import GraphBuilder, WeightFile
 from export.calibrate import measure_ranges
+from export.families import trained
 from export.quantize import Recipe, quantize_graphs
 from export.sessions import Sessions, encode, initial_states, open_sessions, run_step
-from export.transformer import decoder_graph, encoder_graph
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
 from service.bundle import read_bundle
@@ -137,7 +137,9 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
         model.embedding.weight[OUTLIER_ID] *= OUTLIER
     folder, manifest = tmp_path_factory.mktemp("float32"), read_bundle(bundle)
     with WeightFile(folder / "weights.bin") as weights:
-        graphs = [encoder_graph(model, weights), decoder_graph(model, weights)]
+        built = trained.build(model, weights)
+    assert built.encoder is not None and built.decoder is not None
+    graphs = [built.encoder, built.decoder]
     ranges = measure_ranges(bundle, manifest, sources)
 
     def load(recipe: Recipe, spoilt: bool) -> Sessions:

@@ -23,7 +23,7 @@ from export.reference_decoder import ReferenceDecoder
 from export.sessions import onnx_steps
 from export.weights import Weights
 from model.decoding.processors import LogitsProcessors
-from model.decoding.reference import NextLogits, beam, greedy
+from model.decoding.reference import Hypothesis, NextLogits, beam, greedy
 from tests.export.imported import MAP_TOLERANCE, TOLERANCE, Imported, Run, import_folder, run_rows, transformers_run
 
 POSITIONS = 24
@@ -163,7 +163,11 @@ def pairs() -> dict[str, Pair]:
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
 def pair(request: pytest.FixtureRequest, pairs: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    case: Case = request.param
+    return find_pair(request.param, pairs, tmp_path_factory)
+
+
+def find_pair(case: Case, pairs: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Return the pair of a case; it is made once."""
     if case.name not in pairs:
         folder = tmp_path_factory.mktemp("checkpoint")
         model = save(case, folder)
@@ -235,10 +239,10 @@ def test_the_reference_of_verification_agrees(pair: Pair) -> None:
             assert_close(given, pair.expected_runs[row])
 
 
-def searched(imported: Imported, source: Sequence[int], max_new_tokens: int) -> tuple[int, ...]:
-    """Decode one source by the reference search, with the defaults of the checkpoint."""
+def searched(imported: Imported, source: Sequence[int], max_new_tokens: int, **settings: Any) -> Hypothesis:
+    """Decode by the reference search, with the defaults of the checkpoint changed by `settings`."""
     generation = imported.generation
-    defaults, end_id = generation.defaults, generation.end_ids[0]
+    defaults, end_id = generation.defaults.model_copy(update=settings), generation.end_ids[0]
     processors = LogitsProcessors(
         defaults.repetition_penalty or 1.0,
         defaults.no_repeat_ngram_size or 0,
@@ -250,7 +254,7 @@ def searched(imported: Imported, source: Sequence[int], max_new_tokens: int) -> 
     if defaults.force_end:
         steps = forcing_end(steps, len(generation.start_ids) + max_new_tokens - 1, end_id)
     if (defaults.num_beams or 1) == 1:
-        return greedy(steps, start, end_id, max_new_tokens, prefix=prefix, processors=processors).ids
+        return greedy(steps, start, end_id, max_new_tokens, prefix=prefix, processors=processors)
     found = beam(
         steps,
         start,
@@ -260,9 +264,10 @@ def searched(imported: Imported, source: Sequence[int], max_new_tokens: int) -> 
         1.0 if defaults.length_penalty is None else defaults.length_penalty,
         defaults.early_stopping or False,
         prefix=prefix,
+        num_forced=len(prefix),
         processors=processors,
     )
-    return found[0].ids
+    return found[0]
 
 
 def forcing_end(steps: NextLogits, last: int, end_id: int) -> NextLogits:
@@ -283,17 +288,55 @@ def test_generation_defaults_give_the_tokens_of_transformers(pair: Pair) -> None
     most = generation.defaults.max_new_tokens
     assert most is not None
     for source in pair.sources[1:3]:
-        # Forced first tokens are inputs of the decoder: lengths of hypotheses do not include them.
-        output = pair.expected.generate(
-            torch.tensor([source]),
-            attention_mask=torch.ones(1, len(source), dtype=torch.long),
-            decoder_input_ids=torch.tensor([generation.start_ids]),
-            use_cache=False,  # Transformers fails for T5 with more layers in the decoder
-        )
-        expected = output[0, len(generation.start_ids) :].tolist()
-        if generation.end_ids[0] in expected:
-            expected = expected[: expected.index(generation.end_ids[0]) + 1]
-        assert searched(pair.imported, source, most) == tuple(expected)
+        assert searched(pair.imported, source, most).ids == transformers_search(pair, source)[0]
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("name", ["mbart", "m2m100"])
+def test_a_forced_first_token_counts_in_the_length_penalty(
+    name: str, early_stopping: bool | str, pairs: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pair = find_pair(case_named(name), pairs, tmp_path_factory)
+    most = pair.imported.generation.defaults.max_new_tokens
+    assert most is not None and len(pair.imported.generation.start_ids) == 2
+    for length_penalty in (-1.0, 0.0, 0.8, 1.2, 1.4, 2.0):
+        settings: dict[str, Any] = {
+            "num_beams": 4,
+            "length_penalty": length_penalty,
+            "early_stopping": early_stopping,
+        }
+        # With few tokens, hypotheses of different lengths have similar scores.
+        settings["suppress_tokens"] = sorted({0, 1, *range(3, 92)} - {pair.imported.generation.start_ids[1]})
+        for source in pair.sources[1:3]:
+            found = searched(pair.imported, source, most, **settings)
+            ids, score = transformers_search(pair, source, **settings)
+            assert found.ids == ids
+            # Each of ten log-probabilities may differ by the tolerance. Counting changes a score
+            # by at least 5 % unless the penalty is 0.
+            assert found.penalised_total(length_penalty, num_forced=1) == pytest.approx(score, rel=10 * TOLERANCE)
+
+
+def transformers_search(pair: Pair, source: Sequence[int], **settings: Any) -> tuple[tuple[int, ...], float]:
+    """Return what Transformers generates after the first inputs of the decoder.
+
+    Returns:
+        The tokens, and the score of beam search, 0 for greedy decoding.
+    """
+    generation = pair.imported.generation
+    output = pair.expected.generate(
+        torch.tensor([source]),
+        attention_mask=torch.ones(1, len(source), dtype=torch.long),
+        use_cache=False,  # Transformers fails for T5 with more layers in the decoder
+        return_dict_in_generate=True,
+        output_scores=True,
+        **settings,
+    )
+    start, (end_id, *_) = generation.start_ids, generation.end_ids
+    found: list[int] = output.sequences[0].tolist()
+    assert tuple(found[: len(start)]) == start
+    found = found[len(start) :]
+    ids = tuple(found[: found.index(end_id) + 1] if end_id in found else found)
+    return ids, float(output.sequences_scores[0]) if "sequences_scores" in output else 0.0
 
 
 def case_named(name: str) -> Case:

@@ -14,11 +14,11 @@ from export.builder import WeightFile
 from export.checkpoint import Folder, open_folder
 from export.description import Description, RelativeBias
 from export.errors import VerificationError
-from export.families.build import _attention as attention_maps
 from export.families.table import describe, find_family
 from export.graphs import relative
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
+from export.graphs.model import attention_maps
 from export.reference import Reference
 from export.reference_decoder import ReferenceDecoder
 from export.verify_imported import (

@@ -240,6 +240,7 @@ def test_length_penalty_divides_by_a_power_of_the_generated_length() -> None:
     assert hypothesis.penalised_total(1.0) == -2.0
     assert hypothesis.penalised_total(0.0) == -6.0
     assert hypothesis.penalised_total(2.0) == pytest.approx(-6 / 9)
+    assert hypothesis.penalised_total(1.0, num_forced=1) == -1.5
 
 
 def test_decoding_with_one_thread_restores_the_number_of_threads() -> None:

@@ -64,9 +64,15 @@ def searched() -> Reference:
             return [greedy(step, 1, END, max_new_tokens, **options)]
         penalty, early = asked.length_penalty, asked.early_stopping
         count = asked.num_return_sequences
+        options["num_forced"] = num_counted(request)
         return beam(step, 1, END, max_new_tokens, asked.num_beams, penalty, early, count, **options)
 
     return search
+
+
+def num_counted(request: GenerateRequest) -> int:
+    """Return the number of prefix tokens that count in the length: none if the caller adds some."""
+    return request.num_forced if request.num_forced == len(request.target_prefix) else 0
 
 
 def check_targets(targets: Sequence[Target], request: GenerateRequest, expected: Sequence[Any]) -> None:
@@ -76,7 +82,8 @@ def check_targets(targets: Sequence[Target], request: GenerateRequest, expected:
     for target, one in zip(targets, expected, strict=True):
         logprobs = [token.logprob for token in target.tokens[len(prefix) :]]
         assert logprobs == pytest.approx(one.log_probs, abs=1e-5)
-        assert target.score == pytest.approx(one.score / len(one.ids) ** penalty, abs=1e-4)
+        length = num_counted(request) + len(one.ids)
+        assert target.score == pytest.approx(one.score / length**penalty, abs=1e-4)
         last, stop = target.tokens[-1].id, request.stop
         if last == END:
             assert target.finish_reason == "eos"
@@ -108,12 +115,14 @@ def requests_of(draw: st.DrawFn, vocabulary: int, num_beams: st.SearchStrategy[i
         suppress_tokens=draw(st.sampled_from([(), (), (), (3,), (0, END)])),
         top_logprobs=draw(st.sampled_from([0, 3])),
     )
+    prefix = tuple(draw(st.lists(tokens, max_size=3)))
     return GenerateRequest(
         "r",
         tuple(draw(st.lists(st.integers(3, 47), min_size=1, max_size=6))),
         FAR,
         parameters,
-        target_prefix=tuple(draw(st.lists(tokens, max_size=3))),
+        target_prefix=prefix,
+        num_forced=draw(st.integers(0, len(prefix))),
         stop=draw(st.sampled_from([None, None, StopAtSum(vocabulary), StopAtSum(4 * vocabulary)])),
     )
 

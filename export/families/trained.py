@@ -1,0 +1,151 @@
+"""Families of the models that `model` trains.
+
+Their checkpoints are training runs, and the tensors are those of `state_dict`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Literal
+
+from torch import nn
+
+from export.builder import WeightFile
+from export.checkpoint import Config, Tensors
+from export.description import Attention, Description, Embedding, FeedForward, Head, Norm, ProjectedKeys, Stack
+from export.families import Family
+from export.graphs.model import Graphs, build_graphs
+from export.weights import Array, Source, Weights
+from model.architectures.causal import CausalModel
+from model.architectures.classifier import Classifier
+from model.architectures.transformer import Transformer
+from model.checkpoint import CONFIG
+from model.config import SPECIAL_IDS, ModelConfig, architecture_of
+from model.layers.embedding import sinusoidal_positions
+from model.layers.linformer import matrix_indices
+
+NORM = Norm("layer", 1e-5)  # epsilon of `torch.nn.LayerNorm`
+PROJECTIONS = "projections.matrices"  # (matrices, k, P) of a Linformer
+# Keys that only change the training, and keys that the tensors or the manifest have too.
+HARMLESS_KEYS = ("architecture", "d_ff", "dropout", "word_dropout", *SPECIAL_IDS)
+
+Trained = Transformer | Classifier | CausalModel
+
+
+def build(model: Trained, file: WeightFile) -> Graphs:
+    """Build the graphs of a trained model; their constants are added to `file`.
+
+    Raises:
+        ImportFailedError: the configuration or the weights have a part that the graphs would
+            ignore.
+    """
+    tensors = state_tensors(model)
+    graphs = build_graphs(*describe(model.config, tensors), file)
+    tensors.check_all_read()
+    return graphs
+
+
+def state_tensors(module: nn.Module) -> Tensors:
+    """Return the parameters of a module by their names in `state_dict`."""
+    return Tensors.of_arrays({name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()})
+
+
+def describe(config: ModelConfig, tensors: Tensors) -> tuple[Description, Weights]:
+    """Return the description and the named weights of a trained model.
+
+    Raises:
+        ImportFailedError: the configuration has a key that the description would ignore.
+    """
+    family = FAMILIES[architecture_of(config)]
+    keys = Config({"architecture": family.name, **asdict(config)}, CONFIG)
+    model = family.describe(keys, tensors)
+    keys.check_all_read()
+    return model, Weights(tensors, family.modules(model, tensors))
+
+
+def _transformer(config: Config, tensors: Tensors) -> Description:
+    pre_norm, kind, heads = config.boolean("pre_norm"), config.text("encoder_attention"), config.integer("num_heads")
+    own = _attention(config, 1 if kind.startswith("single-head") else heads)
+    own = replace(own, has_projections=kind != "single-head-without-weights")
+    encoder = (own,) * config.integer("encoder_layers")
+    size, sharing = config.integer("linformer_size"), config.text("linformer_sharing")
+    if kind == "linformer":
+        indices = [matrix_indices(sharing, layer) for layer in range(len(encoder))]
+        encoder = tuple(replace(own, projected_keys=ProjectedKeys(size, *pair)) for pair in indices)
+    cross = _attention(config, heads)
+    decoder = (cross,) * config.integer("decoder_layers")
+    return _describe(config, _stack(config, encoder, pre_norm), _stack(config, decoder, pre_norm, cross))
+
+
+def _classifier(config: Config, tensors: Tensors) -> Description:
+    attention = (_attention(config, config.integer("num_heads")),) * config.integer("encoder_layers")
+    model = _describe(config, encoder=_stack(config, attention, pre_norm=False))
+    return replace(model, head=Head("mean", "classes"), labels=tuple(config.get("labels")))
+
+
+def _causal(config: Config, tensors: Tensors) -> Description:
+    attention = (_attention(config, config.integer("num_heads")),) * config.integer("layers")
+    return _describe(config, decoder=_stack(config, attention, pre_norm=True))
+
+
+def _attention(config: Config, heads: int) -> Attention:
+    size = config.integer("d_model") // heads
+    return Attention(heads, heads, size, scale=size**-0.5)
+
+
+def _stack(config: Config, attention: tuple[Attention, ...], pre_norm: bool, cross: Attention | None = None) -> Stack:
+    width = config.integer("d_model")
+    embedding = Embedding(scale=width**0.5, has_positions=True)
+    place: Literal["pre", "post"] = "pre" if pre_norm else "post"
+    return Stack(width, NORM, place, attention, FeedForward("relu"), embedding, cross, has_final_norm=pre_norm)
+
+
+def _describe(config: Config, encoder: Stack | None = None, decoder: Stack | None = None) -> Description:
+    config.ignore(*HARMLESS_KEYS)
+    architecture, vocabulary = config.text("architecture"), config.integer("vocab_size")
+    return Description(architecture, vocabulary, config.integer("max_positions"), encoder, decoder)
+
+
+def _modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    modules: dict[str, Source] = {"embedding": "embedding", "head.output": "output"}
+    for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        if stack is not None:
+            modules |= _stack_modules(name, stack, model)
+    if PROJECTIONS in tensors:
+        for number in range(tensors.shape(PROJECTIONS)[0]):
+            modules[f"encoder.projection.{number}"] = partial(_projection, tensors, number)
+    return modules
+
+
+def _stack_modules(name: str, stack: Stack, model: Description) -> dict[str, Source]:
+    layers, norm = ("layers", "norm") if model.is_decoder_only else (name, f"{name}_norm")
+    modules: dict[str, Source] = {
+        f"{name}.norm": norm,
+        f"{name}.positions": partial(_positions, model.max_positions, stack.width),
+    }
+    parts = {"self_attention": ("query", "key", "value", "output"), "feed_forward": ("inner", "outer")}
+    parts["cross_attention"] = parts["self_attention"]
+    for part, linears in parts.items():
+        modules[f"{name}.{{}}.{part}_norm"] = f"{layers}.{{}}.{part}_norm.norm"
+        modules |= {f"{name}.{{}}.{part}.{linear}": f"{layers}.{{}}.{part}.{linear}" for linear in linears}
+    return modules
+
+
+def _positions(positions: int, width: int) -> Array:
+    table: Array = sinusoidal_positions(positions, width).numpy()
+    return table
+
+
+def _projection(tensors: Tensors, number: int) -> Array:
+    matrix: Array = tensors.read(PROJECTIONS)[number]
+    return matrix
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("transformer", ("Transformer",), _transformer, _modules),
+        Family("classifier", ("Classifier",), _classifier, _modules),
+        Family("causal", ("CausalModel",), _causal, _modules),
+    )
+}

@@ -1,0 +1,93 @@
+"""All graphs of a model."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx
+
+from export.builder import WeightFile
+from export.description import Description
+from export.graphs.decoder import decoder_graph, states
+from export.graphs.encoder import encoder_graph
+from export.similar import similar_graph
+from export.weights import Weights
+from service.bundle import Attention, State, Task
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Graphs of a model with the parts of the manifest that describe them.
+
+    The weights of the graphs are in a weight file.
+    """
+
+    encoder: onnx.ModelProto | None  # None for decoder-only models
+    decoder: onnx.ModelProto | None  # None for models that generate no text
+    similar: onnx.ModelProto | None  # None for models with two vocabularies
+    states: tuple[State, ...]
+    attention: tuple[Attention, ...]
+    decoder_start: Literal["start_token", "source"] = "start_token"
+    source_vocabulary: int | None = None  # None: that of the targets
+    labels: tuple[str, ...] = ()
+    label_kind: Literal["classes", "independent", "score", "tokens"] = "classes"
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Return the tasks that a bundle with these graphs can do."""
+        kind = self.label_kind if self.labels else None
+        can_do: dict[Task, bool] = {
+            "generate": self.decoder is not None,
+            "encode": True,
+            "attention": bool(self.attention),
+            "classify": kind in ("classes", "independent"),
+            "rerank": kind == "score",
+            "tag": kind == "tokens",
+            "similar": self.similar is not None,
+        }
+        return tuple(task for task, is_possible in can_do.items() if is_possible)
+
+
+def build_graphs(model: Description, weights: Weights, file: WeightFile) -> Graphs:
+    """Build the graphs of a described model; their constants are added to `file`."""
+    encoder = None if model.encoder is None else encoder_graph(model, weights, file)
+    decoder = None if model.decoder is None else decoder_graph(model, weights, file)
+    table = next(name for name in ("embedding.weight", "encoder.embedding.weight") if name in weights)
+    embedding = weights.read(table)
+    has_two_vocabularies = len(embedding) != model.vocabulary
+    return Graphs(
+        encoder,
+        decoder,
+        None if has_two_vocabularies else similar_graph(embedding, file),
+        states(model),
+        attention_maps(model),
+        "source" if model.is_decoder_only else "start_token",
+        len(embedding) if has_two_vocabularies else None,
+        model.labels,
+        "classes" if model.head is None else model.head.label_kind,
+    )
+
+
+def attention_maps(model: Description) -> tuple[Attention, ...]:
+    """Describe the outputs with attention weights."""
+    found: list[Attention] = []
+    if model.encoder is not None:
+        layers, options = model.encoder.layers, model.encoder.attention[0]
+        heads, projected = options.heads, options.projected_keys
+        outputs = tuple(f"encoder_attention.{layer}" for layer in range(layers))
+        # Weights of projected keys, converted to tokens, do not sum to 1.
+        found.append(
+            Attention(kind="encoder", outputs=outputs, layers=layers, heads=heads, normalized=projected is None)
+        )
+        if projected is not None:
+            outputs = tuple(f"encoder_slots.{layer}" for layer in range(layers))
+            found.append(
+                Attention(kind="encoder_slots", outputs=outputs, layers=layers, heads=heads, columns=projected.size)
+            )
+    stack = model.decoder
+    if stack is not None and stack.cross is not None:
+        outputs = ("cross_attention",)
+        found.append(Attention(kind="cross", outputs=outputs, layers=stack.layers, heads=stack.cross.heads))
+    if stack is not None and stack.cell == "attention":
+        outputs, heads = ("decoder_attention",), stack.attention[0].heads
+        found.append(Attention(kind="decoder", outputs=outputs, layers=stack.layers, heads=heads))
+    return tuple(found)

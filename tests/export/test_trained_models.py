@@ -1,0 +1,106 @@
+"""Descriptions of trained models: they compute the same as PyTorch, and ignore nothing."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from export.builder import WeightFile
+from export.errors import ImportFailedError
+from export.families import trained
+from export.reference import Reference
+from export.reference_decoder import ReferenceDecoder
+from model.architectures.causal import CausalModel
+from model.architectures.classifier import Classifier
+from model.architectures.transformer import Transformer
+from model.config import CausalConfig, ClassifierConfig, TransformerConfig
+from model.rounding import reference
+from tests.equality.systems import MakeConfig, random_models, small, small_systems
+
+FEW_KEYS = {"linformer_size": 5, "max_positions": 48}
+SYSTEMS: dict[str, MakeConfig] = {
+    "linformer-headwise": small("linformer", **FEW_KEYS, linformer_sharing="headwise"),
+    "linformer-key-value": small("linformer", **FEW_KEYS, linformer_sharing="key-value", pre_norm=True),
+    "narrow-heads": small("transformer", d_model=20, num_heads=4),
+    **small_systems(TransformerConfig),
+    **small_systems(ClassifierConfig),
+    **small_systems(CausalConfig),
+}
+SOURCE, TARGET = [11, 52, 90, 33, 45, 67, 2], [1, 45, 67, 12]
+# float64 rounds 2**29 times finer than float32, and both computations round.
+FLOAT64_ROUNDING = 2 * 2.0**-29
+
+Outputs = Mapping[str, NDArray[np.float64]]
+
+
+def make_model(name: str, checkpoint: Path) -> trained.Trained:
+    (model,) = random_models({name: SYSTEMS[name]}, checkpoint / "tokenizer.json", noise=0.1).values()
+    assert isinstance(model, trained.Trained)
+    return model
+
+
+@torch.inference_mode()
+def pytorch_outputs(model: trained.Trained) -> Outputs:
+    source, lengths, target = torch.tensor([SOURCE]), torch.tensor([len(SOURCE)]), torch.tensor([TARGET])
+    if isinstance(model, CausalModel):
+        hidden, maps = model.hidden_states(source, need_weights=True)
+        assert maps is not None
+        found = {"hidden": hidden, "decoder": maps.transpose(0, 1), "logits": model.logits(hidden)}
+    elif isinstance(model, Classifier):
+        hidden, maps = model.encode(source, lengths, need_weights=True)
+        assert maps is not None
+        found = {"hidden": hidden, "encoder": maps.transpose(0, 1), "labels": model(source, lengths)}
+    else:
+        all_maps = model.attention_maps(source, lengths, target)
+        found = {kind: all_maps[kind].transpose(0, 1) for kind in ("encoder", "cross", "decoder")}
+        found["hidden"], found["logits"] = model.encode(source, lengths)[0], model(source, lengths, target)
+    return {name: tensor[0].numpy() for name, tensor in found.items()}
+
+
+def described_outputs(model: trained.Trained) -> Outputs:
+    description, weights = trained.describe(model.config, trained.state_tensors(model))
+    if description.is_decoder_only:
+        decoded = ReferenceDecoder(description, weights).decode(SOURCE)
+        return {"hidden": decoded.hidden, "decoder": decoded.maps, "logits": decoded.logits}
+    encoded = Reference(description, weights).encode(SOURCE)
+    found = {"hidden": encoded.hidden, "encoder": encoded.maps}
+    if encoded.labels is not None:
+        return {**found, "labels": encoded.labels}
+    decoded = ReferenceDecoder(description, weights).decode(TARGET, encoded.hidden)
+    assert decoded.cross_maps is not None
+    return {**found, "cross": decoded.cross_maps, "decoder": decoded.maps, "logits": decoded.logits}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_description_computes_the_same_as_pytorch(name: str, checkpoint: Path) -> None:
+    model = make_model(name, checkpoint)
+    expected, limits = reference(model).limits(pytorch_outputs)
+    given = described_outputs(model)
+    assert given.keys() == expected.keys()
+    for output, array in expected.items():
+        atol = FLOAT64_ROUNDING * limits[output]
+        np.testing.assert_allclose(given[output], array, rtol=0, atol=atol, err_msg=output)
+
+
+@pytest.mark.parametrize("name", ["narrow-heads", "chat-gatt", "sentiment"])
+def test_a_weight_that_the_graphs_would_ignore_is_an_error(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    model = make_model(name, checkpoint)
+    model.register_parameter("gate", torch.nn.Parameter(torch.ones(3)))
+    with (
+        WeightFile(tmp_path / "weights.bin") as file,
+        pytest.raises(ImportFailedError, match="has 1 tensors that its architecture does not use: gate"),
+    ):
+        trained.build(model, file)
+
+
+def test_a_key_that_the_description_would_ignore_is_an_error(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("narrow-heads", checkpoint)
+    assert isinstance(model, Transformer)
+    known = tuple(key for key in trained.HARMLESS_KEYS if key != "d_ff")
+    monkeypatch.setattr(trained, "HARMLESS_KEYS", known)
+    with pytest.raises(ImportFailedError, match=r"config\.json has 1 keys that are not known .*: d_ff"):
+        trained.describe(copy.deepcopy(model.config), trained.state_tensors(model))
