@@ -1,24 +1,18 @@
 """Chromium, controlled with Playwright. Tests are skipped where either is not installed."""
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-# Chromium runs as root in containers, and must not contact its maker.
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-]
+from docs.screenshot import BROWSERS, FLAGS, find_browser
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make test-browser")
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    executable = find_browser()
     if executable is None:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
     with (
