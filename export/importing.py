@@ -32,6 +32,7 @@ from service.bundle import (
     SCHEMA_VERSION,
     GenerationDefaults,
     Manifest,
+    Ops,
     Origin,
     Task,
     Verification,
@@ -122,7 +123,7 @@ def import_checkpoint(
             pickle=isinstance(checkpoint, Folder) and checkpoint.is_pickle,
             files=dict(sorted({**checkpoint.files, **provenance.files}.items())),
         )
-        manifest = _manifest(folder, built, metadata, origin, files)
+        manifest = _manifest(folder, built, metadata, options.ops, origin, files)
         if options.task is not None and options.task not in manifest.tasks:
             raise ImportFailedError(
                 f"the checkpoint cannot do the task {options.task}; it can do {', '.join(manifest.tasks)}; use a "
@@ -262,7 +263,9 @@ def _write_tokenizer(path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
     tokenizer.save(str(path))
 
 
-def _manifest(folder: Path, built: Built, metadata: BundleMetadata, origin: Origin, files: list[str]) -> Manifest:
+def _manifest(
+    folder: Path, built: Built, metadata: BundleMetadata, ops: Ops, origin: Origin, files: list[str]
+) -> Manifest:
     entries = {
         name: None if proto is None else graph_entry(file, proto)
         for name, file, proto in (
@@ -279,6 +282,7 @@ def _manifest(folder: Path, built: Built, metadata: BundleMetadata, origin: Orig
         license=metadata.license,
         created=int(time.time()),
         dtype="float32",
+        ops=ops,
         tasks=_tasks(built),
         parameters=built.parameters,
         source_tokenizer=TOKENIZER,

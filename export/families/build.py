@@ -39,6 +39,7 @@ from service.bundle import (
     Languages,
     Limits,
     Manifest,
+    Ops,
     Tokens,
     Verification,
     sha256_of,
@@ -77,7 +78,7 @@ def build(folder: Folder, weights: WeightFile, options: ImportOptions) -> Built:
     if model.encoder is not None and model.decoder is not None:
         languages, generation = _languages(folder, tokenizers, generation)
     parameters = sum(math.prod(folder.tensors.shape(name)) for name in folder.tensors.names)
-    return _built(checkpoint, weights, parameters, generation, languages, sentences)
+    return _built(checkpoint, weights, options.ops, parameters, generation, languages, sentences)
 
 
 def _describe(folder: Folder, options: ImportOptions) -> _Checkpoint:
@@ -101,14 +102,15 @@ def _limited(model: Description, options: ImportOptions) -> Description:
 def _built(
     checkpoint: _Checkpoint,
     weights: WeightFile,
+    ops: Ops,
     parameters: int,
     generation: Generation,
     languages: Languages | None,
     sentences: SentenceOptions | None,
 ) -> Built:
     model, named = checkpoint.model, checkpoint.weights
-    encoder = None if model.encoder is None else encoder_graph(model, named, weights)
-    decoder = None if model.decoder is None else decoder_graph(model, named, weights)
+    encoder = None if model.encoder is None else encoder_graph(model, named, weights, ops)
+    decoder = None if model.decoder is None else decoder_graph(model, named, weights, ops)
     table = next(name for name in ("embedding.weight", "encoder.embedding.weight") if name in named)
     embedding = named.read(table)
     positions = model.max_positions
@@ -133,7 +135,7 @@ def _built(
         source_tokenizer=tokenizers.source,
         target_tokenizer=None if tokenizers.target is tokenizers.source else tokenizers.target,
         # Tokens of two vocabularies cannot be compared.
-        similar=similar_graph(embedding, weights) if len(embedding) == model.vocabulary else None,
+        similar=similar_graph(embedding, weights, ops) if len(embedding) == model.vocabulary else None,
         decoder_start="source" if model.is_decoder_only else "start_token",
         labels=model.labels,
         label_kind="classes" if model.head is None else model.head.label_kind,
@@ -217,7 +219,7 @@ def build_firefox(folder: FolderFiles, weights: WeightFile, options: ImportOptio
         parameters = sum(math.prod(tensors.shape(name)) for name in tensors.names)
         pair = files.source_and_target
         languages = None if pair is None else Languages(sources=pair[:1], targets=pair[1:])
-        built = _built(checkpoint, weights, parameters, generation, languages, None)
+        built = _built(checkpoint, weights, options.ops, parameters, generation, languages, None)
         tensors.check_all_read()
     return built
 

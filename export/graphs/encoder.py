@@ -5,6 +5,7 @@ import onnx
 
 from export.builder import GraphBuilder, WeightFile
 from export.description import Attention, Description, Head, Rotary, Stack, rotary_angles
+from export.graphs import operators
 from export.graphs.decoder import HEAD_SIZE_STEP
 from export.graphs.layers import LayerBuilder, activation, attention_size
 from export.graphs.relative import bias_of_distances, relative_bias
@@ -20,19 +21,17 @@ from export.nodes import (
     with_positions,
 )
 from export.weights import Weights
-from service.bundle import LABEL_OUTPUTS
-
-AFTER_SOFTMAX = 3  # value of `qk_matmul_output_mode`: return the attention weights
+from service.bundle import LABEL_OUTPUTS, Ops
 
 
-def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto:
+def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
     """Build the encoder graph, see `service.bundle.Graph`.
 
     Queries at padding have undefined attention weights, hidden states, keys and values.
     """
     stack = model.encoder
     assert stack is not None, "a decoder-only model has no encoder graph"
-    graph = GraphBuilder("encoder", file)
+    graph = GraphBuilder("encoder", file, ops)
     ids = graph.input("source_ids", INT64, ("batch", "source"))
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
     size = graph.add("Shape", ids, start=1)  # (1,)
@@ -82,25 +81,15 @@ class _SelfAttention:
     def add(self, number: int, attention: Attention, x: str) -> str:
         """Add attention from x (B, S, M) to (B, S, H * D), with the weights as a graph output."""
         graph, module = self._graph, f"encoder.{number}.self_attention"
-        parts = [graph.unique(part) for part in ("query", "key", "value")]
         qkv = self._layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
-        sizes = [count * attention.head_size for count in (attention.heads, attention.kv_heads, attention.kv_heads)]
-        graph.add_multi("Split", [qkv, graph.constant(sizes, np.int64)], parts, axis=-1)
+        parts = operators.split_heads(graph, qkv, attention, attention.head_size)
         if attention.rotary is not None:
             parts[0] = self._rotate(parts[0], attention.heads, attention.rotary)
             parts[1] = self._rotate(parts[1], attention.kv_heads, attention.rotary)
-        attended = graph.unique("attended")
         shape = ("batch", attention.heads, "source", "source")
-        graph.add_multi(
-            "Attention",
-            [*parts, self._bias(attention.window), "", "", self._lengths],
-            [attended, "", "", graph.output(f"encoder_attention.{number}", FLOAT, shape)],
-            q_num_heads=attention.heads,
-            kv_num_heads=attention.kv_heads,
-            scale=attention.scale,
-            qk_matmul_output_mode=AFTER_SOFTMAX,
-        )
-        return attended
+        attention_map = graph.output(f"encoder_attention.{number}", FLOAT, shape)
+        bias = self._bias(attention.window)
+        return operators.attention(graph, attention, parts, self._positions, self._lengths, bias, attention_map)
 
     def _rotate(self, x: str, heads: int, rotary: Rotary) -> str:
         """Add rotary position embedding of queries or keys (B, S, heads * D)."""
@@ -113,7 +102,7 @@ class _SelfAttention:
             graph.weight(f"rotary.{name}.{number}", (rotary.factor * table).astype(np.float32))
             for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles)))
         ]
-        return graph.add("RotaryEmbedding", x, *tables, self._batch_positions, num_heads=heads)
+        return operators.rotary_embedding(graph, x, heads, tables, self._batch_positions)
 
     def _bias(self, window: int | None) -> str:
         """Add the bias of scores for relative positions and a window; "" if there is none.
