@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -18,14 +18,23 @@ from tokenizers import models as tokenizer_models
 
 from export.builder import CONTRIB, STANDARD_OPSET, GraphBuilder, WeightFile
 from export.checkpoint import Tensors, open_folder
-from export.description import Description
+from export.description import Activation, Description
 from export.families import firefox
 from export.families.table import FAMILIES, describe, find_family
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
+from export.graphs.layers import activation
 from export.nodes import FLOAT
+from export.reference import activate
 from export.similar import similar_graph
-from export.verify_imported import ROUNDED_OPERATIONS, PerturbedWeights, largest, rounding_error
+from export.verify_imported import (
+    ELEMENTARY,
+    ROUNDED_OPERATIONS,
+    UNIT_ROUNDOFF,
+    PerturbedWeights,
+    largest,
+    rounding_error,
+)
 from export.weights import Weights
 from service.bundle import Ops, read_bundle
 from sightline.__main__ import main as sightline
@@ -233,7 +242,13 @@ def decoded(model: Description, graph: Graph, encoded: Mapping[str, Array]) -> d
     return found
 
 
-def limits_of(model: Model, exact: Mapping[str, Array], folder: Path) -> dict[str, float]:
+def limits_of(
+    model: Model,
+    exact: Mapping[str, Array],
+    folder: Path,
+    ops: Ops = "contrib",
+    compute: Callable[[Description, Mapping[str, Graph]], dict[str, Array]] = outputs_of,
+) -> dict[str, float]:
     """Return the largest difference of two float32 results that rounding explains.
 
     See `export.verify_imported`: the same graphs with weights that have the relative errors of
@@ -242,7 +257,7 @@ def limits_of(model: Model, exact: Mapping[str, Array], folder: Path) -> dict[st
     spread = dict.fromkeys(exact, 0.0)
     for sign in (1, -1):
         perturbed = Model(model.description, PerturbedWeights(model.weights, 0, sign))
-        outputs = outputs_of(model.description, load(write(perturbed, folder / f"perturbed{sign}", "contrib")))
+        outputs = compute(model.description, load(write(perturbed, folder / f"perturbed{sign}", ops)))
         for name, array in outputs.items():
             spread[name] = max(spread[name], largest(array - exact[name]))
     stack = model.description.decoder or model.description.encoder
@@ -302,7 +317,51 @@ def test_every_family_is_compared(models: Callable[[str], Model]) -> None:
     assert {models(name).description.family for name in CASES} == {*(one.name for one in FAMILIES), "firefox"}
 
 
-@pytest.mark.parametrize("ops", ["contrib", "standard"])
+def test_several_rows_may_read_several_tokens(models: Callable[[str], Model], tmp_path: Path) -> None:
+    model, ages, count = models("llama"), (1, 2), 3
+    described, ids = states(model.description), tokens(47, 2, 5)
+    size = [axis if isinstance(axis, int) else POSITIONS for axis in described[0].shape]
+
+    def run(graphs: Mapping[str, Graph], batches: Sequence[Sequence[int]]) -> dict[str, Array]:
+        """Read the first tokens of each row alone, and the others in the given batches."""
+        graph, found, inputs = graphs["decoder"], dict[str, Array](), list[dict[str, Array]]()
+        for row, age in enumerate(ages):
+            tensors: dict[str, Array] = {state.input: np.zeros((1, *size), np.float32) for state in described}
+            tensors |= {"token_ids": ids[row : row + 1, :age], "lengths": np.zeros(1, np.int32)}
+            first = graph(tensors)
+            tensors = {state.input: first[state.output or ""] for state in described}
+            tensors |= {"token_ids": ids[row : row + 1, age : age + count], "lengths": np.array([age], np.int32)}
+            inputs.append(tensors)
+        for batch in batches:
+            given = graph({name: np.concatenate([inputs[row][name] for row in batch]) for name in inputs[0]})
+            for index, row in enumerate(batch):
+                for name in ("hidden", "logits", *(state.output or "" for state in described)):
+                    found[f"{name}, row {row}"] = given[name][index]
+                found[f"map, row {row}"] = given["decoder_attention"][index][..., : ages[row] + count]
+        return found
+
+    graphs = load(write(model, tmp_path / "standard", "standard"))
+    alone = run(graphs, [[0], [1]])
+    limits = limits_of(model, alone, tmp_path, "standard", lambda _, graphs: run(graphs, [[0], [1]]))
+    assert_close(run(graphs, [[0, 1]]), alone, limits)
+
+
+@pytest.mark.parametrize("ops", get_args(Ops))
+@pytest.mark.parametrize("kind", get_args(Activation))
+def test_activations_are_exact(kind: Activation, ops: Ops, tmp_path: Path) -> None:
+    with WeightFile(tmp_path / "weights.bin") as file:
+        graph = GraphBuilder("activation", file, ops)
+        y = activation(graph, graph.input("x", FLOAT, ("batch",)), kind)
+        graph.add("Identity", y, output=graph.output("y", FLOAT, ("batch",)))
+        onnx.save_model(graph.build(), tmp_path / "activation.onnx")
+    x = np.linspace(-9, 9, 1801, dtype=np.float32)
+    (given,) = onnx_runtime(tmp_path / "activation.onnx")({"x": x})
+    # Eight operations at most, each with one rounding error, of which one is elementary.
+    limits = (8 + ELEMENTARY) * UNIT_ROUNDOFF * np.maximum(1, np.abs(x))
+    assert (np.abs(given - activate(x.astype(np.float64), kind)) <= limits).all()
+
+
+@pytest.mark.parametrize("ops", get_args(Ops))
 def test_the_graph_that_compares_tokens(ops: Ops, tmp_path: Path) -> None:
     table = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
     with WeightFile(tmp_path / "weights.bin") as file:
