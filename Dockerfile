@@ -14,15 +14,11 @@ FROM python:3.11-slim-bookworm AS packages
 ARG PIP_INDEX_URL
 ARG RUNTIME=cpu
 WORKDIR /build
-COPY pyproject.toml constraints.txt constraints-gpu.txt requirements-cpu.txt ./
-# The CPU image installs exactly the files whose hashes are in requirements-cpu.txt. The GPU image
-# pins versions only.
-RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*project['dependencies'], *project['optional-dependencies']['${RUNTIME}'], sep='\n')" > requirements.txt \
- && python -m venv --without-pip /opt/venv \
- && if [ "$RUNTIME" = cpu ]; then options="--require-hashes --only-binary :all: -r requirements-cpu.txt"; \
-    else options="-r requirements.txt -c constraints.txt -c constraints-gpu.txt"; fi \
- && pip --python /opt/venv install --no-cache-dir --disable-pip-version-check $options
+COPY requirements-cpu.txt requirements-gpu.txt ./
+# Each image installs exactly the files whose hashes `make lock` wrote.
+RUN python -m venv --without-pip /opt/venv \
+ && pip --python /opt/venv install --no-cache-dir --disable-pip-version-check --require-hashes --only-binary :all: \
+    -r "requirements-$RUNTIME.txt"
 
 FROM python:3.11-slim-bookworm AS base
 RUN groupadd --system --gid 10001 sightline \

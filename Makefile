@@ -108,7 +108,7 @@ docs: $(DEV)/ready  ## build the documentation as a site in build/docs; a broken
 	$(DEV)/bin/python -m docs.generate
 	$(DEV)/bin/python -m mkdocs build
 
-lock: $(DEV)/ready  ## write requirements-cpu.txt, the image's packages with hashes, after dependencies have changed
+lock: $(DEV)/ready  ## write requirements-cpu.txt and -gpu.txt, the images' packages with hashes, after dependencies have changed
 	$(DEV)/bin/python -m tests.deployment.lock
 
 clean:  ## remove the virtual environments and the caches of tools

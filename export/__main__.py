@@ -186,7 +186,7 @@ def quantize_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         "--block-size",
         type=int,
         default=0,
-        help="weights that share a scale with the scheme blocks ("
+        help="weights that share a scale with the scheme group-wise ("
         + ", ".join(f"default with {bits} bits: {size}" for bits, size in BLOCK_SIZE.items())
         + ")",
     )
@@ -194,15 +194,15 @@ def quantize_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         parser.add_argument(
             f"--{layer_group}",
             choices=get_args(QuantScheme),
-            default="blocks",
-            help="quantization scheme: blocks is group-wise, rows is dynamic per-token, static is static per-tensor "
-            "(default: blocks)",
+            default="group-wise",
+            help="quantization scheme; per-token scales are dynamic, a per-tensor scale is static "
+            "(default: group-wise)",
         )
     parser.add_argument(
         "--calibration",
         type=Path,
         default=DEFAULT_SENTENCES,
-        help="file with one sentence per line for the scheme static, independent of the other texts (default: "
+        help="file with one sentence per line for the scheme per-tensor, independent of the other texts (default: "
         "tests/data/sentences.txt of the repository, without sentences that are too long)",
     )
     parser.set_defaults(action=_heavy("quantize"))

@@ -103,7 +103,7 @@ def quantize(arguments: argparse.Namespace) -> Quantization:
     text = _text(arguments)
     recipe = Recipe(arguments.bits, arguments.block_size, arguments.encoder, arguments.layers, arguments.projection)
     sentences: Sequence[str] = ()
-    if "static" in recipe.schemes.values() and arguments.calibration is not None:
+    if "per-tensor" in recipe.schemes.values() and arguments.calibration is not None:
         sentences = _usable_sentences(arguments.bundle, arguments.calibration, "--calibration")
     return quantize_bundle(arguments.bundle, arguments.out, recipe, text, arguments.force, sentences)
 

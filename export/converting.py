@@ -67,9 +67,9 @@ def quantize_bundle(
         ValueError: a sentence is too long, the folder name is not a valid model name, or
             calibration sentences are missing.
     """
-    is_static = "static" in recipe.schemes.values()
+    is_static = "per-tensor" in recipe.schemes.values()
     if is_static and not calibration:
-        raise ValueError("the scheme static needs calibration sentences; name a file with --calibration")
+        raise ValueError("the scheme per-tensor needs calibration sentences; name a file with --calibration")
     record = Quantization(
         bits=recipe.bits, block_size=recipe.block_size, schemes=recipe.schemes, float32_digest="", quality=None
     )

@@ -67,9 +67,9 @@ class Recipe:
 
     bits: Literal[4, 8]  # bits of group-wise quantized products and of embedding tables
     block_size: int = 0  # weights of a layer that share a scale; 0 means the default `BLOCK_SIZE`
-    encoder: QuantScheme = "blocks"
-    layers: QuantScheme = "blocks"  # layers of the decoder
-    projection: QuantScheme = "blocks"  # output projection
+    encoder: QuantScheme = "group-wise"
+    layers: QuantScheme = "group-wise"  # layers of the decoder
+    projection: QuantScheme = "group-wise"  # output projection
 
     @property
     def schemes(self) -> dict[LayerGroup, QuantScheme]:

@@ -3,12 +3,12 @@
 There are three schemes. In all of them, the rounding of a row of the batch does not depend on the
 other rows.
 
-- Group-wise (`blocks` in the manifest and on the command line): `MatMulNBits` of ONNX Runtime, with
+- Group-wise (`group-wise` in the manifest and on the command line): `MatMulNBits` of ONNX Runtime, with
   one float32 scale per block of weights along the inner axis. With `accuracy_level` 4, it also
   rounds the activations of each row in the same blocks. The fastest scheme for one row.
-- Dynamic per-token (`rows`): an integer product of 8-bit activations with one scale per row and
+- Dynamic per-token (`per-token`): an integer product of 8-bit activations with one scale per row and
   8-bit weights with one scale per column, built from standard operators.
-- Static per-tensor (`static`): the same integer product, with one scale for all activations that
+- Static per-tensor (`per-tensor`): the same integer product, with one scale for all activations that
   was measured by `export.calibrate`; two nodes. The fastest scheme for many rows. Activations
   beyond the measured range are clipped.
 
@@ -106,7 +106,7 @@ def quantize_graphs(
         folder: folder of those weights.
         weights: file for the weights of the new graphs.
         recipe: the scheme of each group of layers.
-        ranges: ranges of the activations, for the scheme `static`.
+        ranges: ranges of the activations, for the scheme `per-tensor`.
 
     Raises:
         ValueError: the range of an activation is missing or 0.
@@ -134,7 +134,7 @@ def projection_input(graph: onnx.GraphProto) -> str:
     for product in _products(graph):
         if product.output == "logits":
             return str(product.node.input[0])
-    raise ValueError("the logits are not a product with a constant matrix; use the scheme blocks or rows, not static")
+    raise ValueError("the logits are not a product with a constant matrix; use the scheme group-wise or per-token, not per-tensor")
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _layer_group(graph: onnx.GraphProto, product: _Product) -> LayerGroup:
 
 def _scheme(graph: onnx.GraphProto, product: _Product, recipe: Recipe) -> QuantScheme:
     if graph.name == "similar":  # its product and its lookup share the table
-        return "float32" if recipe.projection == "float32" else "blocks"
+        return "float32" if recipe.projection == "float32" else "group-wise"
     return recipe.schemes[_layer_group(graph, product)]
 
 
@@ -258,9 +258,9 @@ class _GraphRewriter:
         self._made: dict[str, TensorProto] = {}
 
     def product(self, product: _Product, scheme: QuantScheme) -> list[NodeProto]:
-        if scheme == "blocks":
+        if scheme == "group-wise":
             return [self._group_wise(product)]
-        return self._dynamic_per_token(product) if scheme == "rows" else self._static_per_tensor(product)
+        return self._dynamic_per_token(product) if scheme == "per-token" else self._static_per_tensor(product)
 
     def _group_wise(self, product: _Product) -> NodeProto:
         matrix = self._read(product.weight)

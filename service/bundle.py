@@ -328,9 +328,8 @@ TextQuality = EmbeddingQuality | PerplexityQuality | AgreementQuality
 
 # The encoder, the decoder's layers, and the projection to the vocabulary.
 LayerGroup = Literal["encoder", "layers", "projection"]
-# "blocks": group-wise; "rows": dynamic per-token; "static": static per-tensor. See
-# `export.quantize`.
-QuantScheme = Literal["blocks", "rows", "static", "float32"]
+# Scales of "per-token" are dynamic, those of "per-tensor" static. See `export.quantize`.
+QuantScheme = Literal["group-wise", "per-token", "per-tensor", "float32"]
 
 
 class Quantization(_Part):

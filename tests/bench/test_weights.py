@@ -17,7 +17,7 @@ from model.config import TransformerConfig
 from model.data.tokenizer import read_tokenizer
 from service.bundle import QuantScheme
 
-FORMS: tuple[QuantScheme, ...] = ("blocks", "rows", "static")
+FORMS: tuple[QuantScheme, ...] = ("group-wise", "per-token", "per-tensor")
 
 
 def read_quantized(bundle: Path, out: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
@@ -43,7 +43,7 @@ def test_a_float32_bundle_gives_the_checkpoint(checkpoint: Path, bundle: Path) -
         torch.testing.assert_close(read.state_dict()[name], tensor, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("form", ["rows", "static"])
+@pytest.mark.parametrize("form", ["per-token", "per-tensor"])
 def test_weights_of_integer_products_are_dequantized_by_column(
     checkpoint: Path, bundle: Path, tmp_path: Path, form: QuantScheme
 ) -> None:
@@ -54,7 +54,7 @@ def test_weights_of_integer_products_are_dequantized_by_column(
         assert read[name].numpy() == pytest.approx(expected, abs=tolerance), name
 
 
-@pytest.mark.parametrize("form", ["rows", "static"])
+@pytest.mark.parametrize("form", ["per-token", "per-tensor"])
 def test_each_layer_group_is_read_with_its_own_scheme(
     checkpoint: Path, bundle: Path, tmp_path: Path, form: QuantScheme
 ) -> None:

@@ -1,33 +1,57 @@
-"""Write requirements-cpu.txt: the pinned packages of the image with the hashes of their wheels.
+"""Write requirements-cpu.txt and requirements-gpu.txt: the pinned packages of the images with the
+hashes of their wheels.
 
-Run as `make lock` after constraints.txt or the dependencies in pyproject.toml have changed. The
-versions come from constraints.txt. The wheels are those for the image's Python and glibc, on x86-64
-and 64-bit ARM.
+Run as `make lock` after constraints.txt, constraints-gpu.txt or the dependencies in pyproject.toml
+have changed. The versions come from the constraints. The wheels are those for the image's Python
+and glibc. pip reports their hashes, so nothing is downloaded.
 """
 
-import hashlib
+import json
 import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-LOCK = Path("requirements-cpu.txt")
 PYTHON = "3.11"
 GLIBC = 36  # minor version of glibc 2 in Debian bookworm
-MACHINES = ("x86_64", "aarch64")
-HEAD = """\
-# Packages of the CPU image with the hashes of their wheels, for Linux on x86-64 and 64-bit ARM.
-# Written by `make lock` from pyproject.toml and constraints.txt; do not edit.
-"""
 
 
-def requirements() -> list[str]:
-    """Return the direct requirements of the service with ONNX Runtime for the CPU."""
+@dataclass(frozen=True)
+class Image:
+    """An image whose packages are locked."""
+
+    runtime: str  # name of its extra in pyproject.toml
+    machines: Mapping[str, str]  # names of its kinds of processors, by their names in wheels
+    constraints: tuple[Path, ...]
+
+    @property
+    def lock(self) -> Path:
+        return Path(f"requirements-{self.runtime}.txt")
+
+    @property
+    def head(self) -> str:
+        sources = " and ".join(["pyproject.toml", *map(str, self.constraints)])
+        return (
+            f"# Packages of the {self.runtime.upper()} image with the hashes of their wheels, for Linux on "
+            f"{' and '.join(self.machines.values())}.\n"
+            f"# Written by `make lock` from {sources}; do not edit.\n"
+        )
+
+
+IMAGES = (
+    Image("cpu", {"x86_64": "x86-64", "aarch64": "64-bit ARM"}, (Path("constraints.txt"),)),
+    Image("gpu", {"x86_64": "x86-64"}, (Path("constraints.txt"), Path("constraints-gpu.txt"))),
+)
+
+
+def requirements(runtime: str) -> list[str]:
+    """Return the direct requirements of the service with ONNX Runtime for a kind of device."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    return [*project["dependencies"], *project["optional-dependencies"][runtime]]
 
 
 def normalized(name: str) -> str:
@@ -35,30 +59,41 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def read_pins(path: Path) -> dict[str, str]:
-    """Return the versions that a constraints or requirements file pins, by normalized name."""
-    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+def read_pins(paths: Iterable[Path]) -> dict[str, str]:
+    """Return the versions that constraints or requirements files pin, by normalized name."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", text, flags=re.MULTILINE)
     return {normalized(name): version for name, version in found}
 
 
-def download(machine: str, folder: Path) -> None:
-    """Download the wheels of all requirements and their dependencies for one kind of processor."""
+def resolve(image: Image, machine: str) -> list[dict[str, object]]:
+    """Return pip's report of all packages that an image needs for one kind of processor."""
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(5, GLIBC + 1)]
     platforms += [f"manylinux{year}_{machine}" for year in ("1", "2010", "2014")]
     options = [word for platform in [*platforms, "any"] for word in ("--platform", platform)]
-    options += ["--only-binary", ":all:", "--python-version", PYTHON, "--constraint", "constraints.txt"]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", *options, "--dest", str(folder), *requirements()]
-    subprocess.run(command, check=True)
+    options += ["--only-binary", ":all:", "--python-version", PYTHON, "--dry-run", "--ignore-installed", "--quiet"]
+    options += [word for path in image.constraints for word in ("--constraint", str(path))]
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch, "report.json")
+        options += ["--target", scratch, "--report", str(report)]
+        subprocess.run([sys.executable, "-m", "pip", "install", *options, *requirements(image.runtime)], check=True)
+        installed: list[dict[str, object]] = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return installed
 
 
-def lock(wheels: Sequence[Path]) -> str:
-    """Return the text of the requirements file for these wheels."""
+def lock(packages: Iterable[Mapping[str, object]]) -> str:
+    """Return the entries of a requirements file for the packages of pip's reports."""
     hashes: dict[tuple[str, str], set[str]] = {}
-    for wheel in wheels:
-        name, version = wheel.name.split("-")[:2]
-        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        hashes.setdefault((normalized(name), version), set()).add(digest)
-    return HEAD + "".join(_entry(name, version, hashes[name, version]) for name, version in sorted(hashes))
+    for package in packages:
+        match package:
+            case {
+                "metadata": {"name": str(name), "version": str(version)},
+                "download_info": {"archive_info": {"hashes": {"sha256": str(digest)}}},
+            }:
+                hashes.setdefault((normalized(name), version), set()).add(digest)
+            case _:
+                raise ValueError(f"pip reports a package without a SHA-256: {package}")
+    return "".join(_entry(name, version, hashes[name, version]) for name, version in sorted(hashes))
 
 
 def _entry(name: str, version: str, digests: set[str]) -> str:
@@ -71,11 +106,9 @@ def differences(locked: Mapping[str, str], pinned: Mapping[str, str]) -> list[st
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        for machine in MACHINES:
-            download(machine, Path(scratch, machine))
-        text = lock(sorted(Path(scratch).glob("*/*.whl")))
-    LOCK.write_text(text, encoding="utf-8")
+    for image in IMAGES:
+        packages = [package for machine in image.machines for package in resolve(image, machine)]
+        image.lock.write_text(image.head + lock(packages), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""Tests that the requirements of the image agree with pyproject.toml and constraints.txt."""
+"""Tests that the requirements of the images agree with pyproject.toml and the constraints."""
 
-import hashlib
 import re
 from importlib.metadata import requires
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
-from tests.deployment.lock import LOCK, differences, lock, normalized, read_pins, requirements
+from tests.deployment.lock import IMAGES, Image, differences, lock, normalized, read_pins, requirements
+
+CPU, GPU = IMAGES
 
 
 def installed_closure() -> set[str]:
@@ -15,7 +17,7 @@ def installed_closure() -> set[str]:
     here.
     """
     found: set[str] = set()
-    waiting = [Requirement(text) for text in requirements()]
+    waiting = [Requirement(text) for text in requirements("cpu")]
     while waiting:
         requirement = waiting.pop()
         name = normalized(requirement.name)
@@ -26,24 +28,43 @@ def installed_closure() -> set[str]:
     return found
 
 
-def test_every_package_of_the_image_is_locked_in_the_pinned_version() -> None:
-    locked = read_pins(LOCK)
-    assert differences(locked, read_pins(Path("constraints.txt"))) == [], "run: make lock"
-    assert locked.keys() == installed_closure(), "run: make lock"
+@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.runtime)
+def test_every_package_of_an_image_is_locked_in_the_pinned_version(image: Image) -> None:
+    assert differences(read_pins([image.lock]), read_pins(image.constraints)) == [], "run: make lock"
 
 
-def test_every_locked_package_has_hashes() -> None:
-    entries = LOCK.read_text(encoding="utf-8").replace("\\\n", "").splitlines()
-    packages = [entry for entry in entries if not entry.startswith("#")]
+def test_the_locked_packages_are_those_that_the_service_needs() -> None:
+    locked = read_pins([CPU.lock]).keys()
+    assert locked == installed_closure(), "run: make lock"
+    pinned_libraries = read_pins([Path("constraints-gpu.txt")]).keys()  # of CUDA, which are not installed here
+    assert read_pins([GPU.lock]).keys() == locked - {"onnxruntime"} | {"onnxruntime-gpu"} | pinned_libraries
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.runtime)
+def test_every_locked_package_has_hashes(image: Image) -> None:
+    text = image.lock.read_text(encoding="utf-8")
+    assert text.startswith(image.head)
+    packages = text.removeprefix(image.head).replace("\\\n", "").splitlines()
     assert packages
     assert all(re.fullmatch(r"\S+==\S+( +--hash=sha256:[0-9a-f]{64})+", entry) for entry in packages)
 
 
-def test_wheels_of_several_machines_share_an_entry(tmp_path: Path) -> None:
-    wheels = [tmp_path / f"Some_Name-1.0-cp311-cp311-{machine}.whl" for machine in ("x86_64", "aarch64")]
-    for wheel in wheels:
-        wheel.write_text(wheel.name, encoding="utf-8")
-    digests = sorted(hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels)
-    entry = "".join(lock(wheels).splitlines(keepends=True)[2:])
-    assert entry == "some-name==1.0 \\\n    " + " \\\n    ".join(f"--hash=sha256:{one}" for one in digests) + "\n"
+def test_wheels_of_several_machines_share_an_entry() -> None:
+    def package(digest: str) -> dict[str, object]:
+        archive = {"hashes": {"sha256": digest}}
+        return {
+            "metadata": {"name": "Some_Name", "version": "1.0"},
+            "download_info": {"archive_info": archive},
+        }
+
+    digests = ["b" * 64, "a" * 64]
+    entry = lock(map(package, digests))
+    assert (
+        entry == "some-name==1.0 \\\n    " + " \\\n    ".join(f"--hash=sha256:{one}" for one in sorted(digests)) + "\n"
+    )
     assert differences({"some-name": "1.0"}, {"some-name": "1.1"}) == ["some-name"]
+
+
+def test_a_package_without_a_hash_is_rejected() -> None:
+    with pytest.raises(ValueError, match="without a SHA-256"):
+        lock([{"metadata": {"name": "a", "version": "1"}, "download_info": {"dir_info": {}}}])

@@ -335,13 +335,13 @@ def test_a_prompt_after_values_that_are_not_finite_is_rejected(folder: Path) -> 
     runner.prefill(2, np.arange(3, 8), 0)
 
 
-@pytest.mark.parametrize("scheme", ["blocks", "rows", "static"])
+@pytest.mark.parametrize("scheme", ["group-wise", "per-token", "per-tensor"])
 def test_a_quantized_bundle_reads_prompts_row_by_row(
     scheme: QuantScheme, folder: Path, tmp_path: Path, toy_sentences: list[str], prompts: list[Ids]
 ) -> None:
     recipe = Recipe(8, layers=scheme)
     record = quantize_bundle(folder / "bundle", tmp_path / "small", recipe, None, calibration=toy_sentences)
-    assert record.schemes == {"layers": scheme, "projection": "blocks"}
+    assert record.schemes == {"layers": scheme, "projection": "group-wise"}
     runner = OnnxRunner(tmp_path / "small", read_bundle(tmp_path / "small"), num_threads=1, max_rows=12)
     assert_bits_do_not_depend_on_company(runner, (3, PREFILL_TOKENS + 1))
     requests = [make_request(prompt, parameters=GREEDY) for prompt in prompts]

@@ -215,11 +215,11 @@ def test_quantize_writes_a_bundle_with_what_it_measured(
 ) -> None:
     out = tmp_path / "small"
     arguments = ["quantize", str(bundle), "--out", str(out), "--bits", "8", "--block-size", "32"]
-    arguments += ["--encoder", "rows", "--layers", "float32"]
+    arguments += ["--encoder", "per-token", "--layers", "float32"]
     assert main([*arguments, "--data", str(parallel_text), "--limit", "1"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["bits"], printed["block_size"]) == (8, 32)
-    assert printed["schemes"] == {"encoder": "rows", "layers": "float32", "projection": "blocks"}
+    assert printed["schemes"] == {"encoder": "per-token", "layers": "float32", "projection": "group-wise"}
     assert (printed["quality"]["split"], printed["quality"]["sentences"]) == ("val", 1)
     assert json.loads((out / "manifest.json").read_text(encoding="utf-8"))["quantization"] == printed
 
@@ -234,7 +234,7 @@ def test_quantize_unverified_says_so(bundle: Path, tmp_path: Path, capsys: pytes
 
 def quantize_static(bundle: Path, out: Path, *more: str) -> list[str]:
     arguments = ["quantize", str(bundle), "--out", str(out), "--bits", "8", "--unverified"]
-    return [*arguments, "--encoder", "static", "--layers", "static", "--projection", "static", *more]
+    return [*arguments, "--encoder", "per-tensor", "--layers", "per-tensor", "--projection", "per-tensor", *more]
 
 
 def test_quantize_measures_static_scales_on_the_sentences_that_it_is_given(
@@ -243,8 +243,8 @@ def test_quantize_measures_static_scales_on_the_sentences_that_it_is_given(
     out = tmp_path / "small"
     assert main(quantize_static(bundle, out, "--calibration", str(sentences_path))) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["schemes"] == dict.fromkeys(("encoder", "layers", "projection"), "static")
-    quantize_bundle(bundle, tmp_path / "expected", everywhere("static"), None, calibration=["A man sleeps."])
+    assert printed["schemes"] == dict.fromkeys(("encoder", "layers", "projection"), "per-tensor")
+    quantize_bundle(bundle, tmp_path / "expected", everywhere("per-tensor"), None, calibration=["A man sleeps."])
     assert read_bundle(out).files == read_bundle(tmp_path / "expected").files
 
 
@@ -458,7 +458,7 @@ def test_own_sentences_that_a_model_cannot_read_are_left_out_of_every_command(
     assert note in output.err and json.loads(output.out)["sentences"] == 2
     assert main(quantize_static(out, tmp_path / "int8")) == 0
     assert f"{note} (lines 2, 3); name another file with --calibration\n" in capsys.readouterr().err
-    quantize_bundle(out, tmp_path / "expected", everywhere("static"), None, calibration=["A man sleeps.", "A boy."])
+    quantize_bundle(out, tmp_path / "expected", everywhere("per-tensor"), None, calibration=["A man sleeps.", "A boy."])
     assert read_bundle(tmp_path / "int8").files == read_bundle(tmp_path / "expected").files
 
 

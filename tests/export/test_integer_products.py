@@ -29,7 +29,7 @@ from tests.export.products import (
     random,
 )
 
-BY_ROWS, STATIC = everywhere("rows"), everywhere("static")
+BY_ROWS, STATIC = everywhere("per-token"), everywhere("per-tensor")
 FUSED = ["MatMulIntegerToFloat"]
 UNFUSED = ["MatMulInteger", "Cast", "Mul"]  # of a transposed matrix without a bias: the one to the vocabulary
 
@@ -166,7 +166,7 @@ def test_a_static_product_of_what_was_always_zero_is_refused(tmp_path: Path) -> 
         quantized(draw(tmp_path, matmul), tmp_path, STATIC, largest=0.0)
 
 
-@pytest.mark.parametrize("form", ["blocks", "rows", "float32"])
+@pytest.mark.parametrize("form", ["group-wise", "per-token", "float32"])
 def test_other_products_need_no_range(tmp_path: Path, form: QuantScheme) -> None:
     _, run = quantized(draw(tmp_path, matmul), tmp_path, everywhere(form), largest=0.0)
     assert run(random(1, INNER)) == pytest.approx(random(1, INNER) @ random(SIZE, INNER).T, abs=1)
@@ -230,7 +230,7 @@ def test_relu_stays_where_it_is_an_output(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run(random(2, INNER)), np.maximum(random(2, INNER), 0))  # the first output
 
 
-@pytest.mark.parametrize("form", ["blocks", "rows"])
+@pytest.mark.parametrize("form", ["group-wise", "per-token"])
 def test_relu_stays_before_products_of_another_form(tmp_path: Path, form: QuantScheme) -> None:
     operators, run = quantized(draw(tmp_path, after_relu(matmul)), tmp_path, everywhere(form))
     assert operators[0] == "Relu"
@@ -260,7 +260,7 @@ def largest_weights() -> Array:
         (STATIC, signs_and_extremes, lambda x: x),
         (STATIC, after_relu(signs_and_extremes), lambda x: np.maximum(x, 0)),
     ],
-    ids=["by rows", "static", "static after Relu"],
+    ids=["by rows", "per-tensor", "static after Relu"],
 )
 def test_the_largest_products_of_integers_fit_sixteen_bits_in_pairs_and_are_exact(
     tmp_path: Path, recipe: Recipe, nodes: Draw, levels: Callable[[Array], Array]

@@ -84,7 +84,7 @@ def test_products_of_two_values_and_those_that_gemm_scales_stay(tmp_path: Path) 
     assert run(whole(2)) == pytest.approx(scaled @ scaled.T, rel=1e-4)
 
 
-@pytest.mark.parametrize("recipe", [everywhere("blocks"), everywhere("rows"), everywhere("static")], ids=str)
+@pytest.mark.parametrize("recipe", [everywhere("group-wise"), everywhere("per-token"), everywhere("per-tensor")], ids=str)
 def test_what_is_added_stays_where_it_is_no_bias_or_the_product_has_another_reader(
     tmp_path: Path, recipe: Recipe
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_table_has_the_largest_blocks_that_are_served_and_fit_its_rows(
     assert run(table) == pytest.approx(rounded(table, bits, block_size), abs=1e-5)
 
 
-@pytest.mark.parametrize("form", ["rows", "static"])
+@pytest.mark.parametrize("form", ["per-token", "per-tensor"])
 def test_a_table_whose_product_is_of_integers_is_looked_up_in_blocks(tmp_path: Path, form: QuantScheme) -> None:
     table = random(SIZE, INNER)
     operators, run = quantized(draw(tmp_path, lambda graph, x: best_rows(graph, table, x)), tmp_path, everywhere(form))

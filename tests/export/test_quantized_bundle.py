@@ -26,7 +26,7 @@ def test_a_quantised_bundle_is_whole_and_says_what_it_is(bundle: Path, tmp_path:
     manifest, original = read_bundle(out), read_bundle(bundle)
     assert names(out) == BUNDLE_FILES
     assert manifest.quantization == given
-    schemes = dict.fromkeys(("encoder", "layers", "projection"), "blocks")
+    schemes = dict.fromkeys(("encoder", "layers", "projection"), "group-wise")
     assert given.model_dump() == {
         "bits": 8,
         "block_size": 32,
@@ -52,20 +52,20 @@ def test_a_quantised_bundle_is_whole_and_says_what_it_is(bundle: Path, tmp_path:
     ("recipe", "encoder", "step"),
     [
         (
-            Recipe(8, encoder="rows", projection="rows"),
+            Recipe(8, encoder="per-token", projection="per-token"),
             {"MatMulIntegerToFloat": 9, "Div": 9, "Relu": 2},
             {"MatMulNBits": 12, "MatMulInteger": 1, "Div": 1, "Relu": 2},
         ),
         (
-            everywhere("rows"),
+            everywhere("per-token"),
             {"MatMulIntegerToFloat": 9, "Div": 9, "Relu": 2},
             {"MatMulIntegerToFloat": 12, "MatMulInteger": 1, "Div": 13, "Relu": 2},
         ),
         (Recipe(8, layers="float32"), {"MatMulNBits": 9, "Relu": 2}, {"MatMul": 12, "MatMulNBits": 1, "Relu": 2}),
-        (everywhere("static"), {"MatMulIntegerToFloat": 9}, {"MatMulIntegerToFloat": 12, "MatMulInteger": 1}),
-        (Recipe(4, encoder="static"), {"MatMulIntegerToFloat": 9}, {"MatMulNBits": 13, "Relu": 2}),
+        (everywhere("per-tensor"), {"MatMulIntegerToFloat": 9}, {"MatMulIntegerToFloat": 12, "MatMulInteger": 1}),
+        (Recipe(4, encoder="per-tensor"), {"MatMulIntegerToFloat": 9}, {"MatMulNBits": 13, "Relu": 2}),
         (
-            Recipe(8, encoder="float32", layers="static", projection="float32"),
+            Recipe(8, encoder="float32", layers="per-tensor", projection="float32"),
             {"MatMul": 9, "Relu": 2},
             {"MatMulIntegerToFloat": 12, "Gemm": 1},
         ),
@@ -97,9 +97,9 @@ def test_a_quantised_bundle_has_the_forms_that_it_says(
     [
         (Recipe(4, 16), 1.5),
         (Recipe(8, 16), 0.1),
-        (everywhere("rows"), 0.1),
-        (everywhere("static"), 0.1),
-        (Recipe(4, 16, encoder="static"), 1.5),
+        (everywhere("per-token"), 0.1),
+        (everywhere("per-tensor"), 0.1),
+        (Recipe(4, 16, encoder="per-tensor"), 1.5),
     ],
     ids=str,
 )
@@ -117,19 +117,19 @@ def test_quantised_graphs_stay_near_those_of_float32(
 def test_the_scales_of_static_products_are_those_of_the_sentences(
     bundle: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:
-    few = quantize_bundle(bundle, tmp_path / "few", everywhere("static"), None, calibration=toy_sentences[1:2])
-    many = quantize_bundle(bundle, tmp_path / "many", everywhere("static"), None, calibration=toy_sentences)
+    few = quantize_bundle(bundle, tmp_path / "few", everywhere("per-tensor"), None, calibration=toy_sentences[1:2])
+    many = quantize_bundle(bundle, tmp_path / "many", everywhere("per-tensor"), None, calibration=toy_sentences)
     assert few == many
     files = [read_bundle(tmp_path / name).files for name in ("few", "many")]
     assert files[0]["encoder.onnx"] != files[1]["encoder.onnx"]
     assert files[0]["step.onnx"] != files[1]["step.onnx"]
 
 
-@pytest.mark.parametrize("recipe", [everywhere("static"), Recipe(8, layers="static")], ids=str)
+@pytest.mark.parametrize("recipe", [everywhere("per-tensor"), Recipe(8, layers="per-tensor")], ids=str)
 def test_static_products_without_sentences_are_refused(bundle: Path, copied: Path, recipe: Recipe) -> None:
     before = read_bundle(copied)
     with pytest.raises(
-        ValueError, match="the scheme static needs calibration sentences; name a file with --calibration"
+        ValueError, match="the scheme per-tensor needs calibration sentences; name a file with --calibration"
     ):
         quantize_bundle(bundle, copied, recipe, None)
     assert read_bundle(copied) == before
@@ -139,7 +139,7 @@ def test_static_products_without_sentences_are_refused(bundle: Path, copied: Pat
 def test_a_sentence_too_long_to_measure_on_is_named_and_nothing_written(bundle: Path, copied: Path) -> None:
     before = read_bundle(copied)
     with pytest.raises(ValueError, match=r"sentence 2 has \d+ tokens, but the model reads at most 256"):
-        quantize_bundle(bundle, copied, everywhere("static"), None, calibration=["A dog.", "walks " * 300])
+        quantize_bundle(bundle, copied, everywhere("per-tensor"), None, calibration=["A dog.", "walks " * 300])
     assert read_bundle(copied) == before
     assert names(copied.parent) == {"copied"}
 

@@ -15,7 +15,7 @@ from export.verify_imported import DecoderSession
 from tests.export.decoder_models import MODELS, POSITIONS, Imported, hf_model, import_model, random_ids
 
 OUTPUTS = ("logits", "hidden")
-RECIPES = (Recipe(8, 32), Recipe(4, 16), Recipe(8, 16, projection="float32"), Recipe(8, layers="rows"))
+RECIPES = (Recipe(8, 32), Recipe(4, 16), Recipe(8, 16, projection="float32"), Recipe(8, layers="per-token"))
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama", "qwen3-windows"])
@@ -39,7 +39,7 @@ def test_quantized_graphs(imported: Imported, recipe: Recipe, tmp_path: Path) ->
     stack = imported.model.decoder
     assert stack is not None
     num_products = stack.layers * (5 if stack.feed_forward.gated else 4)
-    expected = {"blocks": "MatMulNBits", "rows": "MatMulIntegerToFloat"}
+    expected = {"group-wise": "MatMulNBits", "per-token": "MatMulIntegerToFloat"}
     assert operators[expected[recipe.layers]] == num_products + (recipe.schemes["projection"] == recipe.layers)
     assert operators["MatMul"] == 0
     assert operators["Gemm"] == (recipe.projection == "float32")

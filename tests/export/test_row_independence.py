@@ -34,13 +34,13 @@ from tests.export.products import (
 )
 
 OUTLIER = 1000.0
-RECIPES_OF_PRODUCTS = [*IN_BLOCKS, everywhere("rows"), everywhere("static")]
+RECIPES_OF_PRODUCTS = [*IN_BLOCKS, everywhere("per-token"), everywhere("per-tensor")]
 RECIPES = [
     *RECIPES_OF_PRODUCTS,
-    Recipe(8, 64, encoder="rows", projection="rows"),
+    Recipe(8, 64, encoder="per-token", projection="per-token"),
     Recipe(8, layers="float32"),
-    Recipe(4, encoder="static"),
-    Recipe(8, encoder="rows", layers="static", projection="float32"),
+    Recipe(4, encoder="per-tensor"),
+    Recipe(8, encoder="per-token", layers="per-tensor", projection="float32"),
 ]
 
 

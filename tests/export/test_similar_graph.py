@@ -57,8 +57,8 @@ def test_a_row_of_zeros_is_near_nothing(tmp_path: Path) -> None:
     [
         (Recipe(8), 0.03),
         (Recipe(4), 0.3),
-        (everywhere("rows"), 0.03),
-        (everywhere("static"), 0.03),
+        (everywhere("per-token"), 0.03),
+        (everywhere("per-tensor"), 0.03),
         (everywhere("float32"), 0.0),
     ],
     ids=str,

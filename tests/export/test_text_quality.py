@@ -130,7 +130,7 @@ def ids_of(bundle: Path, texts: Sequence[str] = TEXTS) -> list[list[int]]:
     return text_ids(manifest, read_tokenizer(bundle / manifest.source_tokenizer), texts)
 
 
-@pytest.mark.parametrize("recipe", [Recipe(8), Recipe(4), everywhere("static"), everywhere("rows")], ids=str)
+@pytest.mark.parametrize("recipe", [Recipe(8), Recipe(4), everywhere("per-tensor"), everywhere("per-token")], ids=str)
 @pytest.mark.parametrize("name", ["encoder", "classifier", "ranker", "decoder", "translator"])
 def test_every_kind_of_imported_model_is_quantized(bundles: Path, tmp_path: Path, name: str, recipe: Recipe) -> None:
     out = tmp_path / "small"
@@ -375,5 +375,5 @@ def test_neither_pytorch_nor_sacrebleu_is_needed(bundles: Path, tmp_path: Path) 
 def test_static_scales_need_logits_of_a_constant_matrix(bundles: Path) -> None:
     graph = onnx.load(bundles / "decoder" / "step.onnx", load_external_data=False).graph
     del graph.initializer[:]
-    with pytest.raises(ValueError, match="the logits are not a product with a constant matrix; use the scheme blocks"):
+    with pytest.raises(ValueError, match="the logits are not a product with a constant matrix; use the scheme group-wise"):
         projection_input(graph)
