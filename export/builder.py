@@ -1,6 +1,6 @@
 """Builder for ONNX graphs that share one file of weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -109,7 +109,7 @@ class GraphBuilder:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._initializers: dict[str, TensorProto] = {}
         self._constants: set[str] = set()  # names of weights
-        self._shared: dict[str, str] = {}  # nodes of `add_once` to their outputs
+        self._shared: dict[str, str] = {}  # values of `once`
 
     def input(self, name: str, dtype: int, shape: Sequence[Axis]) -> str:
         self._inputs.append(helper.make_tensor_value_info(name, dtype, shape))
@@ -152,9 +152,12 @@ class GraphBuilder:
 
     def add_once(self, op: str, *inputs: str, **attributes: Any) -> str:
         """Add a node, unless this method has added an equal one, and return its output."""
-        key = repr((op, inputs, sorted(attributes.items())))
+        return self.once(repr((op, inputs, sorted(attributes.items()))), lambda: self.add(op, *inputs, **attributes))
+
+    def once(self, key: str, add: Callable[[], str]) -> str:
+        """Return the value that `add` returned for this key first; later calls add no nodes."""
         if key not in self._shared:
-            self._shared[key] = self.add(op, *inputs, **attributes)
+            self._shared[key] = add()
         return self._shared[key]
 
     def add_multi(

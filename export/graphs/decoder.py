@@ -147,9 +147,7 @@ class _DecoderBuilder:
         past = [graph.input(f"self_{part}.{number}", FLOAT, shape) for part in KEY_VALUE]
         present = [graph.output(f"self_{part}_out.{number}", FLOAT, shape) for part in KEY_VALUE]
         cache = operators.Cache(past[0], past[1], *self._self_columns, size)
-        attended, attention_map = operators.self_attention(
-            graph, attention, parts, cache, present, self._positions, tables, self._bias
-        )
+        attended, attention_map = operators.self_attention(graph, attention, parts, cache, present, tables, self._bias)
         self._maps["decoder_attention"].append(attention_map)
         return self._output(module, attention, attended)
 

@@ -89,7 +89,7 @@ class _SelfAttention:
         shape = ("batch", attention.heads, "source", "source")
         attention_map = graph.output(f"encoder_attention.{number}", FLOAT, shape)
         bias = self._bias(attention.window)
-        return operators.attention(graph, attention, parts, self._positions, self._lengths, bias, attention_map)
+        return operators.attention(graph, attention, parts, attention_map, self._lengths, bias)
 
     def _rotate(self, x: str, heads: int, rotary: Rotary) -> str:
         """Add rotary position embedding of queries or keys (B, S, heads * D)."""

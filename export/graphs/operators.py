@@ -92,21 +92,19 @@ def attention(
     graph: GraphBuilder,
     options: Attention,
     parts: Sequence[str],
-    positions: str,
-    lengths: str,
-    bias: str,
     attention_map: str,
+    lengths: str,
+    bias: str = "",
 ) -> str:
-    """Add attention of the tokens of an encoder to each other.
+    """Add attention of an encoder, in which all tokens see each other.
 
     Args:
         graph: the graph to add nodes to.
         options: heads and scale; other options are not read.
-        parts: queries (B, S, H * D), and keys and values (B, S, KV * D).
-        positions: (S,) int64.
-        lengths: number of tokens of each row, (B,) int64.
-        bias: bias of the scores, (1, H, S, S) or (1, 1, S, S); "" for none.
-        attention_map: name of the attention weights (B, H, S, S).
+        parts: queries (B, S, H * D), and keys and values (B, K, KV * D).
+        attention_map: name of the attention weights (B, H, S, K).
+        lengths: number of keys of each row, (B,) int64.
+        bias: bias of the scores, (1, H, S, K) or (1, 1, S, K); "" for none.
 
     Returns:
         (B, S, H * D).
@@ -125,7 +123,7 @@ def attention(
         return attended
     counts = (options.heads, options.kv_heads, options.kv_heads)
     query, key, value = (_by_head(graph, part, count) for part, count in zip(parts, counts, strict=True))
-    is_visible = graph.add_once("Less", positions, _unsqueezed(graph, lengths, 1, 2, 3))  # (B, 1, 1, S)
+    is_visible = graph.once(f"keys before {lengths}", lambda: _before(graph, key, lengths))
     attended, _ = _attend(graph, options, query, key, value, is_visible, bias, attention_map)
     return attended
 
@@ -136,7 +134,6 @@ def self_attention(
     parts: Sequence[str],
     cache: Cache,
     present: Sequence[str],
-    positions: str,
     tables: Sequence[str] = (),
     bias: str = "",
 ) -> tuple[str, str]:
@@ -153,7 +150,6 @@ def self_attention(
             of them concatenated.
         cache: keys and values of earlier tokens. Its positions include the new tokens.
         present: names of the updated keys and values (B, KV, T, D).
-        positions: positions of the new tokens, (B, S) int64.
         tables: cosines and sines of rotary embedding, each (P, D / 2); empty for none.
         bias: bias of the scores, (B, H, S, K); "" for none.
 
@@ -183,10 +179,11 @@ def self_attention(
     if len(parts) == 1:
         parts = split_heads(graph, parts[0], options, cache.head_size)
     query, key, value = parts
+    row = graph.once(f"positions up to {cache.last}", lambda: _new_positions(graph, query, cache))  # (B, 1, S, 1)
     if tables:
+        positions = graph.add_once("Reshape", row, graph.constant([0, -1], np.int64))
         query = rotary_embedding(graph, query, options.heads, tables, positions)
         key = rotary_embedding(graph, key, options.kv_heads, tables, positions)
-    row = _unsqueezed(graph, positions, 1, 3)  # (B, 1, S, 1)
     indices = graph.add_once("Expand", row, graph.constant([1, options.kv_heads, 1, cache.head_size], np.int64))
     for past, new, output in zip((cache.key, cache.value), (key, value), present, strict=True):
         new = _by_head(graph, new, options.kv_heads)
@@ -214,9 +211,8 @@ def cross_attention(graph: GraphBuilder, options: Attention, query: str, memory:
         the last position of a row are undefined.
     """
     if graph.ops == "contrib":
-        start = graph.constant([0, 0], np.int64)
-        end = graph.constant([0, options.kv_heads * memory.head_size], np.int64)
-        no_keys = graph.add("Slice", query, start, end, graph.constant([1, 2], np.int64))  # (B, 0, KV * D)
+        size = options.kv_heads * memory.head_size
+        no_keys = graph.once(f"no keys of {size}", lambda: _no_keys(graph, query, size))
         attended, attention_map = graph.unique("attended"), graph.unique("map")
         graph.add_multi(
             "GroupQueryAttention",
@@ -316,6 +312,26 @@ def _by_head(graph: GraphBuilder, x: str, heads: int) -> str:
 def _positions(graph: GraphBuilder, count: str) -> str:
     """Add the positions (K,) int64 from 0 on; `count` is K, () int64."""
     return graph.add_once("Range", graph.constant(0, np.int64), count, graph.constant(1, np.int64))
+
+
+def _no_keys(graph: GraphBuilder, query: str, size: int) -> str:
+    """Add keys of no token, (B, 0, size), from queries (B, S, any)."""
+    start, end = graph.constant([0, 0], np.int64), graph.constant([0, size], np.int64)
+    return graph.add("Slice", query, start, end, graph.constant([1, 2], np.int64))
+
+
+def _before(graph: GraphBuilder, keys: str, lengths: str) -> str:
+    """Add a mask (B, 1, 1, K) of keys (B, KV, K, D), True for positions below the length."""
+    count = graph.add("Squeeze", graph.add("Shape", keys, start=2, end=3))
+    return graph.add("Less", _positions(graph, count), _unsqueezed(graph, lengths, 1, 2, 3))
+
+
+def _new_positions(graph: GraphBuilder, query: str, cache: Cache) -> str:
+    """Add the positions (B, 1, S, 1) int64 of new tokens, which are the last ones of each row."""
+    count = graph.add("Squeeze", graph.add("Shape", query, start=1, end=2))
+    before = graph.add("Sub", _positions(graph, count), count)  # -S to -1
+    offsets = graph.add("Add", before, graph.constant(1, np.int64))
+    return graph.add("Add", _last(graph, cache), _unsqueezed(graph, offsets, 1))
 
 
 def _last(graph: GraphBuilder, cache: Cache) -> str:
