@@ -34,7 +34,7 @@ from export.options import ImportOptions
 from export.reference import Reference
 from export.reference_decoder import ReferenceDecoder
 from export.weights import Weights
-from service.bundle import LABEL_OUTPUTS, Manifest, State, Verification, read_manifest
+from service.bundle import LABEL_OUTPUTS, Manifest, Ops, State, Verification, read_manifest
 
 Array = NDArray[Any]
 UNIT_ROUNDOFF = 2.0**-24  # largest relative error of one float32 operation
@@ -50,9 +50,17 @@ CHUNK = 7  # tokens of a prompt that a decoder-only graph reads at a time
 
 
 class DecoderSession:
-    """A decoder graph in ONNX Runtime with its states, which are updated in place."""
+    """A decoder graph in ONNX Runtime with its states."""
 
-    def __init__(self, graph: Path, states: Sequence[State], rows: int, positions: int, source: int = 0) -> None:
+    def __init__(
+        self,
+        graph: Path,
+        states: Sequence[State],
+        rows: int,
+        positions: int,
+        source: int = 0,
+        ops: Ops = "contrib",
+    ) -> None:
         """Load a graph; all states are 0.
 
         Args:
@@ -61,7 +69,9 @@ class DecoderSession:
             rows: number of sequences.
             positions: size of the axis "target" of states.
             source: size of the axis "source" of states.
+            ops: operators of the graph; graphs of contrib operators update caches in place.
         """
+        self._ops = ops
         self._session = open_session(graph)
         self._states = tuple(states)
         sizes = {"target": positions, "source": source}
@@ -101,7 +111,7 @@ class DecoderSession:
             value = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
             binding.bind_ortvalue_input(state.input, value)
             if state in updated:
-                if "target" not in state.shape:  # only caches are updated in place
+                if self._ops == "standard" or "target" not in state.shape:  # not updated in place
                     news[state.input] = np.empty_like(buffer)
                     value = onnxruntime.OrtValue.ortvalue_from_numpy(news[state.input])
                 binding.bind_ortvalue_output(state.output, value)
@@ -284,6 +294,7 @@ class GraphRunner:
             rows,
             max(map(len, prompts)) + new_tokens - 1,
             max(source_lengths),
+            manifest.ops,
         )
         for state in manifest.states:
             if state.encoder_output is not None:

@@ -290,8 +290,14 @@ def _open_bundle(
     """Verify the files of a bundle, read its tokenizers and open its graphs.
 
     Raises:
-        BundleError: a file is damaged, or a tokenizer has more tokens than the model.
+        BundleError: a file is damaged, a tokenizer has more tokens than the model, or the graphs
+            are for other runtimes.
     """
+    if manifest.ops != "contrib":
+        raise BundleError(
+            f"{folder} has only standard operators of ONNX: it is for other runtimes and cannot be served; import the "
+            "model again without --ops standard"
+        )
     check_files(folder, manifest)
     source, target = (
         tokenizers.read(folder / name, manifest.files[name].sha256)

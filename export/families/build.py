@@ -32,7 +32,7 @@ from export.sentence_options import SentenceOptions, read_sentence_options
 from export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
 from export.tokenizers.languages import language_tag
 from export.weights import Weights
-from service.bundle import GenerationDefaults, Languages, Limits, Manifest, Tokens, Verification, sha256_of
+from service.bundle import GenerationDefaults, Languages, Limits, Manifest, Ops, Tokens, Verification, sha256_of
 
 GENERATION_CONFIG, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 
@@ -67,7 +67,7 @@ def build(folder: Folder, weights: WeightFile, options: ImportOptions) -> Built:
     if model.encoder is not None and model.decoder is not None:
         languages, generation = _languages(folder, tokenizers, generation)
     parameters = sum(math.prod(folder.tensors.shape(name)) for name in folder.tensors.names)
-    return _built(checkpoint, weights, parameters, generation, languages, sentences)
+    return _built(checkpoint, weights, options.ops, parameters, generation, languages, sentences)
 
 
 def _describe(folder: Folder, options: ImportOptions) -> _Checkpoint:
@@ -91,13 +91,14 @@ def _limited(model: Description, options: ImportOptions) -> Description:
 def _built(
     checkpoint: _Checkpoint,
     weights: WeightFile,
+    ops: Ops,
     parameters: int,
     generation: Generation,
     languages: Languages | None,
     sentences: SentenceOptions | None,
 ) -> Built:
     model, named = checkpoint.model, checkpoint.weights
-    graphs = build_graphs(model, named, weights)
+    graphs = build_graphs(model, named, weights, ops)
     positions = model.max_positions
     if sentences is not None and sentences.max_tokens is not None:
         positions = min(positions, sentences.max_tokens)
@@ -179,7 +180,7 @@ def build_firefox(folder: FolderFiles, weights: WeightFile, options: ImportOptio
         parameters = sum(math.prod(tensors.shape(name)) for name in tensors.names)
         pair = metadata.languages or files.source_and_target
         languages = None if pair is None else Languages(sources=pair[:1], targets=pair[1:])
-        built = _built(checkpoint, weights, parameters, generation, languages, None)
+        built = _built(checkpoint, weights, options.ops, parameters, generation, languages, None)
         tensors.check_all_read()
     return replace(built, architecture=metadata.architecture, description=metadata.description)
 
