@@ -33,10 +33,8 @@ def exported_graph(
     graph = GraphBuilder("exported", weights)
     x, lengths, size = _inputs(graph, module.query.in_features)
     layers = _layer_builder(graph, module, projections)
-    begin, one = graph.constant(0, np.int64), graph.constant(1, np.int64)
-    positions = graph.add("Range", begin, graph.add("Squeeze", size), one)
     max_positions = 0 if projections is None else projections.matrices.size(2)
-    attention = EncoderAttention(layers, max_positions, positions, lengths)
+    attention = EncoderAttention(layers, max_positions, size, lengths)
     _output(graph, attention.add(0, layers.stack.attention[0], x), module)
     return graph.build()
 

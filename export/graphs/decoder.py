@@ -112,7 +112,7 @@ class _DecoderBuilder:
 
     def build(self) -> onnx.ModelProto:
         graph, stack, layers = self._graph, self._stack, self._layers
-        x = layers.embed(self._ids, self._new_positions)
+        x = layers.embed(self._ids, lambda table: graph.add("Gather", table, self._new_positions))
         if not self._model.is_decoder_only:
             x = graph.add("Unsqueeze", x, graph.constant([1], np.int64))  # (B, 1, M)
         for number, attention in enumerate(stack.attention):

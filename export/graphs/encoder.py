@@ -42,11 +42,9 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: O
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
     size = graph.add("Shape", ids, start=1)  # (1,)
     layers = LayerBuilder(graph, weights, "encoder", stack)
-    positions = graph.add(
-        "Range", graph.constant(0, np.int64), graph.add("Squeeze", size), graph.constant(1, np.int64)
-    )  # (S,)
-    x = layers.embed(ids, positions)
-    attend = EncoderAttention(layers, model.max_positions, positions, lengths)
+    first = graph.constant([0], np.int64)
+    x = layers.embed(ids, lambda table: graph.add("Slice", table, first, size, first))
+    attend = EncoderAttention(layers, model.max_positions, size, lengths)
     for number, attention in enumerate(stack.attention):
         module = f"encoder.{number}.self_attention"
         attended = attend.add(number, attention, layers.sublayer_input(x, module, number))
@@ -70,19 +68,19 @@ class EncoderAttention:
     All kinds use `Attention` (opset 24), the fastest operator for sequences of different lengths.
     """
 
-    def __init__(self, layers: LayerBuilder, max_positions: int, positions: str, lengths: str) -> None:
+    def __init__(self, layers: LayerBuilder, max_positions: int, size: str, lengths: str) -> None:
         """Create a builder.
 
         Args:
             layers: builder of the stack.
             max_positions: longest sequence in tokens.
-            positions: (S,) int64.
+            size: S, (1,) int64.
             lengths: (B,) int64.
         """
         self._layers = layers
         self._graph = layers.graph
         self._max_positions = max_positions
-        self._positions = positions
+        self._size = size
         self._lengths = lengths
         self._biases: dict[int | None, str] = {}  # by window
         self._matrices: dict[int, str] = {}  # of projected keys, by number
@@ -148,6 +146,12 @@ class EncoderAttention:
         return attended
 
     @functools.cached_property
+    def _positions(self) -> str:
+        """Name of the positions (S,) int64."""
+        begin, one = self._graph.constant(0, np.int64), self._graph.constant(1, np.int64)
+        return self._graph.add("Range", begin, self._graph.add("Squeeze", self._size), one)
+
+    @functools.cached_property
     def _is_token(self) -> str:
         """Name of the mask (B, S), True for tokens and False for padding."""
         column = self._graph.add("Unsqueeze", self._lengths, self._graph.constant([1], np.int64))
@@ -159,8 +163,7 @@ class EncoderAttention:
             graph, name = self._graph, f"encoder.projection.{number}.weight"
             first, axis = graph.constant([0], np.int64), graph.constant([1], np.int64)
             whole = graph.weight(name, self._layers.weights.read(name))
-            size = graph.add("Shape", self._positions)
-            self._matrices[number] = graph.add("Slice", whole, first, size, axis)
+            self._matrices[number] = graph.add("Slice", whole, first, self._size, axis)
         return self._matrices[number]
 
     def _rotate(self, x: str, heads: int, rotary: Rotary) -> str:

@@ -1,6 +1,6 @@
 """Layers that encoder and decoder share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -117,12 +117,12 @@ class LayerBuilder:
             inner = activation(graph, self.linear(normalized, f"{module}.inner"), options.activation)
         return self.add_sublayer(x, self.linear(inner, f"{module}.outer"), module)
 
-    def embed(self, ids: str, positions: str) -> str:
+    def embed(self, ids: str, at_positions: Callable[[str], str]) -> str:
         """Add the embedding of tokens.
 
         Args:
             ids: token ids, (B, S) or (B,) int64.
-            positions: their positions, int64 or int32, of a shape that extends to that of the ids.
+            at_positions: adds the rows of a table (P, M) at the positions of the tokens.
 
         Returns:
             (B, S, M) or (B, M).
@@ -141,7 +141,7 @@ class LayerBuilder:
                 )
         if options.has_positions:
             table = graph.weight(f"{self.name}.positions", weights.read(f"{self.name}.positions.weight"))
-            x = graph.add("Add", x, graph.add("Gather", table, positions))
+            x = graph.add("Add", x, at_positions(table))
         if options.has_norm:
             x = self.norm(x, f"{self.name}.embedding_norm")
         if options.has_projection:
