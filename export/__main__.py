@@ -40,6 +40,11 @@ def export(arguments: argparse.Namespace) -> BaseModel:
     """Export a training run, or import a folder that others wrote."""
     kind: Kind = arguments.kind or detect_kind(arguments.checkpoint)
     if kind == "training":
+        if arguments.shortlist:
+            raise ValueError(
+                f"{arguments.checkpoint} is a training run, and only Firefox translation models have a shortlist; "
+                "leave out --shortlist"
+            )
         if arguments.ops != "contrib":
             raise ValueError(
                 f"--ops {arguments.ops} needs a folder that is imported, from Hugging Face or Firefox, but "
@@ -70,7 +75,7 @@ def import_folder(
     metadata = dataclasses.replace(metadata_of(arguments), chat=None)
     if not arguments.languages:
         metadata = dataclasses.replace(metadata, languages=None)
-    options = ImportOptions(arguments.max_tokens, arguments.task, arguments.ops)
+    options = ImportOptions(arguments.max_tokens, arguments.task, arguments.ops, arguments.shortlist)
     imported = import_checkpoint(
         arguments.checkpoint,
         arguments.out,
@@ -104,6 +109,12 @@ def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.Arg
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
     parser.add_argument("--kind", choices=get_args(Kind), help="kind of the folder (default: recognised by its files)")
     add_metadata(parser)
+    parser.add_argument(
+        "--shortlist",
+        action="store_true",
+        help="restrict each translation of a Firefox model to frequent tokens and likely translations of its source, "
+        "as Firefox does (default: all tokens are possible)",
+    )
     _add_export(parser)
     parser.set_defaults(action=export)
     return parser

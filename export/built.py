@@ -41,3 +41,4 @@ class Built:
     chat: ChatTemplate | None = None
     generation: GenerationDefaults | None = None  # None: from generation_config.json
     embedding: Embedding | None = None
+    description: str = ""  # used if the user gives none

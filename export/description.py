@@ -10,6 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from export.firefox.shortlist import Shortlist
+
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
 
 
@@ -125,6 +127,9 @@ class Description:
     head: Head | None = None
     labels: tuple[str, ...] = ()
     logits_scale: float = 1.0
+    # Layer and head of the cross-attention that was trained on word alignments, as indices from 0.
+    guided_alignment: tuple[int, int] | None = None
+    shortlist: Shortlist | None = None  # None: the decoder can generate all tokens
 
     @property
     def is_decoder_only(self) -> bool:

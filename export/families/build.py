@@ -22,8 +22,9 @@ from export.description import Description
 from export.errors import ImportFailedError
 from export.families import firefox
 from export.families.table import describe, find_family
-from export.firefox import FirefoxFiles, find_firefox_files
+from export.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_files, read_metadata
 from export.firefox.marian_binary import open_marian, read_file
+from export.firefox.shortlist import Shortlist, parse_shortlist
 from export.generation import Generation, read_generation
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
@@ -214,14 +215,15 @@ def build_firefox(folder: FolderFiles, weights: WeightFile, options: ImportOptio
     """
     files = find_firefox_files(folder.path)
     with _open_firefox(folder, files, options) as (checkpoint, tensors):
+        metadata = read_metadata(folder, files)
         unknown_id = checkpoint.tokenizers.target.token_to_id("<unk>")
         generation = firefox.generation(checkpoint.model, unknown_id)
         parameters = sum(math.prod(tensors.shape(name)) for name in tensors.names)
-        pair = files.source_and_target
+        pair = metadata.languages or files.source_and_target
         languages = None if pair is None else Languages(sources=pair[:1], targets=pair[1:])
         built = _built(checkpoint, weights, options.ops, parameters, generation, languages, None)
         tensors.check_all_read()
-    return built
+    return replace(built, architecture=metadata.architecture, description=metadata.description)
 
 
 @contextmanager
@@ -229,19 +231,47 @@ def _open_firefox(
     folder: FolderFiles, files: FirefoxFiles, options: ImportOptions
 ) -> Iterator[tuple[_Checkpoint, Tensors]]:
     """Describe a Firefox translation model, whose tensors can be read within the context."""
-    paths = {path.name: folder.locate(path.name) for path in files.all}
+    used = [*files.required, *([files.shortlist] if options.shortlist and files.shortlist else [])]
+    paths = {path.name: folder.locate(path.name) for path in used}
     folder.files |= {name: sha256_of(path) for name, path in paths.items() if path is not None}
     with open_marian(files.model) as marian:
-        stored = {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
-        tensors = Tensors(stored)
-        model = _limited(firefox.describe(marian.config), options)
+        tensors = Tensors(
+            {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
+        )
+        model = _limited(firefox.describe(marian.config, tensors, str(files.model)), options)
+        sizes = firefox.vocabulary_sizes(tensors)
+        if options.shortlist:
+            model = replace(model, shortlist=_read_shortlist(folder.path, files, sizes))
         source = firefox_tokenizer(read_file(files.source_vocabulary), files.source_vocabulary.name)
         target = source
         if files.target_vocabulary != files.source_vocabulary:
             target = firefox_tokenizer(read_file(files.target_vocabulary), files.target_vocabulary.name)
+        vocabularies = ((source, files.source_vocabulary), (target, files.target_vocabulary))
+        for (tokenizer, path), size in zip(vocabularies, sizes, strict=True):
+            if tokenizer.get_vocab_size() > size:
+                raise ImportFailedError(
+                    f"{path} has {tokenizer.get_vocab_size()} tokens, but {files.model.name} has only {size}; they "
+                    "belong to different models: download both again"
+                )
         tokenizers = ConvertedTokenizers(source, target, files.source_vocabulary.name, {})
         named = firefox.read_weights(model, tensors)
         yield _Checkpoint("firefox", "firefox", model, named, tokenizers), tensors
+
+
+def _read_shortlist(folder: Path, files: FirefoxFiles, sizes: tuple[int, int]) -> Shortlist:
+    """Read the shortlist of a model with these sizes of its source and target vocabulary."""
+    if files.shortlist is None:
+        raise ImportFailedError(
+            f"{folder} has no shortlist {SHORTLIST_FILE.format(files.languages)}; download it to the folder, or import "
+            "without --shortlist"
+        )
+    return parse_shortlist(
+        read_file(files.shortlist),
+        str(files.shortlist),
+        source_size=sizes[0],
+        target_size=sizes[1],
+        is_shared=files.source_vocabulary == files.target_vocabulary,
+    )
 
 
 def verify(folder: FolderFiles, bundle: Path, manifest: Manifest, options: ImportOptions) -> Verification:

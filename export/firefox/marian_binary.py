@@ -76,9 +76,6 @@ class MarianModel:
         """Return the shape of a tensor, which is (inputs, outputs) for matrices."""
         return self._entry(name).shape
 
-    def is_quantized(self, name: str) -> bool:
-        return self._entry(name).type_number == INTGEMM8
-
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Return a copy of a tensor in float32.
 
@@ -121,7 +118,9 @@ class MarianModel:
         return self._entries[name]
 
     def _error(self, reason: str) -> ImportFailedError:
-        return ImportFailedError(f"{self._file} is not a Marian model that can be imported: {reason}")
+        return ImportFailedError(
+            f"{self._file} is not a Marian model that can be imported: {reason}; download it again"
+        )
 
     def _unpack(self, layout: str, position: int) -> tuple[int, ...]:
         """Return integers at a position.
@@ -137,7 +136,9 @@ class MarianModel:
     def _read_headers(self) -> dict[str, _Entry]:
         version, count = self._unpack("<QQ", 0)
         if version != VERSION:
-            raise self._error(f"its version must be {VERSION}, got {version}; is it a .bin file of Marian?")
+            raise self._error(
+                f"its version must be {VERSION}, got {version}, so it is probably not a .bin file of Marian"
+            )
         if count > MAX_TENSORS:
             raise self._error(f"it must have at most {MAX_TENSORS} tensors, got {count}")
         headers = [self._unpack("<QQQQ", 16 + 32 * index) for index in range(count)]
@@ -215,7 +216,7 @@ def open_marian(path: Path) -> MarianModel:
     except OSError as error:
         raise ImportFailedError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise ImportFailedError(f"{path} is empty") from None
+        raise ImportFailedError(f"{path} is empty; download it again") from None
     try:
         return MarianModel(data, str(path))
     except BaseException:
@@ -239,7 +240,9 @@ def read_file(path: Path) -> bytes:
     except OSError as error:
         raise ImportFailedError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > MAX_UNPACKED_BYTES:
-        raise ImportFailedError(f"{path} must have at most {MAX_UNPACKED_BYTES} bytes when it is unpacked")
+        raise ImportFailedError(
+            f"{path} must have at most {MAX_UNPACKED_BYTES} bytes when it is unpacked; download it again"
+        )
     return data
 
 

@@ -17,7 +17,7 @@ from export.description import Attention, Description, Stack, rotary_angles
 from export.graphs import operators
 from export.graphs.layers import LayerBuilder, attention_size, padded_heads, padded_inputs
 from export.graphs.relative import bias_of_distances, relative_bias
-from export.nodes import FLOAT, INT32, INT64, KEY_VALUE, scores
+from export.nodes import FLOAT, INT32, INT64, KEY_VALUE, SHORTLIST, scores
 from export.weights import Weights
 from service.bundle import Ops, State
 
@@ -26,10 +26,10 @@ ROTARY_SIZE_STEP = 16  # the same, with rotary embedding
 
 
 def states(model: Description) -> tuple[State, ...]:
-    """Describe the states of each decoder layer.
+    """Describe the states of each decoder layer, and that of a shortlist.
 
-    The cache of self-attention grows. That of cross-attention and the cell of a recurrent unit keep
-    their size.
+    The cache of self-attention grows. That of cross-attention, the cell of a recurrent unit and the
+    scores of a shortlist keep their size.
     """
     stack = model.decoder
     made: list[State] = []
@@ -51,6 +51,8 @@ def states(model: Description) -> tuple[State, ...]:
                         shape=(stack.cross.kv_heads, "source", size),
                     )
                 )
+    if model.shortlist is not None:
+        made.append(State(input=SHORTLIST, init="encoder", encoder_output=SHORTLIST, shape=(model.vocabulary,)))
     return tuple(made)
 
 
@@ -134,7 +136,10 @@ class _DecoderBuilder:
         x = graph.add("Gather", x, graph.constant(-1, np.int64), axis=1)  # (B, M)
         if self._model.logits_scale != 1.0:
             x = graph.add("Mul", x, graph.constant(self._model.logits_scale, np.float32))
-        scores(graph, x, self._projection(), self._model.vocabulary)
+        size, shortlist = self._model.vocabulary, ""
+        if self._model.shortlist is not None:
+            shortlist = graph.input(SHORTLIST, FLOAT, ("batch", size))
+        scores(graph, x, self._projection(), size, shortlist)
         return graph.build()
 
     def _attend_self(self, number: int, attention: Attention, x: str) -> str:

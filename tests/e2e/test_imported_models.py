@@ -30,13 +30,14 @@ from transformers import (
 from bench.server import RunningServer, serving
 from export import importing
 from export.firefox.marian_binary import MarianModel
-from export.firefox.reference import FirefoxReference
+from export.firefox.shortlist import parse_shortlist
 from export.importing import import_checkpoint
-from export.options import BundleMetadata
+from export.options import BundleMetadata, ImportOptions
 from export.tokenizers.sentencepiece import SentencePieceModel
 from service.bundle import Verification
 from tests.e2e.asking import post
-from tests.export.firefox.models import INNER, OPTIONS, WIDTH, random_tensors, write_marian
+from tests.export.firefox.models import OPTIONS, random_tensors, write_marian, write_shortlist
+from tests.export.firefox.reference import FirefoxReference
 from tests.export.folders_of_others import word_tokenizer
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 
@@ -94,14 +95,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         patch.setattr(importing, "_verify_in_child", lambda *_: (record, 1))
         for name, (model, tokenizer, template) in made.items():
             model.save_pretrained(checkpoints / name)
-            options = {"chat_template": template} if template else {}
+            config = {"chat_template": template} if template else {}
             tokenizer.save(str(checkpoints / name / "tokenizer.json"))
-            (checkpoints / name / "tokenizer_config.json").write_text(json.dumps(options), encoding="utf-8")
+            (checkpoints / name / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
             import_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
         made["marian"] = _write_marian(checkpoints / "marian")
         import_checkpoint(checkpoints / "marian", bundles / "marian", BundleMetadata("marian"))
         _write_firefox(checkpoints / "firefox")
-        import_checkpoint(checkpoints / "firefox", bundles / "firefox", BundleMetadata("firefox"), kind="firefox")
+        for name, options in (("firefox", ImportOptions()), ("firefox-shortlist", ImportOptions(shortlist=True))):
+            import_checkpoint(checkpoints / "firefox", bundles / name, BundleMetadata(name), options, kind="firefox")
     with serving(bundles, threads=1) as server:
         yield Served(
             server,
@@ -192,13 +194,20 @@ def _write_marian(folder: Path) -> tuple[Any, Tokenizer, str]:
     return model, tokenizer, ""
 
 
+FIREFOX_VOCABULARY = 3 + 1 + len(WORDS)
+# Two translations for each source token, and four frequent tokens.
+FIREFOX_SHORTLIST = write_shortlist(
+    [[(5 * id_ + 7) % FIREFOX_VOCABULARY, (11 * id_) % FIREFOX_VOCABULARY] for id_ in range(FIREFOX_VOCABULARY)], 4
+)
+
+
 def _firefox_model() -> bytes:
     tensors = random_tensors()
-    size = 3 + 1 + len(WORDS)
+    size = FIREFOX_VOCABULARY
     rng = np.random.default_rng(6)
     tensors["Wemb"] = rng.normal(0, 0.5, (size, tensors["Wemb"].shape[1])).astype(np.float32)
     tensors["decoder_ff_logit_out_b"] = rng.normal(0, 0.5, (1, size)).astype(np.float32)
-    sizes = {"dim-vocabs": f"\n  - {size}\n  - {size}", "dim-emb": str(WIDTH), "transformer-dim-ffn": str(INNER)}
+    sizes = {"dim-vocabs": f"\n  - {size}\n  - {size}"}
     return write_marian(tensors, OPTIONS | sizes, quantized=["Wemb"])
 
 
@@ -207,6 +216,7 @@ def _write_firefox(folder: Path) -> None:
     folder.mkdir()
     (folder / "model.ende.intgemm8.bin").write_bytes(_firefox_model())
     (folder / "vocab.ende.spm").write_bytes(_sentencepiece("</s>", "<unk>", "<s>"))
+    (folder / "lex.50.50.ende.s2t.bin").write_bytes(FIREFOX_SHORTLIST)
 
 
 def _chat() -> tuple[Any, Tokenizer, str]:
@@ -265,6 +275,33 @@ def test_a_firefox_model_translates_as_its_reference_does(served: Served) -> Non
         maps = np.array(cross["data"]).reshape(cross["shape"])
         found = expected.cross_attention[:NEW_TOKENS].transpose(1, 2, 0, 3)  # (layers, heads, T, S)
         np.testing.assert_allclose(maps, found, rtol=0, atol=TOLERANCE)
+
+
+def test_a_firefox_model_with_a_shortlist_generates_only_its_candidates(served: Served) -> None:
+    model, size = "firefox-shortlist", FIREFOX_VOCABULARY
+    reference = FirefoxReference(MarianModel(_firefox_model(), "model.bin"))
+    shortlist = parse_shortlist(FIREFOX_SHORTLIST, "lex.bin", source_size=size, target_size=size, is_shared=True)
+    greedy = served.generate(model, TEXTS)
+    beams = served.generate(model, TEXTS, num_beams=3, num_return_sequences=3)
+    samples = served.generate(model, TEXTS, do_sample=True, temperature=10.0, num_return_sequences=8, seed=1)
+    differs = False
+    for index, (text, output) in enumerate(zip(TEXTS, greedy, strict=True)):
+        source = [*(4 + WORDS.index(word) for word in text.split()), 0]
+        candidates = shortlist.candidates(source)
+        allowed = [id_ for id_ in candidates.tolist() if id_ != 1]
+        expected = reference.translate(source, NEW_TOKENS + 1, allowed).ids
+        assert [token["id"] for token in output["tokens"] if token["id"]] == expected
+        differs |= expected != reference.translate(source, NEW_TOKENS + 1, [*range(1), *range(2, size)]).ids
+        for other in (*beams, *samples):
+            if other["index"] == index:
+                assert {token["id"] for token in other["tokens"]} <= set(allowed)
+        # Log-probabilities are those of the distribution over the candidates.
+        logits, _ = next(reference.steps(source, [None]))
+        logits = logits[candidates]
+        first = output["tokens"][0]
+        logprob = logits[candidates == first["id"]] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        np.testing.assert_allclose(first["logprob"], logprob[0], rtol=0, atol=TOLERANCE)
+    assert differs
 
 
 def test_translate_uses_the_first_model_by_name_that_has_the_languages(served: Served) -> None:

