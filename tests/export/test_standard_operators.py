@@ -228,14 +228,13 @@ def decoded(model: Description, graph: Graph, encoded: Mapping[str, Array]) -> d
             if state.output is not None:
                 assert given[state.output].shape == buffers[state.input][rows].shape
                 buffers[state.input][rows] = given[state.output]
+        columns = {"decoder_attention": max(lengths) + count, "cross_attention": max(SOURCES[row] for row in rows)}
         for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             valid = {"decoder_attention": length + count, "cross_attention": SOURCES[row]}
             for name, array in given.items():
                 part = array[index]
                 if name in valid:
-                    assert array.shape[-1] == max(
-                        (SOURCES[one] for one in rows) if "cross" in name else [max(lengths) + count]
-                    )
+                    assert array.shape[-1] == columns[name]
                     part = part[..., : valid[name]]
                 elif name.startswith("self_"):
                     part = part[:, : length + count]
