@@ -75,7 +75,7 @@ def import_folder(
     metadata = dataclasses.replace(metadata_of(arguments), chat=None)
     if not arguments.languages:
         metadata = dataclasses.replace(metadata, languages=None)
-    options = ImportOptions(arguments.max_tokens, arguments.task, arguments.shortlist, arguments.ops)
+    options = ImportOptions(arguments.max_tokens, arguments.task, arguments.ops, arguments.shortlist)
     imported = import_checkpoint(
         arguments.checkpoint,
         arguments.out,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
     from torch import Tensor
 
 OPSET = 24
-STANDARD_OPSET = 18  # of graphs without contrib operators: old enough for most runtimes (docs/adr/0019)
+STANDARD_OPSET = 18  # of graphs for other runtimes (docs/adr/0019)
 CONTRIB = "com.microsoft"  # domain of the operators of ONNX Runtime
 ALIGNMENT_BYTES = 64  # alignment of tensors in the weight file: a cache line
 
@@ -99,7 +99,7 @@ class GraphBuilder:
         Args:
             name: name of the graph.
             weights: file for its weights.
-            ops: operators that the graph may have, see `export.graphs.operators`.
+            ops: form of the operators, see `export.graphs.operators`.
         """
         self.ops = ops
         self._name = name

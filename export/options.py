@@ -58,8 +58,8 @@ class ImportOptions:
 
     max_tokens: int | None = None  # lower limit of positions than the checkpoint's, to save memory
     task: str | None = None  # a task that the model must be able to do
-    shortlist: bool = False  # restrict a Firefox model to its shortlist
     ops: Ops = "contrib"  # operators of the graphs
+    shortlist: bool = False  # restrict a Firefox model to its shortlist
 
 
 @dataclass(frozen=True)

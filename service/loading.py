@@ -295,7 +295,7 @@ def _open_bundle(
     """
     if manifest.ops != "contrib":
         raise BundleError(
-            f"{folder} has only standard operators of ONNX: it is for other runtimes and cannot be served; import the "
+            f"{folder} has only standard operators of ONNX: it is for other runtimes and cannot be served; export the "
             "model again without --ops standard"
         )
     check_files(folder, manifest)

@@ -1,8 +1,8 @@
-"""Operators that have two forms, see `GraphBuilder.ops`.
+"""Operators that have two forms; `GraphBuilder.ops` selects one.
 
-The contrib form uses operators of ONNX Runtime, or of an opset that few other runtimes have. The
-standard form is the same calculation in operators of ONNX opset 18. No other module chooses between
-the two (docs/adr/0019).
+The contrib form uses operators of ONNX Runtime and of the newest opset. The standard form is the
+same calculation with operators of opset 18, for other runtimes. No other module chooses between the
+two (docs/adr/0019).
 
 Axes: B batch, S tokens of one call, K keys, T positions of a cache, P positions of the model, H
 heads, KV heads of keys and values, D width of a head.
@@ -24,7 +24,7 @@ AFTER_SOFTMAX = 3  # value of `qk_matmul_output_mode` of Attention: the same
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values (B, KV, T, D) of a batch, and the positions of them that a call reads."""
+    """Keys and values (B, KV, T, D) of a batch, and the range of positions that a call reads."""
 
     key: str
     value: str

@@ -99,7 +99,7 @@ def test_a_bundle_of_standard_operators_is_not_quantized(
     write_manifest(copied, read_manifest(copied).model_copy(update={"ops": "standard"}))
     assert main(["quantize", str(copied), "--out", str(tmp_path / "toy"), "--bits", "8", "--unverified"]) == 2
     assert capsys.readouterr().err == (
-        f"error: {copied} has only standard operators; import the model again without --ops standard\n"
+        f"error: {copied} has only standard operators; export the model again without --ops standard\n"
     )
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,6 +21,7 @@ from export.checkpoint import Tensors, open_folder
 from export.description import Activation, Description
 from export.families import firefox
 from export.families.table import FAMILIES, describe, find_family
+from export.firefox.shortlist import Shortlist
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
 from export.graphs.layers import activation
@@ -104,12 +105,20 @@ def student(folder: Path) -> Model:
     return Model(model, firefox.read_weights(model, tensors))
 
 
+def with_shortlist(folder: Path) -> Model:
+    model, size = student(folder), test_firefox_models.TARGET_VOCABULARY
+    targets = np.random.default_rng(0).integers(size, size=2 * size)  # two translations of each token
+    shortlist = Shortlist(5, 2, np.arange(0, 2 * size + 1, 2), targets, size, is_shared=True)
+    return replace(model, description=replace(model.description, shortlist=shortlist))
+
+
 CASES: dict[str, Callable[[Path], Model]] = {
     **{name: encoder(name) for name in encoder_models.FAMILIES},
     "tagger": encoder("bert", "ForTokenClassification"),
     **{name: decoder(name) for name in decoder_models.MODELS},
     **{case.name: seq2seq(case) for case in test_seq2seq_families.CASES},
     "firefox": student,
+    "firefox with a shortlist": with_shortlist,
 }
 SECOND_RUNTIME = ("modernbert with biases", "qwen3-windows", "flan-t5", "firefox")  # one of each kind
 
@@ -219,14 +228,13 @@ def decoded(model: Description, graph: Graph, encoded: Mapping[str, Array]) -> d
             if state.output is not None:
                 assert given[state.output].shape == buffers[state.input][rows].shape
                 buffers[state.input][rows] = given[state.output]
+        columns = {"decoder_attention": max(lengths) + count, "cross_attention": max(SOURCES[row] for row in rows)}
         for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             valid = {"decoder_attention": length + count, "cross_attention": SOURCES[row]}
             for name, array in given.items():
                 part = array[index]
                 if name in valid:
-                    assert array.shape[-1] == max(
-                        (SOURCES[one] for one in rows) if "cross" in name else [max(lengths) + count]
-                    )
+                    assert array.shape[-1] == columns[name]
                     part = part[..., : valid[name]]
                 elif name.startswith("self_"):
                     part = part[:, : length + count]

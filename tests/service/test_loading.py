@@ -204,7 +204,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
 def test_a_bundle_of_standard_operators_is_for_other_runtimes(folder: Path) -> None:
     write_manifest(folder / "toy", read_manifest(folder / "toy").model_copy(update={"ops": "standard"}))
     message = (
-        f"{folder}/toy has only standard operators of ONNX: it is for other runtimes and cannot be served; import the "
+        f"{folder}/toy has only standard operators of ONNX: it is for other runtimes and cannot be served; export the "
         "model again without --ops standard"
     )
     with pytest.raises(BundleError, match=re.escape(message)):
