@@ -16,7 +16,7 @@ from export.checkpoint import Kind, Provenance, detect_kind, hub_cache
 from export.errors import VerificationError
 from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, MAX_LOSS, MIN_PAIRS, ImportOptions, metadata_of
 from export.options import SENTENCES as SENTENCES
-from service.bundle import BundleError, LayerGroup, QuantScheme, Task
+from service.bundle import BundleError, LayerGroup, Ops, QuantScheme, Task
 
 Action = Callable[[argparse.Namespace], BaseModel]
 
@@ -45,6 +45,11 @@ def export(arguments: argparse.Namespace) -> BaseModel:
                 f"{arguments.checkpoint} is a training run, and only Firefox translation models have a shortlist; "
                 "leave out --shortlist"
             )
+        if arguments.ops != "contrib":
+            raise ValueError(
+                f"--ops {arguments.ops} needs a folder that is imported, from Hugging Face or Firefox, but "
+                f"{arguments.checkpoint} is a training run, whose graphs need operators of ONNX Runtime; omit --ops"
+            )
         return _heavy("export")(arguments)
     return import_folder(arguments, kind)
 
@@ -70,7 +75,7 @@ def import_folder(
     metadata = dataclasses.replace(metadata_of(arguments), chat=None)
     if not arguments.languages:
         metadata = dataclasses.replace(metadata, languages=None)
-    options = ImportOptions(arguments.max_tokens, arguments.task, arguments.shortlist)
+    options = ImportOptions(arguments.max_tokens, arguments.task, arguments.ops, arguments.shortlist)
     imported = import_checkpoint(
         arguments.checkpoint,
         arguments.out,
@@ -134,6 +139,13 @@ def add_metadata(parser: argparse.ArgumentParser) -> None:
         help="longest sequence of an imported model, which limits its memory (default: that of the checkpoint)",
     )
     parser.add_argument("--task", choices=get_args(Task), help="fail unless the imported model can do this task")
+    parser.add_argument(
+        "--ops",
+        choices=get_args(Ops),
+        default="contrib",
+        help="operators of an imported model: contrib includes those of ONNX Runtime, which Sightline needs for "
+        "serving; standard has only those of ONNX, for other runtimes (default: contrib)",
+    )
 
 
 def _positive(text: str) -> int:

@@ -1,6 +1,6 @@
 """Builder for ONNX graphs that share one file of weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
@@ -11,10 +11,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from service.bundle import Ops
+
 if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
     from torch import Tensor
 
 OPSET = 24
+STANDARD_OPSET = 18  # of graphs for other runtimes (docs/adr/0019)
 CONTRIB = "com.microsoft"  # domain of the operators of ONNX Runtime
 ALIGNMENT_BYTES = 64  # alignment of tensors in the weight file: a cache line
 
@@ -90,7 +93,15 @@ def _fits_half(array: NDArray[np.generic]) -> bool:
 class GraphBuilder:
     """Builder of one graph. Its methods take and return names of values."""
 
-    def __init__(self, name: str, weights: WeightFile) -> None:
+    def __init__(self, name: str, weights: WeightFile, ops: Ops = "contrib") -> None:
+        """Create an empty graph.
+
+        Args:
+            name: name of the graph.
+            weights: file for its weights.
+            ops: form of the operators, see `export.graphs.operators`.
+        """
+        self.ops = ops
         self._name = name
         self._weights = weights
         self._nodes: list[onnx.NodeProto] = []
@@ -98,6 +109,7 @@ class GraphBuilder:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._initializers: dict[str, TensorProto] = {}
         self._constants: set[str] = set()  # names of weights
+        self._shared: dict[str, str] = {}  # values of `once`
 
     def input(self, name: str, dtype: int, shape: Sequence[Axis]) -> str:
         self._inputs.append(helper.make_tensor_value_info(name, dtype, shape))
@@ -138,6 +150,16 @@ class GraphBuilder:
         (name,) = self.add_multi(op, inputs, [output or f"{op}_{len(self._nodes)}"], domain, **attributes)
         return name
 
+    def add_once(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node, unless this method has added an equal one, and return its output."""
+        return self.once(repr((op, inputs, sorted(attributes.items()))), lambda: self.add(op, *inputs, **attributes))
+
+    def once(self, key: str, add: Callable[[], str]) -> str:
+        """Return the value that `add` returned for this key first; later calls add no nodes."""
+        if key not in self._shared:
+            self._shared[key] = add()
+        return self._shared[key]
+
     def add_multi(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
     ) -> Sequence[str]:
@@ -155,6 +177,11 @@ class GraphBuilder:
         graph = helper.make_graph(
             self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
         )
-        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+        if self.ops == "standard":
+            domains = sorted({node.domain for node in self._nodes} - {""})
+            assert not domains, f"the graph {self._name} has operators of the domains {', '.join(domains)}"
+            opsets = [helper.make_opsetid("", STANDARD_OPSET)]
+        else:
+            opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
         version = helper.find_min_ir_version_for(opsets, ignore_unknown=True)
         return helper.make_model(graph, opset_imports=opsets, ir_version=version, producer_name="sightline")

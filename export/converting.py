@@ -129,6 +129,8 @@ def _write_converted(
     original = read_bundle(source)
     if original.dtype != "float32":
         raise BundleError(f"{source} must be a float32 bundle, got {original.dtype}")
+    if original.ops != "contrib":
+        raise BundleError(f"{source} has only standard operators; export the model again without --ops standard")
     if original.half_weights:
         raise BundleError(f"{source} has float16 weights; export the checkpoint again without --half-weights")
     if original.decoder is None and isinstance(text, ParallelText):

@@ -35,6 +35,7 @@ from service.bundle import (
     GenerationDefaults,
     Graph,
     Manifest,
+    Ops,
     Origin,
     Verification,
     record_files,
@@ -130,7 +131,7 @@ def import_checkpoint(
             pickle=isinstance(checkpoint, Folder) and checkpoint.is_pickle,
             files=dict(sorted({**checkpoint.files, **provenance.files}.items())),
         )
-        manifest = _manifest(folder, built, metadata, origin, entries, files)
+        manifest = _manifest(folder, built, metadata, options.ops, origin, entries, files)
         if options.task is not None and options.task not in manifest.tasks:
             raise ImportFailedError(
                 f"the checkpoint cannot do the task {options.task}; it can do {', '.join(manifest.tasks)}; use a "
@@ -289,6 +290,7 @@ def _manifest(
     folder: Path,
     built: Built,
     metadata: BundleMetadata,
+    ops: Ops,
     origin: Origin,
     entries: Mapping[str, Graph],
     files: list[str],
@@ -302,6 +304,7 @@ def _manifest(
         license=metadata.license,
         created=int(time.time()),
         dtype="float32",
+        ops=ops,
         tasks=graphs.tasks,
         parameters=built.parameters,
         source_tokenizer=TOKENIZER,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from service.bundle import BundleError, ChatTemplate, Languages, LayerGroup, QuantScheme, read_manifest
+from service.bundle import BundleError, ChatTemplate, Languages, LayerGroup, Ops, QuantScheme, read_manifest
 
 # Sentences for verification; not part of an installed package.
 SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
@@ -58,6 +58,7 @@ class ImportOptions:
 
     max_tokens: int | None = None  # lower limit of positions than the checkpoint's, to save memory
     task: str | None = None  # a task that the model must be able to do
+    ops: Ops = "contrib"  # operators of the graphs
     shortlist: bool = False  # restrict a Firefox model to its shortlist
 
 

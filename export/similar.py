@@ -6,15 +6,16 @@ from numpy.typing import NDArray
 
 from export.builder import GraphBuilder, WeightFile
 from export.nodes import FLOAT, INT64
+from service.bundle import Ops
 
 
-def similar_graph(table: NDArray[np.float32], weights: WeightFile) -> onnx.ModelProto:
+def similar_graph(table: NDArray[np.float32], weights: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
     """Build the graph that maps `token_ids` (N,) to `cosines` (N, V).
 
     A result is the cosine of the embedding of an input token and that of each token in the table
     (V, M). The cosine with an embedding of zeros is 0.
     """
-    graph = GraphBuilder("similar", weights)
+    graph = GraphBuilder("similar", weights, ops)
     token_ids = graph.input("token_ids", INT64, ("tokens",))
     lengths = np.linalg.norm(table, axis=1)
     # The norms are stored inside the graph, so that the weight file only has tensors that other

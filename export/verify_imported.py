@@ -38,7 +38,7 @@ from export.options import ImportOptions
 from export.reference import Reference
 from export.reference_decoder import ReferenceDecoder
 from export.weights import Weights
-from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, Manifest, State, Verification, read_manifest
+from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, Manifest, Ops, State, Verification, read_manifest
 
 Array = NDArray[Any]
 UNIT_ROUNDOFF = 2.0**-24  # largest relative error of one float32 operation
@@ -66,9 +66,17 @@ MAP_LAYERS = 4  # number of layers whose attention maps an encoder returns at a 
 
 
 class DecoderSession:
-    """A decoder graph in ONNX Runtime with its states, which are updated in place."""
+    """A decoder graph in ONNX Runtime with its states."""
 
-    def __init__(self, graph: Path, states: Sequence[State], rows: int, positions: int, source: int = 0) -> None:
+    def __init__(
+        self,
+        graph: Path,
+        states: Sequence[State],
+        rows: int,
+        positions: int,
+        source: int = 0,
+        ops: Ops = "contrib",
+    ) -> None:
         """Load a graph; all states are 0.
 
         Args:
@@ -77,7 +85,9 @@ class DecoderSession:
             rows: number of sequences.
             positions: size of the axis "target" of states.
             source: size of the axis "source" of states.
+            ops: operators of the graph; graphs of contrib operators update caches in place.
         """
+        self._ops = ops
         self._session = open_session(graph)
         self._states = tuple(states)
         sizes = {"target": positions, "source": source}
@@ -117,7 +127,7 @@ class DecoderSession:
             value = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
             binding.bind_ortvalue_input(state.input, value)
             if state in updated:
-                if "target" not in state.shape:  # only caches are updated in place
+                if self._ops == "standard" or "target" not in state.shape:  # not updated in place
                     news[state.input] = np.empty_like(buffer)
                     value = onnxruntime.OrtValue.ortvalue_from_numpy(news[state.input])
                 binding.bind_ortvalue_output(state.output, value)
@@ -343,6 +353,7 @@ class GraphRunner:
             len(sources),
             len(prompts[0]) + new_tokens - 1,
             source_lengths[0],
+            manifest.ops,
         )
         for row, arrays in enumerate(states):
             for name, array in arrays.items():

@@ -31,6 +31,8 @@ PREFILL_TOKENS = 32
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Task = Literal["generate", "encode", "attention", "classify", "rerank", "tag", "similar"]
+# Operators of graphs. "standard": only those of ONNX. "contrib": also those of ONNX Runtime.
+Ops = Literal["contrib", "standard"]
 
 
 class BundleError(Exception):
@@ -107,7 +109,8 @@ class State(_Part):
 
     `shape` is the shape of one row. The strings "source" and "target" mark an axis whose size is
     the number of source or target tokens. A state with a "target" axis, such as a KV cache, is
-    updated in place: the decoder graph writes to the memory that it reads.
+    updated in place: the decoder graph writes to the memory that it reads. With the operators
+    "standard" (`Manifest.ops`), the output is a new tensor with the whole updated state.
     """
 
     input: str  # name of the input of the decoder graph
@@ -398,6 +401,7 @@ class Manifest(_Part):
     license: str
     created: int  # Unix time in seconds
     dtype: Literal["float32", "float16", "int8", "int4"]
+    ops: Ops = "contrib"  # operators of the graphs; "standard" is for other runtimes, and is not served
     tasks: tuple[Task, ...]
     parameters: int
     half_weights: bool = False  # True if matrices were rounded to float16 before any quantisation

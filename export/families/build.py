@@ -34,7 +34,17 @@ from export.sentence_options import DenseModule, SentenceOptions, read_sentence_
 from export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
 from export.tokenizers.languages import language_tag
 from export.weights import Array, Weights
-from service.bundle import Dense, GenerationDefaults, Languages, Limits, Manifest, Tokens, Verification, sha256_of
+from service.bundle import (
+    Dense,
+    GenerationDefaults,
+    Languages,
+    Limits,
+    Manifest,
+    Ops,
+    Tokens,
+    Verification,
+    sha256_of,
+)
 
 GENERATION_CONFIG, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 
@@ -69,7 +79,7 @@ def build(folder: Folder, weights: WeightFile, options: ImportOptions) -> Built:
     if model.encoder is not None and model.decoder is not None:
         languages, generation = _languages(folder, tokenizers, generation)
     parameters = sum(math.prod(folder.tensors.shape(name)) for name in folder.tensors.names)
-    built = _built(checkpoint, weights, parameters, generation, languages, sentences)
+    built = _built(checkpoint, weights, options.ops, parameters, generation, languages, sentences)
     return built if sentences is None else _with_dense(built, folder, sentences.dense, model)
 
 
@@ -122,13 +132,14 @@ def _limited(model: Description, options: ImportOptions) -> Description:
 def _built(
     checkpoint: _Checkpoint,
     weights: WeightFile,
+    ops: Ops,
     parameters: int,
     generation: Generation,
     languages: Languages | None,
     sentences: SentenceOptions | None,
 ) -> Built:
     model, named = checkpoint.model, checkpoint.weights
-    graphs = build_graphs(model, named, weights)
+    graphs = build_graphs(model, named, weights, ops)
     positions = model.max_positions
     if sentences is not None and sentences.max_tokens is not None:
         positions = min(positions, sentences.max_tokens)
@@ -216,7 +227,7 @@ def build_firefox(folder: FolderFiles, weights: WeightFile, options: ImportOptio
         parameters = sum(math.prod(tensors.shape(name)) for name in tensors.names)
         pair = metadata.languages or files.source_and_target
         languages = None if pair is None else Languages(sources=pair[:1], targets=pair[1:])
-        built = _built(checkpoint, weights, parameters, generation, languages, None)
+        built = _built(checkpoint, weights, options.ops, parameters, generation, languages, None)
         tensors.check_all_read()
     return replace(built, architecture=metadata.architecture, description=metadata.description)
 

@@ -4,9 +4,9 @@ A decoder-only model has one graph for prefill and steps: `token_ids` (B, S), ca
 for each of several rows, or with several tokens of one row. The decoder of an encoder-decoder reads
 one token for each row, (B,).
 
-All attention uses `GroupQueryAttention`. Its cost depends on the length of each sequence instead of
-the size of the cache, and it writes new keys and values into the cache in place. Cross-attention is
-the same operator without new keys.
+By default, all attention uses `GroupQueryAttention`. Its cost depends on the length of each
+sequence instead of the size of the cache, and it writes new keys and values into the cache in
+place. Cross-attention is the same operator without new keys.
 """
 
 import functools
@@ -14,17 +14,17 @@ import functools
 import numpy as np
 import onnx
 
-from export.builder import CONTRIB, GraphBuilder, WeightFile
+from export.builder import GraphBuilder, WeightFile
 from export.description import Attention, Description, Stack, rotary_angles
+from export.graphs import operators
 from export.graphs.layers import LayerBuilder, attention_size, padded_heads, padded_inputs
 from export.graphs.relative import bias_of_distances, relative_bias
 from export.nodes import FLOAT, INT32, INT64, KEY_VALUE, SHORTLIST, scores
 from export.weights import Weights
-from service.bundle import State
+from service.bundle import Ops, State
 
 HEAD_SIZE_STEP = 8  # ONNX Runtime needs a head size that is a multiple of this
 ROTARY_SIZE_STEP = 16  # the same, with rotary embedding
-AFTER_SOFTMAX = 2  # value of `qk_output`: return the attention weights
 
 
 def states(model: Description) -> tuple[State, ...]:
@@ -67,26 +67,25 @@ def _step(attention: Attention) -> int:
     return HEAD_SIZE_STEP if attention.rotary is None else ROTARY_SIZE_STEP
 
 
-def decoder_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto:
+def decoder_graph(model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
     """Build the decoder graph, see `service.bundle.Graph`.
 
     Attention weights beyond the length of a row are undefined.
     """
     stack = model.decoder
     assert stack is not None, "the model has a decoder"
-    return _DecoderBuilder(model, stack, weights, file).build()
+    return _DecoderBuilder(model, stack, weights, file, ops).build()
 
 
 class _DecoderBuilder:
     """Builder of one decoder graph."""
 
-    def __init__(self, model: Description, stack: Stack, weights: Weights, file: WeightFile) -> None:
+    def __init__(self, model: Description, stack: Stack, weights: Weights, file: WeightFile, ops: Ops) -> None:
         self._model = model
         self._stack = stack
-        self._graph = graph = GraphBuilder("step", file)
+        self._graph = graph = GraphBuilder("step", file, ops)
         self._layers = LayerBuilder(graph, weights, "decoder", stack)
         self._maps: dict[str, list[str]] = {"decoder_attention": [], "cross_attention": []}
-        self._no_keys = ""
         axes = ("batch", "tokens") if model.is_decoder_only else ("batch",)
         self._ids = graph.input("token_ids", INT64, axes)
         lengths = graph.input("lengths", INT32, ("batch",))
@@ -157,26 +156,13 @@ class _DecoderBuilder:
         graph, module = self._graph, f"decoder.{number}.self_attention"
         modules = [f"{module}.{part}" for part in ("query", "key", "value")]
         qkv = self._layers.linear(x, *modules, arrays=self._layers.padded(modules, attention, _step(attention)))
-        queries = [qkv, "", ""]
-        if attention.head_norm is not None:
-            queries = self._normalized_heads(module, attention, qkv)
-        rotary = self._rotary_tables(attention)
-        shape = ("batch", attention.kv_heads, "target", padded_size(attention))
+        parts = [qkv] if attention.head_norm is None else self._normalized_heads(module, attention, qkv)
+        tables, size = self._rotary_tables(attention), padded_size(attention)
+        shape = ("batch", attention.kv_heads, "target", size)
         past = [graph.input(f"self_{part}.{number}", FLOAT, shape) for part in KEY_VALUE]
         present = [graph.output(f"self_{part}_out.{number}", FLOAT, shape) for part in KEY_VALUE]
-        attended, attention_map = graph.unique("attended"), graph.unique("map")
-        graph.add_multi(
-            "GroupQueryAttention",
-            [*queries, *past, *self._self_columns, *self._optional(*rotary)],
-            [attended, *present, attention_map],
-            domain=CONTRIB,
-            num_heads=attention.heads,
-            kv_num_heads=attention.kv_heads,
-            scale=attention.scale,
-            do_rotary=int(bool(rotary)),
-            local_window_size=attention.window or -1,
-            qk_output=AFTER_SOFTMAX,
-        )
+        cache = operators.Cache(past[0], past[1], *self._self_columns, size)
+        attended, attention_map = operators.self_attention(graph, attention, parts, cache, present, tables, self._bias)
         self._maps["decoder_attention"].append(attention_map)
         return self._output(module, attention, attended)
 
@@ -185,32 +171,12 @@ class _DecoderBuilder:
         name = f"{module}.query"
         query = self._layers.linear(x, name, arrays=self._layers.padded([name], attention, HEAD_SIZE_STEP))
         size = attention_size(attention, HEAD_SIZE_STEP)
-        if not self._no_keys:
-            start, end = graph.constant([0, 0], np.int64), graph.constant([0, attention.kv_heads * size], np.int64)
-            self._no_keys = graph.add("Slice", query, start, end, graph.constant([1, 2], np.int64))  # (B, 0, KV * D)
         shape = ("batch", attention.kv_heads, "source", size)
         memory = [graph.input(f"cross_{part}.{number}", FLOAT, shape) for part in KEY_VALUE]
-        attended, attention_map = graph.unique("attended"), graph.unique("map")
-        graph.add_multi(
-            "GroupQueryAttention",
-            [query, self._no_keys, self._no_keys, *memory, *self._source_columns],
-            [attended, "", "", attention_map],
-            domain=CONTRIB,
-            num_heads=attention.heads,
-            kv_num_heads=attention.kv_heads,
-            scale=attention.scale,
-            causal=0,
-            qk_output=AFTER_SOFTMAX,
-        )
+        cache = operators.Cache(memory[0], memory[1], *self._source_columns, size)
+        attended, attention_map = operators.cross_attention(graph, attention, query, cache)
         self._maps["cross_attention"].append(attention_map)
         return self._output(module, attention, attended)
-
-    def _optional(self, cosines: str = "", sines: str = "") -> list[str]:
-        """Return the optional inputs of self-attention, without those missing at the end."""
-        inputs = [cosines, sines, "", self._bias]  # "": positions, which follow from the lengths
-        while inputs and not inputs[-1]:
-            inputs.pop()
-        return inputs
 
     def _relative_bias(self) -> str:
         """Add the bias (B, H, S, K) of self-attention, which all layers share."""
@@ -247,14 +213,11 @@ class _DecoderBuilder:
     def _normalized_heads(self, module: str, attention: Attention, qkv: str) -> list[str]:
         """Split queries, keys and values, and normalize each query and key head."""
         graph, size = self._graph, padded_size(attention)
-        counts = (attention.heads, attention.kv_heads, attention.kv_heads)
-        parts = [graph.unique(part) for part in ("query", "key", "value")]
-        sizes = graph.constant([count * size for count in counts], np.int64)
-        graph.add_multi("Split", [qkv, sizes], parts, axis=-1)
-        for index, part in enumerate(("query", "key")):
-            heads = graph.add("Reshape", parts[index], graph.constant([0, 0, counts[index], size], np.int64))
+        parts = operators.split_heads(graph, qkv, attention, size)
+        for index, (part, count) in enumerate((("query", attention.heads), ("key", attention.kv_heads))):
+            heads = graph.add("Reshape", parts[index], graph.constant([0, 0, count, size], np.int64))
             normalized = self._head_norm(f"{module}.{part}_norm", attention, heads)
-            parts[index] = graph.add("Reshape", normalized, graph.constant([0, 0, counts[index] * size], np.int64))
+            parts[index] = graph.add("Reshape", normalized, graph.constant([0, 0, count * size], np.int64))
         return parts
 
     def _head_norm(self, module: str, attention: Attention, heads: str) -> str:
@@ -268,7 +231,7 @@ class _DecoderBuilder:
         ratio = attention.head_size / size
         weight = padded_heads(self._layers.weights.read(f"{module}.weight"), 1, size, attention.rotary is not None)
         name = self._graph.weight(f"{module}.weight", weight * np.float32(ratio**0.5))
-        return self._graph.add("RMSNormalization", heads, name, axis=-1, epsilon=norm.epsilon * ratio)
+        return operators.rms_norm(self._graph, heads, name, norm.epsilon * ratio)
 
     def _rotary_tables(self, attention: Attention) -> list[str]:
         """Add tables of cosines and sines (P, D / 2), padded like the heads."""

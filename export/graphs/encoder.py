@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from export.builder import Axis, GraphBuilder, WeightFile
+from export.builder import GraphBuilder, WeightFile
 from export.description import Attention, Description, Head, ProjectedKeys, Rotary, Stack, rotary_angles
 from export.firefox.shortlist import Shortlist
+from export.graphs import operators
 from export.graphs.decoder import HEAD_SIZE_STEP
 from export.graphs.layers import LayerBuilder, activation, attention_size
 from export.graphs.relative import bias_of_distances, relative_bias
@@ -26,19 +27,17 @@ from export.nodes import (
     with_positions,
 )
 from export.weights import Weights
-from service.bundle import LABEL_OUTPUTS
-
-AFTER_SOFTMAX = 3  # value of `qk_matmul_output_mode`: return the attention weights
+from service.bundle import LABEL_OUTPUTS, Ops
 
 
-def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto:
+def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
     """Build the encoder graph, see `service.bundle.Graph`.
 
     Queries at padding have undefined attention weights, hidden states, keys and values.
     """
     stack = model.encoder
     assert stack is not None, "a decoder-only model has no encoder graph"
-    graph = GraphBuilder("encoder", file)
+    graph = GraphBuilder("encoder", file, ops)
     ids = graph.input("source_ids", INT64, ("batch", "source"))
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
     size = graph.add("Shape", ids, start=1)  # (1,)
@@ -104,35 +103,22 @@ class EncoderAttention:
             parts[0] = self._rotate(parts[0], attention.heads, attention.rotary)
             parts[1] = self._rotate(parts[1], attention.kv_heads, attention.rotary)
         if attention.projected_keys is None:
-            inputs = [*parts, self._bias(attention.window), "", "", self._lengths]
-            attended = self._attend(attention, inputs, f"encoder_attention.{number}", "source")
+            attention_map = self._attention_map(number, attention)
+            bias = self._bias(attention.window)
+            attended = operators.attention(self._graph, attention, parts, attention_map, self._lengths, bias)
         else:
             attended = self._attend_to_projected_keys(number, attention, attention.projected_keys, parts)
         return self._layers.linear(attended, f"{module}.output") if attention.has_projections else attended
 
     def _query_key_value(self, module: str, attention: Attention, x: str) -> list[str]:
         """Add the projections of x (B, S, M) as one product; return (B, S, heads * D) of each."""
-        graph = self._graph
-        parts = [graph.unique(part) for part in ("query", "key", "value")]
         qkv = self._layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
-        sizes = [count * attention.head_size for count in (attention.heads, attention.kv_heads, attention.kv_heads)]
-        graph.add_multi("Split", [qkv, graph.constant(sizes, np.int64)], parts, axis=-1)
-        return parts
+        return operators.split_heads(self._graph, qkv, attention, attention.head_size)
 
-    def _attend(self, attention: Attention, inputs: Sequence[str], name: str, columns: Axis) -> str:
-        """Add the operator, with its attention weights (B, H, S, columns) as an output `name`."""
-        attended = self._graph.unique("attended")
-        weights = self._graph.output(name, FLOAT, ("batch", attention.heads, "source", columns))
-        self._graph.add_multi(
-            "Attention",
-            inputs,
-            [attended, "", "", weights],
-            q_num_heads=attention.heads,
-            kv_num_heads=attention.kv_heads,
-            scale=attention.scale,
-            qk_matmul_output_mode=AFTER_SOFTMAX,
-        )
-        return attended
+    def _attention_map(self, number: int, attention: Attention) -> str:
+        """Declare the attention weights of a layer as an output."""
+        shape = ("batch", attention.heads, "source", "source")
+        return self._graph.output(f"encoder_attention.{number}", FLOAT, shape)
 
     def _attend_to_projected_keys(
         self, number: int, attention: Attention, options: ProjectedKeys, parts: Sequence[str]
@@ -151,12 +137,12 @@ class EncoderAttention:
             graph.add("MatMul", matrix, graph.add("Where", is_own, part, zero))  # (B, k, KV * D)
             for matrix, part in zip(matrices, tokens, strict=True)
         ]
-        weights = f"encoder_slots.{number}"
-        attended = self._attend(attention, [query, *projected], weights, options.size)
+        shape = ("batch", attention.heads, "source", options.size)
+        weights = graph.output(f"encoder_slots.{number}", FLOAT, shape)
+        attended = operators.attention(graph, attention, [query, *projected], weights)
         columns = graph.add("Unsqueeze", self._is_token, graph.constant([1, 2], np.int64))  # (B, 1, 1, S)
-        shape = ("batch", attention.heads, "source", "source")
-        by_token = graph.output(f"encoder_attention.{number}", FLOAT, shape)
-        graph.add("Where", columns, graph.add("MatMul", weights, matrices[1]), zero, output=by_token)
+        by_token = graph.add("MatMul", weights, matrices[1])
+        graph.add("Where", columns, by_token, zero, output=self._attention_map(number, attention))
         return attended
 
     @functools.cached_property
@@ -192,7 +178,7 @@ class EncoderAttention:
             graph.weight(f"rotary.{name}.{number}", (rotary.factor * table).astype(np.float32))
             for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles)))
         ]
-        return graph.add("RotaryEmbedding", x, *tables, self._batch_positions, num_heads=heads)
+        return operators.rotary_embedding(graph, x, heads, tables, self._batch_positions)
 
     def _bias(self, window: int | None) -> str:
         """Add the bias of scores for relative positions and a window; "" if there is none.

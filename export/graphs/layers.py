@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from export.builder import CONTRIB, GraphBuilder
+from export.builder import GraphBuilder
 from export.description import Activation, Attention, Norm, Stack
+from export.graphs import operators
 from export.nodes import INT64
 from export.weights import Array, Weights
 
@@ -84,8 +85,9 @@ class LayerBuilder:
             for name in (f"{module}.weight", f"{module}.bias")
             if name in self.weights
         ]
-        op = "LayerNormalization" if options.kind == "layer" else "RMSNormalization"
-        return graph.add(op, x, *parameters, axis=-1, epsilon=options.epsilon)
+        if options.kind == "rms":
+            return operators.rms_norm(graph, x, parameters[0], options.epsilon)
+        return graph.add("LayerNormalization", x, *parameters, axis=-1, epsilon=options.epsilon)
 
     def sublayer_input(self, x: str, module: str, layer: int = -1) -> str:
         """Add the normalization before a sublayer, if the stack is pre-norm."""
@@ -168,13 +170,13 @@ def activation(graph: GraphBuilder, x: str, kind: Activation) -> str:
         case "tanh":
             return graph.add("Tanh", x)
         case "gelu":
-            return graph.add("Gelu", x)
+            return operators.gelu(graph, x)
         case "gelu_tanh":
-            return graph.add("Gelu", x, approximate="tanh")
+            return operators.gelu(graph, x, approximate=True)
         case "silu":
             return graph.add("Mul", x, graph.add("Sigmoid", x))
         case "quick_gelu":
-            return graph.add("QuickGelu", x, domain=CONTRIB, alpha=1.702)
+            return operators.quick_gelu(graph, x)
 
 
 def padded_heads(array: Array, heads: int, size: int, halves: bool) -> Array:

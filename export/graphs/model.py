@@ -11,7 +11,7 @@ from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
 from export.similar import similar_graph
 from export.weights import Weights
-from service.bundle import Attention, State, Task
+from service.bundle import Attention, Ops, State, Task
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class Graphs:
         return tuple(task for task, is_possible in can_do.items() if is_possible)
 
 
-def build_graphs(model: Description, weights: Weights, file: WeightFile) -> Graphs:
+def build_graphs(model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib") -> Graphs:
     """Build the graphs of a described model; their constants are added to `file`."""
-    encoder = None if model.encoder is None else encoder_graph(model, weights, file)
-    decoder = None if model.decoder is None else decoder_graph(model, weights, file)
+    encoder = None if model.encoder is None else encoder_graph(model, weights, file, ops)
+    decoder = None if model.decoder is None else decoder_graph(model, weights, file, ops)
     table = next(name for name in ("embedding.weight", "encoder.embedding.weight") if name in weights)
     embedding = weights.read(table)
     has_two_vocabularies = len(embedding) != model.vocabulary
     return Graphs(
         encoder,
         decoder,
-        None if has_two_vocabularies else similar_graph(embedding, file),
+        None if has_two_vocabularies else similar_graph(embedding, file, ops),
         states(model),
         attention_maps(model),
         "source" if model.is_decoder_only else "start_token",

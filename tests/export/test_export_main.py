@@ -82,6 +82,27 @@ def test_what_is_missing_exits_with_2_and_one_line(
     assert not any(tmp_path.iterdir())
 
 
+def test_a_training_run_has_no_standard_operators(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(checkpoint), "--out", str(tmp_path / "toy"), "--ops", "standard"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: --ops standard needs a folder that is imported, from Hugging Face or Firefox, but {checkpoint} is a "
+        "training run, whose graphs need operators of ONNX Runtime; omit --ops\n"
+    )
+    assert not (tmp_path / "toy").exists()
+
+
+def test_a_bundle_of_standard_operators_is_not_quantized(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_manifest(copied, read_manifest(copied).model_copy(update={"ops": "standard"}))
+    assert main(["quantize", str(copied), "--out", str(tmp_path / "toy"), "--bits", "8", "--unverified"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {copied} has only standard operators; export the model again without --ops standard\n"
+    )
+
+
 def test_weights_that_do_not_fit_exit_with_2_and_one_line(
     checkpoint: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -211,6 +211,16 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
         load(folder, strict_loading=True)
 
 
+def test_a_bundle_of_standard_operators_is_for_other_runtimes(folder: Path) -> None:
+    write_manifest(folder / "toy", read_manifest(folder / "toy").model_copy(update={"ops": "standard"}))
+    message = (
+        f"{folder}/toy has only standard operators of ONNX: it is for other runtimes and cannot be served; export the "
+        "model again without --ops standard"
+    )
+    with pytest.raises(BundleError, match=re.escape(message)):
+        load(folder)
+
+
 def add_another(folder: Path, name: str) -> Path:
     added = Path(shutil.copytree(folder / "toy", folder / name))
     write_manifest(added, read_manifest(added).model_copy(update={"name": name}))
