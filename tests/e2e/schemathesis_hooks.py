@@ -23,6 +23,10 @@ BEYOND_JSON_SCHEMA = (
     r"has no attention maps",
     r"must be from -\d+ to \d+ for \w+ attention, got -?\d+",
     r"must not repeat a (layer|head) of \w+ attention",
+    r"must be from -\d+ to \d+ for an input of \d+ tokens, got -?\d+",
+    r"must not repeat a token: -?\d+ is the same token as an earlier index",
+    r"must leave at least one of the \d+ tokens of each input visible",
+    r"hidden_source_tokens is not supported by [\w-]+: ",
     r"does not generate text",
     r"supported only by decoder-only models",
     r"supported only by models that translate",
@@ -33,6 +37,9 @@ BEYOND_JSON_SCHEMA = (
     r"outputs\[\d+\]\.name: The model has ",
     r"has no effect on the requested outputs",
     r"at least \d+ numbers; a response holds at most",
+    r"The attention maps have more than \d+ numbers",
+    r"The attention maps of this call are too large",
+    r"cannot align words, because it has no cross-attention",
     # It compares no two values.
     r"must be at most [\w.]+ \(\d+\), got \d+",
     # The description does not contain the settings.
