@@ -254,7 +254,12 @@ def _add_rewriting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, help="float32 bundle folder")
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
     measured = parser.add_mutually_exclusive_group()
-    measured.add_argument("--data", type=Path, metavar="FOLDER", help="folder of parallel text for measuring BLEU")
+    measured.add_argument(
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of parallel text for measuring BLEU; needs the extra train",
+    )
     measured.add_argument(
         "--texts",
         type=Path,

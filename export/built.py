@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from service.bundle import (
@@ -41,6 +43,7 @@ class Built:
     chat: ChatTemplate | None = None
     generation: GenerationDefaults | None = None  # None: from generation_config.json
     embedding: Embedding | None = None
+    dense: tuple[NDArray[np.float32], ...] = ()  # content of the file of each layer of `embedding`
     description: str = ""  # used if the user gives none
     # Layer and head of the cross-attention that was trained to align words; None if there is none.
     guided_alignment: tuple[int, int] | None = None

@@ -1,18 +1,19 @@
 """Conversion of the Jinja chat template of a checkpoint to the parts of a manifest.
 
-The template is rendered in a sandbox with placeholder messages, and cut at the placeholders. Then
-several dialogues are rendered with both the template and the parts. A template whose output depends
-on more than these parts, such as one that changes messages, cannot be converted.
+The template is rendered in a sandbox with placeholder messages, and cut at the placeholders.
+Messages with whitespace around them show whether the template removes it. Then several dialogues
+are rendered with both the template and the parts. A template whose output depends on more than
+these parts, such as one that changes messages in another way, cannot be converted.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from export.checkpoint import FolderFiles, ImportFailedError
-from service.bundle import ChatTemplate
+from service.bundle import ChatRole, ChatTemplate
 
 Message = dict[str, str]
 SYSTEM, REPLY_ROLE = "system", "assistant"
@@ -21,15 +22,21 @@ PLACEHOLDERS = ("[[first message]]", "[[second message]]", "[[third message]]", 
 COMPARED = (
     ("Hello!", "Good morning. How are you?", "Tell me about 3 cities.", "Well: <b>one</b>", "No.\n\nTwo lines."),
     ("x", "y", "x", "y", "x"),
+    ("  Hello!\n", "\n\nGood morning. ", " \tTell me more.  ", "Well,\n\n", "\nNo. "),
 )
+PADDED = " \n{} \n"  # a message with whitespace around it
 
 
 class ChatTemplateError(ValueError):
     """A chat template cannot be converted; the message states the reason."""
 
 
-def read_chat_template(folder: FolderFiles) -> ChatTemplate | None:
+def read_chat_template(folder: FolderFiles, special_tokens: Collection[str] = ()) -> ChatTemplate | None:
     """Convert the chat template of a checkpoint; return None if it has none.
+
+    Args:
+        folder: the checkpoint.
+        special_tokens: names of the special tokens of its tokenizer.
 
     Raises:
         ChatTemplateError: the template cannot be converted.
@@ -42,7 +49,12 @@ def read_chat_template(folder: FolderFiles) -> ChatTemplate | None:
         return None
     special = folder.json("special_tokens_map.json")
     tokens = (special if isinstance(special, dict) else {}) | settings
-    return convert(text, {key: _token(tokens[key]) for key in ("bos_token", "eos_token", "pad_token") if key in tokens})
+    named = {key: _token(tokens[key]) for key in ("bos_token", "eos_token", "pad_token") if key in tokens}
+    template = convert(text, named)
+    for token in special_tokens:  # the service tokenizes messages as plain text
+        if token in (template.system_in_user or ""):
+            raise ChatTemplateError(f"the special token {token} follows the system message in the first user message")
+    return template
 
 
 def _default_template(value: Any) -> str | None:
@@ -108,13 +120,13 @@ def convert(text: str, special: Mapping[str, str]) -> ChatTemplate:
         ChatTemplateError: it cannot be converted.
     """
     renderer = _Renderer(text, special)
-    template = _parts(renderer)
+    template = _with_trim(renderer, _parts(renderer))
     for messages in _dialogues():
         try:
             expected = renderer.render(messages, reply=True)
         except ChatTemplateError:
-            if messages[0]["role"] == SYSTEM and template.system is None:
-                continue  # the template has no system messages; the service puts them before the first user message
+            if messages[0]["role"] == SYSTEM and not _has_system(template):
+                continue  # the service puts system messages before the first user message
             raise
         if apply_parts(template, messages) != expected:
             raise ChatTemplateError("its output is not a sequence of one text for each message")
@@ -138,14 +150,15 @@ def _parts(renderer: _Renderer) -> ChatTemplate:
     if not start.endswith(user_start):
         raise ChatTemplateError("the text before the first user message differs from that before the others")
     begin = start[: len(start) - len(user_start)]
-    parts: dict[str, Any] = {"begin": begin}
+    # `apply_chat_template` of Transformers adds no special tokens to the text.
+    parts: dict[str, Any] = {"begin": begin, "add_special_tokens": False}
     try:
         rendered = renderer.render([{"role": SYSTEM, "content": system}, _user(first)])
     except ChatTemplateError:
         pass
     else:
         before, after, _ = _split(rendered, system, first)
-        parts = _system_parts(before, after, begin, user_start)
+        parts |= _system_parts(before, after, begin, user_start)
     try:
         return ChatTemplate(
             user=f"{user_start}{{}}{user_end}",
@@ -167,14 +180,44 @@ def _system_parts(before: str, after: str, begin: str, user_start: str) -> dict[
         user_start: text before each user message.
     """
     if not after.endswith(user_start):
-        raise ChatTemplateError("a system message changes the user message")
+        if not before.startswith(begin + user_start):
+            raise ChatTemplateError("a system message changes the user message")
+        return {"system_in_user": f"{before[len(begin) + len(user_start) :]}{{}}{after}"}
     after = after[: len(after) - len(user_start)]
     if before.startswith(begin):  # no default system message
-        return {"begin": begin, "system": f"{before[len(begin) :]}{{}}{after}"}
+        return {"system": f"{before[len(begin) :]}{{}}{after}"}
     if begin.startswith(before) and begin.endswith(after) and len(begin) >= len(before) + len(after):
         default = begin[len(before) : len(begin) - len(after)]
-        return {"system": f"{before}{{}}{after}", "default_system": default}
+        return {"begin": "", "system": f"{before}{{}}{after}", "default_system": default}
     raise ChatTemplateError("a system message changes the text around it")
+
+
+def _has_system(template: ChatTemplate) -> bool:
+    return template.system is not None or template.system_in_user is not None
+
+
+def _with_trim(renderer: _Renderer, template: ChatTemplate) -> ChatTemplate:
+    """Add the roles whose messages the template strips of whitespace, as that of Llama 3 does.
+
+    Raises:
+        ChatTemplateError: a message with whitespace around it is changed in another way.
+    """
+    for role in get_args(ChatRole):
+        if role == SYSTEM and not _has_system(template):
+            continue
+        messages = [_user("one"), _assistant("two"), _user("three")]
+        if _has_system(template):
+            messages.insert(0, {"role": SYSTEM, "content": "zero"})
+        for message in messages:
+            if message["role"] == role:
+                message["content"] = PADDED.format(message["content"])
+        expected = renderer.render(messages, reply=True)
+        trimming = template.model_copy(update={"trim": (*template.trim, role)})
+        if expected == apply_parts(trimming, messages):
+            template = trimming
+        elif expected != apply_parts(template, messages):
+            raise ChatTemplateError(f"it changes the whitespace around a message of the role {role!r}")
+    return template
 
 
 def _user(content: str) -> Message:
@@ -212,14 +255,19 @@ def _dialogues() -> list[list[Message]]:
 
 def apply_parts(template: ChatTemplate, messages: Sequence[Message]) -> str:
     """Format a dialogue with the parts. This is the slow twin of the service's formatting."""
-    has_system = messages[0]["role"] == SYSTEM
-    if not has_system and template.default_system is not None:
+    if messages[0]["role"] != SYSTEM and template.default_system is not None:
         messages = [{"role": SYSTEM, "content": template.default_system}, *messages]
-    parts = {SYSTEM: template.system, "user": template.user, REPLY_ROLE: template.assistant}
-    text = template.begin
+    patterns = {SYSTEM: template.system, "user": template.user, REPLY_ROLE: template.assistant}
+    text, start_of_user = template.begin, ""
     for message in messages:
-        part = parts[message["role"]]
-        if part is None:
+        role, content = message["role"], start_of_user + message["content"]
+        if role in template.trim:
+            content = content.strip()
+        pattern, start_of_user = patterns[role], ""
+        if pattern is not None:
+            text += pattern.replace("{}", content)
+        elif template.system_in_user is not None:
+            start_of_user = template.system_in_user.replace("{}", content)
+        else:
             raise ChatTemplateError("it has no system messages")
-        text += part.replace("{}", message["content"])
     return text + template.reply

@@ -401,7 +401,7 @@ class Folder(FolderFiles):
         self.config = Config(self._required(f"{self.module}{CONFIG}"), CONFIG)
         self.config.ignore(*IRRELEVANT_KEYS)
         try:
-            self.tensors = self._open_tensors()
+            self.tensors = self.open_tensors(self.module)
         except BaseException:
             self.close()
             raise
@@ -439,17 +439,25 @@ class Folder(FolderFiles):
         path = first.get("path") if isinstance(first, dict) else None
         return f"{path}/" if isinstance(path, str) and path else ""
 
-    def _open_tensors(self) -> Tensors:
-        shards = self._shards(SAFETENSORS, SAFETENSORS_INDEX)
+    def open_tensors(self, folder: str) -> Tensors:
+        """Open the weights of a module.
+
+        Args:
+            folder: relative folder of the module with a slash, or "" for this folder itself.
+
+        Raises:
+            ImportFailedError: there are no weights, or they are damaged or unsupported.
+        """
+        shards = self._shards(folder, SAFETENSORS, SAFETENSORS_INDEX)
+        is_pickle = not shards
+        if is_pickle:
+            shards = self._shards(folder, PICKLE, PICKLE_INDEX)
         if not shards:
-            shards = self._shards(PICKLE, PICKLE_INDEX)
-            self.is_pickle = bool(shards)
-        if not shards:
-            raise ImportFailedError(_no_weights(self.path / self.module))
+            raise ImportFailedError(_no_weights(self.path / folder))
         stored: dict[str, StoredTensor] = {}
         for file, expected in shards.items():
-            name = self.module + file
-            reader = SafetensorsFile(self._weight_file(name), str(self.path / name))
+            name = folder + file
+            reader = SafetensorsFile(self._weight_file(name, is_pickle), str(self.path / name))
             if expected is not None and expected != reader.entries.keys():
                 raise ImportFailedError(
                     f"{self.path / name} and the index of weights do not list the same tensors: "
@@ -458,39 +466,39 @@ class Folder(FolderFiles):
             self.files[name] = sha256_of(self.path / name)
             for tensor, entry in reader.entries.items():
                 stored[tensor] = StoredTensor(entry.shape, partial(reader.read, tensor))
+        self.is_pickle = self.is_pickle or is_pickle
         return Tensors(stored)
 
-    def _weight_file(self, name: str) -> Path:
+    def _weight_file(self, name: str, is_pickle: bool) -> Path:
         """Return the path of a safetensors file, to which a pickle is converted first."""
         path = self.locate(name)
         if path is None:
             raise ImportFailedError(f"{self.path / name} is missing, but the index of weights names it; download it")
-        if not self.is_pickle:
+        if not is_pickle:
             return path
         if self._temporary is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="sightline-")
-        converted = Path(self._temporary.name) / PurePosixPath(name).with_suffix(".safetensors").name
+        converted = Path(self._temporary.name) / f"{name.replace('/', '_')}.safetensors"
         convert_pickle(path, converted, str(self.path / name))
         return converted
 
-    def _shards(self, single: str, index: str) -> dict[str, set[str] | None]:
+    def _shards(self, folder: str, single: str, index: str) -> dict[str, set[str] | None]:
         """Return the weight files with the tensors that they must have; none if there is no file.
 
         The value is None if the tensors are not known in advance.
         """
-        if self.has(self.module + single):
+        if self.has(folder + single):
             return {single: None}
-        if not self.has(self.module + index):
+        if not self.has(folder + index):
             return {}
-        weight_map = self._required(self.module + index).get("weight_map")
+        weight_map = self._required(folder + index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise ImportFailedError(f"{self.path / self.module / index} has no weight_map; download it again")
+            raise ImportFailedError(f"{self.path / folder / index} has no weight_map; download it again")
         shards: dict[str, set[str] | None] = {}
         for tensor, file in weight_map.items():
             if not isinstance(file, str) or file in (".", "..") or "/" in file or "\\" in file or not file:
                 raise ImportFailedError(
-                    f"{self.path / self.module / index} names the file {_shown(file)}; weights must be in the same "
-                    "folder"
+                    f"{self.path / folder / index} names the file {_shown(file)}; weights must be in the same folder"
                 )
             names = shards.setdefault(file, set())
             assert names is not None

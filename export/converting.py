@@ -165,7 +165,7 @@ def _measure(source: Path, original: Manifest, converted: Sessions, text: Text, 
 
 
 def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, FileRecord]:
-    """Write converted graphs, their weights and the tokenizers; return the file records."""
+    """Write converted graphs, their weights and the other files; return the file records."""
     entries = (manifest.encoder, manifest.decoder, manifest.similar)
     graphs = [entry.file for entry in entries if entry is not None]
     originals = [onnx.load_model(source / name, load_external_data=False) for name in graphs]
@@ -173,7 +173,8 @@ def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Re
         rewritten = rewrite(originals, source, weights)
     for name, proto in zip(graphs, rewritten, strict=True):
         onnx.save_model(proto, folder / name)
-    tokenizers = {manifest.source_tokenizer, manifest.target_tokenizer}
-    for name in tokenizers:
+    others = {manifest.source_tokenizer, manifest.target_tokenizer}
+    others |= {layer.file for layer in (manifest.embedding.dense if manifest.embedding else ())}
+    for name in others:
         shutil.copyfile(source / name, folder / name)
-    return record_files(folder, (*graphs, WEIGHTS, *sorted(tokenizers)))
+    return record_files(folder, (*graphs, WEIGHTS, *sorted(others)))

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,12 +29,13 @@ from service.bundle import sha256_of
 
 # Configuration and tokenizer files, in the folder itself and in those of sentence-transformers.
 _TEXT_FILES = re.compile(
-    r"([0-9]+_[A-Za-z]+/)?("
-    r"(added_tokens|config|generation_config|merges|modules|preprocessor_config|sentence_bert_config|"
+    r"([0-9]+_[A-Za-z]+(_[0-9]+)?/)?("
+    r"(added_tokens|config|generation_config|merges|modules|preprocessor_config|sentence_[a-z-]+_config|"
     r"config_sentence_transformers|special_tokens_map|tokenizer|tokenizer_config|vocab|source_vocab|target_vocab)\.json"
     r"|(merges|vocab)\.txt|chat_template\.jinja|[a-z]+\.spm|(sentencepiece|spiece|tokenizer)(\.bpe)?\.model"
     r"|dict\.[A-Za-z_]+\.txt)"
 )
+_DENSE_FOLDER = re.compile(r"[0-9]+_Dense(_[0-9]+)?/")  # layers after pooling of sentence-transformers
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
 MAX_ARCHIVE_BYTES = 8 << 30  # of the files in an archive together
 
@@ -87,19 +88,28 @@ def files_to_download(names: Sequence[str]) -> list[str]:
     known = set(names)
     texts = sorted(name for name in known if _TEXT_FILES.fullmatch(name))
     folders = ["", *sorted({f"{PurePosixPath(name).parts[0]}/" for name in known if name.endswith("/config.json")})]
+    dense = [name for folder in folders if _DENSE_FOLDER.fullmatch(folder) for name in _weights_in(folder, known)]
     for folder in folders:
-        for single, index in ((SAFETENSORS, SAFETENSORS_INDEX), (PICKLE, PICKLE_INDEX)):
-            if folder + single in known:
-                return [*texts, folder + single]
-            if folder + index in known:
-                stem, suffix = single.rsplit(".", 1)
-                shard = re.compile(rf"{re.escape(folder + stem)}-[0-9]+-of-[0-9]+\.{suffix}")
-                return [*texts, folder + index, *sorted(name for name in known if shard.fullmatch(name))]
+        weights = [] if _DENSE_FOLDER.fullmatch(folder) else _weights_in(folder, known)
+        if weights:
+            return [*texts, *weights, *dense]
     others = sorted(name for name in known if name.endswith((".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".ckpt")))
     found = f"it has {others[0]}, which is not imported" if others else "it has no weights"
     raise ImportFailedError(
         f"the repository has neither {SAFETENSORS} nor {PICKLE}: {found}; choose another repository of the model"
     )
+
+
+def _weights_in(folder: str, known: Collection[str]) -> list[str]:
+    """Return the weights of a folder of a repository, in the best of their forms."""
+    for single, index in ((SAFETENSORS, SAFETENSORS_INDEX), (PICKLE, PICKLE_INDEX)):
+        if folder + single in known:
+            return [folder + single]
+        if folder + index in known:
+            stem, suffix = single.rsplit(".", 1)
+            shard = re.compile(rf"{re.escape(folder + stem)}-[0-9]+-of-[0-9]+\.{suffix}")
+            return [folder + index, *sorted(name for name in known if shard.fullmatch(name))]
+    return []
 
 
 def download(repository: Repository) -> Download:

@@ -5,15 +5,17 @@ bundle. The written bundle is verified in a child process, so that the memory of
 add up.
 """
 
+import errno
 import math
 import multiprocessing
 import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, TextIO
@@ -45,8 +47,9 @@ TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
 NO_OPTIONS = ImportOptions()
 UNKNOWN = Provenance()
 FLOAT32_BYTES = 4
-# Memory of Python, NumPy and ONNX Runtime in a process without a model, with a margin.
-BASE_BYTES = 300 << 20
+# Memory of the verification beside the weights: Python, NumPy, ONNX Runtime, and the intermediate
+# results of a long text.
+BASE_BYTES = 400 << 20
 LARGE_STATE_BYTES = 256 << 20  # a note suggests `--max-tokens` for states above this size
 
 
@@ -106,7 +109,7 @@ def import_checkpoint(
         raise ImportFailedError(
             f"{path} is not a Firefox translation model, and only those have a shortlist; leave out --shortlist"
         )
-    with _open(path, kind, tuple(allowed)) as checkpoint, replacing(bundle) as folder:
+    with _clear_disk_errors(bundle), _open(path, kind, tuple(allowed)) as checkpoint, replacing(bundle) as folder:
         num_bytes = _num_bytes(checkpoint)
         _check_resources(num_bytes, folder)
         with WeightFile(folder / WEIGHTS) as weights:
@@ -139,6 +142,20 @@ def import_checkpoint(
         manifest = manifest.model_copy(update={"verification": verification, "alignment": alignment})
         write_manifest(folder, manifest)
     return Imported(manifest, (*notes, *_memory_note(manifest)), _peak_bytes(), peak)
+
+
+@contextmanager
+def _clear_disk_errors(bundle: Path) -> Iterator[None]:
+    """Convert the errors of a full disk, which do not name the file, to one with the way out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise ImportFailedError(
+            f"{bundle} cannot be written: {error.strerror}; remove files, or choose another --out; no incomplete "
+            "bundle is left"
+        ) from None
 
 
 def _families() -> Families:
@@ -178,8 +195,8 @@ def _num_bytes(checkpoint: FolderFiles) -> int:
 def _check_resources(num_bytes: int, folder: Path) -> None:
     """Check the memory and the disk space for weights of this size.
 
-    The verification needs more memory than the import: ONNX Runtime holds all weights. With 967 MB
-    of weights it was measured at 1145 MB, and the import at 214 MB.
+    The verification needs more memory than the import: ONNX Runtime holds all weights. With 538 MB
+    of weights it was measured at 896 MB, and the import at 341 MB.
 
     Raises:
         ImportFailedError: there is too little.
@@ -226,16 +243,21 @@ def _with_chat(built: Built, checkpoint: FolderFiles) -> tuple[Built, list[str]]
     notes: list[str] = []
     if built.decoder is None or built.decoder_start != "source" or built.chat is not None:
         return built, notes
+    added = built.source_tokenizer.get_added_tokens_decoder().values()
+    special_tokens = [token.content for token in added if token.special]
     try:
-        return replace(built, chat=read_chat_template(checkpoint)), notes
+        return replace(built, chat=read_chat_template(checkpoint, special_tokens)), notes
     except ChatTemplateError as error:
         notes.append(f"chat is not available for this model, because its chat template is not supported: {error}")
         return built, notes
 
 
 def _write_files(folder: Path, built: Built) -> list[str]:
-    """Write the graphs and tokenizers, and return the names of all files."""
+    """Write the graphs, layers after pooling and tokenizers; return the names of all files."""
     files = [WEIGHTS]
+    for layer, values in zip(built.embedding.dense if built.embedding else (), built.dense, strict=True):
+        values.astype("<f4").tofile(folder / layer.file)
+        files.append(layer.file)
     for name, proto in ((ENCODER, built.encoder), (STEP, built.decoder), (SIMILAR, built.similar)):
         if proto is not None:
             onnx.save_model(proto, folder / name)
@@ -266,7 +288,7 @@ def _write_tokenizer(path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    tokenizer.save(str(path))
+    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # `save` raises bare exceptions
 
 
 def _manifest(

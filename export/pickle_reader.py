@@ -55,11 +55,17 @@ def main(source: Path, out: Path) -> None:
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": dtypes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
-    with out.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in weights.values():
-            if tensor.numel():
-                file.write(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+    try:
+        with out.open("xb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for tensor in weights.values():
+                if tensor.numel():
+                    file.write(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+    except OSError as error:
+        sys.exit(
+            f"the pickle cannot be converted in {out.parent.parent}, which needs {end:,} bytes: {error.strerror}; "
+            "remove files, or set TMPDIR to a folder on another disk"
+        )
 
 
 if __name__ == "__main__":

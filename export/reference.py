@@ -1,12 +1,17 @@
-"""Slow, obvious twin of the graphs: a described model in NumPy, in float64, for one sequence.
+"""Slow, obvious twin of the graphs: a described model in NumPy, in float64, without padding.
 
 An import compares the ONNX graphs with it, and therefore needs neither PyTorch nor transformers.
-Axes: T queries, S keys, M width, H heads, D width of a head.
+Several texts are computed at once, so that each weight is read only once: the tokens of all texts
+follow each other on one axis, and only attention treats the texts separately.
+
+Axes: N tokens of all texts, T queries of a text, S keys of a text, M width, H heads, D width of a
+head, R positions of a text whose results are kept.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,17 +91,27 @@ def attend(
     """
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
-    scores = np.einsum("thd,shd->hts", query, key) * scale
+    scores = query.transpose(1, 0, 2) @ key.transpose(1, 2, 0) * scale
     if bias is not None:
         scores = scores + bias
     if visible is not None:
         scores = np.where(visible, scores, -np.inf)
     weights = softmax(scores)
-    return np.einsum("hts,shd->thd", weights, value).reshape(len(query), -1), weights
+    return (weights @ value.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(len(query), -1), weights
+
+
+def split_texts(x: Array, lengths: Sequence[int]) -> list[Array]:
+    """Split an array (N, …) of the tokens of all texts into those of each text (T, …)."""
+    return np.split(x, np.cumsum(lengths)[:-1])
+
+
+def all_rows(texts: Sequence[Sequence[int]]) -> list[Positions]:
+    """Return all positions of each text."""
+    return [np.arange(len(text)) for text in texts]
 
 
 class ReferenceLayers:
-    """Layers of one stack for one sequence."""
+    """Layers of one stack. Arrays (N, …) have the tokens of all texts, one text after another."""
 
     def __init__(self, weights: Weights, name: str, stack: Stack) -> None:
         """Create the layers.
@@ -121,23 +136,25 @@ class ReferenceLayers:
     def norm(self, x: Array, module: str, options: Norm | None = None) -> Array:
         return normalize(x, self.read(f"{module}.weight"), self.read(f"{module}.bias"), options or self.stack.norm)
 
-    def embed(self, ids: Sequence[int], positions: Positions) -> Array:
-        """Return the embeddings (T, M) of tokens at positions (T,)."""
+    def embed(self, texts: Sequence[Sequence[int]]) -> Array:
+        """Return the embeddings (N, M) of the tokens of texts."""
         options, weights = self.stack.embedding, self.weights
         table = "embedding" if "embedding.weight" in weights else f"{self.name}.embedding"
-        x = options.scale * weights.read(f"{table}.weight")[list(ids)].astype(np.float64)
+        ids = np.concatenate([np.array(text) for text in texts])
+        x = options.scale * weights.read(f"{table}.weight")[ids].astype(np.float64)
         if options.has_types:
-            seen = np.cumsum(np.array(ids) == options.type_separator)
-            types = np.minimum(1, np.concatenate([[0], seen[:-1]]))
+            seen = [np.cumsum(np.array(text) == options.type_separator) for text in texts]
+            types = np.concatenate([np.minimum(1, [0, *one[:-1]]) for one in seen])
             x = x + weights.read(f"{self.name}.types.weight")[types]
         if options.has_positions:
+            positions = np.concatenate(all_rows(texts))
             x = x + weights.read(f"{self.name}.positions.weight")[positions]
         if options.has_norm:
             x = self.norm(x, f"{self.name}.embedding_norm")
         return self.linear(x, f"{self.name}.embedding_projection") if options.has_projection else x
 
     def sublayer(self, x: Array, module: str, compute: Callable[[Array], Array], layer: int = -1) -> Array:
-        """Add a sublayer to its input (T, M), with its normalization before or after."""
+        """Add a sublayer to its input (N, M), with its normalization before or after."""
         if self.stack.norm_place == "post":
             return self.norm(x + compute(x), f"{module}_norm")
         has_norm = layer != 0 or not self.stack.skips_first_norm
@@ -148,34 +165,49 @@ class ReferenceLayers:
         module: str,
         options: Attention,
         x: Array,
+        lengths: Sequence[int],
         memory: Array,
-        bias: Array | None = None,
-        visible: Mask | None = None,
-    ) -> tuple[Array, Array]:
-        """Attend from x to memory; self-attention has memory = x at positions 0, 1, ….
+        memory_lengths: Sequence[int],
+        biases: Sequence[Array | None],
+        visible: Sequence[Mask | None],
+    ) -> tuple[Array, list[Array]]:
+        """Attend from the tokens of each text to those of its memory.
+
+        Self-attention has memory = x, at positions 0, 1, … of each text.
 
         Args:
             module: name of the attention, such as "encoder.0.self_attention".
             options: its options; the window is left to `visible`.
-            x: (T, M).
-            memory: (S, M).
-            bias: see `attend`.
-            visible: see `attend`.
+            x: (N, M).
+            lengths: number of tokens of each text.
+            memory: the same for the tokens that are attended to.
+            memory_lengths: the same for them.
+            biases: of each text, see `attend`.
+            visible: of each text, see `attend`.
 
         Returns:
-            The output (T, M), and the attention weights (H, T, S).
+            The output (N, M), and the attention weights (H, T, S) of each text.
         """
-        heads = {
-            part: self.linear(source, f"{module}.{part}").reshape(len(source), -1, options.head_size)
-            for part, source in (("query", x), ("key", memory), ("value", memory))
-        }
-        for part in ("query", "key"):
-            if options.head_norm is not None:
-                heads[part] = self.norm(heads[part], f"{module}.{part}_norm", options.head_norm)
-            if options.rotary is not None:
-                heads[part] = rotate(heads[part], options.rotary)
-        attended, weights = attend(heads["query"], heads["key"], heads["value"], options.scale, bias, visible)
-        return self.linear(attended, f"{module}.output"), weights
+        heads: dict[str, list[Array]] = {}
+        for part, source, sizes in (
+            ("query", x, lengths),
+            ("key", memory, memory_lengths),
+            ("value", memory, memory_lengths),
+        ):
+            projected = self.linear(source, f"{module}.{part}").reshape(len(source), -1, options.head_size)
+            if options.head_norm is not None and part != "value":
+                projected = self.norm(projected, f"{module}.{part}_norm", options.head_norm)
+            heads[part] = split_texts(projected, sizes)
+            if options.rotary is not None and part != "value":
+                heads[part] = [rotate(one, options.rotary) for one in heads[part]]
+        results = [
+            attend(query, key, value, options.scale, bias, mask)
+            for query, key, value, bias, mask in zip(
+                heads["query"], heads["key"], heads["value"], biases, visible, strict=True
+            )
+        ]
+        attended = np.concatenate([one for one, _ in results])
+        return self.linear(attended, f"{module}.output"), [weights for _, weights in results]
 
     def relative_bias(self, queries: int, keys: int) -> Array | None:
         """Return the bias of scores (H, T, S) for positions from 0, or None without such a bias."""
@@ -187,7 +219,7 @@ class ReferenceLayers:
         return table[buckets(options, offsets)].transpose(2, 0, 1)
 
     def feed_forward(self, x: Array, layer: int) -> Array:
-        """Return the output (T, M) of the feed-forward sublayer of a layer."""
+        """Return the output (N, M) of the feed-forward sublayer of a layer."""
         options, module = self.stack.feed_forward, f"{self.name}.{layer}.feed_forward"
 
         def compute(x: Array) -> Array:
@@ -203,10 +235,10 @@ class ReferenceLayers:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Result of the encoder for one sequence of S tokens."""
+    """Result of the encoder for one text of S tokens."""
 
     hidden: Array  # (S, M)
-    maps: Array  # (layers, H, S, S)
+    maps: Array  # (layers, H, R, S)
     labels: Array | None  # as the graph returns them: (labels,), or (S, labels) for tokens
 
 
@@ -220,29 +252,41 @@ class Reference:
         self._layers = ReferenceLayers(weights, "encoder", model.encoder)
 
     def encode(self, ids: Sequence[int]) -> Encoded:
-        """Encode one sequence of token ids."""
-        layers, stack, maps = self._layers, self._stack, list[Array]()
-        positions = np.arange(len(ids))
-        x = layers.embed(ids, positions)
-        bias = layers.relative_bias(len(ids), len(ids))
+        """Encode one sequence of token ids, and keep all rows of the attention maps."""
+        return self.encode_all([ids], all_rows([ids]))[0]
+
+    def encode_all(self, texts: Sequence[Sequence[int]], rows: Sequence[Positions]) -> list[Encoded]:
+        """Encode several sequences of token ids.
+
+        Args:
+            texts: the sequences.
+            rows: (R,) rows of the attention maps of each text that are kept.
+        """
+        layers, stack = self._layers, self._stack
+        lengths = [len(text) for text in texts]
+        biases = [layers.relative_bias(length, length) for length in lengths]
+        maps: list[list[Array]] = [[] for _ in texts]
+
+        def attend_self(number: int, attention: Attention, x: Array) -> Array:
+            visible = [_window_mask(length, attention.window) for length in lengths]
+            module = f"encoder.{number}.self_attention"
+            output, weights = layers.attention(module, attention, x, lengths, x, lengths, biases, visible)
+            for kept, one, selected in zip(maps, weights, rows, strict=True):
+                kept.append(one[:, selected])
+            return output
+
+        x = layers.embed(texts)
         for number, attention in enumerate(stack.attention):
             module = f"encoder.{number}.self_attention"
-            visible = None
-            if attention.window is not None:
-                visible = np.abs(positions - positions[:, None]) <= attention.window // 2
-
-            def attend_self(
-                x: Array, module: str = module, attention: Attention = attention, visible: Mask | None = visible
-            ) -> Array:
-                output, weights = layers.attention(module, attention, x, x, bias, visible)
-                maps.append(weights)
-                return output
-
-            x = layers.sublayer(x, module, attend_self, number)
+            x = layers.sublayer(x, module, partial(attend_self, number, attention), number)
             x = layers.feed_forward(x, number)
         if stack.has_final_norm:
             x = layers.norm(x, "encoder.norm")
-        return Encoded(x, np.stack(maps), None if self._model.head is None else self._labels(self._model.head, x))
+        head = self._model.head
+        return [
+            Encoded(hidden, np.stack(kept), None if head is None else self._labels(head, hidden))
+            for hidden, kept in zip(split_texts(x, lengths), maps, strict=True)
+        ]
 
     def _labels(self, head: Head, x: Array) -> Array:
         """Return the scores of labels from hidden states (S, M)."""
@@ -256,6 +300,12 @@ class Reference:
             x = self._layers.norm(x, "head.norm")
         logits = self._layers.linear(x, "head.output")
         return log_softmax(logits) if head.label_kind in ("classes", "tokens") else logits
+
+
+def _window_mask(length: int, window: int | None) -> Mask | None:
+    """Return the mask (S, S) of an encoder layer, None if all keys are visible."""
+    positions = np.arange(length)
+    return None if window is None else np.abs(positions - positions[:, None]) <= window // 2
 
 
 def _sigmoid(x: Array) -> Array:

@@ -1,4 +1,5 @@
-"""Options of a sentence-transformers folder: pooling, normalization, prompts and the longest text.
+"""Options of a sentence-transformers folder: pooling, layers after it, normalization, prompts and
+the longest text.
 
 A folder lists its modules in `modules.json`. A folder without it gets mean pooling, as
 sentence-transformers does.
@@ -34,15 +35,31 @@ _TRANSFORMER_FILES = (
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 )
+_ACTIVATIONS: Mapping[str, Literal["identity", "tanh"]] = {
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.linear.Identity": "identity",
+}
 _UNLIMITED = 10**9  # tokenizers without a limit have a larger model_max_length
+
+
+@dataclass(frozen=True)
+class DenseModule:
+    """A linear layer after pooling, whose weights are in a folder of their own."""
+
+    folder: str  # with a slash at its end
+    inputs: int
+    outputs: int
+    has_bias: bool
+    activation: Literal["identity", "tanh"]
 
 
 @dataclass(frozen=True)
 class SentenceOptions:
     """Options of a sentence-transformers folder."""
 
-    embedding: Embedding
+    embedding: Embedding  # without its layers
     max_tokens: int | None  # longest text with special tokens; None: the limit of the model
+    dense: tuple[DenseModule, ...] = ()
 
 
 def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
@@ -59,18 +76,23 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
         return SentenceOptions(Embedding(pooling="mean", normalize=False), _tokenizer_limit(read_json, ""))
     steps = _modules(modules)
     kinds = [kind for kind, _ in steps]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    normalize = kinds[-1:] == ["Normalize"]
+    optional = kinds[2:-1] if normalize else kinds[2:]
+    if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in optional):
         raise ImportFailedError(
             f"modules.json: the modules {', '.join(kinds)} are not supported; supported are Transformer, Pooling and, "
-            "optionally, Normalize, in this order"
+            "optionally, Dense and Normalize, in this order"
         )
     folder = steps[0][1]
-    normalize = "Normalize" in kinds
+    dense = tuple(_dense(read_json, path) for kind, path in steps if kind == "Dense")
     prompts, default = _prompts(read_json)
-    pooling = _pooling(read_json, steps[1][1], normalize, has_prompts=any(prompts.values()))
+    # Normalization removes the length of a vector, unless a layer comes before it.
+    is_scaled = normalize and not dense
+    pooling = _pooling(read_json, steps[1][1], is_scaled, has_prompts=any(prompts.values()))
     embedding = Embedding(pooling=pooling, normalize=normalize, prompts=prompts, default_prompt=default)
     max_tokens = _max_tokens(read_json, folder)
-    return SentenceOptions(embedding, _tokenizer_limit(read_json, folder) if max_tokens is None else max_tokens)
+    max_tokens = _tokenizer_limit(read_json, folder) if max_tokens is None else max_tokens
+    return SentenceOptions(embedding, max_tokens, dense)
 
 
 def _modules(modules: Any) -> list[tuple[str, str]]:
@@ -86,13 +108,44 @@ def _modules(modules: Any) -> list[tuple[str, str]]:
         if not kind.startswith("sentence_transformers."):
             raise ImportFailedError(
                 f"modules.json: the module {kind!r} has code of its own, which is not run; supported are the modules "
-                "Transformer, Pooling and Normalize of sentence_transformers"
+                "Transformer, Pooling, Dense and Normalize of sentence_transformers"
             )
     return [(kind.rpartition(".")[2], f"{path}/" if path else "") for kind, path in named]
 
 
-def _pooling(read_json: ReadJson, folder: str, normalize: bool, has_prompts: bool) -> Pooling:
-    """Return the pooling of `config.json` in the folder of the module."""
+def _dense(read_json: ReadJson, folder: str) -> DenseModule:
+    """Return the options of a module Dense."""
+    file = f"{folder}config.json"
+    config = _config(read_json, file)
+    if config is None:
+        raise ImportFailedError(f"{file} is missing, but modules.json names its folder; download it")
+    activation = config.text("activation_function", "torch.nn.modules.activation.Tanh")
+    if activation not in _ACTIVATIONS:
+        raise ImportFailedError(
+            f"{file}: activation_function {activation!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"
+        )
+    for key in ("module_input_name", "module_output_name"):
+        config.neutral(key, "sentence_embedding", None)
+    module = DenseModule(
+        folder,
+        config.integer("in_features"),
+        config.integer("out_features"),
+        config.boolean("bias", True),
+        _ACTIVATIONS[activation],
+    )
+    config.check_all_read()
+    return module
+
+
+def _pooling(read_json: ReadJson, folder: str, is_scaled: bool, has_prompts: bool) -> Pooling:
+    """Return the pooling of `config.json` in the folder of the module.
+
+    Args:
+        read_json: reads a file of the folder by its relative name.
+        folder: folder of the module, with a slash at its end.
+        is_scaled: the pooled vector gets length 1.
+        has_prompts: the model has prompts.
+    """
     file = f"{folder}config.json"
     config = _config(read_json, file)
     if config is None:
@@ -105,7 +158,7 @@ def _pooling(read_json: ReadJson, folder: str, normalize: bool, has_prompts: boo
     if mode is not None:
         selected = [mode] if isinstance(mode, str) else list(mode)
     config.check_all_read()
-    if selected == ["mean_sqrt_len_tokens"] and normalize:
+    if selected == ["mean_sqrt_len_tokens"] and is_scaled:
         return "mean"  # differs from it by a factor, which normalization removes
     if len(selected) != 1 or selected[0] not in _POOLING_MODES:
         raise ImportFailedError(

@@ -65,13 +65,16 @@ def text_ids(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) -> 
     if manifest.labels and manifest.label_kind == "score":
         pairs = list(zip(texts, (*texts[1:], texts[0]), strict=True))
         return [encoding.ids for encoding in tokenizer.encode_batch(pairs)]
-    before, prefix, embedding, languages = "", [], manifest.embedding, manifest.languages
+    before, prefix, suffix = "", list[int](), list[int]()
+    embedding, languages = manifest.embedding, manifest.languages
     if embedding is not None and embedding.default_prompt is not None and manifest.decoder is None:
         before = embedding.prompts[embedding.default_prompt]
     if languages is not None:
-        prefix = [*languages.source_prefix_of_target.get(languages.target, ())]
+        prefix += languages.source_prefix_of_target.get(languages.target, ())
         prefix += languages.source_prefix.get(languages.source, ())
-    return [[*prefix, *encoding.ids] for encoding in tokenizer.encode_batch([before + text for text in texts])]
+        suffix += languages.source_suffix.get(languages.source, ())
+    encodings = tokenizer.encode_batch([before + text for text in texts])
+    return [[*prefix, *encoding.ids, *suffix] for encoding in encodings]
 
 
 def compare_on_texts(

@@ -7,6 +7,9 @@ It needs neither PyTorch nor transformers:
 The bundle is the written one, as it will be served. The reference reads the weights from the
 checkpoint, so that errors of the builder are found, too.
 
+Three texts are short. A long one crosses the limits that depend on positions, as far as the time
+allows: the last position, sliding windows, chunks of a prompt, and buckets of relative positions.
+
 The limits follow from float32 rounding, as in `model.rounding`: the reference is also evaluated
 with weights that are multiplied by 1 + e * z, where z is 1 or -1 at random, and
 e = (4 + sqrt(n)) * u is the expected rounding error of a product of n terms. A result is accepted
@@ -15,6 +18,7 @@ a perturbed reference, plus e times the largest result.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +38,7 @@ from export.options import ImportOptions
 from export.reference import Reference
 from export.reference_decoder import ReferenceDecoder
 from export.weights import Weights
-from service.bundle import LABEL_OUTPUTS, Manifest, Ops, State, Verification, read_manifest
+from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, Manifest, Ops, State, Verification, read_manifest
 
 Array = NDArray[Any]
 UNIT_ROUNDOFF = 2.0**-24  # largest relative error of one float32 operation
@@ -44,9 +48,21 @@ PAIRS = 2  # number of pairs of perturbed references
 # the products of queries and keys, the softmax, the sum of values, and normalization with the
 # residual connection. Their errors have the same size and add up to at most five times one of them.
 ROUNDED_OPERATIONS = 5
-LENGTHS = (1, 6, 19)  # of the random texts
+LENGTHS = (19, 6, 1)  # of the short random texts
 NEW_TOKENS = 5  # tokens that are generated after each text
-CHUNK = 7  # tokens of a prompt that a decoder-only graph reads at a time
+CHUNK = 7  # tokens of a short prompt that a decoder-only graph reads at a time
+# The long text is as long as the model allows within these limits of one evaluation of the
+# reference: multiply-adds with weights, which limit the time, and attention scores of one layer,
+# which limit the memory.
+LONG_OPERATIONS = 3 * 10**10
+LONG_SCORES = 1 << 22
+# It has at least this length, because reading the weights takes longer than computing with so few
+# tokens. It then consists of three chunks.
+LEAST_LONG = 2 * PREFILL_TOKENS + 6
+LONG_TARGET = 140  # longest text of a decoder with an encoder: beyond the last bucket of T5, at distance 128
+# Attention weights and logits of a longer text are compared at about this number of positions.
+MAX_ROWS = 48
+MAP_LAYERS = 4  # number of layers whose attention maps an encoder returns at a time
 
 
 class DecoderSession:
@@ -171,37 +187,52 @@ def rounding_error(terms: int) -> float:
 
 @dataclass(frozen=True)
 class Texts:
-    """Token ids to compare."""
+    """Token ids to compare, the longest text first."""
 
     sources: tuple[tuple[int, ...], ...]  # inputs of the encoder, or prompts of a decoder-only model
-    targets: tuple[tuple[int, ...], ...] = ()  # inputs of the decoder, prompts included, for each source
+    targets: tuple[tuple[int, ...], ...] = ()  # inputs of the decoder for each source
+
+
+def compared_rows(length: int) -> NDArray[np.int64]:
+    """Return the positions of a text whose attention weights and logits are compared.
+
+    They are all positions of a short text. Those of a long one are evenly spaced, and include the
+    last ones, at which tokens are generated.
+    """
+    if length <= MAX_ROWS:
+        return np.arange(length)
+    return np.union1d(np.linspace(0, length - 1, MAX_ROWS).astype(np.int64), np.arange(length - NEW_TOKENS, length))
 
 
 def reference_outputs(model: Description, weights: Weights, texts: Texts) -> dict[str, Array]:
     """Compute the outputs of a model with the reference.
 
     Returns:
-        Of text i: `hidden.i` (S, M), `encoder.i` (layers, H, S, S), `labels.i`, `logits.i` (T, V),
-        `decoder.i` (layers, H, T, T) and `cross.i` (layers, H, T, S), as far as the model has them.
+        Of text i: `hidden.i` (S, M), `encoder.i` (layers, H, R, S), `labels.i`, `logits.i` (R, V),
+        `decoder.i` (layers, H, R, T) and `cross.i` (layers, H, R, S), as far as the model has them.
+        R are the positions of `compared_rows`.
     """
     outputs: dict[str, Array] = {}
-    for number, source in enumerate(texts.sources):
-        memory = None
-        if model.encoder is not None:
-            encoded = Reference(model, weights).encode(source)
-            memory = encoded.hidden
-            outputs |= {f"hidden.{number}": memory, f"encoder.{number}": encoded.maps}
-            if encoded.labels is not None:
-                outputs[f"labels.{number}"] = encoded.labels
-        if model.decoder is not None:
-            decoded = ReferenceDecoder(model, weights).decode(texts.targets[number], memory)
-            outputs[f"logits.{number}"] = decoded.logits
+    memories: list[Array] | None = None
+    if model.encoder is not None:
+        rows = [compared_rows(len(source)) for source in texts.sources]
+        encoded = Reference(model, weights).encode_all(texts.sources, rows)
+        memories = [one.hidden for one in encoded]
+        for number, source in enumerate(encoded):
+            outputs |= {f"hidden.{number}": source.hidden, f"encoder.{number}": source.maps}
+            if source.labels is not None:
+                outputs[f"labels.{number}"] = source.labels
+    if model.decoder is not None:
+        rows = [compared_rows(len(target)) for target in texts.targets]
+        decoded = ReferenceDecoder(model, weights).decode_all(texts.targets, rows, memories)
+        for number, target in enumerate(decoded):
+            outputs[f"logits.{number}"] = target.logits
             if model.is_decoder_only:
-                outputs[f"hidden.{number}"] = decoded.hidden
-            if len(decoded.maps):
-                outputs[f"decoder.{number}"] = decoded.maps
-            if decoded.cross_maps is not None:
-                outputs[f"cross.{number}"] = decoded.cross_maps
+                outputs[f"hidden.{number}"] = target.hidden
+            if len(target.maps):
+                outputs[f"decoder.{number}"] = target.maps
+            if target.cross_maps is not None:
+                outputs[f"cross.{number}"] = target.cross_maps
     return outputs
 
 
@@ -239,87 +270,119 @@ class GraphRunner:
         self._manifest = manifest
         self._model = model
 
-    def run(self, sources: Sequence[Sequence[int]], new_tokens: int) -> tuple[Texts, dict[str, Array]]:
+    def run(
+        self, sources: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], new_tokens: int
+    ) -> tuple[Texts, dict[str, Array]]:
         """Run the graphs on sources; the decoder generates `new_tokens` tokens greedily.
+
+        Args:
+            sources: the longest one first.
+            prompts: inputs of the decoder before the generated tokens, the longest one first.
+                Those of a decoder-only model are the sources.
+            new_tokens: number of tokens to generate for each source.
 
         Returns:
             The sources with the inputs of the decoder, and the outputs. Logits that the graphs do
             not compute are NaN.
         """
         texts = Texts(tuple(map(tuple, sources)))
-        encoded: dict[str, Array] = {}
+        states: list[dict[str, Array]] = [{} for _ in sources]
         outputs: dict[str, Array] = {}
         if self._model.encoder is not None:
-            encoded = self._encode(sources)
-            outputs = self._encoder_outputs(sources, encoded)
+            session = open_session(self._folder / self._manifest.encoder_graph.file)
+            # The longest text alone: the states of the others would be padded to its length.
+            for first, batch in ((0, sources[:1]), (1, sources[1:])):
+                for row, arrays in enumerate(self._encode(session, batch) if batch else ()):
+                    outputs |= self._encoder_outputs(first + row, arrays)
+                    for state in self._manifest.states:
+                        if state.encoder_output is not None:
+                            states[first + row][state.input] = arrays[state.encoder_output]
+            del session  # before the weights of the decoder are loaded
         if self._model.decoder is None:
             return texts, outputs
-        targets, decoded = self._decode(sources, encoded, new_tokens)
+        targets, decoded = self._decode(sources, prompts, states, new_tokens)
         return Texts(texts.sources, tuple(map(tuple, targets))), outputs | decoded
 
-    def _encode(self, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
-        graph = self._manifest.encoder_graph
+    def _encode(self, session: Any, sources: Sequence[Sequence[int]]) -> list[dict[str, Array]]:
+        """Return the outputs of the encoder graph for each source, without padding.
+
+        Attention maps have the rows of `compared_rows`.
+        """
         ids = np.full((len(sources), max(map(len, sources))), self._manifest.tokens.pad_id, np.int64)
         for row, source in enumerate(sources):
             ids[row, : len(source)] = source
         lengths = np.array([len(source) for source in sources], np.int32)
-        session = open_session(self._folder / graph.file)
-        values = session.run(list(graph.outputs), {"source_ids": ids, "source_lengths": lengths})
-        return dict(zip(graph.outputs, values, strict=True))
+        feeds = {"source_ids": ids, "source_lengths": lengths}
+        maps = self._manifest.attention_of("encoder").outputs
+        others = [name for name in self._manifest.encoder_graph.outputs if name not in maps]
+        outputs: list[dict[str, Array]] = [{} for _ in sources]
+        for name, array in zip(others, session.run(others, feeds), strict=True):
+            for row, source in enumerate(sources):
+                has_tokens = name in ("hidden", LABEL_OUTPUTS["tokens"])
+                outputs[row][name] = array[row, : len(source)] if has_tokens else array[row]
+        for start in range(0, len(maps), MAP_LAYERS):
+            names = maps[start : start + MAP_LAYERS]
+            for name, array in zip(names, session.run(list(names), feeds), strict=True):
+                for row, source in enumerate(sources):
+                    outputs[row][name] = array[row][:, compared_rows(len(source)), : len(source)]
+        return outputs
 
-    def _encoder_outputs(self, sources: Sequence[Sequence[int]], encoded: Mapping[str, Array]) -> dict[str, Array]:
-        outputs: dict[str, Array] = {}
-        names = self._manifest.attention_of("encoder").outputs
-        for row, source in enumerate(sources):
-            size = len(source)
-            outputs[f"hidden.{row}"] = encoded["hidden"][row, :size]
-            outputs[f"encoder.{row}"] = np.stack([encoded[name][row, :, :size, :size] for name in names])
-            if self._model.head is not None:
-                labels = encoded[LABEL_OUTPUTS[self._model.head.label_kind]][row]
-                outputs[f"labels.{row}"] = labels[:size] if self._model.head.pooling == "tokens" else labels
+    def _encoder_outputs(self, number: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the compared outputs of text `number` from those of its row."""
+        maps = np.stack([arrays[name] for name in self._manifest.attention_of("encoder").outputs])
+        outputs = {f"hidden.{number}": arrays["hidden"], f"encoder.{number}": maps}
+        if self._model.head is not None:
+            outputs[f"labels.{number}"] = arrays[LABEL_OUTPUTS[self._model.head.label_kind]]
         return outputs
 
     def _decode(
-        self, sources: Sequence[Sequence[int]], encoded: Mapping[str, Array], new_tokens: int
+        self,
+        sources: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int]],
+        states: Sequence[Mapping[str, Array]],
+        new_tokens: int,
     ) -> tuple[list[list[int]], dict[str, Array]]:
-        manifest, rows = self._manifest, len(sources)
+        manifest = self._manifest
         kinds: dict[str, str] = {
             attention.kind: attention.outputs[0] for attention in manifest.attention if attention.kind != "encoder"
         }
-        prompts = [list(manifest.decoder_prompt_ids(source)) for source in sources]
         source_lengths = [len(source) for source in sources]
         session = DecoderSession(
             self._folder / manifest.decoder_graph.file,
             manifest.states,
-            rows,
-            max(map(len, prompts)) + new_tokens - 1,
-            max(source_lengths),
+            len(sources),
+            len(prompts[0]) + new_tokens - 1,
+            source_lengths[0],
             manifest.ops,
         )
-        for state in manifest.states:
-            if state.encoder_output is not None:
-                session.buffers[state.input] = np.ascontiguousarray(encoded[state.encoder_output])
+        for row, arrays in enumerate(states):
+            for name, array in arrays.items():
+                session.buffers[name][row][tuple(map(slice, array.shape))] = array
         is_decoder_only, requested = self._model.is_decoder_only, ["logits", *kinds.values()]
-        collected = [_Collected() for _ in sources]
+        collected = [_Collected(len(prompt) + new_tokens - 1) for prompt in prompts]
+        fed: list[list[int]] = [[] for _ in prompts]
         if is_decoder_only:
             requested.append("hidden")
             for row, prompt in enumerate(prompts):
-                for start in range(0, len(prompt) - 1, CHUNK):
-                    chunk = prompt[start : min(start + CHUNK, len(prompt) - 1)]
+                size = CHUNK if len(prompt) < LEAST_LONG else PREFILL_TOKENS
+                for start in range(0, len(prompt) - 1, size):
+                    chunk = list(prompt[start : min(start + size, len(prompt) - 1)])
                     given = session.run(row, np.array([chunk]), [start], requested)
-                    collected[row].add(given, 0, start + len(chunk), kinds, len(chunk))
-        fed = [list(prompt[:-1]) if is_decoder_only else [] for prompt in prompts]
-        pending = [prompt[len(done) :] for prompt, done in zip(prompts, fed, strict=True)]
-        for _ in range(new_tokens + max(map(len, pending)) - 1):
-            tokens = np.array([one.pop(0) for one in pending])
+                    fed[row] += chunk
+                    collected[row].add(given, 0, len(fed[row]), kinds, len(chunk))
+        pending = [list(prompt[len(done) :]) for prompt, done in zip(prompts, fed, strict=True)]
+        steps = [len(one) + new_tokens - 1 for one in pending]  # in descending order
+        for step in range(steps[0]):
+            rows = sum(step < count for count in steps)
+            tokens = np.array([one.pop(0) for one in pending[:rows]])
             given = session.run(
                 0,
                 tokens[:, None] if is_decoder_only else tokens,
-                [len(one) for one in fed],
+                [len(one) for one in fed[:rows]],
                 requested,
-                None if self._model.encoder is None else source_lengths,
+                None if self._model.encoder is None else source_lengths[:rows],
             )
-            for row, done in enumerate(fed):
+            for row, done in enumerate(fed[:rows]):
                 done.append(int(tokens[row]))
                 collected[row].add(given, row, len(done), kinds, 1, source_lengths[row])
                 if not pending[row]:
@@ -331,9 +394,11 @@ class GraphRunner:
 
 
 class _Collected:
-    """Outputs of the calls for one sequence."""
+    """Outputs of the calls for one sequence, at the positions of `compared_rows`."""
 
-    def __init__(self) -> None:
+    def __init__(self, length: int) -> None:
+        """Create a collection for a sequence of `length` inputs of the decoder."""
+        self._rows = compared_rows(length)
         self._logits: list[Array] = []
         self._hidden: list[Array] = []
         self._maps: dict[str, list[Array]] = {}
@@ -342,14 +407,16 @@ class _Collected:
         self, given: Mapping[str, Array], row: int, total: int, kinds: Mapping[str, str], new: int, source: int = 0
     ) -> None:
         """Add the outputs of a call that read `new` tokens, so that `total` tokens were read."""
-        logits = np.full((new, given["logits"].shape[1]), np.nan, np.float32)
-        logits[-1] = given["logits"][row]
+        start = total - new
+        kept = self._rows[(start <= self._rows) & (self._rows < total)] - start  # among the new tokens
+        logits = np.full((len(kept), given["logits"].shape[1]), np.nan, np.float32)
+        logits[kept == new - 1] = given["logits"][row]
         self._logits.append(logits)
         if "hidden" in given:
             self._hidden.append(given["hidden"][row])
         for kind, name in kinds.items():
             maps = given[name][row]  # (H, L, columns), or (H, L, new, columns)
-            maps = maps.reshape(*maps.shape[:2], new, maps.shape[-1]).swapaxes(0, 1)
+            maps = maps.reshape(*maps.shape[:2], new, maps.shape[-1])[:, :, kept].swapaxes(0, 1)
             self._maps.setdefault(kind, []).append(maps[..., : source if kind == "cross" else total])
 
     def arrays(self) -> dict[str, Array]:
@@ -363,8 +430,20 @@ class _Collected:
         return arrays
 
 
+def long_length(manifest: Manifest, model: Description) -> int:
+    """Return the length of the long text within the limits of time and memory.
+
+    The limit of the model is not considered.
+    """
+    stack = model.encoder or model.decoder
+    assert stack is not None, "a model has an encoder or a decoder"
+    matrices = max(1, manifest.parameters - model.vocabulary * stack.width)  # without the table of tokens
+    heads = max(attention.heads for attention in stack.attention)
+    return max(LEAST_LONG, min(LONG_OPERATIONS // matrices, math.isqrt(LONG_SCORES // heads)))
+
+
 def verify(folder: Path, manifest: Manifest, model: Description, weights: Weights, seed: int = 0) -> Verification:
-    """Compare the graphs of a bundle with the reference on random texts.
+    """Compare the graphs of a bundle with the reference on random texts, see the module.
 
     Args:
         folder: the bundle.
@@ -381,10 +460,16 @@ def verify(folder: Path, manifest: Manifest, model: Description, weights: Weight
     limit = manifest.limits.max_source_tokens
     if model.is_decoder_only:
         limit = min(limit, manifest.limits.max_target_tokens - new_tokens)
-    lengths = sorted({max(1, min(length, limit)) for length in LENGTHS})
+    lengths = sorted({max(1, min(length, limit)) for length in (long_length(manifest, model), *LENGTHS)}, reverse=True)
     vocabulary = manifest.limits.source_vocabulary or model.vocabulary
     sources = [[int(one) for one in generator.integers(vocabulary, size=length)] for length in lengths]
-    texts, given = GraphRunner(folder, manifest, model).run(sources, new_tokens)
+    prompts = [list(manifest.decoder_prompt_ids(source)) for source in sources]
+    if model.encoder is not None and model.decoder is not None:
+        # The decoder reads random tokens after the long text, because generated ones often repeat.
+        longest = min(lengths[0], LONG_TARGET, manifest.limits.max_target_tokens - new_tokens)
+        forced = generator.integers(model.vocabulary, size=max(0, longest - len(prompts[0])))
+        prompts[0] += [int(one) for one in forced]
+    texts, given = GraphRunner(folder, manifest, model).run(sources, prompts, new_tokens)
     exact, limits = rounding_limits(model, weights, texts)
     if model.shortlist is not None:
         _check_shortlist(folder, model.shortlist, texts, given, exact)
@@ -395,7 +480,7 @@ def verify(folder: Path, manifest: Manifest, model: Description, weights: Weight
                 f"{name.partition('.')[0]} of {folder} differ by {difference:.2g} from the reference; float32 rounding "
                 f"explains at most {limits[name]:.2g}; please report this checkpoint"
             )
-    different, close = _count_generations(manifest, texts, exact, limits)
+    different, close = _count_generations(new_tokens, texts, exact, limits)
     if different:
         raise VerificationError(
             f"{different} of {len(sources)} greedy outputs of {folder} differ from the reference; please report this "
@@ -405,6 +490,7 @@ def verify(folder: Path, manifest: Manifest, model: Description, weights: Weight
     maps = ("encoder.", "decoder.", "cross.")
     return Verification(
         sentences=len(sources),
+        longest=lengths[0],
         tolerance=_largest_of(limits, scores),
         max_logit_difference=_largest_of(differences, scores),
         max_attention_difference=_largest_of(differences, maps),
@@ -461,9 +547,11 @@ def _largest_of(values: Mapping[str, float], starts: tuple[str, ...]) -> float:
 
 
 def _count_generations(
-    manifest: Manifest, texts: Texts, exact: Mapping[str, Array], limits: Mapping[str, float]
+    new_tokens: int, texts: Texts, exact: Mapping[str, Array], limits: Mapping[str, float]
 ) -> tuple[int, int]:
     """Compare each generated token with the best token of the reference after the same tokens.
+
+    The last generated token is not compared, because no step reads it.
 
     Returns:
         The number of texts with another token although the two are not close, and the number of
@@ -471,9 +559,8 @@ def _count_generations(
     """
     different = close = 0
     for number, target in enumerate(texts.targets):
-        start = len(manifest.decoder_prompt_ids(texts.sources[number]))
-        logits = exact[f"logits.{number}"][start - 1 : -1]
-        chosen = logits[np.arange(len(logits)), list(target[start:])]
+        logits = exact[f"logits.{number}"][-new_tokens:-1]
+        chosen = logits[np.arange(new_tokens - 1), list(target[len(target) - new_tokens + 1 :])]
         gaps = logits.max(axis=-1) - chosen
         if (gaps > 2 * limits[f"logits.{number}"]).any():
             different += 1

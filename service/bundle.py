@@ -187,14 +187,16 @@ PrefixIds = dict[LanguageCode, tuple[int, ...]]
 class Languages(_Part):
     """Languages of a translation model as BCP 47 tags such as "en" or "zh-Hant".
 
-    A multilingual model is told the languages by tokens: before the source, or as the first tokens
-    of the target, which are then forced. The first source and target language are the defaults.
+    A multilingual model is told the languages by tokens: before the source, after its end token, or
+    as the first tokens of the target, which are then forced. The first source and target language
+    are the defaults.
     """
 
     sources: Annotated[tuple[LanguageCode, ...], Field(min_length=1)]
     targets: Annotated[tuple[LanguageCode, ...], Field(min_length=1)]
     source_prefix: PrefixIds = {}  # tokens before the source, by source language
-    source_prefix_of_target: PrefixIds = {}  # tokens before these, by target language
+    source_suffix: PrefixIds = {}  # tokens after the source and its end token, by source language
+    source_prefix_of_target: PrefixIds = {}  # tokens before `source_prefix`, by target language
     target_prefix: PrefixIds = {}  # first tokens of the target, by target language
 
     @property
@@ -208,6 +210,7 @@ class Languages(_Part):
         return self.targets[0]
 
 
+ChatRole = Literal["system", "user", "assistant"]
 TemplateText = Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]  # {} is replaced by the message
 
 
@@ -220,11 +223,17 @@ class ChatTemplate(_Part):
 
     begin: str = ""  # text before the first message
     system: TemplateText | None = None  # None: system messages are put before the first user message
+    # Start of the first user message, with the system messages, as in Llama 2. None: they are
+    # separated by an empty line. Only without `system`.
+    system_in_user: TemplateText | None = None
     default_system: str | None = None  # system message of a dialogue without one
     user: TemplateText
     assistant: TemplateText
     reply: str  # generation prompt: the text that starts the assistant's next message
     single_line: bool = False  # line breaks in messages are replaced by spaces
+    trim: tuple[ChatRole, ...] = ()  # roles whose messages lose whitespace at their start and end
+    # True: a dialogue without special tokens in its templates gets those of the tokenizer.
+    add_special_tokens: bool = True
 
 
 class GenerationDefaults(_Part):
@@ -249,11 +258,26 @@ class GenerationDefaults(_Part):
     top_p: float | None = None
 
 
+class Dense(_Part):
+    """Linear layer of pooled vectors, as the module Dense of sentence-transformers.
+
+    Its file has the weight (outputs, inputs) and, if there is one, the bias (outputs,) as
+    little-endian float32.
+    """
+
+    file: Name
+    inputs: int
+    outputs: int
+    has_bias: bool
+    activation: Literal["identity", "tanh"]
+
+
 class Embedding(_Part):
     """Computation of one vector from the hidden states of a text."""
 
     pooling: Literal["mean", "first", "last", "max"]
-    normalize: bool  # scale vectors to Euclidean norm 1
+    dense: tuple[Dense, ...] = ()  # layers after pooling, in order
+    normalize: bool  # scale vectors to Euclidean norm 1, after the layers
     # Texts put before an input, by name, for models trained with them: {"query": "query: "}.
     prompts: dict[str, str] = {}
     default_prompt: str | None = None  # name of the prompt of an input without one
@@ -280,6 +304,7 @@ class Verification(_Part):
     """
 
     sentences: int
+    longest: int | None = None  # tokens of the longest sentence; None if it was not recorded
     tolerance: float  # maximum accepted difference of logits or of the labels' log-probabilities
     max_logit_difference: float
     max_attention_difference: float
@@ -433,6 +458,11 @@ class Manifest(_Part):
             raise ValueError(
                 f"labels of kind {self.label_kind!r} need the encoder output {LABEL_OUTPUTS[self.label_kind]!r}"
             )
+        size = None
+        for layer in () if self.embedding is None else self.embedding.dense:
+            if size not in (None, layer.inputs):
+                raise ValueError(f"a layer of embedding.dense has {layer.inputs} inputs after one with {size} outputs")
+            size = layer.outputs
         if self.languages and "generate" not in self.tasks:
             raise ValueError("languages requires the task 'generate'")
         return self
@@ -588,12 +618,14 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     """Check all files of a bundle: regular files, matching SHA-256, finite weights.
 
     Every file that the service or ONNX Runtime would open must be listed in the manifest: graphs,
-    tokenizers and the external data of graphs.
+    layers after pooling, tokenizers and the external data of graphs.
 
     Raises:
         BundleError: a check failed; the message names the file.
     """
-    for name in (*(graph.file for graph in manifest.graphs), manifest.source_tokenizer, manifest.target_tokenizer):
+    dense = () if manifest.embedding is None else manifest.embedding.dense
+    files = [*(graph.file for graph in manifest.graphs), *(layer.file for layer in dense)]
+    for name in (*files, manifest.source_tokenizer, manifest.target_tokenizer):
         _check_listed(folder, manifest, name)
     for name, record in manifest.files.items():
         _check_file(folder / name, record)

@@ -222,7 +222,7 @@ ReturnAttention = Annotated[
     BeforeValidator(_parse_return_attention, json_schema_input_type=bool | AttentionSelection),
 ]
 
-# Parameters that have an effect only with `do_sample`, and only with `num_beams` above 1.
+# Parameters that have an effect only if tokens are sampled, and only with beam search.
 SAMPLING_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
 BEAM_PARAMETERS = ("length_penalty", "early_stopping")
 # Parameters whose defaults a model can set.
@@ -238,9 +238,13 @@ class GenerateParameters:
 
     max_new_tokens: NumNewTokens | None = None
     min_new_tokens: MinNewTokens = 0
-    do_sample: Annotated[StrictBool, Field(description="Sample each token instead of taking the most probable.")] = (
-        False
-    )
+    do_sample: Annotated[
+        StrictBool,
+        Field(
+            description="Sample each token instead of taking the most probable. A model may do so by default, see "
+            "`generation_defaults` of GET /v1/models."
+        ),
+    ] = False
     temperature: Temperature = 1.0
     top_k: TopK = 0
     top_p: TopP = 1.0
@@ -349,7 +353,9 @@ def _neutral(*names: str) -> dict[str, dict[str, Any]]:
     return {name: NULL if default is None else {"const": default} for name, default in defaults.items()}
 
 
-# JSON Schema of the three decoding methods: greedy, sampling, beam search.
+# JSON Schema of the three decoding methods: greedy, sampling, beam search. A model can sample or
+# use beam search by default, so the parameters of these methods do not require `do_sample` or
+# `num_beams`, but exclude other values of them.
 METHODS: list[Any] = [
     object_schema(
         do_sample={"const": False},
@@ -357,9 +363,8 @@ METHODS: list[Any] = [
         num_return_sequences=AT_MOST_ONE,
         **_neutral(*SAMPLING_PARAMETERS, *BEAM_PARAMETERS),
     ),
-    object_schema("do_sample", do_sample={"const": True}, num_beams=AT_MOST_ONE, **_neutral(*BEAM_PARAMETERS)),
+    object_schema(do_sample={"const": True}, num_beams=AT_MOST_ONE, **_neutral(*BEAM_PARAMETERS)),
     object_schema(
-        "num_beams",
         do_sample={"const": False},
         num_beams={"minimum": 2},
         num_return_sequences={"maximum": MAX_BEAMS},

@@ -6,17 +6,19 @@ tokenizers, generation settings, languages and pooling.
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from export import verify_imported
 from export.builder import WeightFile
 from export.built import Built
+from export.bundle_files import DENSE
 from export.checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
 from export.description import Description
 from export.errors import ImportFailedError
@@ -29,13 +31,14 @@ from export.generation import Generation, read_generation
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
 from export.options import ImportOptions
-from export.sentence_options import SentenceOptions, read_sentence_options
+from export.sentence_options import DenseModule, SentenceOptions, read_sentence_options
 from export.similar import similar_graph
 from export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
 from export.tokenizers.languages import language_tag
-from export.weights import Weights
+from export.weights import Array, Weights
 from service.bundle import (
     Attention,
+    Dense,
     GenerationDefaults,
     Languages,
     Limits,
@@ -79,7 +82,36 @@ def build(folder: Folder, weights: WeightFile, options: ImportOptions) -> Built:
     if model.encoder is not None and model.decoder is not None:
         languages, generation = _languages(folder, tokenizers, generation)
     parameters = sum(math.prod(folder.tensors.shape(name)) for name in folder.tensors.names)
-    return _built(checkpoint, weights, options.ops, parameters, generation, languages, sentences)
+    built = _built(checkpoint, weights, options.ops, parameters, generation, languages, sentences)
+    return built if sentences is None else _with_dense(built, folder, sentences.dense, model)
+
+
+def _with_dense(built: Built, folder: Folder, modules: Sequence[DenseModule], model: Description) -> Built:
+    """Add the layers after pooling.
+
+    Raises:
+        ImportFailedError: their weights are missing, or have another size.
+    """
+    assert built.embedding is not None and model.encoder is not None, "an encoder has an embedding"
+    layers, values, size = list[Dense](), list[Array](), model.encoder.width
+    for number, module in enumerate(modules):
+        tensors = folder.open_tensors(module.folder)
+        names = ("linear.weight", "linear.bias") if module.has_bias else ("linear.weight",)
+        weight, *bias = [tensors.read(name) for name in names]
+        tensors.check_all_read()
+        if module.inputs != size or weight.shape != (module.outputs, module.inputs):
+            raise ImportFailedError(
+                f"{module.folder}config.json: a layer from {module.inputs} to {module.outputs} numbers after vectors "
+                f"of {size} has a weight of shape {list(weight.shape)}; the folder may belong to another checkpoint"
+            )
+        options = asdict(module) | {"file": DENSE.format(number)}
+        del options["folder"]
+        layers.append(Dense(**options))
+        values.append(np.concatenate([weight.ravel(), *bias]))
+        size = module.outputs
+    embedding = built.embedding.model_copy(update={"dense": tuple(layers)})
+    parameters = built.parameters + sum(map(len, values))
+    return replace(built, embedding=embedding, dense=tuple(values), parameters=parameters)
 
 
 def _describe(folder: Folder, options: ImportOptions) -> _Checkpoint:
@@ -196,14 +228,19 @@ def _languages(
         return Languages(sources=(source,), targets=(target,)) if source and target else None, generation
     if not ids:
         return None, generation
+    sources = tuple(sorted(ids, key=lambda tag: tag != "en"))  # English first
+    started = next((tag for tag, id_ in ids.items() if generation.start_ids == (id_,)), None)
+    if folder.model_type == "mbart" and started is not None:
+        # mBART-25: the source ends with its language, and the target starts with its own.
+        return Languages(sources=sources, targets=(started,), source_suffix=prefixes), generation
     if folder.model_type == "mbart" and "50" not in str(config.get("tokenizer_class")):
         raise ImportFailedError(
-            "mBART with the token of the language after the text is not supported; supported is mBART-50, whose "
-            "tokenizer_config.json has the tokenizer_class MBart50Tokenizer"
+            "mBART needs its language tokens in one of two places: for mBART-25, decoder_start_token_id must be the "
+            f"token of the target language, such as {ids[sources[0]]} for {sources[0]}, without a forced token; for "
+            "mBART-50, tokenizer_config.json must have the tokenizer_class MBart50Tokenizer"
         )
     forced = [tag for tag, prefix in prefixes.items() if prefix[0] in generation.start_ids[1:]]
     targets = [*forced, *(tag for tag in ids if tag not in forced)]
-    sources = tuple(sorted(ids, key=lambda tag: tag != "en"))  # English first
     languages = Languages(sources=sources, targets=tuple(targets), source_prefix=prefixes, target_prefix=prefixes)
     return languages, replace(generation, start_ids=generation.start_ids[:1])
 

@@ -1,4 +1,7 @@
-"""Families of encoder-decoders: Marian, BART, mBART, M2M100 with NLLB, Pegasus, T5 and mT5."""
+"""Families of encoder-decoders: Marian, BART, mBART, M2M100 with NLLB, Pegasus, T5 and mT5.
+
+T5 and mT5 have a class for the encoder alone, too.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -144,7 +147,9 @@ def _sinusoid_halves(positions: int, width: int) -> Array:
 
 def _t5(family: str, feed_forward: str, config: Config, tensors: Tensors) -> Description:
     config.ignore(*_IGNORED_KEYS, "is_gated_act", "dense_act_fn", "output_past")
-    config.neutral("is_encoder_decoder", True)
+    # Encoders of sentence-transformers, such as GTR and Sentence-T5, have no decoder.
+    has_decoder = not next(iter(config.get("architectures", None) or ()), "").endswith("EncoderModel")
+    config.neutral("is_encoder_decoder", True, has_decoder)
     width, heads, head_size = config.integer("d_model"), config.integer("num_heads"), config.integer("d_kv")
     config.integer("d_ff")
     layers = config.integer("num_layers")
@@ -174,12 +179,13 @@ def _t5(family: str, feed_forward: str, config: Config, tensors: Tensors) -> Des
     # `tie_word_embeddings` or nothing; later versions of Transformers write another key.
     is_tied = config.boolean("tie_word_embeddings", True)
     is_scaled = config.boolean("scale_decoder_outputs", is_tied) and family == "t5"
+    decoder = stack("decoder", config.integer("num_decoder_layers", layers))
     return Description(
         family,
         config.integer("vocab_size"),
         config.integer("n_positions", 512),  # not a limit of the architecture, but of the training
         stack("encoder", layers),
-        stack("decoder", config.integer("num_decoder_layers", layers)),
+        decoder if has_decoder else None,
         logits_scale=width**-0.5 if is_scaled else 1.0,
     )
 
@@ -228,10 +234,16 @@ PEGASUS = _family(_Variant("pegasus", "pre", "halves"), "PegasusForConditionalGe
 _T5_IGNORED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", *_REPEATED)
 T5 = Family(
     "t5",
-    ("T5ForConditionalGeneration", "T5WithLMHeadModel"),
+    ("T5ForConditionalGeneration", "T5WithLMHeadModel", "T5EncoderModel"),
     partial(_t5, "t5", "relu"),
     _t5_modules,
     _T5_IGNORED,
 )
-MT5 = Family("mt5", ("MT5ForConditionalGeneration",), partial(_t5, "mt5", "gated-gelu"), _t5_modules, _T5_IGNORED)
+MT5 = Family(
+    "mt5",
+    ("MT5ForConditionalGeneration", "MT5EncoderModel"),
+    partial(_t5, "mt5", "gated-gelu"),
+    _t5_modules,
+    _T5_IGNORED,
+)
 FAMILIES = (MARIAN, BART, MBART, M2M100, PEGASUS, T5, MT5)

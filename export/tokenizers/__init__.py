@@ -18,6 +18,12 @@ END = "</s>"
 # tokens, so that the tokenizer must not add them.
 MULTILINGUAL = ("m2m_100", "mbart")
 MARIAN_FILES = "source.spm, target.spm and vocab.json"
+# Words of Qwen 2 and 3: contractions, letters after at most one other character, single digits,
+# other characters, line breaks, and spaces.
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 
 
 class Files(Protocol):
@@ -199,22 +205,52 @@ def _set_template(tokenizer: Tokenizer, single: str, pair: str) -> None:
 
 
 def _add_tokens(tokenizer: Tokenizer, reader: _Reader) -> None:
-    """Add the tokens of added_tokens.json, which have ids after those of the vocabulary.
+    """Add the tokens that have ids after those of the vocabulary.
+
+    They are those of added_tokens.json, and of `added_tokens_decoder` in tokenizer_config.json,
+    which also has their options.
 
     Raises:
         ImportFailedError: a token would get another id.
     """
-    added = reader.json("added_tokens.json") or {}
-    if not isinstance(added, dict) or not all(isinstance(id_, int) for id_ in added.values()):
+    listed = reader.json("added_tokens.json") or {}
+    if not isinstance(listed, dict) or not all(isinstance(id_, int) for id_ in listed.values()):
         raise ImportFailedError("added_tokens.json must be a JSON object of tokens and ids")
-    for token, id_ in sorted(added.items(), key=lambda item: item[1]):
-        if tokenizer.token_to_id(token) is None:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        if tokenizer.token_to_id(token) != id_:
+    tokens = {token: AddedToken(token, special=True, normalized=False) for token in listed}
+    ids: dict[str, int] = dict(listed)
+    for id_, token in _described_tokens(reader):
+        if token.content in tokens or tokenizer.token_to_id(token.content) is None:
+            tokens[token.content] = token
+            ids.setdefault(token.content, id_)
+    for name, id_ in sorted(ids.items(), key=lambda item: item[1]):
+        if tokenizer.token_to_id(name) is None:
+            token = tokens[name]
+            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+        if tokenizer.token_to_id(name) != id_:
+            file = "added_tokens.json" if name in listed else f"{TOKENIZER_CONFIG}: added_tokens_decoder"
             raise ImportFailedError(
-                f"added_tokens.json: the token {token!r} must have the id {tokenizer.token_to_id(token)} after the "
-                f"vocabulary, got {id_}"
+                f"{file}: the token {name!r} must have the id {tokenizer.token_to_id(name)} after the vocabulary, got "
+                f"{id_}"
             )
+
+
+def _described_tokens(reader: _Reader) -> list[tuple[int, AddedToken]]:
+    """Return the ids and tokens of `added_tokens_decoder`.
+
+    Raises:
+        ImportFailedError: it is malformed.
+    """
+    entries = reader.config.get("added_tokens_decoder") or {}
+    options = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    try:
+        return [
+            (int(id_), AddedToken(entry["content"], **{key: entry[key] for key in options if key in entry}))
+            for id_, entry in entries.items()
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ImportFailedError(
+            f"{TOKENIZER_CONFIG}: added_tokens_decoder must map ids to objects with the content of a token"
+        ) from None
 
 
 # Conversions by model type
@@ -265,6 +301,12 @@ def _convert_roberta(reader: _Reader) -> ConvertedTokenizers:
 
 def _convert_gpt2(reader: _Reader) -> ConvertedTokenizers:
     return _single(_byte_level(reader, ["<|endoftext|>"]), "vocab.json and merges.txt")
+
+
+def _convert_qwen(reader: _Reader) -> ConvertedTokenizers:
+    vocabulary, merges = reader.vocabulary("vocab.json"), reader.lines("merges.txt")
+    tokenizer = convert_byte_level(vocabulary, merges, ["<|endoftext|>"], words=QWEN_WORDS)
+    return _single(tokenizer, "vocab.json and merges.txt")
 
 
 def _convert_t5(reader: _Reader) -> ConvertedTokenizers:
@@ -416,6 +458,8 @@ CONVERSIONS: dict[str, Callable[[_Reader], ConvertedTokenizers]] = {
     "mpnet": _convert_mpnet,
     "mt5": _convert_t5,
     "pegasus": _convert_pegasus,
+    "qwen2": _convert_qwen,
+    "qwen3": _convert_qwen,
     "roberta": _convert_roberta,
     "t5": _convert_t5,
     "xlm-roberta": _convert_xlm_roberta,

@@ -206,7 +206,7 @@ def convert_sentencepiece(
         prefix: normalization steps before those of the model.
 
     Raises:
-        ImportFailedError: the ids have gaps, a special token has no id, or the model has unused
+        ImportFailedError: the ids have gaps, a special token has no id, or a BPE model has unused
             pieces.
     """
     ids = model.ids if ids is None else ids
@@ -214,10 +214,9 @@ def convert_sentencepiece(
     known = {piece.text: piece for piece in model.pieces}
     added = {model.unknown, *model.control_pieces, *special, *codes} & ids.keys()
     kept = (PieceKind.NORMAL, PieceKind.USER_DEFINED, PieceKind.BYTE)
-    names = {  # of tokens that are not found in a text, a hidden name
-        token: token if token in added or (token in known and known[token].kind in kept) else HIDDEN + token
-        for token in ids
-    }
+    usable = {token for token in ids.keys() & known.keys() if known[token].kind in kept} - added
+    # Tokens that are not found in a text have a hidden name.
+    names = {token: token if token in added or token in usable else HIDDEN + token for token in ids}
     if model.is_bpe:
         vocabulary = {names[token]: id_ for token, id_ in ids.items()}
         tokenizer = Tokenizer(
@@ -232,7 +231,7 @@ def convert_sentencepiece(
     else:
         scores = _scores(model)
         ordered = sorted(ids, key=ids.__getitem__)
-        entries = [(names[token], 0.0 if token in added else scores.get(token, 0.0)) for token in ordered]
+        entries = [(names[token], scores.get(token, 0.0) if token in usable else 0.0) for token in ordered]
         tokenizer = Tokenizer(models.Unigram(entries, ids[model.unknown], byte_fallback=model.byte_fallback))
     has_hidden = any(name.startswith(HIDDEN) for name in names.values())
     tokenizer.normalizer = _normalizer(model, prefix)
@@ -263,8 +262,11 @@ def _check_ids(model: SentencePieceModel, ids: Mapping[str, int], special: Seque
     missing = [token for token in (model.unknown, *special) if token not in ids]
     if missing:
         raise ImportFailedError(f"the vocabulary has no token {missing[0]!r}, which the tokenizer needs")
-    if any(piece.kind == PieceKind.UNUSED for piece in model.pieces):
-        raise ImportFailedError("SentencePiece models with unused pieces are not supported")
+    if model.is_bpe and any(piece.kind == PieceKind.UNUSED for piece in model.pieces):
+        raise ImportFailedError(
+            "SentencePiece models of the type BPE with unused pieces are not supported, because those pieces are split "
+            "again after merging"
+        )
 
 
 def _normalizer(model: SentencePieceModel, prefix: Sequence[normalizers.Normalizer]) -> normalizers.Normalizer:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from export.errors import ImportFailedError
 
@@ -46,9 +46,14 @@ def convert_word_pieces(
 
 
 def convert_byte_level(
-    vocabulary: Mapping[str, int], merges: str, special: Sequence[str], *, add_prefix_space: bool = False
+    vocabulary: Mapping[str, int],
+    merges: str,
+    special: Sequence[str],
+    *,
+    add_prefix_space: bool = False,
+    words: str | None = None,
 ) -> Tokenizer:
-    """Convert the vocabulary of a GPT-2 model to a tokenizer without a template.
+    """Convert the vocabulary of a GPT-2 or Qwen model to a tokenizer without a template.
 
     Args:
         vocabulary: tokens and their ids, as in `vocab.json`.
@@ -56,6 +61,8 @@ def convert_byte_level(
             in which they are merged. A first line with the version is skipped.
         special: special tokens; those that are not in the vocabulary are ignored.
         add_prefix_space: insert a space before a text.
+        words: regular expression of the words that are tokenized on their own, in texts of which
+            characters are composed (NFC); None for that of GPT-2.
 
     Raises:
         ImportFailedError: a merge is malformed, or has a token that is not in the vocabulary.
@@ -71,7 +78,12 @@ def convert_byte_level(
             raise ImportFailedError(f"merges.txt: line {number} has a token that is not in vocab.json")
         pairs.append((left, right))
     tokenizer = Tokenizer(models.BPE(dict(vocabulary), pairs))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=words is None)
+    if words is None:
+        tokenizer.pre_tokenizer = byte_level
+    else:
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(words), "isolated"), byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     known = [token for token in special if token in vocabulary]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in known])

@@ -109,6 +109,8 @@ async def show_attention(call: Call, body: AttentionBody) -> AttentionResult:
     """
     call.field_names = FIELD_NAMES if body.messages is None else CHAT_FIELD_NAMES
     name, parameters = body.model, None
+    if body.messages is not None:
+        name = call.model(name, "attention", default_for="chat").name
     if body.targets is not None:
         _check_target_parameters(body.given_parameters)
     if "parameters" in body.model_fields_set:

@@ -108,7 +108,9 @@ async def align(call: Call, request: AlignInput) -> AlignResult:
     selection = AttentionSelection(kinds=["cross"], layers=[layer], heads=heads, reduce="mean", units="words")
     maps = MapWriter(call, model, selection, languages)
     _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
-    sources = await call.read_sources(model, request.inputs, units=units, prefix=languages.source_prefix)
+    sources = await call.read_sources(
+        model, request.inputs, units=units, prefix=languages.source_prefix, suffix=languages.source_suffix
+    )
     await maps.read_offsets(call, request.inputs, sources)
     prefixes: list[Ids] | None = None
     if request.targets is not None:

@@ -87,7 +87,9 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
     if isinstance(request.inputs, Prompt):
         sources = await call.read_prompt(model, request.inputs, units=units)
     else:
-        sources = await call.read_sources(model, request.inputs, units=units, prefix=languages.source_prefix)
+        sources = await call.read_sources(
+            model, request.inputs, units=units, prefix=languages.source_prefix, suffix=languages.source_suffix
+        )
     await maps.read_offsets(call, request.inputs, sources)
     prefixes = None
     if request.targets is None and parameters.target_prefix is not None:

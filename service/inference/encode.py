@@ -1,5 +1,6 @@
 """Encoding: outputs of the last encoder layer, pooled or for each token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from service.engine.request import Encoded, EncodeRequest
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
+from service.inference.dense import DenseLayer
 from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, TimingsMs, Usage, check_size, numbers
 from service.parameters import Encoding
 
@@ -69,7 +71,7 @@ async def encode(call: Call, request: EncodeInput) -> EncodeResult:
     sources = await call.read_sources(model, inputs, truncate=request.truncate)
     requests = [EncodeRequest(call.request_id, source, call.deadline) for source in sources]
     input_tokens = sum(map(len, sources))
-    num_numbers = model.hidden_size * (input_tokens if pooling == "none" else len(sources))
+    num_numbers = model.hidden_size * input_tokens if pooling == "none" else model.embedding_size * len(sources)
     check_size("embeddings", num_numbers, "Send fewer inputs.")
     hidden_bytes = FLOAT_BYTES * model.hidden_size * input_tokens
     call.response_memory.reserve(hidden_bytes + num_numbers * BYTES_PER_NUMBER[request.encoding])
@@ -77,7 +79,7 @@ async def encode(call: Call, request: EncodeInput) -> EncodeResult:
 
     def convert(index: int, result: Encoded) -> NDArray[np.float32]:
         results.append(result)
-        return pool(result.hidden, pooling, normalize)
+        return pool(result.hidden, pooling, normalize, model.dense)
 
     vectors = await call.gather(model, requests, Encoded, convert)
     timings = call.timings(results)
@@ -123,16 +125,19 @@ def with_prompt(manifest: Manifest, inputs: Texts, name: str | None) -> Texts:
     return replace(inputs, texts=tuple(prompts[name] + text for text in inputs.texts))
 
 
-def pool(hidden: NDArray[np.float32], pooling: Pooling, normalize: bool) -> NDArray[np.float32]:
+def pool(
+    hidden: NDArray[np.float32], pooling: Pooling, normalize: bool, dense: Sequence[DenseLayer] = ()
+) -> NDArray[np.float32]:
     """Pool the vectors of all tokens to one vector.
 
     Args:
         hidden: (S, M), without padding.
         pooling: kind of pooling; "none" keeps the vectors of all tokens.
         normalize: scale each vector to Euclidean norm 1; zero vectors are not changed.
+        dense: layers that are applied to the pooled vector; not with pooling "none".
 
     Returns:
-        (M,), or (S, M) with pooling "none".
+        (M,) or the outputs of the last layer, or (S, M) with pooling "none".
     """
     pooled: NDArray[np.float32]
     match pooling:
@@ -145,7 +150,9 @@ def pool(hidden: NDArray[np.float32], pooling: Pooling, normalize: bool) -> NDAr
         case "last":
             pooled = hidden[-1]
         case "none":
-            pooled = hidden
+            pooled, dense = hidden, ()
+    for layer in dense:
+        pooled = layer.apply(pooled)
     if normalize:
         lengths = np.linalg.norm(pooled, axis=-1, keepdims=True)
         pooled = np.divide(pooled, lengths, out=np.zeros_like(pooled), where=lengths > 0)

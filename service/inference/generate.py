@@ -134,8 +134,13 @@ def parameters_for(
     )
 
 
-async def generate(call: Call, request: GenerateInput) -> GenerateResult:
+async def generate(call: Call, request: GenerateInput, *, in_batches: bool = False) -> GenerateResult:
     """Generate one or more texts for each input.
+
+    Args:
+        call: the call.
+        request: inputs and parameters.
+        in_batches: allow more sequences than `max_inputs`; the engine gets only as many at a time.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
@@ -143,7 +148,7 @@ async def generate(call: Call, request: GenerateInput) -> GenerateResult:
     """
     if request.on_empty == "pass":
         return await generate_without_blanks(call, request, generate)
-    pending = await _prepare(call, request)
+    pending = await _prepare(call, request, in_batches=in_batches)
     results: list[Generated] = []
 
     def convert(index: int, result: Generated) -> list[GenerateOutput]:
@@ -226,7 +231,9 @@ def output_token(tokenizer: TextTokenizer, token: Token) -> OutputToken:
 # Checks and requests
 
 
-async def _prepare(call: Call, request: GenerateInput, *, stream: bool = False) -> PendingGeneration:
+async def _prepare(
+    call: Call, request: GenerateInput, *, stream: bool = False, in_batches: bool = False
+) -> PendingGeneration:
     model, parameters = call.model(request.model, "generate"), request.parameters
     num_inputs = len(request.inputs.texts) if isinstance(request.inputs, Texts) else 1
     check_parameters(model, parameters, num_inputs, stream=stream)
@@ -241,7 +248,13 @@ async def _prepare(call: Call, request: GenerateInput, *, stream: bool = False) 
         sources = await call.read_prompt(model, request.inputs, units=units, num_samples=num_samples)
     else:
         sources = await call.read_sources(
-            model, request.inputs, units=units, num_samples=num_samples, prefix=languages.source_prefix
+            model,
+            request.inputs,
+            units=units,
+            num_samples=num_samples,
+            prefix=languages.source_prefix,
+            in_batches=in_batches,
+            suffix=languages.source_suffix,
         )
     if maps:
         await maps.read_offsets(call, request.inputs, sources)
@@ -312,7 +325,10 @@ def _check_combination(parameters: GenerateParameters, num_inputs: int, *, strea
         raise ApiError("invalid_parameter", message, field="min_new_tokens")
     prefix = parameters.target_prefix
     if prefix is not None and prefix.is_list and len(prefix.texts) != num_inputs:
-        message = f"{{target_prefix}} must be one string or {num_inputs}, one for each input, got {len(prefix.texts)}."
+        message = (
+            f"{{target_prefix}} must be one string, or a list with a string for each input ({num_inputs}), "
+            f"got {len(prefix.texts)}."
+        )
         raise ApiError("invalid_parameter", message, field="target_prefix")
 
 

@@ -18,6 +18,7 @@ class LanguageChoice:
     source: str = ""
     target: str = ""
     source_prefix: Ids = ()  # precedes the tokens of the input
+    source_suffix: Ids = ()  # follows the tokens of the input
     target_prefix: Ids = ()  # first tokens of the target, forced and not part of the result
 
 
@@ -40,10 +41,12 @@ def choose_languages(model: ServedModel, source: str | None, target: str | None)
         return NO_LANGUAGES
     found_source = _choose(source, languages.sources, "source_language", model.name)
     found_target = _choose(target, languages.targets, "target_language", model.name)
+    of_target = languages.source_prefix_of_target.get(found_target, ())
     return LanguageChoice(
         found_source,
         found_target,
-        (*languages.source_prefix_of_target.get(found_target, ()), *languages.source_prefix.get(found_source, ())),
+        (*of_target, *languages.source_prefix.get(found_source, ())),
+        languages.source_suffix.get(found_source, ()),
         languages.target_prefix.get(found_target, ()),
     )
 
@@ -81,6 +84,8 @@ def fitting_translators(call: Call, source: str | None, target: str | None) -> l
     if not found:
         field = "target_language" if source is None else "source_language"
         message = f"No model translates between these languages. {describe_pairs(call)}"
+        if not translators(call):
+            message = "No model of this service translates; GET /v1/models lists the tasks of each model."
         raise ApiError("invalid_parameter", message, field=field)
     return found
 
@@ -113,8 +118,6 @@ def language_pairs(call: Call) -> dict[str, list[str]]:
 def describe_pairs(call: Call) -> str:
     """Return a sentence with the supported languages, for errors."""
     pairs = language_pairs(call)
-    if not pairs:
-        return "There is no model that translates."
     if len(pairs) > MAX_LISTED_SOURCES:
         return f"The source languages are {', '.join(pairs)}; GET /v1/models lists the languages of each model."
     described = [f"{source} to {', '.join(targets)}" for source, targets in pairs.items()]

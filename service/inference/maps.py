@@ -333,7 +333,7 @@ class MapWriter:
         self._model = model
         self._encoding = selection.encoding
         self._language_ids = languages.target_prefix
-        self._num_source_language_tokens = len(languages.source_prefix)
+        self._num_added = len(languages.source_prefix), len(languages.source_suffix)
         if selection.prompt_rows and not model.manifest.is_decoder_only:
             message = f"It is supported only by decoder-only models, and {model.name} is not one; leave it out."
             raise ApiError("unsupported_parameter", message, field="prompt_rows")
@@ -376,7 +376,7 @@ class MapWriter:
         Raises:
             ApiError: `deadline_exceeded`.
         """
-        tokenizer, num_added = self._model.source_tokenizer, self._num_source_language_tokens
+        tokenizer, num_added = self._model.source_tokenizer, self._num_added
 
         def run() -> list[SourceText]:
             return [
@@ -545,26 +545,28 @@ class MapWriter:
 
 
 def read_source(
-    tokenizer: TextTokenizer, ids: Sequence[int], num_added: int, text: str | None, with_words: bool
+    tokenizer: TextTokenizer, ids: Sequence[int], num_added: tuple[int, int], text: str | None, with_words: bool
 ) -> SourceText:
     """Return the character ranges of the tokens of a source, and its words.
 
     Args:
         tokenizer: tokenizer of the source.
         ids: ids of the source.
-        num_added: number of ids before those of the text.
+        num_added: number of ids before those of the text, and after them.
         text: the input; None if it is not a single text. The words are then those of the decoded
             ids.
         with_words: find the words; otherwise there are none.
     """
+    before, after = num_added
     if text is not None:
-        offsets = [*[None] * num_added, *tokenizer.offsets(text, len(ids) - num_added)]
+        found = tokenizer.offsets(text, len(ids) - before - after)
+        offsets = [*[None] * before, *found, *[None] * after]
         return SourceText(offsets, offsets, words_of(text, offsets) if with_words else ())
     unknown: Offsets = [None] * len(ids)
     if not with_words:
         return SourceText(unknown, unknown, ())
-    text, offsets = tokenizer.decode_parts(ids[num_added:])
-    offsets = [*[None] * num_added, *offsets]
+    text, found = tokenizer.decode_parts(ids[before : len(ids) - after])
+    offsets = [*[None] * before, *found, *[None] * after]
     return SourceText(unknown, offsets, words_of(text, offsets))
 
 

@@ -56,7 +56,9 @@ async def score(call: Call, request: ScoreInput) -> ScoreResult:
     model = generating_model(call, request.model, request.source_language, request.target_language)
     _, units = expected_work(call.service.admissions[model.name].throughput, GenerateParameters())
     languages = choose_languages(model, request.source_language, request.target_language)
-    sources = await call.read_sources(model, request.inputs, units=units, prefix=languages.source_prefix)
+    sources = await call.read_sources(
+        model, request.inputs, units=units, prefix=languages.source_prefix, suffix=languages.source_suffix
+    )
     targets = await read_targets(call, model, request.targets, sources, languages)
     parameters = GenerateParameters(
         max_new_tokens=0, top_logprobs=request.top_logprobs, hidden_source_tokens=request.hidden_source_tokens

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from service.bundle import ChatTemplate
+from service.bundle import ChatRole, ChatTemplate
 from service.text.tokenizer import TextTokenizer
 
 
@@ -15,6 +15,7 @@ class Prompt:
     """
 
     parts: tuple[str | int, ...]
+    add_special_tokens: bool = True  # the tokenizer's own special tokens, if the parts have none
 
     def __len__(self) -> int:
         """Return the number of inputs, which is always 1."""
@@ -25,15 +26,15 @@ class Prompt:
         return sum(len(part) for part in self.parts if isinstance(part, str))
 
     def encode(self, tokenizer: TextTokenizer) -> list[int]:
-        """Return the token ids. Names of special tokens in the texts are plain text.
-
-        The tokenizer adds its own special tokens only if the prompt has none.
-        """
+        """Return the token ids. Names of special tokens in the texts are plain text."""
         if len(self.parts) == 1 and isinstance(self.parts[0], str):
-            return tokenizer.encode(self.parts[0])
+            return tokenizer.encode(self.parts[0], add_special_tokens=self.add_special_tokens)
         ids: list[int] = []
-        for part in self.parts:
-            ids += [part] if isinstance(part, int) else tokenizer.encode(part, add_special_tokens=False)
+        for index, part in enumerate(self.parts):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += tokenizer.encode(part, add_special_tokens=False, is_start=index == 0)
         return ids
 
 
@@ -45,9 +46,9 @@ def apply_chat_template(
     Special tokens in the template are recognized by their names. Messages are plain text, so that a
     user cannot end a message or insert one.
 
-    If the template has no system message, system messages are put before the first user message,
-    like the instruction in Llama 2's Ghost Attention (Touvron et al. 2023, section 3.3). If it has
-    `single_line`, line breaks would end a message, so they are replaced by spaces.
+    If the template has no system message, system messages are put at the start of the first user
+    message, like the instruction in Llama 2's Ghost Attention (Touvron et al. 2023, section 3.3).
+    If it has `single_line`, line breaks would end a message, so they are replaced by spaces.
 
     Args:
         template: chat template of the model.
@@ -59,19 +60,25 @@ def apply_chat_template(
         system = [template.default_system]
     if template.single_line:
         system, turns = _single_lines(system), _single_lines(turns)
+    if "system" in template.trim:
+        system = [text.strip() for text in system]
     messages: list[tuple[str, str]] = []
-    if template.system is None:
-        separator = " " if template.single_line else "\n\n"
-        turns = [separator.join([*system, turns[0]]), *turns[1:]]
-    else:
+    if template.system is not None:
         messages = [(template.system, text) for text in system]
-    messages += [((template.user, template.assistant)[index % 2], turn) for index, turn in enumerate(turns)]
+    elif system:
+        separator = " " if template.single_line else "\n\n"
+        pattern = template.system_in_user or f"{{}}{separator}"
+        turns = [pattern.replace("{}", separator.join(system)) + turns[0], *turns[1:]]
+    patterns = {"user": template.user, "assistant": template.assistant}
+    for index, turn in enumerate(turns):
+        role: ChatRole = "assistant" if index % 2 else "user"
+        messages.append((patterns[role], turn.strip() if role in template.trim else turn))
     parts = list(tokenizer.split_special(template.begin))
     for pattern, text in messages:
         before, after = pattern.split("{}")
         parts += [*tokenizer.split_special(before), text, *tokenizer.split_special(after)]
     parts += tokenizer.split_special(template.reply)
-    return Prompt(tuple(_merged(parts, tokenizer)))
+    return Prompt(tuple(_merged(parts, tokenizer)), template.add_special_tokens)
 
 
 def _single_lines(texts: Sequence[str]) -> list[str]:

@@ -59,6 +59,7 @@ class TextTokenizer:
         special_ids = {id_ for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
         _split_special_tokens(tokenizer, special_ids)
         self._tokenizer = tokenizer
+        self._continuing = _without_first_space(tokenizer)
         self._special_ids = frozenset(special_ids)
         special = {id_: added for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
         self._id_of_special = {added.content: id_ for id_, added in special.items()}
@@ -100,8 +101,17 @@ class TextTokenizer:
 
     # Encoding
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, *, add_special_tokens: bool = True, is_start: bool = True) -> list[int]:
+        """Tokenize a text.
+
+        Args:
+            text: the text.
+            add_special_tokens: add those of the model's template.
+            is_start: False if special tokens precede the text. Some tokenizers insert a space only
+                at the start of a prompt.
+        """
+        tokenizer = self._tokenizer if is_start else self._continuing
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_pair(self, first: str, second: str, max_tokens: int | None = None) -> list[int]:
@@ -462,6 +472,23 @@ def _split_special_tokens(tokenizer: Tokenizer, special_ids: set[int]) -> None:
     split = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
     existing = tokenizer.pre_tokenizer
     tokenizer.pre_tokenizer = split if existing is None else pre_tokenizers.Sequence([existing, split])
+
+
+def _without_first_space(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer for texts after special tokens.
+
+    A pre-tokenizer Metaspace with the `prepend_scheme` "first" inserts a space only at the start of
+    the whole input. The tokenizer is copied only in this case.
+    """
+    if all(step.get("prepend_scheme") != "first" for step in _steps(_config(tokenizer.pre_tokenizer))):
+        return tokenizer
+    config = json.loads(tokenizer.to_str())
+    for step in _steps(config["pre_tokenizer"]):
+        if step.get("prepend_scheme") == "first":
+            step["prepend_scheme"] = "never"
+    copied = Tokenizer.from_str(json.dumps(config))
+    copied.encode_special_tokens = tokenizer.encode_special_tokens
+    return copied
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -5,7 +5,7 @@ The models are small and have random weights. The service runs in a process of i
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -25,7 +27,9 @@ from transformers import (
     LlamaConfig,
     M2M100Config,
     MarianConfig,
+    MBartConfig,
     T5Config,
+    T5EncoderModel,
 )
 
 from bench.server import RunningServer, serving
@@ -82,7 +86,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     checkpoints, bundles = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("bundles")
-    made = {"ranker": _ranker(), "chat": _chat(), "t5": _t5(), "m2m": _m2m()}
+    made = {"ranker": _ranker(), "chat": _chat(), "t5": _t5(), "m2m": _m2m(), "mbart": _mbart()}
     record = Verification(
         sentences=0,
         tolerance=0.0,
@@ -105,6 +109,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         _write_firefox(checkpoints / "firefox")
         for name, options in (("firefox", ImportOptions()), ("firefox-shortlist", ImportOptions(shortlist=True))):
             import_checkpoint(checkpoints / "firefox", bundles / name, BundleMetadata(name), options, kind="firefox")
+        for name, sentence_model in SENTENCE_MODELS.items():
+            made[name] = sentence_model.write(checkpoints / name)
+            import_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
     with serving(bundles, threads=1) as server:
         yield Served(
             server,
@@ -157,6 +164,87 @@ def _m2m() -> tuple[Any, Tokenizer, str]:
     )  # fmt: skip
     tokenizer = _words("<s>", "<pad>", "</s>", "<unk>", "__en__", "__de__", "__fr__")
     return _random(AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager"), 3), tokenizer, ""
+
+
+def _mbart() -> tuple[Any, Tokenizer, str]:
+    """Return a model like mBART of 25 languages, fine-tuned to translate to German."""
+    tokenizer = _words("<s>", "<pad>", "</s>", "<unk>", "de_DE", "en_XX", "fr_XX")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "$A </s> en_XX", special_tokens=[("</s>", 2), ("en_XX", _id_of(tokenizer, "en_XX"))]
+    )
+    config = MBartConfig(
+        d_model=28, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=37, decoder_ffn_dim=31, scale_embedding=True,
+        decoder_start_token_id=_id_of(tokenizer, "de_DE"), **SIZES,
+    )  # fmt: skip
+    return _random(AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager"), 7), tokenizer, ""
+
+
+@dataclass(frozen=True)
+class SentenceModel:
+    """A folder of sentence-transformers with a layer after pooling."""
+
+    make: Callable[[], Any]
+    is_mean: bool  # mean of all tokens, or the first one
+    layer: torch.nn.Linear
+    activation: torch.nn.Module
+    normalize: bool
+
+    def write(self, folder: Path) -> tuple[Any, Tokenizer, str]:
+        model, tokenizer = self.make()
+        model.save_pretrained(folder)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        kind = "pooling_mode_mean_tokens" if self.is_mean else "pooling_mode_cls_token"
+        activation = type(self.activation)
+        layer = {
+            "in_features": self.layer.in_features,
+            "out_features": self.layer.out_features,
+            "bias": self.layer.bias is not None,
+            "activation_function": f"{activation.__module__}.{activation.__name__}",
+        }
+        paths = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_Normalize": "Normalize"}
+        modules = [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+            for index, (path, name) in enumerate(paths.items())
+            if name != "Normalize" or self.normalize
+        ]
+        for name, config in (("1_Pooling", {kind: True}), ("2_Dense", layer)):
+            (folder / name).mkdir()
+            (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+        tensors = {f"linear.{name}": array for name, array in self.layer.state_dict().items()}
+        save_file(tensors, folder / "2_Dense" / "model.safetensors")
+        return model, tokenizer, ""
+
+    def embed(self, model: Any, ids: list[int]) -> Array:
+        """Return the vector that sentence-transformers would compute."""
+        with torch.no_grad():
+            hidden = model(torch.tensor([ids])).last_hidden_state[0]
+            pooled = hidden.mean(dim=0) if self.is_mean else hidden[0]
+            vector = self.activation(self.layer(pooled))
+            if self.normalize:
+                vector = torch.nn.functional.normalize(vector, dim=0)
+        return np.asarray(vector.numpy())
+
+
+def _bert_encoder() -> tuple[Any, Tokenizer]:
+    config = BertConfig(hidden_size=28, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4, **SIZES)
+    return _random(AutoModel.from_config(config, attn_implementation="eager"), 8), word_tokenizer(64)
+
+
+def _t5_encoder() -> tuple[Any, Tokenizer]:
+    config = T5Config(vocab_size=64, d_model=28, d_kv=8, num_heads=3, d_ff=37, num_layers=2)
+    return _random(T5EncoderModel(config), 9), _t5()[1]
+
+
+# Like LaBSE, distiluse, and GTR or Sentence-T5.
+SENTENCE_MODELS = {
+    "labse": SentenceModel(_bert_encoder, False, _random(torch.nn.Linear(28, 28), 10), torch.nn.Tanh(), True),
+    "distiluse": SentenceModel(_bert_encoder, True, _random(torch.nn.Linear(28, 20), 11), torch.nn.Tanh(), False),
+    "gtr": SentenceModel(
+        _t5_encoder, True, _random(torch.nn.Linear(28, 24, bias=False), 12), torch.nn.Identity(), True
+    ),
+}
 
 
 def _pieces(*texts: str) -> list[str]:
@@ -326,6 +414,38 @@ def test_languages_select_the_first_tokens(served: Served) -> None:
             expected = served.expected("m2m", ids, forced_bos_token_id=forced, max_new_tokens=NEW_TOKENS + 1)
             assert expected[0] == forced
             assert found == expected[1:]
+
+
+def test_mbart_reads_the_source_language_after_the_text(served: Served) -> None:
+    tokenizer = served.tokenizers["mbart"]
+    for source in ("en", "fr"):
+        (token,) = [name for name in ("en_XX", "fr_XX") if name.startswith(source)]
+        given = _ids(served.generate("mbart", TEXTS, source_language=source))
+        for text, found in zip(TEXTS, given, strict=True):
+            ids = [*tokenizer.encode(text, add_special_tokens=False).ids, 2, _id_of(tokenizer, token)]
+            assert found == served.expected("mbart", ids)
+    with urlopen(served.server.url + "/v1/models", timeout=30) as response:
+        languages = {model["id"]: model["languages"] for model in json.load(response)["data"]}
+    assert languages["mbart"]["targets"] == ["de"]
+
+
+@pytest.mark.parametrize("name", SENTENCE_MODELS)
+def test_layers_after_pooling_give_the_vectors_of_sentence_transformers(served: Served, name: str) -> None:
+    model, tokenizer = SENTENCE_MODELS[name], served.tokenizers[name]
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    expected = [model.embed(served.models[name], tokenizer.encode(text).ids) for text in TEXTS]
+    data = post(served.server, "/v1/embeddings", {"model": name, "input": TEXTS})["data"]
+    native = post(served.server, "/v1/encode", {"model": name, "inputs": TEXTS})
+    assert native["dimensions"] == model.layer.out_features
+    for vector, one, given in zip(expected, data, native["embeddings"], strict=True):
+        np.testing.assert_allclose(given, vector, rtol=0, atol=TOLERANCE * np.abs(vector).max())
+        for found in (given, one["embedding"]):  # OpenAI's vectors are normalized
+            cosine = vector @ np.array(found) / (np.linalg.norm(vector) * np.linalg.norm(found))
+            assert cosine >= 0.9999
+    # The vectors of tokens have no layer.
+    tokens = post(served.server, "/v1/encode", {"model": name, "inputs": TEXTS, "pooling": "none"})
+    assert tokens["dimensions"] == 28
 
 
 def test_cross_attention_equals_that_of_transformers(served: Served) -> None:

@@ -184,6 +184,28 @@ def test_names_of_repositories_are_checked() -> None:
             ["1_Pooling/config.json", "source.spm", "target.spm", "vocab.json", "model.safetensors"],
         ),
         (["0_Transformer/config.json", "0_Transformer/model.safetensors", "modules.json"], None),
+        (
+            [
+                "2_Dense/config.json",
+                "2_Dense/model.safetensors",
+                "2_Dense/pytorch_model.bin",
+                "2_Dense_512/config.json",
+                "2_Dense_512/pytorch_model.bin",
+                "3_Other/config.json",
+                "3_Other/model.safetensors",
+                "model.safetensors",
+                "sentence_xlm-roberta_config.json",
+            ],
+            [
+                "2_Dense/config.json",
+                "2_Dense/model.safetensors",
+                "2_Dense_512/config.json",
+                "2_Dense_512/pytorch_model.bin",
+                "3_Other/config.json",
+                "model.safetensors",
+                "sentence_xlm-roberta_config.json",
+            ],
+        ),
     ],
 )
 def test_only_files_that_an_import_reads_are_selected(names: list[str], selected: list[str] | None) -> None:

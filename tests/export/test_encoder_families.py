@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
@@ -155,6 +156,30 @@ def test_names_of_tensorflow_are_read(tmp_path: Path) -> None:
             "encoder.0.feed_forward.inner.bias",
         ):
             assert_array_equal(from_old.read(name), from_new.read(name))
+
+
+@pytest.mark.parametrize("family", ["T5", "MT5"])
+def test_encoders_of_t5(family: str, tmp_path: Path) -> None:
+    """Their distances reach the last bucket."""
+    sizes = {"d_model": 36, "d_kv": 12, "num_heads": 5, "d_ff": 71, "num_layers": 3, "vocab_size": 211}
+    buckets = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}EncoderModel")(getattr(transformers, f"{family}Config")(**sizes, **buckets))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.eval().set_attn_implementation("eager")
+    model.save_pretrained(tmp_path)
+    imported = import_folder(tmp_path, tmp_path)
+    rows = random_rows(211, [1, 30, 7])
+    results = imported.run(rows)
+    for row, ids in enumerate(rows):
+        with torch.no_grad():
+            output = model(torch.tensor([ids]), output_attentions=True)
+        expected = {"hidden": output.last_hidden_state[0], "maps": torch.stack(output.attentions)[:, 0]}
+        given, exact = imported.row(results, row, len(ids)), imported.reference.encode(ids)
+        for name, array in expected.items():
+            assert_allclose(given[name], array.numpy(), rtol=0, atol=1e-4, err_msg=name)
+        assert_allclose(given["hidden"], exact.hidden, rtol=0, atol=1e-4)
 
 
 def test_shorter_limit_does_not_move_positions(tmp_path: Path) -> None:

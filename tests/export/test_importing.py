@@ -3,8 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,11 @@ from export.importing import import_checkpoint
 from export.options import BundleMetadata, ImportOptions
 from export.progress import ByteProgress, clock
 from export.sessions import encode, open_sessions
-from service.bundle import Manifest, Verification, read_bundle, read_manifest
+from service.bundle import BundleError, Manifest, Verification, read_bundle, read_manifest
+from service.engine.observer import NullObserver
+from service.inference.dense import read_dense
+from service.loading import load_backend
+from service.settings import Settings
 from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
 
 RECORD = Verification(
@@ -36,6 +41,7 @@ RECORD = Verification(
     close_generations=0,
 )
 METADATA = BundleMetadata("imported", "a test", "MIT")
+NOTHING: Mapping[str, Any] = {}
 
 
 @pytest.fixture
@@ -181,13 +187,186 @@ def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importing, "available_memory", lambda: 200_000_000)
-    with pytest.raises(ImportFailedError, match=r"needs about 0.3 GB of memory, but 0.2 GB are available; end other"):
+    with pytest.raises(ImportFailedError, match=r"needs about 0.4 GB of memory, but 0.2 GB are available; end other"):
         import_checkpoint(folder, tmp_path / "bundle", METADATA)
     monkeypatch.setattr(importing, "available_memory", lambda: None)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(ImportFailedError, match=r"needs about 0.0 GB in .*, but 0.0 GB are free; remove files, or"):
         import_checkpoint(folder, tmp_path / "bundle", METADATA)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Return a function that gives the same file system another size in KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(options: str) -> None:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"a file system of a given size cannot be mounted: {done.stderr.strip()}")
+
+    if shutil.which("mount") is None:
+        pytest.skip("a file system of a given size cannot be mounted: there is no program mount")
+    mount("size=4k")
+
+    def resize(kibibytes: int) -> Path:
+        mount(f"remount,size={kibibytes}k")
+        return disk
+
+    yield resize
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.usefixtures("unverified")
+def test_a_full_disk_is_an_error_that_leaves_nothing(
+    folder: Path,
+    small_disk: Callable[[int], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The disk becomes full while each of the files is written, because it grows by one page."""
+    monkeypatch.setattr(importing, "_check_resources", lambda *_: None)
+    messages = set()
+    for kibibytes in range(4, 400, 4):
+        disk = small_disk(kibibytes)
+        code = main([str(folder), "--out", str(disk / "bundle")])
+        errors = capsys.readouterr().err
+        if code == 0:
+            break
+        messages.add(errors)
+        assert code == 2
+        assert list(disk.iterdir()) == []
+    read_bundle(disk / "bundle")
+    assert messages == {
+        f"error: {disk / 'bundle'} cannot be written: No space left on device; remove files, or choose another --out; "
+        "no incomplete bundle is left\n"
+    }
+    # With the disk full now, the old bundle stays.
+    before = (disk / "bundle" / "manifest.json").read_bytes()
+    assert main([str(folder), "--out", str(disk / "bundle"), "--license", "other"]) == 2
+    assert (disk / "bundle" / "manifest.json").read_bytes() == before
+    assert [path.name for path in disk.iterdir()] == ["bundle"]
+
+
+def test_a_full_disk_of_temporary_files_is_an_error(
+    folder: Path, tmp_path: Path, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({name: torch.from_numpy(array) for name, array in bert_tensors().items()}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    disk = small_disk(8)
+    monkeypatch.setattr("tempfile.tempdir", str(disk))
+    message = r"pytorch_model.bin: the pickle cannot be converted in .*/disk, which needs [0-9,]+ bytes: No space left"
+    with pytest.raises(ImportFailedError, match=message):
+        import_checkpoint(folder, tmp_path / "bundle", METADATA)
+    assert list(disk.iterdir()) == [] and not (tmp_path / "bundle").exists()
+
+
+def test_a_file_that_is_larger_than_the_limit_is_an_error(folder: Path, tmp_path: Path) -> None:
+    program = (
+        "import resource, sys\nfrom export.__main__ import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+        f"sys.exit(main([{str(folder)!r}, '--out', {str(tmp_path / 'out' / 'bundle')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path / 'out' / 'bundle'} cannot be written: File too large; remove")
+    assert done.stderr.count("\n") == 1
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def write_dense(folder: Path, weight: Any, bias: Any = None, changes: Mapping[str, Any] = NOTHING) -> None:
+    """Turn a checkpoint into a sentence-transformers folder with a layer after pooling."""
+    kinds = ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("3_Normalize", "Normalize")
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(kinds)
+    ]
+    config = {
+        "in_features": weight.shape[1],
+        "out_features": weight.shape[0],
+        "bias": bias is not None,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
+    for name in ("1_Pooling", "2_Dense"):
+        (folder / name).mkdir(exist_ok=True)
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    (folder / "2_Dense" / "config.json").write_text(json.dumps(config | dict(changes)))
+    tensors = {"linear.weight": weight} | ({} if bias is None else {"linear.bias": bias})
+    save_file(tensors, folder / "2_Dense" / "model.safetensors")
+
+
+@pytest.mark.usefixtures("unverified")
+@pytest.mark.parametrize("is_pickle", [False, True])
+def test_layers_after_pooling_are_files_of_the_bundle(folder: Path, tmp_path: Path, is_pickle: bool) -> None:
+    generator = np.random.default_rng(3)
+    weight, bias = (generator.standard_normal(shape).astype(np.float32) for shape in ((5, 16), (5,)))
+    write_dense(folder, weight, bias)
+    name = "2_Dense/model.safetensors"
+    if is_pickle:
+        (folder / name).unlink()
+        name = "2_Dense/pytorch_model.bin"
+        torch.save({"linear.weight": torch.from_numpy(weight), "linear.bias": torch.from_numpy(bias)}, folder / name)
+    manifest = import_checkpoint(folder, tmp_path / "bundle", METADATA).manifest
+    assert read_bundle(tmp_path / "bundle") == manifest
+    assert manifest.embedding is not None and manifest.origin is not None
+    assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("first", True)
+    (layer,) = manifest.embedding.dense
+    assert (layer.inputs, layer.outputs, layer.has_bias, layer.activation) == (16, 5, True, "tanh")
+    assert name in manifest.origin.files and manifest.origin.pickle is is_pickle
+    read = read_dense(tmp_path / "bundle", layer)
+    vector = generator.standard_normal(16).astype(np.float32)
+    # Sums of 17 products in float32.
+    error = (4 + 17**0.5) * 2.0**-24 * (np.abs(weight) @ np.abs(vector) + np.abs(bias)).max()
+    np.testing.assert_allclose(read.apply(vector), np.tanh(weight @ vector + bias), rtol=0, atol=error)
+    path = tmp_path / "bundle" / layer.file
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(BundleError, match=r"dense\.0\.bin must have 85 numbers, got 84; export the bundle again"):
+        read_dense(tmp_path / "bundle", layer)
+    np.full(85, np.nan, np.float32).tofile(path)
+    with pytest.raises(BundleError, match=r"dense\.0\.bin has weights that are not finite numbers"):
+        read_dense(tmp_path / "bundle", layer)
+
+
+@pytest.mark.usefixtures("unverified")
+def test_layers_after_pooling_that_do_not_fit_are_not_served(folder: Path, tmp_path: Path) -> None:
+    write_dense(folder, np.ones((5, 16), np.float32), np.ones(5, np.float32))
+    import_checkpoint(folder, tmp_path / "bundle", METADATA)
+    path = tmp_path / "bundle" / "manifest.json"
+    document = json.loads(path.read_text())
+    (layer,) = document["embedding"]["dense"]
+    document["embedding"]["dense"] = [layer, layer]
+    path.write_text(json.dumps(document))
+    with pytest.raises(BundleError, match=r"a layer of embedding\.dense has 16 inputs after one with 5 outputs"):
+        read_manifest(tmp_path / "bundle")
+    document["embedding"]["dense"] = [layer | {"inputs": 4, "outputs": 17}]  # as many numbers
+    path.write_text(json.dumps(document))
+    with pytest.raises(
+        BundleError, match=r"embedding\.dense reads vectors of 4 numbers, but the hidden states have 16"
+    ):
+        load_backend(Settings(bundles=tmp_path, threads=1), lambda _: NullObserver())
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "message"),
+    [
+        ((5, 12), {}, "from 12 to 5 numbers after vectors of 16 has a weight of shape .5, 12.; the folder may belong"),
+        ((5, 16), {"out_features": 6}, "from 16 to 6 numbers after vectors of 16 has a weight of shape .5, 16."),
+        ((5, 16), {"bias": True}, "has no tensor 'linear.bias'"),
+    ],
+)
+def test_layers_after_pooling_must_fit(
+    shape: tuple[int, int], changes: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    write_dense(folder, np.ones(shape, np.float32), changes=changes)
+    with pytest.raises(ImportFailedError, match=message):
+        import_checkpoint(folder, tmp_path / "bundle", METADATA)
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    with pytest.raises(ImportFailedError, match=r"2_Dense has no weights: it needs model\.safetensors"):
+        import_checkpoint(folder, tmp_path / "bundle", METADATA)
 
 
 @pytest.mark.usefixtures("unverified")
@@ -301,8 +480,6 @@ def test_the_command_line_prints_the_result_and_keeps_the_description(
 
 
 def test_an_import_loads_no_pytorch(folder: Path, tmp_path: Path) -> None:
-    import subprocess
-
     program = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'sacrebleu', 'safetensors']))\n"
         "if __name__ == '__main__':\n"

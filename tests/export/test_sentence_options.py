@@ -5,12 +5,19 @@ from typing import Any
 import pytest
 
 from export.errors import ImportFailedError
-from export.sentence_options import read_sentence_options
+from export.sentence_options import DenseModule, read_sentence_options
 from service.bundle import Embedding
 
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 NORMALIZE = {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+TANH: dict[str, Any] = {
+    "in_features": 384,
+    "out_features": 96,
+    "bias": True,
+    "activation_function": "torch.nn.modules.activation.Tanh",
+}
 MEAN = {"word_embedding_dimension": 384, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
 MINILM: dict[str, Any] = {
     "modules.json": [TRANSFORMER, POOLING, NORMALIZE],
@@ -36,6 +43,24 @@ def test_folder_without_modules_has_mean_pooling() -> None:
         assert options.max_tokens == expected
     no_files: dict[str, Any] = {}
     assert read_sentence_options(no_files.get).max_tokens is None
+
+
+def test_layers_after_pooling() -> None:
+    identity = TANH | {"in_features": 96, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    files = MINILM | {
+        "modules.json": [TRANSFORMER, POOLING, DENSE, DENSE | {"idx": 3, "path": "3_Dense"}, NORMALIZE | {"idx": 4}],
+        "2_Dense/config.json": TANH,
+        "3_Dense/config.json": identity,
+    }
+    options = read_sentence_options(files.get)
+    assert options.embedding == Embedding(pooling="mean", normalize=True)
+    assert options.dense == (
+        DenseModule("2_Dense/", 384, 96, has_bias=True, activation="tanh"),
+        DenseModule("3_Dense/", 96, 96, has_bias=False, activation="identity"),
+    )
+    files["1_Pooling/config.json"] = {"pooling_mode_mean_sqrt_len_tokens": True}  # its length matters here
+    with pytest.raises(ImportFailedError, match="the pooling mean_sqrt_len_tokens is not supported"):
+        read_sentence_options(files.get)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +103,24 @@ def test_prompts_and_transformer_in_a_folder() -> None:
         ({"modules.json": [{"idx": 0}]}, "modules.json must be a list"),
         ({"modules.json": [TRANSFORMER, POOLING, NORMALIZE | {"type": "custom.Layer"}]}, "code of its own"),
         (
-            {"modules.json": [TRANSFORMER, POOLING, NORMALIZE | {"type": "sentence_transformers.models.Dense"}]},
-            "Transformer, Pooling, Dense are not supported",
+            {"modules.json": [TRANSFORMER, POOLING, NORMALIZE | {"type": "sentence_transformers.models.LSTM"}]},
+            "Transformer, Pooling, LSTM are not supported; supported are Transformer, Pooling and, optionally, Dense",
+        ),
+        (
+            {"modules.json": [TRANSFORMER, POOLING, NORMALIZE, DENSE | {"idx": 3}]},
+            "Transformer, Pooling, Normalize, Dense are not supported",
+        ),
+        ({"modules.json": [TRANSFORMER, POOLING, DENSE]}, "2_Dense/config.json is missing"),
+        *(
+            ({"modules.json": [TRANSFORMER, POOLING, DENSE], "2_Dense/config.json": TANH | change}, message)
+            for change, message in (
+                (
+                    {"activation_function": "torch.nn.modules.activation.GELU"},
+                    "activation_function .*GELU' is not supp",
+                ),
+                ({"module_output_name": "tokens"}, "module_output_name is"),
+                ({"scale": 2}, "2_Dense/config.json has 1 keys .* scale"),
+            )
         ),
         ({"1_Pooling/config.json": None}, "1_Pooling/config.json is missing"),
         ({"1_Pooling/config.json": []}, "1_Pooling/config.json must be a JSON object"),

@@ -460,6 +460,16 @@ def write_tokenizer(folder: Path, case: Case) -> None:
     tokenizer.add_special_tokens(["</s>", "<unk>", *special])
     tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", end_id)])
     tokenizer.save(str(folder / "tokenizer.json"))
+    if case.family is MBART:  # mBART-50
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MBart50Tokenizer"}))
+
+
+def test_mbart_with_unknown_places_of_languages_is_an_error(tmp_path: Path) -> None:
+    save(case_named("mbart"), tmp_path)
+    write_tokenizer(tmp_path, case_named("mbart"))
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(ImportFailedError, match=r"for mBART-25, decoder_start_token_id .* such as 62 for en, without"):
+        import_checkpoint(tmp_path, tmp_path / "bundle", BundleMetadata("imported"))
 
 
 @pytest.mark.slow

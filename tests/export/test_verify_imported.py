@@ -12,15 +12,35 @@ from transformers import BertConfig, BertForSequenceClassification, T5Config, T5
 
 from export.builder import WeightFile
 from export.checkpoint import Folder, open_folder
-from export.description import Description
+from export.description import Description, RelativeBias
 from export.errors import VerificationError
 from export.families.build import _attention as attention_maps
 from export.families.table import describe, find_family
+from export.graphs import relative
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
-from export.verify_imported import PerturbedWeights, differences_of, rounding_error, verify
+from export.reference import Reference
+from export.reference_decoder import ReferenceDecoder
+from export.verify_imported import (
+    LEAST_LONG,
+    LONG_SCORES,
+    LONG_TARGET,
+    MAX_ROWS,
+    NEW_TOKENS,
+    DecoderSession,
+    PerturbedWeights,
+    Texts,
+    compared_rows,
+    differences_of,
+    largest,
+    long_length,
+    reference_outputs,
+    rounding_error,
+    rounding_limits,
+    verify,
+)
 from export.weights import Weights
-from service.bundle import Graph, Limits, Manifest, Tokens
+from service.bundle import PREFILL_TOKENS, Graph, Limits, Manifest, Tokens, Verification
 from tests.export.decoder_models import MODELS, hf_model
 
 NAMES = ("gpt2-scales", "llama-biases", "qwen3-windows", "smollm3", "bert", "t5")
@@ -54,7 +74,7 @@ def random_model(name: str) -> Any:
 class Bundle:
     """A bundle without tokenizer, whose checkpoint stays open."""
 
-    def __init__(self, folder: Path, opened: Folder) -> None:
+    def __init__(self, folder: Path, opened: Folder, positions: int) -> None:
         family = find_family(opened.config)
         self.folder = folder
         self.model: Description = describe(family, opened.config, opened.tensors, input_names=())
@@ -72,8 +92,9 @@ class Bundle:
                         tuple(one.name for one in ends) for ends in (proto.graph.input, proto.graph.output)
                     )
                     graphs[name] = Graph(file=f"{name}.onnx", inputs=inputs, outputs=outputs)
-        positions = min(self.model.max_positions, 40)
+        positions = min(self.model.max_positions, positions)
         self.manifest = Manifest.model_construct(
+            parameters=1,
             tokens=Tokens(pad_id=0, start_ids=(0,), end_ids=(1,)),
             decoder_start="source" if self.model.is_decoder_only else "start_token",
             limits=Limits(max_source_tokens=positions, max_target_tokens=positions, vocabulary=211),
@@ -82,15 +103,38 @@ class Bundle:
             **graphs,
         )
 
+    def change_weights(self, name: str, row: int, change: float) -> None:
+        """Add a number to a weight of the bundle.
+
+        Args:
+            name: name of a matrix of the model.
+            row: row of the stored matrix, whose first element changes.
+            change: the number.
+        """
+        path = self.folder / "weights.bin"
+        stored = np.fromfile(path, np.float32)
+        values = self.weights.read(name)
+        values = (values if "positions" in name else values.T)[row].ravel()[:8]
+        windows = np.lib.stride_tricks.sliding_window_view(stored, len(values))
+        (start,) = np.flatnonzero((windows == values).all(axis=1))
+        stored[start] += change
+        stored.tofile(path)
+
+    def verify(self) -> Verification:
+        return verify(self.folder, self.manifest, self.model, self.weights)
+
+
+MakeBundle = Callable[..., Bundle]
+
 
 @pytest.fixture
-def bundle_of(tmp_path: Path) -> Iterator[Callable[[str], Bundle]]:
+def bundle_of(tmp_path: Path) -> Iterator[MakeBundle]:
     opened: list[Folder] = []
 
-    def create(name: str) -> Bundle:
+    def create(name: str, positions: int = 40) -> Bundle:
         random_model(name).save_pretrained(tmp_path)
         opened.append(open_folder(tmp_path))
-        return Bundle(tmp_path, opened[-1])
+        return Bundle(tmp_path, opened[-1], positions)
 
     yield create
     for folder in opened:
@@ -98,10 +142,11 @@ def bundle_of(tmp_path: Path) -> Iterator[Callable[[str], Bundle]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_correct_graphs_are_accepted(bundle_of: Callable[[str], Bundle], name: str) -> None:
+def test_correct_graphs_are_accepted(bundle_of: MakeBundle, name: str) -> None:
     bundle = bundle_of(name)
-    record = verify(bundle.folder, bundle.manifest, bundle.model, bundle.weights)
-    assert record.sentences == 3
+    record = bundle.verify()
+    assert record.sentences == 4
+    assert record.longest == 40 - (NEW_TOKENS if bundle.model.is_decoder_only else 0)
     assert 0 < record.max_logit_difference < record.tolerance
     assert 0 < record.max_attention_difference < 1e-3
     assert record.different_generations == 0
@@ -109,19 +154,100 @@ def test_correct_graphs_are_accepted(bundle_of: Callable[[str], Bundle], name: s
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [1e-2, np.nan])
-def test_a_changed_weight_is_found(bundle_of: Callable[[str], Bundle], name: str, value: float) -> None:
+def test_a_changed_weight_is_found(bundle_of: MakeBundle, name: str, value: float) -> None:
     bundle = bundle_of(name)
-    path, module = bundle.folder / "weights.bin", "decoder" if bundle.model.decoder else "encoder"
-    stored = np.fromfile(path, np.float32)
-    row = bundle.weights.read(f"{module}.0.feed_forward.outer.weight").T.ravel()[:8]
-    (start,) = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(stored, len(row)) == row).all(axis=1))
-    stored[start] += value
-    stored.tofile(path)
+    stack = "decoder" if bundle.model.decoder else "encoder"
+    bundle.change_weights(f"{stack}.0.feed_forward.outer.weight", 0, value)
     with pytest.raises(VerificationError, match=r"differ by .* from the reference; float32 rounding explains at most"):
-        verify(bundle.folder, bundle.manifest, bundle.model, bundle.weights)
+        bundle.verify()
 
 
-def test_a_missing_scale_is_found(bundle_of: Callable[[str], Bundle]) -> None:
+def test_a_wrong_last_position_is_found(bundle_of: MakeBundle) -> None:
+    bundle = bundle_of("bert")
+    bundle.change_weights("encoder.positions.weight", 39, 1e-2)
+    with pytest.raises(VerificationError, match="differ by"):
+        bundle.verify()
+
+
+@pytest.mark.parametrize("is_bidirectional", [True, False], ids=["encoder", "decoder"])
+def test_a_wrong_bucket_of_large_distances_is_found(
+    bundle_of: MakeBundle, monkeypatch: pytest.MonkeyPatch, is_bidirectional: bool
+) -> None:
+    """Distances from 128 on have the last bucket of T5."""
+    correct = relative.bias_of_distances
+
+    def wrong(options: RelativeBias, table: Any, reach: int) -> Any:
+        biases = correct(options, table, reach)
+        if options.bidirectional == is_bidirectional:
+            biases[:, : reach - 128] += 0.1  # keys at least 128 positions before the query
+        return biases
+
+    for module in ("encoder", "decoder"):
+        monkeypatch.setattr(f"export.graphs.{module}.bias_of_distances", wrong)
+    bundle = bundle_of("t5", positions=200)
+    with pytest.raises(VerificationError, match="differ by"):
+        bundle.verify()
+
+
+def test_a_long_prompt_is_read_in_the_chunks_of_the_service(
+    bundle_of: MakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, sizes = bundle_of("llama", positions=40), list[int]()
+    run = DecoderSession.run
+
+    def note(session: DecoderSession, first: int, token_ids: Any, *rest: Any) -> Any:
+        sizes.append(np.shape(token_ids)[1])
+        return run(session, first, token_ids, *rest)
+
+    monkeypatch.setattr(DecoderSession, "run", note)
+    monkeypatch.setattr("export.verify_imported.LEAST_LONG", 35)
+    assert bundle.verify().longest == 35
+    assert max(sizes) == PREFILL_TOKENS
+
+
+def test_the_long_text_is_as_long_as_time_and_memory_allow(bundle_of: MakeBundle) -> None:
+    bundle = bundle_of("llama")  # six heads
+
+    def length(parameters: int) -> int:
+        return long_length(bundle.manifest.model_copy(update={"parameters": parameters}), bundle.model)
+
+    # The memory limits small models, and the time large ones.
+    assert 6 * length(10**6) ** 2 <= LONG_SCORES < 6 * (length(10**6) + 1) ** 2
+    assert length(10**6) > length(10**8) > length(10**10) == LEAST_LONG
+
+
+def test_compared_rows_include_the_generated_tokens() -> None:
+    np.testing.assert_array_equal(compared_rows(MAX_ROWS), np.arange(MAX_ROWS))
+    rows = compared_rows(LONG_TARGET)
+    assert len(rows) <= MAX_ROWS + NEW_TOKENS
+    assert rows[0] == 0 and list(rows[-NEW_TOKENS:]) == list(range(LONG_TARGET - NEW_TOKENS, LONG_TARGET))
+
+
+@pytest.mark.parametrize("name", ["smollm3", "bert", "t5"])
+def test_texts_have_the_same_results_together_and_alone(bundle_of: MakeBundle, name: str) -> None:
+    bundle = bundle_of(name)
+    model, weights = bundle.model, bundle.weights
+    texts = Texts(((3, 9, 4, 7, 7), (5,), (8, 2, 1)), ((6, 5), (4, 4, 4, 3), (9,)))
+    if model.is_decoder_only:
+        texts = Texts(texts.sources, texts.sources)
+    together = reference_outputs(model, weights, texts)
+    # The rounding error of float64 is 2**29 times smaller than that of float32.
+    limits = {key: limit * 2.0**-20 for key, limit in rounding_limits(model, weights, texts)[1].items()}
+    for number, source in enumerate(texts.sources):
+        memory = None
+        alone: dict[str, Any] = {}
+        if model.encoder is not None:
+            encoded = Reference(model, weights).encode(source)
+            memory = encoded.hidden
+            alone |= {"hidden": memory, "encoder": encoded.maps}
+        if model.decoder is not None:
+            decoded = ReferenceDecoder(model, weights).decode(texts.targets[number], memory)
+            alone |= {"logits": decoded.logits, "decoder": decoded.maps}
+        for key, array in alone.items():
+            assert largest(array - together[f"{key}.{number}"]) <= limits[f"{key}.{number}"], key
+
+
+def test_a_missing_scale_is_found(bundle_of: MakeBundle) -> None:
     bundle = bundle_of("gpt2-scales")
     path = bundle.folder / "decoder.onnx"
     graph = onnx.load(path, load_external_data=False)
@@ -130,7 +256,7 @@ def test_a_missing_scale_is_found(bundle_of: Callable[[str], Bundle]) -> None:
     scale.f *= 2
     onnx.save_model(graph, path)
     with pytest.raises(VerificationError, match="differ by"):
-        verify(bundle.folder, bundle.manifest, bundle.model, bundle.weights)
+        bundle.verify()
 
 
 def test_missing_outputs_and_other_shapes_are_errors() -> None:
@@ -143,7 +269,7 @@ def test_missing_outputs_and_other_shapes_are_errors() -> None:
         differences_of({"logits.0": array[:1]}, {"logits.0": array})
 
 
-def test_perturbed_weights_have_the_stated_relative_error(bundle_of: Callable[[str], Bundle]) -> None:
+def test_perturbed_weights_have_the_stated_relative_error(bundle_of: MakeBundle) -> None:
     weights = bundle_of("llama-biases").weights
     name = "decoder.0.feed_forward.inner.weight"
     exact, plus, minus = (

@@ -163,9 +163,9 @@ class FaultyTokenizer(TextTokenizer):
             self.has_happened = True
             raise FaultError(method)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, is_start: bool = True) -> list[int]:
         self._count("encode")
-        return self._inner.encode(text, add_special_tokens=add_special_tokens)
+        return self._inner.encode(text, add_special_tokens=add_special_tokens, is_start=is_start)
 
     def encode_spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
         self._count("encode_spans")

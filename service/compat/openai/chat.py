@@ -21,7 +21,7 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     With `stream: true` the response is `text/event-stream`: one event for each token, one at each
     choice's end, one with the usage if `stream_options` ask for it, then `[DONE]`.
     """
-    model = model_of_body(call, body.model, "generate")
+    model = model_of_body(call, body.model, "generate", default_for="chat")
     prompt = prompt_of(model, body.messages)
     call.field_names = _field_names(body)
     parameters = parameters_of(body, model, top_logprobs=body.top_logprobs or 0)

@@ -168,6 +168,40 @@ def test_byte_level_vocabularies_have_the_ids_of_transformers(tmp_path: Path, mo
         assert ids(converted.source, text, "a dog") == expected(text, "a dog")["input_ids"]
 
 
+QWEN_TEXTS = ["It's 123  A\n\n dog's", "cafe\u0301 ÉTÉ", "x\t\ty  \n z?!\n", "<|im_start|>user\n<tool_call>a</s>"]
+
+
+@pytest.mark.parametrize("is_listed", [False, True], ids=["added_tokens_decoder", "added_tokens.json"])
+def test_qwen_has_the_ids_of_transformers(tmp_path: Path, is_listed: bool) -> None:
+    from transformers import Qwen2Tokenizer
+
+    original = json.loads(byte_level().to_str())["model"]
+    vocabulary = original["vocab"]
+    merges = "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in original["merges"])
+    names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>"]
+    added = {name: len(vocabulary) + index for index, name in enumerate(names)}
+    decoder = {
+        str(id_): {"content": name, "special": name != "<tool_call>", "normalized": False, "lstrip": False}
+        for name, id_ in added.items()
+    }
+    files: dict[str, Any] = {
+        "vocab.json": vocabulary,
+        "merges.txt": merges,
+        "tokenizer_config.json": {"added_tokens_decoder": decoder, "tokenizer_class": "Qwen2Tokenizer"},
+    }
+    if is_listed:
+        files["added_tokens.json"] = added
+    for name, content in files.items():
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    expected = Qwen2Tokenizer.from_pretrained(tmp_path)
+    for model_type in ("qwen2", "qwen3"):
+        converted = read_or_convert_tokenizers(FakeFolder(model_type, files)).source
+        for text in [*TEXTS, *QWEN_TEXTS]:
+            assert ids(converted, text) == expected(text)["input_ids"], text
+        special = {token.content: token.special for token in converted.get_added_tokens_decoder().values()}
+        assert special == {name: name != "<tool_call>" for name in names}
+
+
 def test_the_extra_ids_of_t5_are_last_and_in_descending_order() -> None:
     converted = convert("t5", spiece__model=model_of("<pad>", "</s>", "<unk>"))
     size = len(UNIGRAM.pieces)
@@ -339,7 +373,11 @@ def test_each_conversion_names_the_file_that_is_missing(model_type: str) -> None
 @pytest.mark.parametrize(
     ("model_type", "files", "message"),
     [
-        ("qwen2", {}, r"has no tokenizer\.json, and that of model type 'qwen2' cannot be converted; supported without"),
+        (
+            "smollm3",
+            {},
+            r"has no tokenizer\.json, and that of model type 'smollm3' cannot be converted; supported without",
+        ),
         ("bert", {"tokenizer.json": "{}"}, r"tokenizer\.json is not a tokenizer of the tokenizers library: "),
         ("bert", {"vocab.txt": "a\nb"}, r"vocab\.txt has no token '\[UNK\]' for unknown words"),
         ("bert", {"vocab.txt": "[UNK]\na\na"}, r"vocab\.txt has a token twice"),
@@ -378,6 +416,19 @@ def test_each_conversion_names_the_file_that_is_missing(model_type: str) -> None
             "bert",
             {"vocab.txt": "\n".join(WORDS), "added_tokens.json": [1]},
             r"added_tokens\.json must be a JSON object",
+        ),
+        (
+            "bert",
+            {"vocab.txt": "\n".join(WORDS), "tokenizer_config.json": {"added_tokens_decoder": {"17": "x"}}},
+            "added_tokens_decoder must map ids to objects with the content of a token",
+        ),
+        (
+            "bert",
+            {
+                "vocab.txt": "\n".join(WORDS),
+                "tokenizer_config.json": {"added_tokens_decoder": {"19": {"content": "<x>"}}},
+            },
+            r"added_tokens_decoder: the token '<x>' must have the id 17 after the vocabulary, got 19",
         ),
     ],
 )

@@ -45,6 +45,9 @@ MODELS = {
     "unigram with all spaces": replace(UNIGRAM, remove_extra_whitespaces=False),
     "unigram with bytes": replace(UNIGRAM, pieces=UNIGRAM.pieces + BYTES, byte_fallback=True),
     "unigram with a symbol": replace(UNIGRAM, pieces=(*UNIGRAM.pieces, SYMBOL)),
+    "unigram with an unused piece": replace(
+        UNIGRAM, pieces=(*UNIGRAM.pieces, Piece("dog", -0.1, PieceKind.UNUSED), Piece("▁b", -99.0, PieceKind.UNUSED))
+    ),
     "unigram over words": replace(UNIGRAM, pieces=UNIGRAM.pieces + unigram_pieces("a▁dog", "▁▁")),
     "bpe": BPE,
     "bpe with bytes": replace(BPE, pieces=BPE.pieces + BYTES, byte_fallback=True),
@@ -211,7 +214,7 @@ def test_files_that_cannot_be_converted(content: bytes, message: str) -> None:
     [
         (UNIGRAM, {"<unk>": 0, "a": 2}, "the vocabulary of 2 tokens must have the ids 0 to 1, each of them once"),
         (UNIGRAM, {"a": 0}, "the vocabulary has no token '<unk>', which the tokenizer needs"),
-        (replace(UNIGRAM, pieces=(*UNIGRAM.pieces, Piece("x", 0.0, PieceKind.UNUSED))), None, "with unused pieces"),
+        (replace(BPE, pieces=(*BPE.pieces, Piece("x", 0.0, PieceKind.UNUSED))), None, "BPE with unused pieces"),
     ],
 )
 def test_vocabularies_that_do_not_fit(model: SentencePieceModel, ids: dict[str, int] | None, message: str) -> None:

@@ -100,6 +100,25 @@ async def test_prefixes_come_before_the_source_and_the_target(
     assert runner.num_encodes == 1
 
 
+async def test_a_suffix_follows_the_source_and_counts_towards_its_limit(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer, submitted: list[tuple[str, GenerateRequest]]
+) -> None:
+    backend = make_backend("one")
+    languages = Languages(sources=("en", "de"), targets=("fr",), source_suffix={"en": (10,), "de": (11,)})
+    backend.manifests = tuple(one.model_copy(update={"languages": languages}) for one in backend.manifests)
+    async with start(backend) as running:
+        await generate(running, ["a dog", "x"], source_language="de", max_new_tokens=2)
+        await post(running, "/v1/score", {"inputs": "x", "targets": "a"})
+        await post(running, "/v1/attention", {"inputs": "x"})
+        expected = [(*tokenizer.encode(text), id_) for text, id_ in (("a dog", 11), ("x", 11), ("x", 10), ("x", 10))]
+        assert [request.source_ids for _, request in submitted] == expected
+        limit = backend.manifests[0].limits.max_source_tokens
+        longest = next(text for size in range(limit, 0, -1) if len(tokenizer.encode(text := "x" * size)) == limit)
+        response = await running.post("/v1/generate", {"inputs": longest})
+        assert response.json()["error"]["code"] == "input_too_long"
+        assert f"must have at most {limit - 1} tokens for this model, got {limit}" in response.text
+
+
 async def test_forced_tokens_are_in_no_result(running: Running, tokenizer: TextTokenizer) -> None:
     parameters = {"target_language": "en", "max_new_tokens": 5, "return_attention": True, "target_prefix": "a"}
     (whole,) = (await generate(running, "a dog", **parameters))["outputs"]

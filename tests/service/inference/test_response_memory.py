@@ -134,10 +134,10 @@ class SlowTokenizer(TextTokenizer):
         super().__init__(byte_level_tokenizer())
         self.num_texts = 0
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, is_start: bool = True) -> list[int]:
         self.num_texts += 1
         time.sleep(0.1)
-        return super().encode(text[:10], add_special_tokens=add_special_tokens)
+        return super().encode(text[:10], add_special_tokens=add_special_tokens, is_start=is_start)
 
 
 def slow_backend(make_backend: MakeBackend) -> tuple[FakeBackend, SlowTokenizer]:
