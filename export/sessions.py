@@ -1,6 +1,7 @@
 """Slow execution of the graphs of a bundle, for verification.
 
-States are updated in place, as in the service.
+States are updated in place, as in the service. Graphs of standard operators write them to other
+memory, which is copied back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -189,14 +190,20 @@ def _run_decoder(
     }
     for name in rows.keys() & set(manifest.decoder_graph.inputs):
         binding.bind_cpu_input(name, rows[name])
+    separate: dict[str, Array] = {}  # outputs of states that are not updated in place, by input
     for state in manifest.states:
         memory = onnxruntime.OrtValue.ortvalue_from_numpy(states[state.input])
         binding.bind_ortvalue_input(state.input, memory)
         if state.output is not None:
+            if manifest.ops == "standard":
+                separate[state.input] = np.empty_like(states[state.input])
+                memory = onnxruntime.OrtValue.ortvalue_from_numpy(separate[state.input])
             binding.bind_ortvalue_output(state.output, memory)
     for name in outputs:
         binding.bind_output(name, "cpu")
     sessions.decoder.run_with_iobinding(binding)
+    for name, array in separate.items():
+        states[name][...] = array
     values = binding.get_outputs()[-len(outputs) :]  # bound last
     return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
 

@@ -18,7 +18,7 @@ from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
 from export.sessions import Sessions, States, encode, initial_states, open_sessions, run_step
 from export.weights import Weights
-from service.bundle import Graph, Manifest, Tokens
+from service.bundle import Graph, Manifest, Ops, Tokens
 
 Array = NDArray[np.floating]
 
@@ -62,10 +62,13 @@ def import_folder(folder: Path, family: Family, pad_id: int = 0) -> Imported:
     return Imported(model, generation, sessions)
 
 
-def load(model: Description, weights: Weights, folder: Path, pad_id: int = 0) -> Sessions:
+def load(model: Description, weights: Weights, folder: Path, pad_id: int = 0, ops: Ops = "contrib") -> Sessions:
     """Build and load the graphs of an encoder-decoder."""
     with WeightFile(folder / "weights.bin") as file:
-        graphs = {"encoder": encoder_graph(model, weights, file), "decoder": decoder_graph(model, weights, file)}
+        graphs = {
+            "encoder": encoder_graph(model, weights, file, ops),
+            "decoder": decoder_graph(model, weights, file, ops),
+        }
     described: dict[str, Any] = {}
     for name, proto in graphs.items():
         onnx.save_model(proto, folder / f"{name}.onnx")
@@ -76,6 +79,7 @@ def load(model: Description, weights: Weights, folder: Path, pad_id: int = 0) ->
     manifest = Manifest.model_construct(
         tokens=Tokens(pad_id=pad_id, start_ids=(0,), end_ids=(0,)),
         decoder_start="start_token",
+        ops=ops,
         states=states(model),
         similar=None,
         **described,

@@ -39,7 +39,7 @@ from export.verify_imported import (
 from export.weights import Weights
 from service.bundle import Ops, read_bundle
 from sightline.__main__ import main as sightline
-from tests.export import decoder_models, encoder_models, test_firefox_models, test_seq2seq_families
+from tests.export import decoder_models, encoder_models, imported, test_firefox_models, test_seq2seq_families
 
 Array = NDArray[Any]
 SOURCES = (11, 1, 6)  # lengths of the texts of an encoder
@@ -319,6 +319,18 @@ def test_a_second_runtime_computes_the_same(name: str, models: Callable[[str], M
         for outputs in (given, expected)
     )
     assert_close(given, expected, limits)
+
+
+@pytest.mark.parametrize("name", ["flan-t5", "firefox"])
+def test_sessions_of_the_export_run_both_forms(name: str, models: Callable[[str], Model], tmp_path: Path) -> None:
+    model, runs = models(name), []
+    for ops in get_args(Ops):
+        (tmp_path / ops).mkdir()
+        sessions = imported.load(model.description, model.weights, tmp_path / ops, ops=ops)
+        runs.append(imported.run_rows(sessions, [[5, 6, 7], [8]], [[9, 10, 11, 12], [13, 14]])[0])
+    for contrib, standard in zip(*runs, strict=True):
+        np.testing.assert_allclose(standard.logits, contrib.logits, rtol=0, atol=imported.TOLERANCE)
+        np.testing.assert_allclose(standard.cross, contrib.cross, rtol=0, atol=imported.MAP_TOLERANCE)
 
 
 def test_every_family_is_compared(models: Callable[[str], Model]) -> None:
