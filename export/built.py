@@ -45,3 +45,5 @@ class Built:
     embedding: Embedding | None = None
     dense: tuple[NDArray[np.float32], ...] = ()  # content of the file of each layer of `embedding`
     description: str = ""  # used if the user gives none
+    # Layer and head of the cross-attention that was trained to align words; None if there is none.
+    guided_alignment: tuple[int, int] | None = None

@@ -1,12 +1,12 @@
 """The served models and the state of the process: loading, ready or draining."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Literal, Protocol
 
-from service.bundle import BundleError, GenerationDefaults, Manifest
+from service.bundle import BundleError, GenerationDefaults, Manifest, Task
 from service.engine.engine import Engine
 from service.engine.worker import Worker
 from service.errors import ApiError, ErrorCode
@@ -17,6 +17,8 @@ from service.metrics import Metrics, ModelMetrics
 from service.runtime.memory import ModelMemory, row_bytes
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
+
+DefaultTask = Task | Literal["chat"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,29 @@ class Backend:
     repository: ModelRepository = field(default_factory=EmptyRepository)
 
 
+def default_models(manifests: Iterable[Manifest]) -> dict[DefaultTask, str]:
+    """Return the model of requests that name no model, by task.
+
+    It is the first by name of the models that can do the task. Models with settings for sentence
+    embeddings are preferred for `encode`, and models that generate text for `attention` and
+    `similar`.
+    """
+    able: dict[DefaultTask, list[Manifest]] = {}
+    for manifest in manifests:
+        tasks: list[DefaultTask] = list(manifest.tasks)
+        if manifest.chat is not None:
+            tasks.append("chat")
+        for task in tasks:
+            able.setdefault(task, []).append(manifest)
+    return {task: min((not _is_preferred(one, task), one.name) for one in able[task])[1] for task in able}
+
+
+def _is_preferred(manifest: Manifest, task: DefaultTask) -> bool:
+    if task == "encode":
+        return manifest.embedding is not None
+    return task not in ("attention", "similar") or "generate" in manifest.tasks
+
+
 def response_bytes(memory: int) -> int:
     """Return the default of `max_response_bytes` for a process with `memory` bytes available."""
     return min(max(memory // 8, 32 << 20), 1 << 30)
@@ -129,7 +154,8 @@ class Service:
         self.response_memory = ResponseMemory(settings.max_response_bytes or response_bytes(usable_memory()))
         self.unavailable_code: ErrorCode | None = "loading"  # None while the service is ready
         self.models: dict[str, ServedModel] = {}  # sorted by name
-        self.default_model = ""
+        self.default_models: dict[DefaultTask, str] = {}  # model of requests that name none, by task
+        self.default_model = ""  # model of requests that name none and have a task that no model can do
         self.failed_models: list[str] = []  # folder names of the bundles that failed to load
         self.engines: dict[str, Engine] = {}  # by model name
         self.admissions: dict[str, AdmissionController] = {}  # by model name
@@ -155,7 +181,10 @@ class Service:
             self.attach_model(LoadedModel(model, backend.engines[name]))
         self.failed_models = sorted(backend.failed)
         self.metrics.set_failed_models(len(backend.failed))
-        self.default_model = self.settings.default_model or min(backend.models)
+        chosen = self.settings.default_model
+        candidates = [model.manifest for name, model in self.models.items() if chosen in (None, name)]
+        self.default_models = default_models(candidates)
+        self.default_model = chosen or self.default_models.get("generate", min(backend.models))
         backend.worker.on_close = self._set_unavailable
         self.is_loaded = True
         if self.unavailable_code == "loading":
@@ -165,6 +194,8 @@ class Service:
         """Start to serve one model, whose engine the worker has."""
         settings, model, engine = self.settings, loaded.model, loaded.engine
         self.models = dict(sorted({**self.models, model.name: model}.items()))
+        if self.is_loaded and settings.default_model is None:  # it may do tasks that no other model can do
+            self.default_models = default_models([model.manifest]) | self.default_models
         self.engines[model.name] = engine
         self.admissions[model.name] = AdmissionController(
             model.max_rows + settings.max_waiting_sequences,
