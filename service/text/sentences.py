@@ -1,4 +1,6 @@
-"""Sentences of a text, found by the `sentencex` library, and the exact whitespace between them."""
+"""Sentences of a text, found by the `sentencex` library, and the exact text between them:
+whitespace, and the numbers of list items.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,14 +17,17 @@ _WHITESPACE = re.compile(r"\s")
 # A number or letter of a list item, such as "1.", "2.3.", "a)" or "(iv)". It belongs to the
 # sentence after it.
 _LIST_MARKER = re.compile(r"\(?(\d{1,3}(\.\d{1,3})*|[^\W\d_]|[ivxIVX]{2,5})[.)]\.?")
+# A list marker that is copied, because models read a number as a count. A single letter with a
+# period stays with its sentence, because it may be an initial: "J. Smith sleeps."
+_COPIED_MARKER = re.compile(r"(\(?\d{1,3}(\.\d{1,3})*[.)]\.?|\(?([^\W\d_]|[ivxIVX]{2,5})\))\s+(?=\S)")
 
 
 @dataclass(frozen=True)
 class SplitText:
-    """A text as a list of sentences and the whitespace around them."""
+    """A text as a list of sentences and the text around them."""
 
     sentences: Sequence[str]  # without whitespace at either end
-    gaps: Sequence[str]  # gaps[i] precedes sentence i; one more gap ends the text
+    gaps: Sequence[str]  # whitespace and list markers; gaps[i] precedes sentence i; one more gap ends the text
 
     def join(self, sentences: Sequence[str], language: str) -> str:
         """Replace each sentence and keep the gaps.
@@ -62,6 +67,8 @@ def split_sentences(text: str, language: str, max_sentences: int) -> SplitText |
             if len(sentences) == max_sentences:
                 return None
             start = position + len(segment) - len(segment.lstrip())
+            if marker := _COPIED_MARKER.match(sentence):
+                start, sentence = start + marker.end(), sentence[marker.end() :]
             gaps.append(text[gap_start:start])
             sentences.append(sentence)
             gap_start = start + len(sentence)

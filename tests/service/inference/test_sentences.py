@@ -229,7 +229,7 @@ async def test_a_sentence_that_fails_ends_the_call(
     ("text", "frame", "sentences"),
     [
         ("A dog. A man! Hund?", "{} {} {}", ["A dog.", "A man!", "Hund?"]),
-        ("1. A dog.\n2. A man! Hund?\n", "{}\n{} {}\n", ["1. A dog.", "2. A man!", "Hund?"]),
+        ("1. A dog.\n2. A man! Hund?\n", "1. {}\n2. {} {}\n", ["A dog.", "A man!", "Hund?"]),
         ("- a dog\n\n  - a man\n", "{}\n\n  {}\n", ["- a dog", "- a man"]),
         ("\n \nA dog.\n\n\nA man.\t", "\n \n{}\n\n\n{}\t", ["A dog.", "A man."]),
     ],
