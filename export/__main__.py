@@ -1,6 +1,6 @@
 """Command line for bundles: `python -m export CHECKPOINT --out BUNDLE`.
 
-The commands `zoo`, `verify`, `quantize` and `half` take the place of CHECKPOINT.
+The commands `zoo`, `verify`, `align`, `quantize` and `half` take the place of CHECKPOINT.
 """
 
 import argparse
@@ -94,7 +94,8 @@ def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.Arg
     """Add the options of the export to a parser, by default to that of `python -m export`."""
     parser = parser or argparse.ArgumentParser(
         prog="python -m export",
-        usage="%(prog)s [zoo | verify | quantize | half] ...\n       %(prog)s [options] --out BUNDLE checkpoint",
+        usage="%(prog)s [zoo | verify | align | quantize | half] ...\n"
+        "       %(prog)s [options] --out BUNDLE checkpoint",
     )
     parser.description = "Export a checkpoint as a verified bundle: a training run, or a folder of others."
     parser.epilog = "example: %(prog)s runs/multi30k-en-de/averaged --out bundles/multi30k-en-de"
@@ -172,6 +173,24 @@ def verify_parser(parser: argparse.ArgumentParser | None = None) -> argparse.Arg
     return parser
 
 
+def align_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m export align",
+        description="Choose the heads that align words in an existing bundle, and record them in its manifest.",
+        epilog="example: %(prog)s bundles/multi30k-en-de",
+    )
+    parser.add_argument("bundle", type=Path, help="folder of the bundle")
+    parser.add_argument(
+        "--sentences",
+        type=Path,
+        metavar="FILE",
+        help="file with one source sentence per line (default: tests/data/sentences.txt of the repository for English "
+        "models that were trained with it, otherwise sentences in the source language that belong to this command)",
+    )
+    parser.set_defaults(action=_heavy("align"))
+    return parser
+
+
 def quantize_parser(parser: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
     """Add the options of the quantization to a parser, by default to that of `python -m export`."""
     parser = parser or argparse.ArgumentParser(prog="python -m export quantize")
@@ -223,7 +242,12 @@ def _add_rewriting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", type=Path, help="float32 bundle folder")
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
     measured = parser.add_mutually_exclusive_group()
-    measured.add_argument("--data", type=Path, metavar="FOLDER", help="folder of parallel text for measuring BLEU")
+    measured.add_argument(
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of parallel text for measuring BLEU; needs the extra train",
+    )
     measured.add_argument(
         "--texts",
         type=Path,
@@ -276,6 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     others: dict[str, Callable[[], argparse.ArgumentParser]] = {
         "zoo": zoo_parser,
         "verify": verify_parser,
+        "align": align_parser,
         "quantize": quantize_parser,
         "half": half_parser,
     }

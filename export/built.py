@@ -42,3 +42,5 @@ class Built:
     generation: GenerationDefaults | None = None  # None: from generation_config.json
     embedding: Embedding | None = None
     description: str = ""  # used if the user gives none
+    # Layer and head of the cross-attention that was trained to align words; None if there is none.
+    guided_alignment: tuple[int, int] | None = None

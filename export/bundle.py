@@ -9,6 +9,7 @@ import onnx
 import torch
 from tokenizers import Tokenizer
 
+from export.alignment import choose_alignment
 from export.architecture import Graphs, build_graphs
 from export.builder import WeightFile
 from export.bundle_files import ENCODER, PROMPT_TOKENIZER, SIMILAR, STEP, WEIGHTS, graph_entry, replacing
@@ -48,7 +49,7 @@ def export_bundle(
     tolerance: float | None = None,
     half_weights: bool = False,
 ) -> Manifest:
-    """Export a checkpoint to a bundle and verify it.
+    """Export a checkpoint to a bundle, verify it, and choose the heads that align words.
 
     An existing bundle is replaced. Files in its folder that its manifest does not list are kept.
 
@@ -56,7 +57,7 @@ def export_bundle(
         checkpoint: folder of the checkpoint.
         bundle: folder to write or replace.
         metadata: descriptive fields of the manifest.
-        sentences: source sentences for the verification.
+        sentences: source sentences for the verification and for the choice of heads.
         tolerance: largest allowed difference from PyTorch; derived from float32 rounding by
             default.
         half_weights: round matrices to float16, which halves the files. Computation stays float32.
@@ -78,7 +79,8 @@ def export_bundle(
         manifest = _manifest(folder, model, metadata, graphs, half_weights)
         sessions = open_sessions(folder, manifest)
         verification = verify(sessions, model, source_tokenizer, sentences, tolerance)
-        manifest = manifest.model_copy(update={"verification": verification})
+        alignment = choose_alignment(sessions, folder, sentences)
+        manifest = manifest.model_copy(update={"verification": verification, "alignment": alignment})
         write_manifest(folder, manifest)
     return manifest
 

@@ -26,7 +26,7 @@ from export.quality import ParallelText
 from export.text_quality import PlainText, text_ids
 from model.data.text import numbered_sentences
 from model.data.tokenizer import encode_lines, read_tokenizer
-from service.bundle import Quantization, Verification, read_manifest
+from service.bundle import Alignment, BundleError, Quantization, Verification, read_bundle, read_manifest
 
 
 def export(arguments: argparse.Namespace) -> Verification:
@@ -97,6 +97,31 @@ def verify(arguments: argparse.Namespace) -> Verification:
 
     sentences = _usable_sentences(arguments.bundle, _named(arguments.sentences), "--sentences")
     return verify_bundle(arguments.bundle, arguments.checkpoint, sentences, arguments.tolerance)
+
+
+def align(arguments: argparse.Namespace) -> Alignment:
+    """Choose the heads that align words in an existing bundle, and record them in its manifest."""
+    from export.alignment import GUIDED, choose_alignment, record_alignment
+    from export.sessions import open_sessions
+
+    bundle: Path = arguments.bundle
+    manifest = read_bundle(bundle)
+    if manifest.dtype == "float16":
+        raise BundleError(f"{bundle} is float16, which needs CUDA; align its float32 bundle and convert it again")
+    path: Path | None = arguments.sentences
+    if path is None and manifest.origin is None and manifest.languages and manifest.languages.source == "en":
+        path = DEFAULT_SENTENCES
+    sentences = () if path is None else _usable_sentences(bundle, path, "--sentences")
+    recorded, guided = manifest.alignment, None
+    if recorded is not None and recorded.criterion == GUIDED:  # only the import knows the head
+        guided = recorded.layer, recorded.heads[0]
+    alignment = choose_alignment(open_sessions(bundle, manifest), bundle, sentences, guided)
+    if alignment is None:
+        raise BundleError(
+            f"{bundle} cannot align words: it has no cross-attention, or no sentence has two words and fits its limits"
+        )
+    record_alignment(bundle, alignment)
+    return alignment
 
 
 def quantize(arguments: argparse.Namespace) -> Quantization:

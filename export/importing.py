@@ -30,6 +30,7 @@ from export.options import BundleMetadata, ImportOptions
 from export.progress import ByteProgress
 from service.bundle import (
     SCHEMA_VERSION,
+    Alignment,
     GenerationDefaults,
     Manifest,
     Origin,
@@ -133,7 +134,8 @@ def import_checkpoint(
                 "checkpoint that was trained for it"
             )
         verification, peak = _verify_in_child(families, checkpoint, folder, manifest, options)
-        manifest = manifest.model_copy(update={"verification": verification})
+        alignment = _align_in_child(folder, manifest, built.guided_alignment)
+        manifest = manifest.model_copy(update={"verification": verification, "alignment": alignment})
         write_manifest(folder, manifest)
     return Imported(manifest, (*notes, *_memory_note(manifest)), _peak_bytes(), peak)
 
@@ -350,6 +352,30 @@ def _verify(
     with _open(*source) as checkpoint:
         record = verify(checkpoint, folder, Manifest.model_validate_json(manifest), options)
     return record.model_dump_json(), _peak_bytes()
+
+
+def _align_in_child(folder: Path, manifest: Manifest, guided: tuple[int, int] | None) -> Alignment | None:
+    """Choose the heads that align words in a child process, whose memory is released at its end."""
+    if all(one.kind != "cross" for one in manifest.attention):
+        return None
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            record = pool.submit(_align, folder, manifest.model_dump_json(), guided).result()
+        except BrokenProcessPool:
+            raise ImportFailedError(
+                "the process that chooses the alignment heads was ended, probably because there is too little memory; "
+                "end other programs, or import on a machine with more memory and copy the bundle"
+            ) from None
+    return None if record is None else Alignment.model_validate_json(record)
+
+
+def _align(folder: Path, manifest: str, guided: tuple[int, int] | None) -> str | None:
+    from export.alignment import choose_alignment
+    from export.sessions import open_sessions
+
+    sessions = open_sessions(folder, Manifest.model_validate_json(manifest))
+    alignment = choose_alignment(sessions, folder, guided=guided)
+    return None if alignment is None else alignment.model_dump_json()
 
 
 def _peak_bytes() -> int:

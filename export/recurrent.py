@@ -73,7 +73,13 @@ def attention_maps(config: RecurrentConfig) -> tuple[Attention, ...]:
         window = Window(centre=centres[config.window], radius=config.window_radius)
     is_normalized = config.window != "local-p"
     cross = Attention(
-        kind="cross", outputs=("cross_attention",), layers=1, heads=1, window=window, normalized=is_normalized
+        kind="cross",
+        outputs=("cross_attention",),
+        layers=1,
+        heads=1,
+        window=window,
+        normalized=is_normalized,
+        by_position=config.attention == "location",
     )
     return (cross,)
 

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from service import __version__, compat
 from service.api import (
+    align,
     attention,
     classify,
     encode,
@@ -39,7 +40,7 @@ Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]
 EXIT_CANNOT_SERVE = 3  # also uvicorn's exit code if the port is taken; a restart does not help
 EXIT_ENGINE_DEAD = 1
 WATCH_INTERVAL_S = 1.0
-NATIVE = (root, generate, score, attention, encode, classify, rerank, tag, similar, tokens, models, health)
+NATIVE = (root, generate, score, attention, align, encode, classify, rerank, tag, similar, tokens, models, health)
 
 logger = logging.getLogger(__name__)
 

@@ -154,12 +154,27 @@ class Attention(_Part):
     columns: int | None = None  # number of projected keys; only for `encoder_slots`
     window: Window | None = None  # None if a row can attend to all columns
     normalized: bool = True  # True if each row sums to 1
+    by_position: bool = False  # True if weights depend on the index of the column (location score)
 
     @model_validator(mode="after")
     def _check_columns(self) -> "Attention":
         if (self.kind == "encoder_slots") != (self.columns is not None):
             raise ValueError("columns is required if kind is 'encoder_slots', and not allowed otherwise")
         return self
+
+
+class Alignment(_Part):
+    """Cross-attention heads whose mean weights align target words with source words.
+
+    They are chosen at export, see `export.alignment`.
+    """
+
+    layer: Annotated[int, Field(ge=0)]
+    heads: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+    criterion: str  # measure by which they were chosen, such as "prediction_difference"
+    agreement: float  # share of target words whose link is that of the criterion, 0 to 1
+    baseline: float  # the same share for the mean of all heads of the last layer
+    sentences: int  # number of source sentences that were translated for the choice
 
 
 LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
@@ -372,6 +387,7 @@ class Manifest(_Part):
     similar: Graph | None = None  # compares tokens by their embeddings
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
+    alignment: Alignment | None = None  # None: not chosen, or there is no cross-attention
     labels: tuple[str, ...] = ()  # names in the order of the output with their scores
     # Output of the encoder graph: "classes" and "tokens" have log-probabilities, the others have
     # logits. See `Graph`.
@@ -416,6 +432,34 @@ class Manifest(_Part):
         if self.languages and "generate" not in self.tasks:
             raise ValueError("languages requires the task 'generate'")
         return self
+
+    @model_validator(mode="after")
+    def _check_alignment(self) -> "Manifest":
+        if self.alignment is None:
+            return self
+        cross = next((one for one in self.attention if one.kind == "cross"), None)
+        if cross is None:
+            raise ValueError("alignment must be null if there is no attention of the kind 'cross'")
+        if self.alignment.layer >= cross.layers or max(self.alignment.heads) >= cross.heads:
+            raise ValueError(
+                f"alignment must name a layer below {cross.layers} and heads below {cross.heads}, "
+                f"got layer {self.alignment.layer} and heads {list(self.alignment.heads)}"
+            )
+        return self
+
+    @property
+    def alignment_heads(self) -> tuple[int, tuple[int, ...]]:
+        """The layer and the heads of the cross-attention that align words.
+
+        Without a recorded alignment, they are all heads of the last layer.
+
+        Raises:
+            KeyError: the model has no cross-attention.
+        """
+        cross = self.attention_of("cross")
+        if self.alignment is None:
+            return cross.layers - 1, tuple(range(cross.heads))
+        return self.alignment.layer, self.alignment.heads
 
     @property
     def weight_bytes(self) -> int:

@@ -5,6 +5,7 @@ import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import (
@@ -32,6 +33,21 @@ MAX_ID = 2**31 - 1  # beyond every vocabulary, and still exact in every JSON rea
 # A character that `str.strip` keeps, spelled out because languages define `\s` differently.
 NOT_BLANK = r"[^\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")  # types of Pydantic's errors
+# Similarity of an unknown field to the field that an error suggests: `inputs` is similar to
+# `text_input`, but `text` is not similar to `target`.
+MIN_SIMILARITY = 0.61
+# Words of Pydantic's messages and those of this service.
+PYDANTIC_WORDS = (
+    ("Input should ", "It must "),
+    ("List should ", "It must "),
+    ("Tuple should ", "It must "),
+    ("String should ", "It must "),
+    ("a valid list", "a list"),
+    ("a valid tuple", "a list"),
+    ("a valid dictionary", "an object"),
+    (" after validation, not ", ", got "),
+)
+JSON_VALUES = {str: "a string", list: "a list", dict: "an object", NoneType: "null"}
 JSON_TYPES = {bool: "boolean", int: "number", str: "string", dict: "object", list: "array"}
 
 # JSON Schema of a null, for rules that depend on several fields.
@@ -292,7 +308,7 @@ def unknown_field_error(name: str, kind: Any, path: Sequence[str | int]) -> ApiE
     shown = path_of((*path, name)) if is_word(name) else None
     message = f"{shown} is not a field of {owner}" if shown else f"{owner[0].upper()}{owner[1:]} has an unknown field"
     inner = next((field for field, type_ in known.items() if name in fields_of(type_)), None)
-    nearest = difflib.get_close_matches(name, known, n=1) if shown else []
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=MIN_SIMILARITY) if shown else []
     if inner is not None:
         message = f"{shown} belongs in {path_of((*path, inner))}."
     elif nearest:
@@ -347,11 +363,28 @@ def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = No
     elif first["type"] in ("dataclass_type", "model_type", "model_attributes_type"):
         message = "It must be an object."
     else:
-        message = first["msg"].replace("Input should ", "It must ").replace("List should ", "It must ")
-        value = first["input"]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        message += f", got {value}." if is_number and -1e15 < value < 1e15 else "."
+        message = f"{reworded(first['msg'])}{_received(first['type'], first['input'])}."
     return ApiError(code, message, path=path_of((*location, *context.get("path", ()))) or None)
+
+
+def reworded(message: str) -> str:
+    """Return a message of Pydantic in the words of this service."""
+    for theirs, ours in PYDANTIC_WORDS:
+        message = message.replace(theirs, ours)
+    return message
+
+
+def _received(error_type: str, value: Any) -> str:
+    """Return the end of a message with the value that was received: a number, a length or a type,
+    but never text.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f", got {value}" if abs(value) < 1e20 else ""
+    if error_type == "string_too_long":
+        return f", got {len(value)}"
+    if error_type.endswith("_type") and (isinstance(value, bool) or type(value) in JSON_VALUES):
+        return f", got {JSON_VALUES.get(type(value)) or json.dumps(value)}"
+    return ""
 
 
 def path_of(location: Sequence[str | int]) -> str:

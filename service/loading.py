@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,14 @@ from service.engine.request import (
     SimilarRequest,
 )
 from service.engine.worker import Worker
-from service.inference.service import Backend, LazyModel, LoadedModel, ServedModel, state_bytes
+from service.inference.service import (
+    Backend,
+    LazyModel,
+    LoadedModel,
+    ServedModel,
+    default_models,
+    state_bytes,
+)
 from service.machine import usable_threads
 from service.parameters import GenerateParameters
 from service.runtime.device import DeviceRunner
@@ -133,13 +140,27 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
         raise BundleError(f"the default model {settings.default_model} failed to load: {'; '.join(failed.values())}")
     for reason in failed.values():
         logger.error("a bundle is not served: %s", reason)
-    first = min(manifest.name for manifest in bundles.values())
-    if settings.default_model is None and first not in served:
-        logger.warning("requests that name no model use %s, because %s failed to load", min(served), first)
+    if settings.default_model is None:
+        _warn_of_changed_defaults(bundles.values(), backend)
     for name in settings.lazy_model_names:
         if name != ALL_MODELS and name not in served:
             logger.warning("SIGHTLINE_LAZY_MODELS names %s, but no bundle with this name is served", name)
     return replace(backend, failed=failed)
+
+
+def _warn_of_changed_defaults(manifests: Iterable[Manifest], backend: Backend) -> None:
+    """Log a warning for each default model that failed to load, with its replacement."""
+    served: dict[str, ServedModel | LazyModel] = {**backend.models, **backend.lazy}
+    defaults = default_models(model.manifest for model in served.values())
+    changes: dict[tuple[str, str | None], list[str]] = {}  # tasks by failed model and replacement
+    for task, name in default_models(manifests).items():
+        if name not in served:
+            changes.setdefault((name, defaults.get(task)), []).append(task)
+    for (failed, replacement), tasks in changes.items():
+        effect = "fail" if replacement is None else f"use {replacement}"
+        logger.warning(
+            "requests for %s that name no model %s, because %s failed to load", ", ".join(tasks), effect, failed
+        )
 
 
 def _escaped(text: str) -> str:

@@ -39,6 +39,7 @@ DEFAULT_NEW_TOKENS = 128
 Encoding = Literal["float", "base64"]
 Kind = Literal["encoder", "encoder_slots", "cross", "decoder"]
 Reduce = Literal["none", "mean", "max"]
+Units = Literal["tokens", "words"]
 
 
 def _check_stop(value: Any) -> tuple[str, ...]:
@@ -100,12 +101,24 @@ TokenIds = Annotated[tuple[TokenId, ...], Field(strict=False, max_length=MAX_SUP
 TopLogprobs = Annotated[
     Int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="Number of top alternatives returned for each token.")
 ]
+HeadIndex = Annotated[StrictInt, Field(ge=-1024, le=1023)]  # of a layer or head; negative ones count from the end
 Indices = Annotated[
-    list[Annotated[StrictInt, Field(ge=-1024, le=1023)]],
+    list[HeadIndex],
     Field(min_length=1, max_length=1024, fail_fast=True, json_schema_extra=EACH_ONCE),
 ]
 
 
+HiddenSourceTokens = Annotated[
+    tuple[Annotated[StrictInt, Field(ge=-65536, le=65535)], ...],
+    Field(
+        strict=False,
+        max_length=1024,
+        fail_fast=True,
+        json_schema_extra=EACH_ONCE,
+        description="Indices of source tokens that the decoder cannot attend to, in each input; -1 is the last token. "
+        "The encoder reads them. Only for encoder-decoder models.",
+    ),
+]
 NumNewTokens = Annotated[
     Int,
     Field(
@@ -179,8 +192,20 @@ class AttentionSelection(RequestBody):
     )
     heads: Indices | None = Field(default=None, description="Head indices; -1 is the last head. All heads if absent.")
     reduce: Reduce = Field(default="none", description="Reduction over the selected heads.")
+    prompt_rows: bool = Field(
+        default=False,
+        description="Start decoder maps with the rows of the prompt's tokens. Only for decoder-only models.",
+    )
     encoding: Encoding = Field(
         default="float", description="Encoding of the maps: numbers, or base64 of little-endian float32."
+    )
+    units: Units = Field(
+        default="tokens",
+        description="Rows and columns of the maps: tokens, or words. The weight to a word is the sum over its tokens, "
+        "the weight from a word is the mean over its tokens; special tokens are left out.",
+    )
+    statistics: StrictBool = Field(
+        default=False, description="Return statistics of each selected head, computed from its map of tokens."
     )
 
     @model_validator(mode="after")
@@ -197,7 +222,7 @@ ReturnAttention = Annotated[
     BeforeValidator(_parse_return_attention, json_schema_input_type=bool | AttentionSelection),
 ]
 
-# Parameters that have an effect only with `do_sample`, and only with `num_beams` above 1.
+# Parameters that have an effect only if tokens are sampled, and only with beam search.
 SAMPLING_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
 BEAM_PARAMETERS = ("length_penalty", "early_stopping")
 # Parameters whose defaults a model can set.
@@ -213,9 +238,13 @@ class GenerateParameters:
 
     max_new_tokens: NumNewTokens | None = None
     min_new_tokens: MinNewTokens = 0
-    do_sample: Annotated[StrictBool, Field(description="Sample each token instead of taking the most probable.")] = (
-        False
-    )
+    do_sample: Annotated[
+        StrictBool,
+        Field(
+            description="Sample each token instead of taking the most probable. A model may do so by default, see "
+            "`generation_defaults` of GET /v1/models."
+        ),
+    ] = False
     temperature: Temperature = 1.0
     top_k: TopK = 0
     top_p: TopP = 1.0
@@ -239,11 +268,13 @@ class GenerateParameters:
     return_attention: Annotated[
         ReturnAttention, Field(description="Attention maps of each output; true returns all of them.")
     ] = None
+    hidden_source_tokens: HiddenSourceTokens = ()
     split_sentences: Annotated[
         StrictBool,
         Field(
             description="Translate each sentence of the inputs, and join the translations with the spacing and line "
-            "breaks of the input. Only for models that translate, without stream, target_prefix and return_attention."
+            "breaks of the input. Only for models that translate, without stream, target_prefix, return_attention and "
+            "hidden_source_tokens."
         ),
     ] = False
 
@@ -322,7 +353,9 @@ def _neutral(*names: str) -> dict[str, dict[str, Any]]:
     return {name: NULL if default is None else {"const": default} for name, default in defaults.items()}
 
 
-# JSON Schema of the three decoding methods: greedy, sampling, beam search.
+# JSON Schema of the three decoding methods: greedy, sampling, beam search. A model can sample or
+# use beam search by default, so the parameters of these methods do not require `do_sample` or
+# `num_beams`, but exclude other values of them.
 METHODS: list[Any] = [
     object_schema(
         do_sample={"const": False},
@@ -330,9 +363,8 @@ METHODS: list[Any] = [
         num_return_sequences=AT_MOST_ONE,
         **_neutral(*SAMPLING_PARAMETERS, *BEAM_PARAMETERS),
     ),
-    object_schema("do_sample", do_sample={"const": True}, num_beams=AT_MOST_ONE, **_neutral(*BEAM_PARAMETERS)),
+    object_schema(do_sample={"const": True}, num_beams=AT_MOST_ONE, **_neutral(*BEAM_PARAMETERS)),
     object_schema(
-        "num_beams",
         do_sample={"const": False},
         num_beams={"minimum": 2},
         num_return_sequences={"maximum": MAX_BEAMS},
@@ -342,7 +374,9 @@ METHODS: list[Any] = [
 
 # JSON Schema of parameters that do not split texts into sentences, and of those that may.
 WITHOUT_SENTENCES = object_schema(split_sentences={"const": False})
-WITH_SENTENCES = object_schema(target_prefix=NULL, return_attention={"anyOf": [{"const": False}, NULL]})
+WITH_SENTENCES = object_schema(
+    target_prefix=NULL, return_attention={"anyOf": [{"const": False}, NULL]}, hidden_source_tokens={"maxItems": 0}
+)
 
 
 def complete_parameters_schema(schema: dict[str, Any]) -> None:

@@ -43,7 +43,10 @@ class Settings(BaseModel):
         description="Folder of the bundles to serve, one subfolder each; hidden subfolders are ignored.",
     )
     default_model: str | None = Field(
-        default=None, description="Model of requests that name no model. If not set, the first bundle by name."
+        default=None,
+        description="Model of requests that name no model. If not set, the first by name that can do the task; for "
+        "embeddings, models trained for them come first, and for attention maps and similar tokens, models that "
+        "generate text.",
     )
     strict_loading: bool = Field(
         default=False,
@@ -99,9 +102,10 @@ class Settings(BaseModel):
         default=DEFAULT_MAX_INPUTS,
         ge=1,
         le=MAX_INPUTS,
-        description="Maximum inputs of a call, and samples of all its inputs; more get 422. A call of n sequences "
-        "needs 2n - 1 free places in the queue unless it is alone: let `max_waiting_sequences` be at least twice this "
-        "number.",
+        description="Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split into "
+        "sentences is one input; all inputs of a call may have 32 times this number of sentences. A call of n "
+        "sequences needs 2n - 1 free places in the queue unless it is alone: let `max_waiting_sequences` be at least "
+        "twice this number.",
     )
     max_waiting_sequences: int = Field(
         default=256,

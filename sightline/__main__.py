@@ -25,6 +25,16 @@ LIBRARIES = {
     "torch": "PyTorch",
     "tqdm": "tqdm",
 }
+# The only extra that has a library, for libraries that a part of the work of a command needs.
+EXTRA_OF = {
+    "huggingface_hub": "import",
+    "Jinja": "import",
+    "PyTorch": "train",
+    "sacreBLEU": "train",
+    "Sacremoses": "train",
+    "safetensors": "train",
+    "tqdm": "train",
+}
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ COMMANDS = {
     "models": Command(models, "list the bundles of a folder, or get a model from a hub", "cpu,import"),
     "train": Command(train, "train a model", "train"),
     "export": Command(export, "export a training run, or import a model of others, as a bundle", "cpu,train"),
-    "quantize": Command(quantize, "quantize a bundle to 8-bit or 4-bit weights", "cpu,train"),
+    "quantize": Command(quantize, "quantize a bundle to 8-bit or 4-bit weights", "cpu,import"),
     "verify": Command(verify, "compare a bundle with its checkpoint", "cpu,train"),
 }
 
@@ -101,10 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         library = LIBRARIES.get((error.name or "").partition(".")[0])
         if library is None:
             raise
-        print(
-            f"error: sightline {name} needs {library}: pip install 'sightline[{COMMANDS[name].extras}]'",
-            file=sys.stderr,
-        )
+        extras = COMMANDS[name].extras
+        if library in EXTRA_OF and EXTRA_OF[library] not in extras.split(","):
+            extras = f"cpu,{EXTRA_OF[library]}"
+        print(f"error: sightline {name} needs {library}: pip install 'sightline[{extras}]'", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         print(f"error: sightline {name} was interrupted", file=sys.stderr)

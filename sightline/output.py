@@ -1,10 +1,12 @@
 """Output of a translation: standard output, or a file that a later run can continue."""
 
+import contextlib
 import fcntl
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -56,20 +58,25 @@ class OutputFile:
         self._path, self._progress = path, path.with_name(f"{path.name}.progress")
         self._inputs = dict(inputs)
         self.num_done = 0
-        is_new = not path.exists() or path.stat().st_size == 0
-        if not is_new:
-            self._check_inputs()
-        else:
-            partial = self._progress.with_name(f"{self._progress.name}.new")
+        self._file = _open_locked(path)
+        try:
+            if os.fstat(self._file.fileno()).st_size == 0:
+                self._record_inputs()
+            else:
+                self._check_inputs()
+                self._drop_incomplete_line()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _record_inputs(self) -> None:
+        partial = self._progress.with_name(f"{self._progress.name}.new")
+        try:
             partial.write_text(json.dumps(self._inputs, indent=2) + "\n", encoding="utf-8")
             partial.replace(self._progress)
-        self._file = path.open("ab+", buffering=0)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
-            raise OutputError(f"{path} is being written by another process; choose another --out") from None
-        self._drop_incomplete_line()
+            self._path.unlink(missing_ok=True)  # it is empty
+            raise
 
     def _check_inputs(self) -> None:
         try:
@@ -116,9 +123,32 @@ class OutputFile:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and self.num_done == 0:  # nothing to continue
-            self._path.unlink(missing_ok=True)
+            # The file is removed last: until then, no other process can begin a file of this name.
             self._progress.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
         self._file.close()
+
+
+def _open_locked(path: Path) -> FileIO:
+    """Open a file for appending and lock it; only the process with the lock may change the file or
+    its record.
+
+    Raises:
+        OutputError: another process has the lock.
+        OSError: the file cannot be opened.
+    """
+    while True:
+        file = path.open("ab+", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise OutputError(f"{path} is being written by another process; choose another --out") from None
+        # A process that has failed may have removed the file after it was opened here.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()
 
 
 def to_bytes(lines: Sequence[str]) -> bytes:

@@ -141,6 +141,7 @@ def _built(
         languages=languages,
         generation=generation.defaults,
         embedding=None if sentences is None else sentences.embedding,
+        guided_alignment=model.guided_alignment,
     )
 
 

@@ -1,33 +1,43 @@
 """POST /v1/attention."""
 
+from collections.abc import Collection
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from service.api.endpoint import TASK_ERRORS, Endpoint
-from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
-from service.fields import NULL, field_error, object_schema
-from service.inference.attention import AttentionInput, AttentionResult, attention
+from service.api.messages import Messages, check_dialogue, prompt_of
+from service.api.types import INPUTS, SAME_FORM, Inputs, ModelName, check_targets
+from service.errors import ApiError
+from service.fields import NULL, TEXTS_SCHEMA, Texts, field_error, object_schema
+from service.inference.attention import TARGET_PARAMETERS, AttentionInput, AttentionResult, attention
 from service.inference.call import Call
 from service.inference.generate import parameters_for
 from service.inference.languages import generating_model
 from service.parameters import AT_MOST_ONE, PARAMETER_NAMES, AttentionSelection, GenerateParameters, GivenParameters
+from service.text.chat import Prompt
 
 FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES}
+CHAT_FIELD_NAMES = FIELD_NAMES | {"inputs": "messages"}
+GENERATING_PARAMETERS = tuple(name for name in PARAMETER_NAMES if name not in TARGET_PARAMETERS)
 
 
 class AttentionBody(AttentionSelection, GivenParameters):
     model: ModelName = None
-    inputs: Inputs
+    inputs: Annotated[Inputs | None, Field(description=f"{INPUTS} Required, unless `messages` are given.")] = None
+    messages: Messages | None = Field(
+        default=None, description="Dialogue with a chat model, instead of `inputs`; as in `POST /v1/chat/completions`."
+    )
     targets: Annotated[
         Inputs | None,
         Field(
             description="Forced target of each input, instead of generated text: one string, or a list as long as "
-            "`inputs`."
+            "`inputs`; one string for `messages`."
         ),
     ] = None
     parameters: Annotated[
-        GenerateParameters, Field(description="Generation parameters; not allowed together with `targets`.")
+        GenerateParameters,
+        Field(description=f"Generation parameters; together with `targets` only {', '.join(TARGET_PARAMETERS)}."),
     ] = Field(
         default=GenerateParameters(),
         json_schema_extra=object_schema(
@@ -44,21 +54,50 @@ class AttentionBody(AttentionSelection, GivenParameters):
                 {"inputs": "A dog runs.", "kinds": ["cross"], "reduce": "mean"},
                 {"inputs": "A dog runs.", "targets": "Ein Hund rennt.", "layers": [0], "encoding": "base64"},
                 {"inputs": ["A dog runs.", "A cat."], "kinds": ["cross"], "parameters": {"num_beams": 4}},
+                {"inputs": "A dog runs.", "kinds": ["cross"], "parameters": {"hidden_source_tokens": [1]}},
+                {
+                    "model": "smalltalk-chat-gatt",
+                    "messages": [{"role": "user", "content": "Hello!"}],
+                    "layers": [-1],
+                    "prompt_rows": True,
+                },
             ],
             "allOf": [
-                {"anyOf": [object_schema(targets=NULL), *SAME_FORM]},
-                {"anyOf": [object_schema(targets=NULL), object_schema(parameters=NULL)]},
+                {
+                    "anyOf": [
+                        object_schema("inputs", inputs=TEXTS_SCHEMA, messages=NULL),
+                        object_schema(
+                            "messages",
+                            inputs=NULL,
+                            messages={"type": "array"},
+                            targets={"anyOf": [{"type": "string"}, NULL]},
+                        ),
+                    ]
+                },
+                {"anyOf": [object_schema(targets=NULL), object_schema(inputs=NULL), *SAME_FORM]},
+                {
+                    "anyOf": [
+                        object_schema(targets=NULL),
+                        object_schema(parameters=object_schema(**dict.fromkeys(GENERATING_PARAMETERS, NULL))),
+                    ]
+                },
             ],
         }
     )
 
     @model_validator(mode="after")
-    def _check_targets(self) -> Self:
-        if self.targets is not None:
+    def _check_inputs(self) -> Self:
+        if self.inputs is None and self.messages is None:
+            raise field_error("invalid_parameter", "It is required, unless messages are given.", "inputs")
+        if self.inputs is not None and self.messages is not None:
+            text = "inputs and messages cannot be combined; leave out one of them."
+            raise field_error("invalid_parameter", text, "inputs")
+        if self.messages is not None:
+            check_dialogue(self.messages)
+            if self.targets is not None and self.targets.is_list:
+                raise field_error("invalid_parameter", "It must be one string for messages.", "targets")
+        elif self.inputs is not None and self.targets is not None:
             check_targets(self.inputs, self.targets)
-            if "parameters" in self.model_fields_set:
-                message = "parameters cannot be combined with targets: nothing is generated."
-                raise field_error("invalid_parameter", message, "parameters")
         return self
 
 
@@ -66,10 +105,15 @@ async def show_attention(call: Call, body: AttentionBody) -> AttentionResult:
     """Return the attention of each input's generation, or of a given target.
 
     Without `targets` the maps are those of the pass that generates; with them, the targets are
-    forced. A model that generates no text has only its encoder's maps.
+    forced. A model that generates no text has only its encoder's maps. A chat model also reads
+    `messages` instead of `inputs`.
     """
-    call.field_names = FIELD_NAMES
+    call.field_names = FIELD_NAMES if body.messages is None else CHAT_FIELD_NAMES
     name, parameters = body.model, None
+    if body.messages is not None:
+        name = call.manifest(name, "attention", default_for="chat").name
+    if body.targets is not None:
+        _check_target_parameters(body.given_parameters)
     if "parameters" in body.model_fields_set:
         parameters = body.parameters
         if parameters.source_language is not None or parameters.target_language is not None:
@@ -77,7 +121,26 @@ async def show_attention(call: Call, body: AttentionBody) -> AttentionResult:
         model = await call.model(name, "attention")
         if "generate" in model.manifest.tasks:
             parameters = parameters_for(model, body.given_parameters)
-    return await attention(call, AttentionInput(name, body.inputs, body, body.targets, parameters))
+    inputs: Texts | Prompt | None = body.inputs
+    if body.messages is not None:
+        inputs = prompt_of(await call.model(name, "attention"), body.messages)
+    assert inputs is not None, "the body has inputs or messages"
+    return await attention(call, AttentionInput(name, inputs, body, body.targets, parameters))
+
+
+def _check_target_parameters(given: Collection[str]) -> None:
+    """Reject parameters that have no effect on targets.
+
+    Raises:
+        ApiError: `invalid_parameter`.
+    """
+    for name in given:
+        if name in GENERATING_PARAMETERS:
+            allowed = ", ".join(f"{{{one}}}" for one in TARGET_PARAMETERS)
+            message = (
+                f"{{{name}}} cannot be combined with targets, because nothing is generated; only {allowed} can be."
+            )
+            raise ApiError("invalid_parameter", message, field=name)
 
 
 ENDPOINTS = (

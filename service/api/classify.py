@@ -11,7 +11,7 @@ from service.inference.call import Call
 from service.inference.classify import ClassifyInput, ClassifyResult, classify
 from service.parameters import ReturnAttention
 
-FIELD_NAMES = {name: f"return_attention.{name}" for name in ("kinds", "layers", "heads")}
+FIELD_NAMES = {name: f"return_attention.{name}" for name in ("kinds", "layers", "heads", "prompt_rows")}
 
 
 INPUTS_OR_PAIRS = f"{INPUTS} A pair of texts in the list is a list of two, `[text, pair]`."

@@ -25,7 +25,7 @@ from service.parameters import AT_MOST_ONE, PARAMETER_NAMES, GenerateParameters,
 
 DONE = b"data: [DONE]\n\n"
 FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES} | {
-    name: f"parameters.return_attention.{name}" for name in ("kinds", "layers", "heads")
+    name: f"parameters.return_attention.{name}" for name in ("kinds", "layers", "heads", "prompt_rows")
 }
 
 

@@ -35,6 +35,21 @@ class AttentionKind:
 
 
 @dataclass(frozen=True)
+class ModelAlignment:
+    """The cross-attention heads that `POST /v1/align` uses by default."""
+
+    layer: Annotated[int, Field(description="Index of the layer.")]
+    heads: Annotated[list[int], Field(description="Indices of the heads whose mean weights are used.")]
+    criterion: Annotated[
+        str | None, Field(description="Measure by which the export chose them; null if they were not chosen.")
+    ]
+    agreement: Annotated[
+        float | None, Field(description="Share of target words whose link is that of the criterion, 0 to 1.")
+    ]
+    baseline: Annotated[float | None, Field(description="The same share for the mean of all heads of the last layer.")]
+
+
+@dataclass(frozen=True)
 class ModelLanguages:
     """The languages of a model that translates, as BCP 47 tags."""
 
@@ -97,6 +112,9 @@ class ModelCard:
     chat: Annotated[bool, Field(description="True if the model has a chat template, which chat completions need.")]
     attention: Annotated[
         list[AttentionKind], Field(description="Kinds of attention maps that the model returns; empty if it has none.")
+    ]
+    alignment: Annotated[
+        ModelAlignment | None, Field(description="Heads that align words; null if there is no cross-attention.")
     ]
     embedding: Annotated[
         EmbeddingSettings | None, Field(description="Defaults of a model that was trained to embed texts; or null.")
@@ -220,6 +238,7 @@ def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
             AttentionKind(one.kind, one.layers, one.heads, one.normalized, one.columns, window_of(one))
             for one in manifest.attention
         ],
+        alignment=_alignment_of(manifest),
         embedding=_embedding_of(manifest),
         languages=(
             ModelLanguages(languages.source, languages.target, list(languages.sources), list(languages.targets))
@@ -232,6 +251,16 @@ def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
             else None
         ),
     )
+
+
+def _alignment_of(manifest: Manifest) -> ModelAlignment | None:
+    if all(one.kind != "cross" for one in manifest.attention):
+        return None
+    layer, heads = manifest.alignment_heads
+    if manifest.alignment is None:
+        return ModelAlignment(layer, list(heads), None, None, None)
+    one = manifest.alignment
+    return ModelAlignment(layer, list(heads), one.criterion, one.agreement, one.baseline)
 
 
 def _embedding_of(manifest: Manifest) -> EmbeddingSettings | None:

@@ -45,7 +45,14 @@ class Root:
     docs: Annotated[str, Field(description="Path of the documentation page.")]
     openapi: Annotated[str, Field(description="Path of the OpenAPI document.")]
     default_model: Annotated[
-        str | None, Field(description="Model of requests that name none; null while the models load.")
+        str | None,
+        Field(
+            description="Model of requests that name none, if `default_models` has none for the task; null while the "
+            "models load."
+        ),
+    ]
+    default_models: Annotated[
+        dict[str, str], Field(description="Model of requests that name none, by task; empty while the models load.")
     ]
     models: Annotated[list[ModelSummary], Field(description="Served models; empty while they load.")]
     failed_models: Annotated[
@@ -72,6 +79,7 @@ def root_of(service: Service) -> Root:
         docs="/docs",
         openapi="/openapi.json",
         default_model=service.default_model or None,
+        default_models=dict(sorted(service.default_models.items())),
         models=[summary_of(manifest, service.state_of(name)) for name, manifest in service.manifests.items()],
         failed_models=service.failed_models,
     )

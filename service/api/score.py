@@ -9,7 +9,7 @@ from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
 from service.fields import RequestBody
 from service.inference.call import Call
 from service.inference.score import ScoreInput, ScoreResult, score
-from service.parameters import Language, TopLogprobs
+from service.parameters import HiddenSourceTokens, Language, TopLogprobs
 
 
 class ScoreBody(RequestBody):
@@ -21,6 +21,7 @@ class ScoreBody(RequestBody):
     top_logprobs: TopLogprobs = 0
     source_language: Language | None = None
     target_language: Language | None = None
+    hidden_source_tokens: HiddenSourceTokens = ()
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -44,7 +45,13 @@ async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
     Each target gets its end token; its score is the sum of the log-probabilities of all its tokens.
     """
     request = ScoreInput(
-        body.model, body.inputs, body.targets, body.top_logprobs, body.source_language, body.target_language
+        body.model,
+        body.inputs,
+        body.targets,
+        body.top_logprobs,
+        body.source_language,
+        body.target_language,
+        body.hidden_source_tokens,
     )
     return await score(call, request)
 

@@ -9,7 +9,9 @@ from service.settings import DEFAULT_MAX_INPUTS
 
 INPUTS = f"A text, or a list of texts: up to {DEFAULT_MAX_INPUTS} unless SIGHTLINE_MAX_INPUTS sets another limit."
 Inputs = Annotated[TextOrTexts, Field(description=INPUTS)]
-ModelName = Annotated[str | None, Field(max_length=128, description="Name of the model; the default model if absent.")]
+ModelName = Annotated[
+    str | None, Field(max_length=128, description="Name of the model; the default model for the task if absent.")
+]
 PromptName = Annotated[
     str | None,
     Field(
@@ -35,5 +37,6 @@ def check_targets(inputs: Texts, targets: Texts) -> None:
         PydanticCustomError: `inputs` and `targets` differ in form or length.
     """
     if (inputs.is_list, len(inputs)) != (targets.is_list, len(targets)):
-        message = "inputs and targets must be both one string, or both lists of the same length."
+        message = "inputs and targets must be both one string, or both lists of the same length"
+        message += f", got {len(inputs)} and {len(targets)}." if inputs.is_list and targets.is_list else "."
         raise field_error("invalid_parameter", message, "targets")

@@ -12,7 +12,7 @@ from service.errors import ApiError, ErrorCode, ErrorType, complete_message
 from service.inference.call import Call
 from service.inference.generate import Stream
 from service.inference.results import OutputToken
-from service.inference.service import ServedModel
+from service.inference.service import DefaultTask, ServedModel
 
 # Names that clients send to servers with a single model, when the API requires a name: "tgi" and
 # "text-embeddings-inference" in the OpenAI examples of TGI and TEI, "dummy" by `huggingface_hub`'s
@@ -20,33 +20,45 @@ from service.inference.service import ServedModel
 PLACEHOLDER_MODELS = frozenset({"tgi", "text-embeddings-inference", "dummy", "model"})
 
 
-async def model_of_body(call: Call, name: str | None, task: Task) -> ServedModel:
+async def model_of_body(
+    call: Call, name: str | None, task: Task, default_for: DefaultTask | None = None
+) -> ServedModel:
     """Return the model that a body names, or the default model for a placeholder or no name.
+
+    See `Call.model` for the parameters.
 
     Raises:
         ApiError: see `Call.model`.
     """
     is_placeholder = name in PLACEHOLDER_MODELS and name not in call.service.manifests
-    return await call.model(None if is_placeholder else name, task)
+    return await call.model(None if is_placeholder else name, task, default_for)
 
 
-async def model_of_query(call: Call, name: str | None, task: Task | None = None) -> ServedModel:
+async def model_of_query(
+    call: Call, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
+) -> ServedModel:
     """Return the model that the query `?model=` names, or the default model.
+
+    See `Call.model` for the parameters.
 
     Raises:
         ApiError: see `Call.model`.
     """
-    return await call.model(manifest_of_query(call, name, task).name)
+    return await call.model(manifest_of_query(call, name, task, default_for).name)
 
 
-def manifest_of_query(call: Call, name: str | None, task: Task | None = None) -> Manifest:
+def manifest_of_query(
+    call: Call, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
+) -> Manifest:
     """Return the manifest of the model that the query `?model=` names, or of the default model.
+
+    See `Call.manifest` for the parameters.
 
     Raises:
         ApiError: see `Call.manifest`.
     """
     try:
-        return call.manifest(name, task)
+        return call.manifest(name, task, default_for)
     except ApiError as error:
         if error.code != "unsupported_task":
             raise

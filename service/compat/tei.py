@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.bundle import Task
 from service.compat.common import check_dimensions, manifest_of_query, typed_errors
 from service.compat.tei_schemas import (
     DecodeBody,
@@ -89,7 +90,8 @@ async def predict(call: Call, body: PredictBody, model: str | None) -> list[Pred
 
     An input is a text or a pair of texts. A reranker has one label.
     """
-    manifest = manifest_of_query(call, model)
+    default_for: Task = "classify" if "classify" in call.service.default_models else "rerank"
+    manifest = manifest_of_query(call, model, default_for=default_for)
     if "rerank" not in manifest.tasks:
         manifest_of_query(call, model, "classify")
     truncate, raw_scores = bool(body.truncate), bool(body.raw_scores)

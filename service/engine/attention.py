@@ -1,13 +1,18 @@
-"""Collect attention maps: complete maps of the encoder, and one row per step of the decoder."""
+"""Collect attention maps: complete maps of the encoder, and rows of the decoder.
 
+Each decoder step adds one row. A prefill adds the rows of the prompt if the request asks for them.
+"""
+
+import copy
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Manifest
-from service.engine.request import SourceRequest
+from service.engine.request import GenerateRequest, MapPart, SourceRequest
 
 Array = NDArray[Any]
 Maps = NDArray[np.float32]
@@ -53,31 +58,67 @@ def map_outputs(manifest: Manifest, kinds: frozenset[str], among: Sequence[str])
     return frozenset(name for kind in kinds.intersection(among) for name in manifest.attention_of(kind).outputs)
 
 
+def prompt_block(names: Sequence[str], outputs: Mapping[str, Array], num_read: int, part: MapPart | None) -> Maps:
+    """Return the decoder maps of one chunk of a prompt, (H, L, S, columns).
+
+    Args:
+        names: names of the graph outputs with decoder maps.
+        outputs: outputs of the prefill of the chunk.
+        num_read: number of prompt tokens read so far, this chunk included, which is the number of
+            columns.
+        part: layers and heads to return; all if None.
+    """
+    # The result is a copy, so that the outputs can be freed.
+    return _select(np.concatenate([outputs[name][..., :num_read] for name in names], axis=1, dtype=np.float32), part)
+
+
+def _select(maps: Maps, part: MapPart | None) -> Maps:
+    """Return the heads and layers of a part from maps (H, L, ...)."""
+    return maps if part is None else maps[np.ix_(part.heads, part.layers)]
+
+
+def reason_against_hiding(manifest: Manifest) -> str | None:
+    """Return the reason why a model's source tokens cannot be hidden; None if they can be.
+
+    The keys of hidden tokens are removed from the decoder's states when a row is initialized, so
+    that the keys after them move. Attention must therefore not depend on the index of a key.
+    """
+    if manifest.decoder is None:
+        return "it has no decoder"
+    if manifest.is_decoder_only:
+        return "it is a decoder-only model, without an encoder whose outputs could be hidden"
+    if not any("source" in state.shape for state in manifest.states):
+        return "its decoder does not attend to source tokens"
+    if any(one.kind == "cross" and (one.window is not None or one.by_position) for one in manifest.attention):
+        return "its attention depends on the positions of source tokens"
+    return None
+
+
 class MapRecorder:
     """Attention maps of one hypothesis. Without requested kinds it records nothing."""
 
-    def __init__(
-        self, kinds: frozenset[str], source_tokens: int, encoder: Mapping[str, Maps], prompt_tokens: int = 1
-    ) -> None:
-        """Create a recorder.
+    def __init__(self, request: GenerateRequest, encoder: Mapping[str, Maps], prompt_tokens: int = 1) -> None:
+        """Create a recorder of the maps that a request selects.
 
         Args:
-            kinds: kinds of maps to record.
-            source_tokens: length of the source, the number of columns of a cross map.
-            encoder: requested encoder maps, from `encoder_maps`.
+            request: the request.
+            encoder: its encoder maps, from `encoder_maps`.
             prompt_tokens: number of decoder inputs before the first new token, which is the number
-                of columns in the first row of a decoder map.
+                of columns in the first step's row of a decoder map.
         """
-        self._source_tokens = source_tokens
+        self._request = request
         self._prompt_tokens = prompt_tokens
         self._encoder = encoder
-        self.steps: dict[str, list[StepMap]] = {kind: [] for kind in STEP_KINDS if kind in kinds}
+        # Decoder maps of the prompt's chunks from `prompt_block`, set when the prompt has been
+        # read. All hypotheses of a prompt share them. Empty unless they are requested.
+        self.prompt_blocks: Sequence[Maps] = ()
+        self.steps: dict[str, list[StepMap]] = {kind: [] for kind in STEP_KINDS if kind in request.attention}
 
     def fork(self) -> "MapRecorder":
         """Return a copy that records independently from now on."""
         if not self.steps:
             return self
-        other = MapRecorder(frozenset(), self._source_tokens, self._encoder, self._prompt_tokens)
+        other = copy.copy(self)
         other.steps = {kind: steps[:] for kind, steps in self.steps.items()}
         return other
 
@@ -86,7 +127,7 @@ class MapRecorder:
         return self._columns(kind, len(self.steps[kind]))
 
     def _columns(self, kind: str, row: int) -> int:
-        return self._source_tokens if kind == "cross" else self._prompt_tokens + row
+        return self._request.num_visible_source_tokens if kind == "cross" else self._prompt_tokens + row
 
     @property
     def kinds(self) -> list[str]:
@@ -97,13 +138,27 @@ class MapRecorder:
         """Return the complete map of one kind, (L, H, rows, columns)."""
         if kind in self._encoder:
             return self._encoder[kind]
-        steps = self.steps[kind]
-        heads, layers = steps[0][0].shape[1:3]
-        columns = [self._columns(kind, row) for row in range(len(steps))]
-        stacked = np.zeros((len(steps), heads, layers, columns[-1]), np.float32)
-        for row, (count, (block, index)) in enumerate(zip(columns, steps, strict=True)):
-            stacked[row, :, :, :count] = block[index, :, :, :count]
+        part, rows = None, list[Maps]()  # each (H, L, columns)
+        if kind == "decoder":
+            part = self._request.decoder_part
+            # A prompt token attends to itself and to the tokens before it.
+            prompt = chain.from_iterable(block.transpose(2, 0, 1, 3) for block in self.prompt_blocks)
+            rows += [row[:, :, : index + 1] for index, row in enumerate(prompt)]
+        for number, (block, index) in enumerate(self.steps[kind]):
+            rows.append(_select(block[index, :, :, : self._columns(kind, number)], part))
+        stacked = np.zeros((len(rows), *rows[-1].shape), np.float32)
+        for number, row in enumerate(rows):
+            stacked[number, :, :, : row.shape[2]] = row
+        if kind == "cross" and self._request.hidden_source_tokens:
+            stacked = self._with_hidden_columns(stacked)
         return np.ascontiguousarray(stacked.transpose(2, 1, 0, 3))
+
+    def _with_hidden_columns(self, maps: Maps) -> Maps:
+        """Return cross maps (..., S) with columns of zeros for the hidden source tokens."""
+        request = self._request
+        complete = np.zeros((*maps.shape[:-1], len(request.source_ids)), np.float32)
+        complete[..., request.visible_source_tokens] = maps
+        return complete
 
 
 class RecordedMaps(Mapping[str, Maps]):

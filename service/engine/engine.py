@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import LABEL_OUTPUTS, MAX_BEAMS
-from service.engine.attention import ENCODER_KINDS, Maps, encoder_maps, map_outputs, record_step
+from service.engine.attention import (
+    ENCODER_KINDS,
+    Maps,
+    encoder_maps,
+    map_outputs,
+    prompt_block,
+    reason_against_hiding,
+    record_step,
+)
 from service.engine.beam import BeamGeneration
 from service.engine.checks import GraphName, find_non_finite, run_test_input
 from service.engine.generation import (
@@ -163,6 +171,10 @@ class Engine:
     def _check_generation(self, request: GenerateRequest) -> None:
         if self._manifest.decoder is None:
             raise ValueError(f"{self._manifest.name} does not generate text")
+        if request.hidden_source_tokens:
+            self._check_hidden_tokens(request)
+        if request.prompt_rows and not self._manifest.is_decoder_only:
+            raise ValueError(f"{self._manifest.name} is not a decoder-only model, so its maps have no rows of a prompt")
         parameters, prefix = request.parameters, request.target_prefix
         num_tokens = len(prefix) + min(1, parameters.num_new_tokens)  # minimum
         max_tokens = self._manifest.max_new_tokens_for(len(request.source_ids))
@@ -179,6 +191,17 @@ class Engine:
             raise ValueError(f"num_beams must be at most {most}, got {parameters.num_beams}")
         if parameters.num_beams > 1 and (parameters.do_sample or request.stream or not parameters.num_new_tokens):
             raise ValueError("beam search does not support sampling, streaming or max_new_tokens 0")
+
+    def _check_hidden_tokens(self, request: GenerateRequest) -> None:
+        hidden, num_tokens = request.hidden_source_tokens, len(request.source_ids)
+        reason = reason_against_hiding(self._manifest)
+        if reason is not None:
+            raise ValueError(f"{self._manifest.name} cannot hide source tokens: {reason}")
+        if list(hidden) != sorted(set(hidden).intersection(range(num_tokens))) or len(hidden) == num_tokens:
+            raise ValueError(
+                f"hidden_source_tokens must be some of the indices 0 to {num_tokens - 1} in ascending order, but not "
+                f"all of them, got {hidden}"
+            )
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
         vocabulary = self._manifest.limits.vocabulary
@@ -418,7 +441,7 @@ class Engine:
     def _admit_to_prefill(self, active: ActiveRequest) -> None:
         """Assign rows to a request, and add its prompt to those that are being read."""
         request = active.source_request
-        owner: RowOwner
+        owner: Generation | PromptEncoding
         try:
             if isinstance(request, GenerateRequest):
                 owner = self._new_generation(active, request, {})
@@ -432,6 +455,7 @@ class Engine:
         if owner.prefill_ids:
             self._prefills.add(owner)
         else:  # the first step reads the only token
+            assert isinstance(owner, Generation), "an encode request has tokens to read"
             self._start([owner], self._clock())
 
     def _read_prompts(self) -> None:
@@ -453,9 +477,8 @@ class Engine:
         if not prefill.num_read:
             for owner in prefill.owners:
                 owner.active_request.encode_started = started
-        is_encoding = isinstance(prefill.owners[0], PromptEncoding)
         try:
-            outputs = self._rows.prefill(prefill.row, chunk, ("hidden",) if is_encoding else ())
+            outputs = self._rows.prefill(prefill.row, chunk, self._prefill_outputs(prefill))
         except FloatingPointError:
             self._failures["prefill"].clear()
             logger.error("the decoder returned values that are not finite for a prompt")
@@ -471,29 +494,44 @@ class Engine:
         now = self._clock()
         prefill.num_read += len(chunk)
         prefill.seconds += now - started
-        if is_encoding:
+        if prefill.is_encoding:
             prefill.hidden.append(outputs["hidden"])
+        if prefill.records_maps:
+            prefill.maps.append(prompt_block(self._map_names["decoder"], outputs, prefill.num_read, prefill.map_part))
         if prefill.is_done:
             num_tokens = len(prefill.ids)
             self._notify(self._observer.on_encode, len(prefill.owners), num_tokens, num_tokens, prefill.seconds)
             self._prefills.remove(prefill)
-            self._start(prefill.owners, now, prefill.hidden)
+            self._on_prompt_read(prefill, now)
 
-    def _start(self, owners: Sequence[RowOwner], now: float, hidden: Sequence[Array] = ()) -> None:
+    def _prefill_outputs(self, prefill: Prefill) -> Sequence[str]:
+        """Return the decoder outputs that the requests of a prompt need from its prefill."""
+        if prefill.is_encoding:
+            return ("hidden",)
+        return tuple(self._map_names["decoder"]) if prefill.records_maps else ()
+
+    def _on_prompt_read(self, prefill: Prefill, now: float) -> None:
         """Start the generations whose prompt has been read, or deliver its hidden states."""
-        for owner in owners:
-            owner.active_request.encode_ended = now
-        generations = [owner for owner in owners if isinstance(owner, Generation)]
+        generations = [owner for owner in prefill.owners if isinstance(owner, Generation)]
         if generations:
-            self._rows.start(generations)
+            for generation in generations:
+                generation.set_prompt_maps(prefill.maps)
+            self._start(generations, now)
             return
-        (encoding,) = owners
-        joined = np.concatenate(hidden).astype(np.float32)
+        (encoding,) = prefill.owners
+        encoding.active_request.encode_ended = now
+        joined = np.concatenate(prefill.hidden).astype(np.float32)
         if np.isfinite(joined).all():
             self._end(encoding, Encoded(joined, encoding.active_request.timings(now)))
         else:
             logger.error("the decoder returned values that are not finite for a prompt")
             self._end(encoding, Failed("internal"))
+
+    def _start(self, generations: Sequence[Generation], now: float) -> None:
+        """Start generations of a decoder-only model whose common prompt has been read."""
+        for generation in generations:
+            generation.active_request.encode_ended = now
+        self._rows.start(generations)
 
     def _end_all(self, prefill: Prefill, event: Event) -> None:
         for owner in reversed(prefill.owners[:]):

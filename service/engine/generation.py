@@ -130,15 +130,20 @@ class Generation(RowOwner, ABC):
         self._reads_logits = (
             parameters.do_sample or changes_scores(parameters) or self._num_candidates + num_forbidden > num_top
         )
-        maps = MapRecorder(request.attention, num_source, encoder_maps, len(self.decoder_prompt_ids))
+        maps = MapRecorder(request, encoder_maps, len(self.decoder_prompt_ids))
         self._first = Hypothesis(maps, request.stop)
         self.records_maps = bool(self._first.maps.steps)
+        self.records_prompt = request.prompt_rows and "decoder" in request.attention
         self._row_sizes: list[int] = []  # number of map values that each step has added to a target
         self._num_charged = 0  # number of map values charged to the budget
         # Outputs of the decoder graph that this generation needs in addition to `TOP_OUTPUTS`.
         self.outputs = map_outputs(manifest, request.attention, STEP_KINDS)
         if self._prefix or self._reads_logits or self._forces_end:
             self.outputs |= VOCABULARY_OUTPUTS
+
+    def set_prompt_maps(self, blocks: Sequence[Maps]) -> None:
+        """Set the decoder maps of the prompt's chunks, before the first step."""
+        self._first.maps.prompt_blocks = blocks
 
     def charge_step(self) -> None:
         """Charge the map budget for the values that the next step adds to the response.

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import PREFILL_TOKENS
-from service.engine.generation import PromptEncoding, RowOwner
+from service.engine.generation import Generation, PromptEncoding, RowOwner
+from service.engine.request import MapPart
 
 # Time for chunks before the next decoder step. Running rows are delayed by at most this time, or by
 # one chunk if it takes longer.
@@ -32,6 +33,8 @@ class Prefill:
     num_read: int = 0
     seconds: float = 0.0  # time in the runner
     hidden: list[NDArray[Any]] = field(default_factory=list)  # (tokens, M) of each chunk; only for encode requests
+    # Decoder maps (H, L, tokens, columns) of each chunk; only for requests of prompt rows.
+    maps: list[NDArray[np.float32]] = field(default_factory=list)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -44,6 +47,23 @@ class Prefill:
         return self.owners[0].rows[0]
 
     @property
+    def is_encoding(self) -> bool:
+        """True if an encode request needs the hidden states of the prompt."""
+        return isinstance(self.owners[0], PromptEncoding)
+
+    @property
+    def records_maps(self) -> bool:
+        """True if generations need the attention maps of the prompt."""
+        first = self.owners[0]
+        return isinstance(first, Generation) and first.records_prompt
+
+    @property
+    def map_part(self) -> MapPart | None:
+        """Layers and heads of the prompt's attention maps; all if None."""
+        first = self.owners[0]
+        return first.request.decoder_part if isinstance(first, Generation) else None
+
+    @property
     def is_done(self) -> bool:
         return self.num_read == len(self.ids)
 
@@ -52,10 +72,13 @@ class Prefill:
 
     def is_shared_with(self, owner: RowOwner) -> bool:
         """Return True if the states of this prompt can be copied to the rows of a request."""
+        first = self.owners[0]
         return (
-            not isinstance(owner, PromptEncoding)
-            and not isinstance(self.owners[0], PromptEncoding)
-            and owner.request.request_id == self.owners[0].request.request_id
+            isinstance(owner, Generation)
+            and isinstance(first, Generation)
+            and owner.records_prompt == first.records_prompt
+            and owner.request.decoder_part == first.request.decoder_part
+            and owner.request.request_id == first.request.request_id
             and owner.prefill_ids == self.ids
         )
 

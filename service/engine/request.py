@@ -64,6 +64,14 @@ class MapBudget:
 
 
 @dataclass(frozen=True)
+class MapPart:
+    """Layers and heads of one kind of attention maps, in the order of the result."""
+
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class GenerateRequest:
     """Generate targets from one source."""
 
@@ -73,8 +81,13 @@ class GenerateRequest:
     parameters: GenerateParameters = GenerateParameters()  # noqa: RUF009 - it is frozen
     seed: int | None = None  # overrides the seed of the parameters; 0 if both are None
     target_prefix: tuple[int, ...] = ()  # tokens at the start of every target
+    # Indices of the source tokens that the decoder cannot attend to, ascending. The encoder reads
+    # them.
+    hidden_source_tokens: tuple[int, ...] = ()
     stop: StopCondition | None = None  # receives the generated tokens, without the prefix
     attention: frozenset[str] = frozenset()  # kinds of attention maps to record
+    prompt_rows: bool = False  # record the rows of the prompt too; only for decoder-only models
+    decoder_part: MapPart | None = None  # layers and heads of the decoder map to return; all if None
     map_budget: MapBudget | None = None  # the request fails with its `error`
     stream: bool = False  # emit a TokenEvent for each generated token; not with beam search
 
@@ -82,6 +95,17 @@ class GenerateRequest:
     def num_targets(self) -> int:
         """Number of targets in the result."""
         return self.parameters.num_return_sequences if self.parameters.num_beams > 1 else 1
+
+    @property
+    def num_visible_source_tokens(self) -> int:
+        """Number of source tokens that the decoder can attend to."""
+        return len(self.source_ids) - len(self.hidden_source_tokens)
+
+    @property
+    def visible_source_tokens(self) -> list[int]:
+        """Indices of the source tokens that the decoder can attend to."""
+        hidden = set(self.hidden_source_tokens)
+        return [index for index in range(len(self.source_ids)) if index not in hidden]
 
     @property
     def sampling_seed(self) -> int:

@@ -47,7 +47,7 @@ class Rows:
         self._num_running = 0  # number of running rows
         self._token_ids = np.zeros(runner.max_rows, np.int64)  # next input token of each row
         self._lengths = np.zeros(runner.max_rows, np.int32)  # number of tokens that each row has processed
-        self._source_lengths = np.zeros(runner.max_rows, np.int32)
+        self._source_lengths = np.zeros(runner.max_rows, np.int32)  # without hidden source tokens
         self._outputs: tuple[str, ...] = ()  # outputs of the next step that the generations need
 
     def __len__(self) -> int:
@@ -100,8 +100,11 @@ class Rows:
         assert first == self._num_running, "a model with an encoder has no rows in prefill"
         owners = [(one, index) for one, index in newcomers for _ in range(num_rows(one.request, self._runner.manifest))]
         rows = slice(first, first + len(owners))
-        self._runner.init_rows(first, encoded, [index for _, index in owners])
-        self._source_lengths[rows] = [len(one.request.source_ids) for one, _ in owners]
+        visible = {
+            index: one.request.visible_source_tokens for one, index in newcomers if one.request.hidden_source_tokens
+        }
+        self._runner.init_rows(first, encoded, [index for _, index in owners], visible)
+        self._source_lengths[rows] = [one.request.num_visible_source_tokens for one, _ in owners]
         *start_ids, last_id = self._runner.manifest.tokens.start_ids
         for length, token_id in enumerate(start_ids):
             self._token_ids[rows], self._lengths[rows] = token_id, length

@@ -144,7 +144,9 @@ def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
     try:
         plain = stream.decompress(data, max_bytes + 1)
     except zlib.error:
-        raise ApiError("malformed_json", f"The body is not valid {coding}.") from None
+        raise ApiError(
+            "malformed_json", f"The body is not valid {coding}; compress it, or send no Content-Encoding."
+        ) from None
     if len(plain) > max_bytes:
         raise ApiError(
             "body_too_large",
@@ -212,10 +214,15 @@ def parse_body(data: bytes, body_type: type[Body]) -> Body:
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        message = f"The body is not valid JSON in UTF-8: {error.msg}, at line {error.lineno}, column {error.colno}."
-        raise ApiError(
-            "malformed_json", message if data.strip() else "The body is empty; send a JSON object."
-        ) from None
+        if not data.strip():
+            raise ApiError("malformed_json", "The body is empty; send a JSON object.") from None
+        reason, line, column = error.msg, error.lineno, error.colno
+        position = invalid_utf8(data)
+        if position is not None:  # orjson does not find it
+            reason, line = "invalid UTF-8", data.count(b"\n", 0, position) + 1
+            column = position - data.rfind(b"\n", 0, position)
+        message = f"The body is not valid JSON in UTF-8: {reason}, at line {line}, column {column}."
+        raise ApiError("malformed_json", message) from None
     if not isinstance(document, dict):
         raise ApiError("invalid_parameter", "The body must be a JSON object.")
     try:
@@ -225,6 +232,15 @@ def parse_body(data: bytes, body_type: type[Body]) -> Body:
     if isinstance(body, GivenParameters):
         body._document = document
     return body
+
+
+def invalid_utf8(data: bytes) -> int | None:
+    """Return the index of the first byte that is not UTF-8; None if there is none."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
 
 
 def parse_form(data: bytes, body_type: type[Body]) -> Body:

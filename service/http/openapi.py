@@ -46,7 +46,7 @@ TIMEOUT_HEADER = {
 MODEL_PARAMETER = {
     "name": "model",
     "in": "query",
-    "description": "Name of the model; the default model if absent.",
+    "description": "Name of the model; the default model for the task if absent.",
     "schema": {"type": "string"},
 }
 LENGTH_PARAMETER = {

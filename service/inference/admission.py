@@ -66,29 +66,60 @@ class AdmissionController:
             ApiError: `overloaded` if the call does not fit or cannot finish in time.
         """
         if self._open:
-            if self.num_sequences + 2 * sequences - 1 > self._max_sequences:
-                raise queue_full(
-                    f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting "
-                    f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {sequences} needs space for {2 * sequences - 1}"
-                )
-            if self.num_bytes + num_bytes > self._max_bytes:
-                raise queue_full(
-                    f"{self.num_bytes} bytes of request bodies are held, and {num_bytes} more exceed the limit of "
-                    f"{self._max_bytes} (SIGHTLINE_MAX_WAITING_BYTES)"
-                )
-            self._check_time(units, seconds_left)
+            self._check(sequences, num_bytes, units, seconds_left)
         reservation = Reservation(sequences, num_bytes, units)
         self._open.add(reservation)
         self.num_sequences += sequences
         self.num_bytes += num_bytes
         return reservation
 
-    def _check_time(self, units: float, seconds_left: float) -> None:
-        """Reject a call that would wait too long or could not finish before its deadline.
+    def resize(
+        self, reservation: "Reservation", sequences: int, units: float = 0.0, seconds_left: float = float("inf")
+    ) -> None:
+        """Change the sequences and the work of an admitted call, before it is tokenized again.
+
+        The call is checked again, as if it were new, but its own share does not count. Its source
+        tokens are released.
+
+        Args:
+            reservation: reservation of the call.
+            sequences: new number of its sequences.
+            units: new estimate of the work of all its sequences, in units of `Throughput`.
+            seconds_left: time until its deadline.
+
+        Raises:
+            ApiError: `overloaded`; the sequences and the work are unchanged, and the caller must
+                still release the reservation.
+        """
+        self._open.remove(reservation)
+        self.num_sequences -= reservation.num_sequences
+        self.num_tokens -= reservation.num_tokens
+        reservation.num_tokens = 0
+        try:
+            if self._open:
+                self._check(sequences, 0, units, seconds_left)
+            reservation.num_sequences, reservation.units = sequences, units
+        finally:
+            self._open.add(reservation)
+            self.num_sequences += reservation.num_sequences
+
+    def _check(self, sequences: int, num_bytes: int, units: float, seconds_left: float) -> None:
+        """Reject a call that does not fit, would wait too long, or could not finish before its
+        deadline.
 
         The scheduler serves calls in turn. Therefore each other call delays a new call by at most
         as much work as the new call has.
         """
+        if self.num_sequences + 2 * sequences - 1 > self._max_sequences:
+            raise queue_full(
+                f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting "
+                f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {sequences} needs space for {2 * sequences - 1}"
+            )
+        if self.num_bytes + num_bytes > self._max_bytes:
+            raise queue_full(
+                f"{self.num_bytes} bytes of request bodies are held, and {num_bytes} more exceed the limit of "
+                f"{self._max_bytes} (SIGHTLINE_MAX_WAITING_BYTES)"
+            )
         speed = self.throughput.units_per_s
         if speed is None or not units:
             return

@@ -1,4 +1,6 @@
-"""Attention maps of inputs: of a generation, of a forced target, or of an encoder-only model."""
+"""Attention maps of inputs or of a dialogue: of a generation, of a forced target, or of an
+encoder-only model.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -23,6 +25,10 @@ from service.inference.maps import MapWriter, TargetAttention
 from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
 from service.inference.service import ServedModel
 from service.parameters import AttentionSelection, GenerateParameters
+from service.text.chat import Prompt
+
+# Generation parameters that can be combined with targets.
+TARGET_PARAMETERS = ("source_language", "target_language", "hidden_source_tokens")
 
 
 @dataclass(frozen=True)
@@ -30,10 +36,11 @@ class AttentionInput:
     """A request for attention maps."""
 
     model: str | None
-    inputs: Texts
+    inputs: Texts | Prompt
     selection: AttentionSelection
     targets: Texts | None = None  # forced target of each input; generated if None
-    parameters: GenerateParameters | None = None  # for the generation of the targets
+    # For the generation of the targets. With targets, only `TARGET_PARAMETERS` have an effect.
+    parameters: GenerateParameters | None = None
 
 
 @dataclass(frozen=True)
@@ -74,15 +81,19 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
     parameters = request.parameters or parameters_for(model, {})
     languages = choose_languages(model, parameters.source_language, parameters.target_language)
     maps = MapWriter(call, model, request.selection, languages)
-    _check_one_sequence(parameters)
+    check_one_sequence(parameters)
     check_parameters(model, parameters, len(request.inputs))
     _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
-    sources = await call.read_sources(model, request.inputs, units=units, prefix=languages.source_prefix)
+    if isinstance(request.inputs, Prompt):
+        sources = await call.read_prompt(model, request.inputs, units=units)
+    else:
+        sources = await call.read_sources(model, request.inputs, units=units, prefix=languages.source_prefix)
+    await maps.read_offsets(call, request.inputs, sources)
     prefixes = None
     if request.targets is None and parameters.target_prefix is not None:
         prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)
     elif request.targets is not None:
-        parameters = GenerateParameters(max_new_tokens=0)
+        parameters = GenerateParameters(max_new_tokens=0, hidden_source_tokens=parameters.hidden_source_tokens)
         prefixes = await read_targets(call, model, request.targets, sources, languages)
     requests = generate_requests(call, model, parameters, sources, prefixes, maps=maps, languages=languages)
     results: list[Generated] = []
@@ -96,16 +107,15 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
         num_language_tokens = len(languages.target_prefix)
         is_forced = target.finish_reason == "forced"
         num_output_tokens.append(len(target.tokens) - num_language_tokens if is_forced else len(generated))
-        found = maps.write(engine_request, target)
+        prefix = engine_request.target_prefix[num_language_tokens:]
+        text = text_of(model.target_tokenizer, ids, parameters.stop, prefix)
+        found = maps.write(index, engine_request, target, text)
         return AttentionOutput(
-            found.source_tokens,
-            found.maps,
-            found.target_tokens,
-            found.decoder_input_tokens,
-            index,
-            text_of(model.target_tokenizer, ids, parameters.stop, engine_request.target_prefix[num_language_tokens:]),
-            target.finish_reason,
-            engine_request.seed if parameters.do_sample else None,
+            **vars(found),
+            index=index,
+            text=text,
+            finish_reason=target.finish_reason,
+            seed=engine_request.seed if parameters.do_sample else None,
         )
 
     outputs = await call.gather(model, requests, Generated, convert)
@@ -119,17 +129,28 @@ async def _encoder_attention(call: Call, model: ServedModel, request: AttentionI
         if value is not None:
             message = f"{model.name} does not generate text: leave out {{{field}}}."
             raise ApiError("unsupported_parameter", message, field=field)
+    assert isinstance(request.inputs, Texts), "a model with a chat template generates text"
     sources = await call.read_sources(model, request.inputs)
     requests = [EncodeRequest(call.request_id, source, call.deadline, attention=maps.kinds) for source in sources]
     maps.check(requests)
+    await maps.read_offsets(call, request.inputs, sources)
     num_input_tokens = sum(map(len, sources))
     call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * num_input_tokens)
     results: list[Encoded] = []
 
     def convert(index: int, result: Encoded) -> AttentionOutput:
         results.append(result)
-        found = maps.write_encoded(requests[index], result)
-        return AttentionOutput(found.source_tokens, found.maps, [], [], index, "", None, None)
+        found = maps.write_encoded(index, requests[index], result)
+        return AttentionOutput(
+            **vars(found),
+            target_tokens=[],
+            target_offsets=[],
+            decoder_input_tokens=[],
+            index=index,
+            text="",
+            finish_reason=None,
+            seed=None,
+        )
 
     outputs = await call.gather(model, requests, Encoded, convert)
     return _result(call, model, outputs, Usage(num_input_tokens, 0), call.timings(results))
@@ -143,7 +164,12 @@ def _result(
     return AttentionResult(model.name, outputs, usage, timings)
 
 
-def _check_one_sequence(parameters: GenerateParameters) -> None:
+def check_one_sequence(parameters: GenerateParameters, subject: str = "maps") -> None:
+    """Check that parameters ask for one target of each input; `subject` is the response's content.
+
+    Raises:
+        ApiError: `unsupported_parameter`.
+    """
     for field, is_requested in (
         ("num_return_sequences", parameters.num_return_sequences > 1),
         ("top_logprobs", parameters.top_logprobs > 0),
@@ -152,8 +178,7 @@ def _check_one_sequence(parameters: GenerateParameters) -> None:
     ):
         if is_requested:
             message = (
-                "This endpoint returns the maps of one target for each input; use POST /v1/generate for {"
-                + field
-                + "}."
+                f"This endpoint returns the {subject} of one target for each input; "
+                f"use POST /v1/generate for {{{field}}}."
             )
             raise ApiError("unsupported_parameter", message, field=field)

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from prometheus_client import Histogram
@@ -27,13 +28,14 @@ from service.fields import Texts
 from service.inference.admission import AdmissionController, Reservation, ResponseReservation
 from service.inference.lazy import load_on_first_use
 from service.inference.results import MAX_NUMBERS, TimingsMs
-from service.inference.service import ServedModel, Service
+from service.inference.service import DefaultTask, ServedModel, Service
 from service.text.chat import Prompt
 from service.text.tokenizer import LONG_TEXT, TextTokenizer
 
 T = TypeVar("T")
 Result = TypeVar("Result", Generated, Encoded, Compared)
 Ids = tuple[int, ...]
+Submission = tuple[Request, Callable[[Event], None]]  # a request and its listener
 
 # The engine fails expired requests at its next step. If a step hangs, the call ends this much
 # later.
@@ -80,6 +82,7 @@ class Call:
         # Measured speed of the engine, once the call is admitted. It outlives the model.
         self.throughput: Throughput | None = None
         self._reservation: Reservation | None = None
+        self._unsubmitted: Iterator[Submission] = iter(())  # requests that wait for others of this call
         self._futures: list[RequestFuture] = []
         self._waiter: asyncio.Future[None] | None = None  # of `gather` or `next_arrivals`
         self._failure: Exception | None = None
@@ -94,6 +97,7 @@ class Call:
 
     def close(self) -> None:
         """Cancel unfinished engine requests and release all reservations."""
+        self._unsubmitted = iter(())
         for future in self._futures:
             if not future.is_done:
                 future.cancel()
@@ -118,17 +122,23 @@ class Call:
             raise ApiError("loading")
         return list(self.service.manifests.values())
 
-    def manifest(self, name: str | None, task: Task | None = None) -> Manifest:
-        """Return the manifest of the model that the call names, or of the default model.
+    def manifest(self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None) -> Manifest:
+        """Return the manifest of the model that the call names, or of a default model.
 
         It does not load the model.
+
+        Args:
+            name: name of the model; None for the default model.
+            task: task that the model must be able to do.
+            default_for: task whose default model is used, if it is not `task`.
 
         Raises:
             ApiError: `loading`; `model_not_found`; `unsupported_task` if the model cannot do
                 `task`.
         """
         service = self.service
-        requested = service.default_model if name is None else name
+        default_task = default_for or task or "generate"
+        requested = service.default_models.get(default_task, service.default_model) if name is None else name
         manifest = service.manifests.get(requested)
         if manifest is None:
             if not service.is_loaded or requested in service.replaced_models:
@@ -143,24 +153,39 @@ class Call:
             raise ApiError("unsupported_task", message, field="model")
         return manifest
 
-    async def model(self, name: str | None, task: Task | None = None) -> ServedModel:
-        """Return the model that the call names, or the default model, and load it if necessary.
+    async def model(
+        self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
+    ) -> ServedModel:
+        """Return the model that the call names, or a default model, and load it if necessary.
+
+        See `manifest` for the parameters.
 
         Raises:
             ApiError: see `manifest` and `load_on_first_use`.
         """
         service = self.service
-        model = service.models.get(service.default_model if name is None else name)
+        default_task = default_for or task or "generate"
+        requested = service.default_models.get(default_task, service.default_model) if name is None else name
+        model = service.models.get(requested)
         if model is None or (task is not None and task not in model.manifest.tasks):
-            manifest = self.manifest(name, task)
-            model = await load_on_first_use(service, manifest.name, self.num_bytes, self.seconds_left)
-            self.manifest(name, task)  # the bundle may have changed since the service started
+            self.manifest(name, task, default_for)
+            model = await load_on_first_use(service, requested, self.num_bytes, self.seconds_left)
+            self.manifest(requested, task)  # the bundle may have changed since the service started
         return model
 
-    def reserve(self, model: ServedModel, sequences: int, units: float = 0.0, field: str = "inputs") -> None:
+    def reserve(
+        self,
+        model: ServedModel,
+        sequences: int,
+        units: float = 0.0,
+        field: str = "inputs",
+        *,
+        in_batches: bool = False,
+    ) -> None:
         """Reserve the call's share of a model's limits, before the call is tokenized.
 
-        The reservation is held until the call is closed. It replaces an earlier one.
+        The reservation is held until the call is closed. A call that reserves again changes the
+        size of its reservation.
 
         Args:
             model: the model.
@@ -168,22 +193,28 @@ class Call:
             units: estimated work of all its sequences, in units of `Throughput`; 0 if the engine is
                 not used.
             field: name of the field with the sequences, for errors.
+            in_batches: allow more sequences than `max_inputs`. Only `max_inputs` of them are
+                reserved, and the engine gets only as many at a time.
 
         Raises:
-            ApiError: `invalid_parameter` if there are more sequences than `max_inputs`;
-                `overloaded`.
+            ApiError: `invalid_parameter` if there are more sequences than `max_inputs`, unless
+                `in_batches` is true; `overloaded`.
         """
-        if sequences > self.service.settings.max_inputs:
-            raise too_many_sequences(sequences, self.service.settings.max_inputs, field)
-        if self._controller is not None and self._reservation is not None:
-            self._controller.release(self._reservation)
-        if self.model_name != model.name or self._controller is None:
-            if self.service.models.get(model.name) is not model:  # it was unloaded in the meantime
-                raise ApiError("model_not_found", field="model")
-            # A call that goes on after its model is unloaded keeps the controller.
-            self.model_name, self._controller = model.name, self.service.admissions[model.name]
-        self.throughput = self._controller.throughput
+        limit = self.service.settings.max_inputs
+        if in_batches:
+            sequences = min(sequences, limit)
+        elif sequences > limit:
+            raise too_many_sequences(sequences, limit, field)
         seconds_left = self.deadline - time.monotonic()
+        if self._controller is not None and self._reservation is not None:
+            assert self.model_name == model.name, "a call uses one model"
+            self._controller.resize(self._reservation, sequences, units, seconds_left)
+            return
+        if self.service.models.get(model.name) is not model:  # it was unloaded in the meantime
+            raise ApiError("model_not_found", field="model")
+        # A call that goes on after its model is unloaded keeps the controller.
+        self.model_name, self._controller = model.name, self.service.admissions[model.name]
+        self.throughput = self._controller.throughput
         self._reservation = self._controller.reserve(sequences, self.num_bytes, units, seconds_left)
 
     def add_work(self, units: float) -> None:
@@ -201,6 +232,7 @@ class Call:
         units: float = 1.0,
         num_samples: int = 1,
         prefix: Ids = (),
+        in_batches: bool = False,
     ) -> list[Ids]:
         """Reserve the call's share of a model's limits, then tokenize the inputs.
 
@@ -212,6 +244,7 @@ class Call:
             units: estimated work of each sequence, in units of `Throughput`.
             num_samples: number of sequences for each input.
             prefix: ids put before those of each input.
+            in_batches: see `reserve`.
 
         Returns:
             The source ids of each input; the last is the end token.
@@ -221,7 +254,8 @@ class Call:
                 `input_too_long`, unless `truncate` is true.
         """
         count = len(inputs.texts) * num_samples
-        self.reserve(model, count, units * count, field if num_samples == 1 else "num_return_sequences")
+        counted_field = field if num_samples == 1 else "num_return_sequences"
+        self.reserve(model, count, units * count, counted_field, in_batches=in_batches)
         limits = [model.manifest.limits.max_source_tokens - len(prefix)] * len(inputs.texts)
         sources = await self.read_texts(model.source_tokenizer, inputs, field, limits, truncate=truncate)
         if prefix:
@@ -378,7 +412,11 @@ class Call:
         self._submit(model, requests, self._on_stream_event)
 
     def _submit(self, model: ServedModel, requests: Sequence[Request], on_event: Callable[[int, Event], None]) -> None:
-        """Submit requests to the engine; `close` cancels those that have not finished."""
+        """Submit requests to the engine; `close` cancels those that have not finished.
+
+        At most as many requests as the call has reserved sequences are in the engine at once. The
+        others follow as soon as earlier ones have succeeded.
+        """
         reservation, worker = self._reservation, self.service.worker
         assert reservation is not None, "a call must be admitted before it submits requests"
         if self._controller is None or self._controller.is_closed:
@@ -390,11 +428,15 @@ class Call:
                 if not isinstance(event, TokenEvent):
                     reservation.units -= units
                 on_event(index, event)
+                if not isinstance(event, TokenEvent | Failed | Cancelled):
+                    for following in islice(self._unsubmitted, 1):
+                        self._futures.append(worker.submit(model.name, *following))
 
             return listen
 
-        for index, request in enumerate(requests):
-            self._futures.append(worker.submit(model.name, request, listener(index)))
+        self._unsubmitted = ((request, listener(index)) for index, request in enumerate(requests))
+        for submission in islice(self._unsubmitted, reservation.num_sequences):
+            self._futures.append(worker.submit(model.name, *submission))
         if self._expiry is not None:
             self._expiry.cancel()
         timeout = self.deadline - time.monotonic() + DEADLINE_SLACK_S

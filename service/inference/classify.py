@@ -17,6 +17,7 @@ from service.inference.maps import AttentionMap, MapWriter
 from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
 from service.inference.service import ServedModel
 from service.parameters import AttentionSelection
+from service.text.tokenizer import Offsets
 
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
 
@@ -47,6 +48,7 @@ class ClassifyOutput:
     index: Annotated[int, Field(description="Index of the input.")]
     labels: Annotated[list[LabelScore], Field(description="All labels, the highest score first.")]
     source_tokens: Annotated[list[str] | None, Field(description="Only with return_attention.")]
+    source_offsets: Annotated[Offsets | None, Field(description="Only with return_attention.")]
     maps: Annotated[list[AttentionMap] | None, Field(description="Only with return_attention.")]
 
 
@@ -91,6 +93,7 @@ async def _score_labels(call: Call, model: ServedModel, request: ClassifyInput) 
     ]
     if maps:
         maps.check(requests)
+        await maps.read_offsets(call, request.inputs, sources)
     call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * sum(map(len, sources)))
     results: list[Encoded] = []
 
@@ -99,9 +102,9 @@ async def _score_labels(call: Call, model: ServedModel, request: ClassifyInput) 
         assert result.label_scores is not None
         labels = rank_labels(model.manifest.labels, result.label_scores, function)
         if maps is None:
-            return ClassifyOutput(index, labels, None, None)
-        found = maps.write_encoded(requests[index], result)
-        return ClassifyOutput(index, labels, found.source_tokens, found.maps)
+            return ClassifyOutput(index, labels, None, None, None)
+        found = maps.write_encoded(index, requests[index], result)
+        return ClassifyOutput(index, labels, found.source_tokens, found.source_offsets, found.maps)
 
     outputs = await call.gather(model, requests, Encoded, convert)
     usage = Usage(sum(map(len, sources)), 0)

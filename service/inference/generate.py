@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from service.bundle import MAX_BEAMS
+from service.engine.attention import reason_against_hiding
 from service.engine.request import Generated, GenerateRequest, Token, TokenEvent
 from service.engine.throughput import Throughput
 from service.errors import ApiError
@@ -48,7 +49,7 @@ class GenerateOutput:
 
     index: Annotated[int, Field(description="Index of its input.")]
     rank: Annotated[int, Field(description="Rank among the sequences of its input; the best beam is 0.")]
-    text: Annotated[str, Field(description="Generated text, without the prefix.")]
+    text: Annotated[str, Field(description="Generated text, after the text of the prefix.")]
     tokens: Annotated[OutputTokens, Field(description="Generated tokens.")]
     finish_reason: Annotated[
         FinishReason | Literal["empty"],
@@ -133,8 +134,13 @@ def parameters_for(
     )
 
 
-async def generate(call: Call, request: GenerateInput) -> GenerateResult:
+async def generate(call: Call, request: GenerateInput, *, in_batches: bool = False) -> GenerateResult:
     """Generate one or more texts for each input.
+
+    Args:
+        call: the call.
+        request: inputs and parameters.
+        in_batches: allow more sequences than `max_inputs`; the engine gets only as many at a time.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
@@ -142,7 +148,7 @@ async def generate(call: Call, request: GenerateInput) -> GenerateResult:
     """
     if request.on_empty == "pass":
         return await generate_without_blanks(call, request, generate)
-    pending = await _prepare(call, request)
+    pending = await _prepare(call, request, in_batches=in_batches)
     results: list[Generated] = []
 
     def convert(index: int, result: Generated) -> list[GenerateOutput]:
@@ -200,7 +206,7 @@ def _outputs(pending: PendingGeneration, index: int, result: Generated) -> list[
         reason = target.finish_reason
         assert reason != "forced"
         shown = [output_token(tokenizer, token) for token in tokens]
-        attention = maps.write(request, target) if maps else None
+        attention = maps.write(input_index, request, target, text) if maps else None
         outputs.append(GenerateOutput(input_index, rank, text, shown, reason, target.score, seed, attention))
     return outputs
 
@@ -225,7 +231,9 @@ def output_token(tokenizer: TextTokenizer, token: Token) -> OutputToken:
 # Checks and requests
 
 
-async def _prepare(call: Call, request: GenerateInput, *, stream: bool = False) -> PendingGeneration:
+async def _prepare(
+    call: Call, request: GenerateInput, *, stream: bool = False, in_batches: bool = False
+) -> PendingGeneration:
     model, parameters = await call.model(request.model, "generate"), request.parameters
     num_inputs = len(request.inputs.texts) if isinstance(request.inputs, Texts) else 1
     check_parameters(model, parameters, num_inputs, stream=stream)
@@ -240,8 +248,15 @@ async def _prepare(call: Call, request: GenerateInput, *, stream: bool = False) 
         sources = await call.read_prompt(model, request.inputs, units=units, num_samples=num_samples)
     else:
         sources = await call.read_sources(
-            model, request.inputs, units=units, num_samples=num_samples, prefix=languages.source_prefix
+            model,
+            request.inputs,
+            units=units,
+            num_samples=num_samples,
+            prefix=languages.source_prefix,
+            in_batches=in_batches,
         )
+    if maps:
+        await maps.read_offsets(call, request.inputs, sources)
     prefixes: list[Ids] | None = None
     if parameters.target_prefix is not None:
         prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)
@@ -309,7 +324,10 @@ def _check_combination(parameters: GenerateParameters, num_inputs: int, *, strea
         raise ApiError("invalid_parameter", message, field="min_new_tokens")
     prefix = parameters.target_prefix
     if prefix is not None and prefix.is_list and len(prefix.texts) != num_inputs:
-        message = f"{{target_prefix}} must be one string or {num_inputs}, one for each input, got {len(prefix.texts)}."
+        message = (
+            f"{{target_prefix}} must be one string, or a list with a string for each input ({num_inputs}), "
+            f"got {len(prefix.texts)}."
+        )
         raise ApiError("invalid_parameter", message, field="target_prefix")
 
 
@@ -320,8 +338,8 @@ def _check_split_sentences(model: ServedModel, parameters: GenerateParameters, *
     if stream:
         message = "Texts split into sentences cannot be streamed: set {split_sentences} to false, or do not stream."
         raise ApiError("unsupported_parameter", message, field="split_sentences")
-    for field in ("target_prefix", "return_attention"):
-        if getattr(parameters, field) is not None:
+    for field in ("target_prefix", "return_attention", "hidden_source_tokens"):
+        if getattr(parameters, field) not in (None, ()):
             message = f"{{split_sentences}} cannot be combined with {{{field}}}; leave out one of them."
             raise ApiError("unsupported_parameter", message, field="split_sentences")
 
@@ -388,13 +406,16 @@ def generate_requests(
 
     Raises:
         ApiError: `response_too_large` if the requested attention maps certainly exceed the limit;
-            `overloaded` if the responses in progress leave too little memory.
+            `overloaded` if the responses in progress leave too little memory; `invalid_parameter`
+            or `unsupported_parameter` if source tokens cannot be hidden.
     """
     seed = secrets.randbelow(MAX_SEED + 1) if parameters.do_sample and parameters.seed is None else parameters.seed or 0
     stop = parameters.stop
     requests: list[GenerateRequest] = []
+    indices = parameters.hidden_source_tokens
     for index, source in enumerate(sources):
         prefix = prefixes[index] if prefixes else ()
+        hidden = hidden_tokens(model, indices, len(source)) if indices else ()
         for _ in range(num_samples):
             request = GenerateRequest(
                 request_id=call.request_id,
@@ -404,7 +425,10 @@ def generate_requests(
                 seed=(seed + len(requests)) % (MAX_SEED + 1),
                 target_prefix=(*languages.target_prefix, *prefix),
                 stop=StopStrings(TextStream(model.target_tokenizer, stop, prefix)) if stop else None,
+                hidden_source_tokens=hidden,
                 attention=maps.kinds if maps else frozenset(),
+                prompt_rows=maps is not None and maps.has_prompt_rows,
+                decoder_part=maps.decoder_part if maps else None,
                 map_budget=maps.budget if maps else None,
                 stream=stream,
             )
@@ -420,6 +444,44 @@ def generate_requests(
     if maps:
         maps.check(requests)
     return requests
+
+
+def hidden_tokens(model: ServedModel, indices: Sequence[int], source_tokens: int) -> tuple[int, ...]:
+    """Return the indices of hidden source tokens as non-negative numbers in ascending order.
+
+    Args:
+        model: the model.
+        indices: value of `hidden_source_tokens`; negative ones count from the end, as in Python.
+        source_tokens: length of the source.
+
+    Raises:
+        ApiError: the model cannot hide source tokens, an index is out of range, two select the same
+            token, or no token remains.
+    """
+    field = "hidden_source_tokens"
+    reason = reason_against_hiding(model.manifest)
+    if reason is not None:
+        message = f"{{{field}}} is not supported by {model.name}: {reason}."
+        raise ApiError("unsupported_parameter", message, field=field)
+    found: set[int] = set()
+    for position, index in enumerate(indices):
+        if not -source_tokens <= index < source_tokens:
+            message = (
+                f"It must be from {-source_tokens} to {source_tokens - 1} for an input of {source_tokens} tokens, "
+                f"got {index}."
+            )
+            raise ApiError("invalid_parameter", message, field=field, index=position)
+        if index % source_tokens in found:
+            message = (
+                f"It must not repeat a token: {index} is the same token as an earlier index of an input of "
+                f"{source_tokens} tokens."
+            )
+            raise ApiError("invalid_parameter", message, field=field, index=position)
+        found.add(index % source_tokens)
+    if len(found) == source_tokens:
+        message = f"It must leave at least one of the {source_tokens} tokens of each input visible."
+        raise ApiError("invalid_parameter", message, field=field)
+    return tuple(sorted(found))
 
 
 # Streams
@@ -528,16 +590,17 @@ class StreamedSequence:
         reason = target.finish_reason
         assert reason != "forced"
         self.has_ended = True
+        text = "".join(self._pieces)
         self.end = StreamEnd(
             self.index,
             self.rank,
             reason,
             target.score,
-            "".join(self._pieces),
+            text,
             Usage(self.num_input_tokens, self.num_tokens),
             self._call.timings([result]),
             self._seed,
-            self._maps.write(self._request, target) if self._maps else None,
+            self._maps.write(self.index, self._request, target, text) if self._maps else None,
         )
         return self.end
 

@@ -83,6 +83,8 @@ def fitting_translators(call: Call, source: str | None, target: str | None) -> l
     if not found:
         field = "target_language" if source is None else "source_language"
         message = f"No model translates between these languages. {describe_pairs(call)}"
+        if not translators(call):
+            message = "No model of this service translates; GET /v1/models lists the tasks of each model."
         raise ApiError("invalid_parameter", message, field=field)
     return found
 
@@ -115,8 +117,6 @@ def language_pairs(call: Call) -> dict[str, list[str]]:
 def describe_pairs(call: Call) -> str:
     """Return a sentence with the supported languages, for errors."""
     pairs = language_pairs(call)
-    if not pairs:
-        return "There is no model that translates."
     if len(pairs) > MAX_LISTED_SOURCES:
         return f"The source languages are {', '.join(pairs)}; GET /v1/models lists the languages of each model."
     described = [f"{source} to {', '.join(targets)}" for source, targets in pairs.items()]

@@ -10,13 +10,18 @@ from pydantic import Field
 
 from service.bundle import Attention
 from service.engine.attention import ENCODER_KINDS
-from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, SourceRequest, Target
+from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, MapPart, SourceRequest, Target
 from service.errors import ApiError
-from service.inference.call import Call
+from service.fields import Texts
+from service.inference.call import INLINE_CHARACTERS, Call, Ids
 from service.inference.languages import NO_LANGUAGES, LanguageChoice
-from service.inference.results import BYTES_PER_NUMBER, MAX_NUMBERS, Numbers, check_size, numbers
+from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
 from service.inference.service import ServedModel
-from service.parameters import AttentionSelection, Encoding, Kind, Reduce
+from service.inference.statistics import HeadStatistics, MapAxes, head_statistics
+from service.parameters import AttentionSelection, Encoding, Kind, Reduce, Units
+from service.text.chat import Prompt
+from service.text.tokenizer import Offsets, TextTokenizer
+from service.text.words import Span, Word, merge_weights, words_of
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,8 @@ class AttentionMap:
     kind: Annotated[Kind, Field(description="Kind of attention.")]
     layers: Annotated[Sequence[int], Field(description="Indices of the layers in `data`.")]
     heads: Annotated[Sequence[int], Field(description="Indices of the heads in `data`, or those that were reduced.")]
-    rows: Annotated[int, Field(description="Number of rows: the tokens that attend.")]
-    columns: Annotated[int, Field(description="Number of columns: the tokens that are attended to.")]
+    rows: Annotated[int, Field(description="Number of rows: the tokens or words that attend.")]
+    columns: Annotated[int, Field(description="Number of columns: the tokens or words that are attended to.")]
     columns_are: Annotated[
         Literal["slots"] | None, Field(description="Set to slots if the columns are projected keys instead of tokens.")
     ]
@@ -57,25 +62,147 @@ class AttentionMap:
     ]
     shape: Annotated[tuple[int, int, int, int], Field(description="Shape of `data`: layers, heads, rows, columns.")]
     normalized: Annotated[bool, Field(description="True if each row sums to 1.")]
+    statistics: Annotated[
+        list[HeadStatistics] | None, Field(description="Statistics of each selected head; only with statistics.")
+    ]
     data: Annotated[Numbers, Field(description="Attention weights, row-major.")]
 
 
 @dataclass(frozen=True)
 class EncoderAttention:
-    """Attention maps of an encoder, with the tokens of their rows and columns."""
+    """Attention maps of an encoder, with the tokens or words of their rows and columns."""
 
-    source_tokens: Annotated[list[str], Field(description="Tokens of the input.")]
+    source_tokens: Annotated[list[str], Field(description="Tokens of the input; with units words, its words.")]
+    source_offsets: Annotated[
+        Offsets,
+        Field(
+            description="Start and end of each source token or word in the input, in Unicode characters; null for "
+            "special tokens, and for all tokens of messages and of pairs of texts."
+        ),
+    ]
     maps: Annotated[list[AttentionMap], Field(description="Attention maps, one entry for each kind.")]
 
 
 @dataclass(frozen=True)
 class TargetAttention(EncoderAttention):
-    """Attention maps of one target, with the tokens of their rows and columns."""
+    """Attention maps of one target, with the tokens or words of their rows and columns."""
 
     target_tokens: Annotated[
-        list[str], Field(description="Tokens of the target. Starts with the tokens of the prefix.")
+        list[str],
+        Field(
+            description="Tokens of the target, with units words its words, one for each row. Starts with those of "
+            "the prefix; with prompt_rows, with those of the prompt from its second token on."
+        ),
     ]
-    decoder_input_tokens: Annotated[list[str], Field(description="Tokens that the decoder reads at each step.")]
+    target_offsets: Annotated[
+        Offsets,
+        Field(
+            description="Start and end of each target token or word in the output text, in Unicode characters; null "
+            "for tokens that are not in it: special tokens, those of the prompt, and those cut off by a stop string."
+        ),
+    ]
+    decoder_input_tokens: Annotated[
+        list[str], Field(description="Tokens that the decoder reads at each step; with units words, their words.")
+    ]
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """The tokens and words of a source."""
+
+    offsets: Offsets  # ranges of the tokens in the input; all None if the input is not a single text
+    text_offsets: Offsets  # ranges in the input, or in the decoded tokens of other inputs
+    words: Sequence[Word]
+
+
+@dataclass(frozen=True)
+class AxisWord:
+    """A word of the rows or columns of a map."""
+
+    text: str
+    offsets: Span | None  # character range in the input or in the output text, if it is in one of them
+    tokens: tuple[int, ...]  # indices of its rows or columns
+
+
+@dataclass(frozen=True)
+class MapLayout:
+    """The tokens and words that the rows and columns of maps stand for."""
+
+    source: SourceText
+    target_offsets: Offsets
+    target_words: Sequence[Word]
+    prompt_tokens: int  # number of decoder inputs before the first token of the target
+    is_decoder_only: bool  # True if the prompt is the source
+    has_prompt_rows: bool  # True if decoder maps start with the rows of the prompt
+
+    @property
+    def source_axis(self) -> list[AxisWord]:
+        has_text = any(one is not None for one in self.source.offsets)
+        return [AxisWord(one.text, (one.start, one.end) if has_text else None, one.tokens) for one in self.source.words]
+
+    @property
+    def target_axis(self) -> list[AxisWord]:
+        """The words of the rows of cross-attention and of decoder maps.
+
+        Row i of a prompt's rows belongs to token i + 1 of the prompt.
+        """
+        num_rows = self.prompt_tokens - 1 if self.has_prompt_rows else 0
+        prompt = [
+            AxisWord(one.text, None, tuple(token - 1 for token in one.tokens if token))
+            for one in (self.source.words if self.has_prompt_rows else ())
+            if any(one.tokens)
+        ]
+        targets = [
+            AxisWord(one.text, (one.start, one.end), tuple(num_rows + token for token in one.tokens))
+            for one in self.target_words
+        ]
+        return [*prompt, *targets]
+
+    @property
+    def input_axis(self) -> list[AxisWord]:
+        """The words of the decoder's inputs; the last token of the target is no input."""
+        words = self.source_axis if self.is_decoder_only else []
+        last = len(self.target_offsets) - 1
+        for one in self.target_words:
+            tokens = tuple(self.prompt_tokens + token for token in one.tokens if token != last)
+            if tokens:
+                words.append(AxisWord(one.text, (one.start, one.end), tokens))
+        return words
+
+    def groups(self, kind: Kind) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]] | None]:
+        """Return the rows and the columns of each word; None if the columns are not tokens."""
+        sources = [one.tokens for one in self.source_axis]
+        if kind in ENCODER_KINDS:
+            return sources, None if kind == "encoder_slots" else sources
+        columns = [one.tokens for one in self.input_axis] if kind == "decoder" else sources
+        return [one.tokens for one in self.target_axis], columns
+
+    def axes(self, kind: Kind) -> MapAxes:
+        """Return the special tokens of the rows and columns."""
+        sources = _are_special(self.source.text_offsets)
+        if kind in ENCODER_KINDS:
+            return MapAxes(sources, None) if kind == "encoder_slots" else MapAxes(sources, sources, 0)
+        targets = _are_special(self.target_offsets)
+        if kind == "cross":
+            return MapAxes(targets, sources)
+        prompt = sources if self.is_decoder_only else np.ones(self.prompt_tokens, np.bool_)
+        columns = np.concatenate([prompt, targets[:-1]])
+        if self.has_prompt_rows:
+            return MapAxes(np.concatenate([prompt[1:], targets]), columns, 0)
+        return MapAxes(targets, columns, self.prompt_tokens - 1)
+
+
+def _are_special(offsets: Offsets) -> NDArray[np.bool_]:
+    return np.array([one is None for one in offsets], np.bool_)
+
+
+@dataclass(frozen=True)
+class WordMap:
+    """Mean attention weights of some heads between words."""
+
+    source_words: Sequence[Word]
+    target_words: Sequence[Word]
+    weights: NDArray[np.float32]  # (target words, source words)
 
 
 @dataclass(frozen=True)
@@ -86,6 +213,9 @@ class Selection:
     layers: tuple[int, ...]
     heads: tuple[int, ...]
     reduce: Reduce
+    prompt_rows: bool = False  # the decoder map starts with rows of the prompt
+    units: Units = "tokens"
+    statistics: bool = False
 
     def count(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
         """Return the number of values in the response.
@@ -95,15 +225,16 @@ class Selection:
             prompt_tokens: number of decoder inputs that precede the target.
             target_tokens: length of the target.
         """
-        return self.num_maps * self.positions(source_tokens, prompt_tokens, target_tokens)
+        rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
+        return self.num_maps * rows * columns
 
-    def positions(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
-        """Return the number of values in one map: rows times columns."""
-        rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
-        columns = self.attention.columns or source_tokens
+    def size(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> tuple[int, int]:
+        """Return the numbers of rows and columns of one map; the arguments are those of `count`."""
         if self.attention.kind == "decoder":
-            columns = prompt_tokens - 1 + target_tokens
-        return rows * columns
+            num_inputs = prompt_tokens - 1 + target_tokens
+            return (num_inputs if self.prompt_rows else target_tokens), num_inputs
+        rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
+        return rows, self.attention.columns or source_tokens
 
     def bytes_per_column(self, encoding: Encoding) -> int:
         """Return the memory of one column of a row over all layers and heads.
@@ -111,27 +242,56 @@ class Selection:
         It consists of the recorded float32 values of all heads and the selected values in the
         response.
         """
-        recorded = np.dtype(np.float32).itemsize * self.attention.layers * self.attention.heads
+        recorded = FLOAT_BYTES * self.attention.layers * self.attention.heads
         return recorded + BYTES_PER_NUMBER[encoding] * self.num_maps
+
+    def num_bytes(self, encoding: Encoding, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
+        """Return the memory of the maps; the further arguments are those of `count`.
+
+        Only the selected layers and heads of a prompt's rows are recorded.
+        """
+        rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
+        num_prompt_rows = rows - target_tokens if self.prompt_rows else 0
+        selected = FLOAT_BYTES * len(self.layers) * len(self.heads) + BYTES_PER_NUMBER[encoding] * self.num_maps
+        return columns * ((rows - num_prompt_rows) * self.bytes_per_column(encoding) + num_prompt_rows * selected)
 
     @property
     def num_maps(self) -> int:
         """Number of maps in the response, over layers and heads."""
         return len(self.layers) * (len(self.heads) if self.reduce == "none" else 1)
 
-    def map_of(self, maps: NDArray[np.float32], encoding: Encoding) -> AttentionMap:
+    def map_of(
+        self,
+        maps: NDArray[np.float32],
+        encoding: Encoding,
+        layout: MapLayout | None = None,
+        alignment: NDArray[np.float32] | None = None,
+    ) -> AttentionMap:
         """Return the selected part of the maps of all layers and heads.
 
         Args:
-            maps: (L, H, rows, columns).
+            maps: (L, H, rows, columns); with rows of a prompt, only the selected layers and heads.
             encoding: format of the values.
+            layout: the tokens and words of the maps; not needed for maps of tokens without
+                statistics.
+            alignment: weights (rows, columns) of the heads that align words, for the statistics of
+                cross-attention.
         """
-        chosen = maps[np.ix_(self.layers, self.heads)]
+        kind = self.attention.kind
+        selected = maps if self.prompt_rows else maps[np.ix_(self.layers, self.heads)]
+        chosen = selected
+        if self.units == "words":
+            assert layout is not None, "maps of words need the words"
+            chosen = merge_weights(chosen, *layout.groups(kind))
         if self.reduce != "none":
             reduction = np.mean if self.reduce == "mean" else np.max
             chosen = reduction(chosen, axis=1, keepdims=True)
+        statistics: list[HeadStatistics] | None = None
+        if self.statistics:
+            assert layout is not None, "statistics need the special tokens"
+            statistics = head_statistics(selected, self.layers, self.heads, layout.axes(kind), alignment)
         return AttentionMap(
-            kind=self.attention.kind,
+            kind=kind,
             layers=self.layers,
             heads=self.heads,
             rows=chosen.shape[2],
@@ -139,8 +299,12 @@ class Selection:
             columns_are=None if self.attention.columns is None else "slots",
             window=window_of(self.attention),
             shape=chosen.shape,
-            # The maximum over several heads does not sum to 1.
-            normalized=self.attention.normalized and (self.reduce != "max" or len(self.heads) == 1),
+            # The maximum over several heads does not sum to 1, and neither do words without the
+            # special tokens.
+            normalized=self.attention.normalized
+            and (self.reduce != "max" or len(self.heads) == 1)
+            and (self.units == "tokens" or kind == "encoder_slots"),
+            statistics=statistics,
             data=numbers(chosen, encoding),
         )
 
@@ -161,25 +325,68 @@ class MapWriter:
         last ones of the decoder's prompt.
 
         Raises:
-            ApiError: the model has no attention maps, or not the selected kind, layer or head.
+            ApiError: the model has no attention maps, not the selected kind, layer or head, or no
+                rows of a prompt.
         """
         if not model.manifest.attention:
             raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="return_attention")
         self._model = model
         self._encoding = selection.encoding
         self._language_ids = languages.target_prefix
+        self._num_source_language_tokens = len(languages.source_prefix)
+        if selection.prompt_rows and not model.manifest.is_decoder_only:
+            message = f"It is supported only by decoder-only models, and {model.name} is not one; leave it out."
+            raise ApiError("unsupported_parameter", message, field="prompt_rows")
+        self.has_prompt_rows = selection.prompt_rows
         self._selections = _select(model, selection)
+        self._units = selection.units
+        self._has_layout = selection.units == "words" or selection.statistics
+        self._sources: list[SourceText] = []  # of each input, see `read_offsets`
         self._count = 0  # number of values returned so far
         self._memory = call.response_memory
-        self._bytes: dict[str, int] = {
+        num_bytes: dict[str, int] = {
             one.attention.kind: one.bytes_per_column(selection.encoding) for one in self._selections
         }
         per_column: dict[str, int] = {one.attention.kind: one.num_maps for one in self._selections}
-        self.budget = MapBudget(MAX_NUMBERS, per_column, self._bytes, self._memory.use)  # shared by the call's requests
+        self.budget = MapBudget(MAX_NUMBERS, per_column, num_bytes, self._memory.use)  # shared by the call's requests
 
     @property
     def kinds(self) -> frozenset[str]:
         return frozenset(selection.attention.kind for selection in self._selections)
+
+    @property
+    def decoder_part(self) -> MapPart | None:
+        """The selected layers and heads if the maps have rows of a prompt, else None.
+
+        Only these are recorded then, because the rows of a prompt can be large.
+        """
+        if not self.has_prompt_rows:
+            return None
+        (decoder,) = self._selections  # a decoder-only model has no other maps
+        return MapPart(decoder.layers, decoder.heads)
+
+    async def read_offsets(self, call: Call, inputs: Texts | Prompt, sources: Sequence[Ids]) -> None:
+        """Find the character ranges and words of the source tokens, which the maps need.
+
+        Args:
+            call: the call.
+            inputs: the inputs of the call.
+            sources: tokens of each input, from `Call.read_sources` or `Call.read_prompt`.
+
+        Raises:
+            ApiError: `deadline_exceeded`.
+        """
+        tokenizer, num_added = self._model.source_tokenizer, self._num_source_language_tokens
+
+        def run() -> list[SourceText]:
+            return [
+                read_source(tokenizer, source, num_added, _single_text(inputs, index), self._has_layout)
+                for index, source in enumerate(sources)
+            ]
+
+        num_characters = inputs.num_characters if isinstance(inputs, Prompt) else sum(map(len, inputs.texts))
+        is_short = num_characters <= INLINE_CHARACTERS
+        self._sources = call.tokenize_now(run) if is_short else await call.tokenize(run)
 
     def check(self, requests: Sequence[SourceRequest]) -> None:
         """Reject a response that is certain to be too large, and reserve memory for it otherwise.
@@ -208,29 +415,89 @@ class MapWriter:
         of_hypothesis = self._bytes_of(request, self._min_target_tokens(request)) - of_encoder
         return request.num_targets * of_encoder + request.parameters.num_beams * of_hypothesis
 
-    def write(self, request: GenerateRequest, target: Target) -> TargetAttention:
+    def write(self, index: int, request: GenerateRequest, target: Target, text: str) -> TargetAttention:
         """Return the maps of one target.
 
-        Raises:
-            ApiError: `response_too_large` if they exceed the limit together with earlier maps.
-        """
-        num_hidden = len(self._language_ids)
-        attention = {
-            kind: maps if kind in ENCODER_KINDS else maps[:, :, num_hidden:] for kind, maps in target.attention.items()
-        }
-        maps = self._maps(request, len(target.tokens), attention)
-        tokenizer = self._model.target_tokenizer
-        names = [tokenizer.name(token.id) for token in target.tokens[num_hidden:]]
-        inputs = [*map(tokenizer.name, self._decoder_prompt_ids(request)), *names[:-1]]
-        return TargetAttention(self._source_tokens(request), maps, names, inputs)
-
-    def write_encoded(self, request: EncodeRequest, encoded: Encoded) -> EncoderAttention:
-        """Return the encoder maps of one input.
+        Args:
+            index: index of the input.
+            request: the request to the engine.
+            target: its target.
+            text: text of the target, which may be cut before a stop string.
 
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
-        return EncoderAttention(self._source_tokens(request), self._maps(request, 0, encoded.attention))
+        num_forced, attention = len(self._language_ids), target.attention
+        if num_forced and not self.has_prompt_rows:
+            attention = {
+                kind: maps if kind in ENCODER_KINDS else maps[:, :, num_forced:] for kind, maps in attention.items()
+            }
+        ids = [token.id for token in target.tokens[num_forced:]]
+        layout = self._layout(index, request, ids, text) if self._has_layout else None
+        maps = self._maps(request, len(target.tokens), attention, layout)
+        if layout is not None and self._units == "words":
+            sources, targets = layout.source_axis, layout.target_axis
+            return TargetAttention(
+                source_tokens=[one.text for one in sources],
+                source_offsets=[one.offsets for one in sources],
+                maps=maps,
+                target_tokens=[one.text for one in targets],
+                target_offsets=[one.offsets for one in targets],
+                decoder_input_tokens=[one.text for one in layout.input_axis],
+            )
+        tokenizer, prompt_ids = self._model.target_tokenizer, self._decoder_prompt_ids(request)
+        offsets = [_within(one, len(text)) for one in tokenizer.decoded_offsets(ids)]
+        prompt, names = list(map(tokenizer.name, prompt_ids)), list(map(tokenizer.name, ids))
+        inputs = [*prompt, *names[:-1]]
+        if self.has_prompt_rows:
+            names, offsets = [*prompt[1:], *names], [*[None] * len(prompt[1:]), *offsets]
+        return TargetAttention(
+            source_tokens=self._source_tokens(request),
+            source_offsets=self._sources[index].offsets,
+            maps=maps,
+            target_tokens=names,
+            target_offsets=offsets,
+            decoder_input_tokens=inputs,
+        )
+
+    def word_map(self, index: int, request: GenerateRequest, target: Target, text: str) -> WordMap:
+        """Return the mean weights between words in the selected layer; arguments as in `write`.
+
+        Raises:
+            ApiError: `response_too_large` if they exceed the limit together with earlier maps.
+        """
+        (one,) = self._selections
+        kind, num_forced = one.attention.kind, len(self._language_ids)
+        self._count += self._count_of(request, len(target.tokens))
+        self._check_count(self._count)
+        layout = self._layout(index, request, [token.id for token in target.tokens[num_forced:]], text)
+        maps = target.attention[kind][np.ix_(one.layers, one.heads)][:, :, num_forced:]
+        (weights,) = merge_weights(maps, *layout.groups(kind)).mean(axis=1)
+        return WordMap(layout.source.words, layout.target_words, weights)
+
+    def write_encoded(self, index: int, request: EncodeRequest, encoded: Encoded) -> EncoderAttention:
+        """Return the encoder maps of the input with an index.
+
+        Raises:
+            ApiError: `response_too_large` if they exceed the limit together with earlier maps.
+        """
+        layout = self._layout(index, request) if self._has_layout else None
+        maps = self._maps(request, 0, encoded.attention, layout)
+        if layout is not None and self._units == "words":
+            words = layout.source_axis
+            return EncoderAttention([one.text for one in words], [one.offsets for one in words], maps)
+        return EncoderAttention(self._source_tokens(request), self._sources[index].offsets, maps)
+
+    def _layout(self, index: int, request: SourceRequest, ids: Sequence[int] = (), text: str = "") -> MapLayout:
+        offsets = self._model.target_tokenizer.decoded_offsets(ids)
+        return MapLayout(
+            self._sources[index],
+            offsets,
+            words_of(text, [_within(one, len(text)) for one in offsets]),
+            len(self._decoder_prompt_ids(request)),
+            self._model.manifest.is_decoder_only,
+            self.has_prompt_rows,
+        )
 
     def _decoder_prompt_ids(self, request: SourceRequest) -> Sequence[int]:
         return (*self._model.manifest.decoder_prompt_ids(request.source_ids), *self._language_ids)
@@ -239,11 +506,22 @@ class MapWriter:
         return [self._model.source_tokenizer.name(id_) for id_ in request.source_ids]
 
     def _maps(
-        self, request: SourceRequest, target_tokens: int, attention: Mapping[str, NDArray[np.float32]]
+        self,
+        request: SourceRequest,
+        target_tokens: int,
+        attention: Mapping[str, NDArray[np.float32]],
+        layout: MapLayout | None,
     ) -> list[AttentionMap]:
         self._count += self._count_of(request, target_tokens)
         self._check_count(self._count)
-        return [one.map_of(attention[one.attention.kind], self._encoding) for one in self._selections]
+        maps = []
+        for one in self._selections:
+            found, alignment = attention[one.attention.kind], None
+            if one.statistics and one.attention.kind == "cross":
+                layer, heads = self._model.manifest.alignment_heads
+                alignment = found[layer, list(heads)].mean(axis=0)
+            maps.append(one.map_of(found, self._encoding, layout, alignment))
+        return maps
 
     def _count_of(self, request: SourceRequest, target_tokens: int) -> int:
         source_tokens, prompt_tokens = len(request.source_ids), len(self._decoder_prompt_ids(request))
@@ -253,10 +531,8 @@ class MapWriter:
     def _bytes_of(self, request: SourceRequest, target_tokens: int) -> int:
         source_tokens, prompt_tokens = len(request.source_ids), len(self._decoder_prompt_ids(request))
         num_rows = max(0, target_tokens - len(self._language_ids))
-        return sum(
-            self._bytes[one.attention.kind] * one.positions(source_tokens, prompt_tokens, num_rows)
-            for one in self._selections
-        )
+        sizes = source_tokens, prompt_tokens, num_rows
+        return sum(one.num_bytes(self._encoding, *sizes) for one in self._selections)
 
     def _min_target_tokens(self, request: GenerateRequest) -> int:
         """Return the minimum number of target tokens; a stop string may match after one."""
@@ -268,6 +544,37 @@ class MapWriter:
         check_size("attention maps", count, "Select fewer kinds, layers or heads, or reduce the heads.")
 
 
+def read_source(
+    tokenizer: TextTokenizer, ids: Sequence[int], num_added: int, text: str | None, with_words: bool
+) -> SourceText:
+    """Return the character ranges of the tokens of a source, and its words.
+
+    Args:
+        tokenizer: tokenizer of the source.
+        ids: ids of the source.
+        num_added: number of ids before those of the text.
+        text: the input; None if it is not a single text. The words are then those of the decoded
+            ids.
+        with_words: find the words; otherwise there are none.
+    """
+    if text is not None:
+        offsets = [*[None] * num_added, *tokenizer.offsets(text, len(ids) - num_added)]
+        return SourceText(offsets, offsets, words_of(text, offsets) if with_words else ())
+    unknown: Offsets = [None] * len(ids)
+    if not with_words:
+        return SourceText(unknown, unknown, ())
+    text, offsets = tokenizer.decode_parts(ids[num_added:])
+    offsets = [*[None] * num_added, *offsets]
+    return SourceText(unknown, offsets, words_of(text, offsets))
+
+
+def _single_text(inputs: Texts | Prompt, index: int) -> str | None:
+    """Return an input; None if it is a dialogue or a pair of texts."""
+    if isinstance(inputs, Prompt) or (inputs.seconds is not None and inputs.seconds[index] is not None):
+        return None
+    return inputs.texts[index]
+
+
 def _select(model: ServedModel, selection: AttentionSelection) -> list[Selection]:
     available = {attention.kind: attention for attention in model.manifest.attention}
     selections = []
@@ -277,10 +584,26 @@ def _select(model: ServedModel, selection: AttentionSelection) -> list[Selection
             raise ApiError("unsupported_parameter", message, field="kinds", index=position)
         maps = available[kind]
         layers = _select_indices(selection.layers, maps.layers, "layers", kind)
+        heads = _select_indices(selection.heads, maps.heads, "heads", kind)
         selections.append(
-            Selection(maps, layers, _select_indices(selection.heads, maps.heads, "heads", kind), selection.reduce)
+            Selection(
+                maps,
+                layers,
+                heads,
+                selection.reduce,
+                selection.prompt_rows,
+                selection.units,
+                selection.statistics,
+            )
         )
     return selections
+
+
+def _within(offsets: tuple[int, int] | None, length: int) -> tuple[int, int] | None:
+    """Return the part of a character range within a text; None if the text ends before it."""
+    if offsets is None or offsets[0] > length or offsets[0] == length < offsets[1]:
+        return None
+    return offsets[0], min(offsets[1], length)
 
 
 def _select_indices(indices: Sequence[int] | None, available: int, field: str, kind: str) -> tuple[int, ...]:

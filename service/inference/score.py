@@ -24,6 +24,7 @@ class ScoreInput:
     top_logprobs: int = 0
     source_language: str | None = None
     target_language: str | None = None
+    hidden_source_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ async def score(call: Call, request: ScoreInput) -> ScoreResult:
     languages = choose_languages(model, request.source_language, request.target_language)
     sources = await call.read_sources(model, request.inputs, units=units, prefix=languages.source_prefix)
     targets = await read_targets(call, model, request.targets, sources, languages)
-    parameters = GenerateParameters(max_new_tokens=0, top_logprobs=request.top_logprobs)
+    parameters = GenerateParameters(
+        max_new_tokens=0, top_logprobs=request.top_logprobs, hidden_source_tokens=request.hidden_source_tokens
+    )
     requests = generate_requests(call, model, parameters, sources, targets, languages=languages)
     results: list[Generated] = []
 

@@ -12,20 +12,23 @@ from service.inference.generate import (
     GenerateOutput,
     GenerateResult,
     check_parameters,
+    expected_work,
     generate,
     generate_without_blanks,
 )
 from service.inference.languages import choose_languages
 from service.text.sentences import SplitText, split_sentences
 
-MAX_COUNTED_SENTENCES = 1000  # an error gives the exact number of sentences up to this number
+# A call generates at most this many sequences from sentences for each input that it may have.
+SENTENCES_PER_INPUT = 32
 
 
 async def generate_by_sentence(call: Call, request: GenerateInput) -> GenerateResult:
-    """Generate from each sentence of the inputs in one batch, and join the outputs of each input.
+    """Generate from each sentence of the inputs, and join the outputs of each input.
 
-    The whitespace between the sentences is kept. The text of rank r joins the texts of rank r of
-    all sentences. Requires `split_sentences`.
+    The sentences run at the same time, but never more of them than a call may have inputs. The
+    whitespace between the sentences is kept. The text of rank r joins the texts of rank r of all
+    sentences. Requires `split_sentences`.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
@@ -39,12 +42,15 @@ async def generate_by_sentence(call: Call, request: GenerateInput) -> GenerateRe
     assert isinstance(inputs, Texts)  # models that translate have no prompts
     languages = choose_languages(model, parameters.source_language, parameters.target_language)
     num_samples = parameters.num_return_sequences if parameters.do_sample else 1
-    call.reserve(model, len(inputs) * num_samples)  # `generate` reserves again for the sentences
+    _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
+    count = len(inputs) * num_samples  # each input has a sentence or more; `generate` counts them all
+    call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")
     split_texts = await _split(call, inputs, languages.source, num_samples)
     sentences = Texts(tuple([sentence for split_text in split_texts for sentence in split_text.sentences]))
-    of_sentences = replace(request, inputs=sentences, parameters=replace(parameters, split_sentences=False))
+    parameters = replace(parameters, split_sentences=False)
+    of_sentences = replace(request, model=model.name, inputs=sentences, parameters=parameters)
     try:
-        result = await generate(call, of_sentences)
+        result = await generate(call, of_sentences, in_batches=True)
     except ApiError as error:
         raise _error_of_input(error, inputs, split_texts) from None
     ranked: list[list[GenerateOutput]] = [[] for _ in sentences.texts]
@@ -66,7 +72,7 @@ async def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> 
         ApiError: `invalid_parameter` if there are too many sentences; `deadline_exceeded`.
     """
     is_short = sum(map(len, inputs.texts)) <= INLINE_CHARACTERS
-    limit = call.service.settings.max_inputs
+    limit = SENTENCES_PER_INPUT * call.service.settings.max_inputs
 
     def run() -> list[SplitText]:
         split_texts: list[SplitText] = []
@@ -74,9 +80,9 @@ async def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> 
         for text in inputs.texts:
             if not is_short and not call.seconds_left:  # the call has already failed
                 raise ApiError("deadline_exceeded")
-            split_text = split_sentences(text, language, MAX_COUNTED_SENTENCES - num_sentences)
+            split_text = split_sentences(text, language, limit - num_sentences)
             if split_text is None:
-                raise _too_many(f"more than {MAX_COUNTED_SENTENCES}", num_samples, limit)
+                raise _too_many(f"more than {limit}", num_samples, limit)
             split_texts.append(split_text)
             num_sentences += len(split_text.sentences)
         if num_sentences * num_samples > limit:
@@ -89,8 +95,8 @@ async def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> 
 def _too_many(num_sentences: str, num_samples: int, limit: int) -> ApiError:
     each = f", each with {{num_return_sequences}} {num_samples}" if num_samples > 1 else ""
     message = (
-        f"A call generates at most {limit} sequences (SIGHTLINE_MAX_INPUTS), one for each sentence, "
-        f"got {num_sentences} sentences{each}. Send the text in several calls."
+        f"A call generates at most {limit} sequences from sentences ({SENTENCES_PER_INPUT} times "
+        f"SIGHTLINE_MAX_INPUTS), got {num_sentences} sentences{each}. Send the text in several calls."
     )
     return ApiError("invalid_parameter", message, field="inputs")
 

@@ -1,12 +1,12 @@
 """The served models and the state of the process: loading, ready or draining."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Literal, Protocol
 
-from service.bundle import BundleError, GenerationDefaults, Manifest
+from service.bundle import BundleError, GenerationDefaults, Manifest, Task
 from service.engine.engine import Engine
 from service.engine.throughput import Throughput
 from service.engine.worker import Worker
@@ -17,6 +17,8 @@ from service.metrics import Metrics, ModelMetrics
 from service.runtime.memory import ModelMemory, row_bytes
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
+
+DefaultTask = Task | Literal["chat"]
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,29 @@ class Backend:
     lazy: Mapping[str, LazyModel] = field(default_factory=dict)  # models that the repository loads on their first use
 
 
+def default_models(manifests: Iterable[Manifest]) -> dict[DefaultTask, str]:
+    """Return the model of requests that name no model, by task.
+
+    It is the first by name of the models that can do the task. Models with settings for sentence
+    embeddings are preferred for `encode`, and models that generate text for `attention` and
+    `similar`.
+    """
+    able: dict[DefaultTask, list[Manifest]] = {}
+    for manifest in manifests:
+        tasks: list[DefaultTask] = list(manifest.tasks)
+        if manifest.chat is not None:
+            tasks.append("chat")
+        for task in tasks:
+            able.setdefault(task, []).append(manifest)
+    return {task: min((not _is_preferred(one, task), one.name) for one in able[task])[1] for task in able}
+
+
+def _is_preferred(manifest: Manifest, task: DefaultTask) -> bool:
+    if task == "encode":
+        return manifest.embedding is not None
+    return task not in ("attention", "similar") or "generate" in manifest.tasks
+
+
 def response_bytes(memory: int) -> int:
     """Return the default of `max_response_bytes` for a process with `memory` bytes available."""
     return min(max(memory // 8, 32 << 20), 1 << 30)
@@ -143,7 +168,8 @@ class Service:
         self.models: dict[str, ServedModel] = {}  # loaded models, sorted by name
         self.lazy_models: dict[str, LazyModel] = {}  # models that are loaded on their first use, until then
         self.manifests: dict[str, Manifest] = {}  # of the loaded and the lazy models, sorted by name
-        self.default_model = ""
+        self.default_models: dict[DefaultTask, str] = {}  # model of requests that name none, by task
+        self.default_model = ""  # model of requests that name none and have a task that no model can do
         self.failed_models: list[str] = []  # folder names of the bundles that failed to load
         self.engines: dict[str, Engine] = {}  # by model name
         # By model name. That of a lazy model limits the calls that wait for its load.
@@ -177,7 +203,10 @@ class Service:
         self._list_manifests()
         self.failed_models = sorted(backend.failed)
         self.metrics.set_failed_models(len(backend.failed))
-        self.default_model = self.settings.default_model or min(self.manifests)
+        chosen = self.settings.default_model
+        candidates = [manifest for name, manifest in self.manifests.items() if chosen in (None, name)]
+        self.default_models = default_models(candidates)
+        self.default_model = chosen or self.default_models.get("generate", min(self.manifests))
         backend.worker.on_close = self._set_unavailable
         self.is_loaded = True
         if self.unavailable_code == "loading":
@@ -189,6 +218,8 @@ class Service:
         self.models = dict(sorted({**self.models, model.name: model}.items()))
         self.lazy_models.pop(model.name, None)
         self._list_manifests()
+        if self.is_loaded and self.settings.default_model is None:  # it may do tasks that no other model can do
+            self.default_models = default_models([model.manifest]) | self.default_models
         self.engines[model.name] = engine
         self.admissions[model.name] = self._admission_controller(model.max_rows, engine.throughput)
         observer = self.model_metrics[model.name] = self._observer_of(model.name)

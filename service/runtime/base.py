@@ -229,9 +229,38 @@ class SessionRunner(ABC):
         (cosines,) = self._similar.run(["cosines"], {"token_ids": token_ids})
         return np.asarray(cosines)
 
-    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+    def init_rows(
+        self,
+        first: int,
+        encoded: Mapping[str, Array],
+        examples: Sequence[int],
+        visible: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        initial = self._visible_states(encoded, visible) if visible else encoded
         for group in self._groups:
-            group.init_rows(first, encoded, examples)
+            group.init_rows(first, initial, examples)
+
+    def _visible_states(self, encoded: Mapping[str, Any], visible: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+        """Return encoder outputs whose states have only the visible source tokens, in front."""
+        kept = dict(encoded)
+        for state in self.manifest.states:
+            if state.encoder_output is not None and "source" in state.shape:
+                values = self._to_host(encoded[state.encoder_output]).copy()
+                for example, indices in visible.items():
+                    by_token = np.moveaxis(values[example], state.shape.index("source"), 0)
+                    by_token[: len(indices)] = by_token[list(indices)]
+                    by_token[len(indices) :] = 0
+                kept[state.encoder_output] = self._from_host(values)
+        return kept
+
+    def _to_host(self, value: Any) -> Array:
+        """Return an initial value of a state that `encode` returned as an array."""
+        array: Array = value
+        return array
+
+    def _from_host(self, array: Array) -> Any:
+        """Return an array in the form that `encode` returns an initial value of a state."""
+        return array
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         for group in self._groups:

@@ -144,3 +144,10 @@ class DeviceRunner(SessionRunner):
         self._encoder.run_with_iobinding(io)
         values = zip(outputs, io.get_outputs(), strict=True)
         return {name: value if name in self._initial_values else value.numpy() for name, value in values}
+
+    def _to_host(self, value: Any) -> Array:
+        array: Array = value.numpy()
+        return array
+
+    def _from_host(self, array: Array) -> Any:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array, self.provider, 0)

@@ -60,13 +60,22 @@ class Runner(Protocol):
         """
         ...
 
-    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+    def init_rows(
+        self,
+        first: int,
+        encoded: Mapping[str, Array],
+        examples: Sequence[int],
+        visible: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
         """Initialize the states of consecutive rows from encoder outputs, or with zeros.
 
         Args:
             first: index of the first row.
             encoded: result of `encode`; empty for a decoder-only model.
             examples: for each row, the index of its sequence in the encoder's batch.
+            visible: indices of the source tokens that the states keep, in ascending order, by the
+                index of a sequence in the encoder's batch. The source of these rows is as long as
+                this list in later calls. Other sequences keep all tokens.
         """
         ...
 

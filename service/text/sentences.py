@@ -12,6 +12,9 @@ WINDOW_CHARACTERS = 2048
 # Languages that write no space between sentences.
 LANGUAGES_WITHOUT_SPACES = frozenset({"ja", "km", "lo", "my", "th", "zh"})
 _WHITESPACE = re.compile(r"\s")
+# A number or letter of a list item, such as "1.", "2.3.", "a)" or "(iv)". It belongs to the
+# sentence after it.
+_LIST_MARKER = re.compile(r"\(?(\d{1,3}(\.\d{1,3})*|[^\W\d_]|[ivxIVX]{2,5})[.)]\.?")
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ def _segments(text: str, language: str) -> Iterator[str]:
                 lengths.pop()  # the window may have cut this sentence
             for length in lengths:
                 position += length
+                if position < len(line) and _LIST_MARKER.fullmatch(line[start:position].strip()):
+                    continue
                 yield line[start:position]
                 start = position
             if not is_last and not lengths:  # the sentence continues beyond the window

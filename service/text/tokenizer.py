@@ -6,17 +6,21 @@ BART), SentencePiece with Metaspace (T5, XLM-R, NLLB, Marian), SentencePiece wit
 other tokens are, except for the first token, which may lose its leading space.
 """
 
+import codecs
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from service.bundle import BundleError
 
+T = TypeVar("T")
+Offsets = list[tuple[int, int] | None]  # start and end of each token's characters; None for special tokens
 # For texts of at least this many characters, a lower bound of the length is checked before
 # tokenization.
 LONG_TEXT = 2048
@@ -155,10 +159,14 @@ class TextTokenizer:
             ids = self.encode(start)
             if len(ids) >= max_tokens + CUT_TOKENS:
                 break
-        if len(ids) <= max_tokens:
-            return ids
+        return self._truncate(ids, max_tokens)
+
+    def _truncate(self, tokens: list[T], max_tokens: int) -> list[T]:
+        """Return the first tokens of a text; final special tokens are kept."""
+        if len(tokens) <= max_tokens:
+            return tokens
         num_final = min(self._num_final, max_tokens)
-        return [*ids[: max_tokens - num_final], *ids[len(ids) - num_final :]]
+        return [*tokens[: max_tokens - num_final], *tokens[len(tokens) - num_final :]]
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Return the text of the first `max_tokens` tokens; special tokens are not counted."""
@@ -194,6 +202,21 @@ class TextTokenizer:
             following = min(following, start)
         spans.reverse()
         return spans
+
+    def offsets(self, text: str, num_tokens: int) -> Offsets:
+        """Return the character range of each token of a text; see `encode_spans`.
+
+        Args:
+            text: the text.
+            num_tokens: number of its tokens, from `encode` or `encode_truncated`.
+        """
+        spans: list[TokenSpan] = []
+        for start in _starts(text, num_tokens):
+            spans = self.encode_spans(start)
+            if len(spans) >= num_tokens + CUT_TOKENS:
+                break
+        kept = self._truncate(spans, num_tokens)
+        return [None if span.is_special else (span.start, span.end) for span in kept]
 
     def split_special(self, text: str) -> list[str | int]:
         """Split a text at the names of special tokens; return their ids and the texts between."""
@@ -257,6 +280,48 @@ class TextTokenizer:
             text = b"".join([known[id_] for id_ in shown]).decode("utf-8", "replace")
             return text.removeprefix(" ") if self.strips_leading_space else text
         return (self._first_bytes(shown[0]) + b"".join([known[id_] for id_ in shown[1:]])).decode("utf-8", "replace")
+
+    def decoded_offsets(self, ids: Sequence[int]) -> Offsets:
+        """Return the range of characters in `decode(ids)` that each token contributes to.
+
+        Tokens that share a character, such as the bytes of an emoji, have overlapping ranges.
+        """
+        offsets: Offsets = []
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        num_complete = end = 0  # `end` also counts a character whose last bytes are missing so far
+        is_first = True
+        for id_ in ids:
+            if not self.adds_text(id_):
+                offsets.append(None)
+                continue
+            data, is_first = self.bytes_of(id_, is_first=is_first), False
+            start = end
+            if end == num_complete and data.isascii():
+                num_complete = end = end + len(data)
+            else:
+                for number, byte in enumerate(data):
+                    num_complete += len(decoder.decode(bytes([byte])))
+                    end = num_complete + bool(decoder.getstate()[0])
+                    if number == 0:
+                        start = end - 1
+            offsets.append((start, end))
+        return offsets
+
+    def decode_parts(self, ids: Sequence[int]) -> tuple[str, Offsets]:
+        """Return a text with a space at special tokens, and the range of each token in it.
+
+        It stands for an input that is not a single text, such as a pair of texts or a dialogue.
+        """
+        text, offsets = "", Offsets()
+        for adds_text, run in itertools.groupby(ids, key=self.adds_text):
+            part = list(run)
+            if adds_text:
+                text += " " if text else ""
+                offsets += [one and (len(text) + one[0], len(text) + one[1]) for one in self.decoded_offsets(part)]
+                text += self.decode(part)
+            else:
+                offsets += [None] * len(part)
+        return text, offsets
 
     def _first_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token at the start of a text."""

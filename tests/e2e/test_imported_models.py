@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from export.firefox.shortlist import parse_shortlist
 from export.importing import import_checkpoint
 from export.options import BundleMetadata, ImportOptions
 from export.tokenizers.sentencepiece import SentencePieceModel
-from service.bundle import Verification
+from service.bundle import PREFILL_TOKENS, Verification
 from tests.e2e.asking import post
 from tests.export.firefox.models import OPTIONS, random_tensors, write_marian, write_shortlist
 from tests.export.firefox.reference import FirefoxReference
@@ -342,6 +343,24 @@ def test_cross_attention_equals_that_of_transformers(served: Served) -> None:
         np.testing.assert_allclose(maps[kind], np.stack([one[0] for one in expected]), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("model", ["t5", "m2m", "marian", "firefox"])
+def test_words_are_aligned_by_the_heads_that_the_import_chose(served: Served, model: str) -> None:
+    with urlopen(f"{served.server.url}/v1/models/{model}", timeout=30) as response:
+        card = json.load(response)["alignment"]
+    if model == "firefox":
+        assert (card["criterion"], card["layer"], card["heads"]) == ("guided", 0, [0])
+    else:
+        assert card["criterion"] == "prediction_difference" and card["agreement"] >= card["baseline"]
+    body = {"model": model, "inputs": TEXTS[0], "parameters": {"max_new_tokens": NEW_TOKENS}}
+    (output,) = post(served.server, "/v1/align", body)["outputs"]
+    assert (output["layer"], output["heads"]) == (card["layer"], card["heads"])
+    assert [word["text"] for word in output["source_words"]] == TEXTS[0].split()
+    selection = {"kinds": ["cross"], "layers": [card["layer"]], "heads": card["heads"], "reduce": "mean"}
+    (maps,) = post(served.server, "/v1/attention", {**body, **selection, "units": "words"})["outputs"][0]["maps"]
+    weights = np.reshape(maps["data"], maps["shape"])[0, 0]
+    assert [link[:2] for link in output["links"]] == [[int(row.argmax()), word] for word, row in enumerate(weights)]
+
+
 def test_a_chat_is_the_same_as_with_the_template_of_transformers(served: Served) -> None:
     dialogues = [
         [{"role": "user", "content": "Hi! <|im_end|>"}],
@@ -371,6 +390,87 @@ def test_a_chat_is_the_same_as_with_the_template_of_transformers(served: Served)
         wanted = [float(scores[len(ids) - 1 + index, id_]) for index, id_ in enumerate(expected)]
         np.testing.assert_allclose(logprobs, wanted[: len(logprobs)], rtol=0, atol=TOLERANCE)
         assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+def chat_ids(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> list[int]:
+    """Return the prompt that `CHATML` makes of messages without names of special tokens."""
+    text = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages)
+    return list(tokenizer.encode(f"{text}<|im_start|>assistant\n").ids)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_attention_of_a_chat_includes_the_prompt(served: Served, options: dict[str, Any]) -> None:
+    """The prompt is longer than one chunk; each row equals that of transformers."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One, two, three?"}]
+    tokenizer, hf = served.tokenizers["chat"], served.models["chat"]
+    prompt = chat_ids(tokenizer, messages)
+    assert len(prompt) > PREFILL_TOKENS
+    new_ids = served.expected("chat", prompt, max_new_tokens=5, **options)
+    body = {"model": "chat", "messages": messages, "prompt_rows": True}
+    body |= {"parameters": {"max_new_tokens": 5, **options}}
+    (output,) = post(served.server, "/v1/attention", body)["outputs"]
+    (given,) = output["maps"]
+    names = output["decoder_input_tokens"]
+    assert len(names) == given["rows"] == given["columns"] == len(output["target_tokens"])
+    assert names[1:] == output["target_tokens"][:-1]
+    assert output["source_tokens"] == names[: len(prompt)]
+    with torch.no_grad():
+        ids = torch.tensor([prompt + new_ids[:-1]])
+        expected = hf(ids, output_attentions=True, use_cache=False).attentions
+    maps = np.array(given["data"]).reshape(given["shape"])
+    np.testing.assert_allclose(maps, np.stack([one[0] for one in expected]), rtol=0, atol=TOLERANCE)
+    body |= {"layers": [-1], "heads": [4, 1]}
+    (some,) = post(served.server, "/v1/attention", body)["outputs"][0]["maps"]
+    np.testing.assert_array_equal(np.array(some["data"]).reshape(some["shape"]), maps[[1]][:, [4, 1]])
+
+
+def test_attention_to_a_forced_reply(served: Served) -> None:
+    messages = [{"role": "user", "content": "One?"}]
+    tokenizer, hf = served.tokenizers["chat"], served.models["chat"]
+    prompt, target = chat_ids(tokenizer, messages), tokenizer.encode("Two.").ids
+    body = {"model": "chat", "messages": messages, "targets": "Two.", "prompt_rows": True}
+    (output,) = post(served.server, "/v1/attention", body)["outputs"]
+    (given,) = output["maps"]
+    assert (output["text"], output["finish_reason"]) == ("Two.", "forced")
+    with torch.no_grad():
+        ids = torch.tensor([[*prompt, *target][: given["rows"]]])
+        expected = hf(ids, output_attentions=True, use_cache=False).attentions
+    maps = np.array(given["data"]).reshape(given["shape"])
+    np.testing.assert_allclose(maps, np.stack([one[0] for one in expected]), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["t5", "marian"])
+def test_hidden_source_tokens_are_masked_as_in_transformers(served: Served, name: str) -> None:
+    """The encoder reads the hidden tokens, so its outputs are computed without the mask."""
+    tokenizer, hf = served.tokenizers[name], served.models[name]
+    ids = tokenizer.encode(TEXTS[2]).ids
+    hidden = [1, 4, -1]
+    options = {"hidden_source_tokens": hidden, "return_attention": {"kinds": ["cross"]}, "num_beams": 1}
+    (output,) = served.generate(name, TEXTS[2], **options)
+    new_ids = [token["id"] for token in output["tokens"]]
+    mask = torch.ones(1, len(ids), dtype=torch.long)
+    with torch.no_grad():
+        encoded = hf.get_encoder()(torch.tensor([ids]))
+        mask[0, hidden] = 0
+        start = hf.config.decoder_start_token_id
+        given = hf(
+            encoder_outputs=encoded,
+            attention_mask=mask,
+            decoder_input_ids=torch.tensor([[start, *new_ids[:-1]]]),
+            output_attentions=True,
+        )
+    scores = given.logits[0].log_softmax(-1)[range(len(new_ids)), new_ids]
+    np.testing.assert_allclose([one["logprob"] for one in output["tokens"]], scores, rtol=0, atol=TOLERANCE)
+    (cross,) = output["attention"]["maps"]
+    maps = np.array(cross["data"]).reshape(cross["shape"])
+    assert not maps[..., hidden].any()
+    expected = np.stack([one[0] for one in given.cross_attentions])
+    np.testing.assert_allclose(maps, expected, rtol=0, atol=TOLERANCE)
+    body = {"model": name, "inputs": TEXTS[2], "targets": output["text"], "hidden_source_tokens": hidden}
+    scored = post(served.server, "/v1/score", body)["outputs"][0]["tokens"]
+    np.testing.assert_allclose(
+        [one["logprob"] for one in scored[: len(new_ids) - 1]], scores[: len(new_ids) - 1], rtol=0, atol=TOLERANCE
+    )
 
 
 def test_documents_are_ranked_by_the_scores_of_transformers(served: Served) -> None:

@@ -1,6 +1,7 @@
 """Requests of the unmodified `libretranslatepy` package and of a plain client to a real service."""
 
 import json
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
@@ -9,9 +10,11 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from bench.server import RunningServer
+from service.text.sentences import split_sentences
 from tests.e2e.asking import post
 
 TEXT = "A man is riding a bicycle & “1 + 1”."  # one sentence
+SENTENCES = Path("tests/data/sentences.txt")
 PAIR = {"source": "en", "target": "de"}
 
 
@@ -30,6 +33,17 @@ def test_a_paragraph_is_the_translation_of_its_sentences(shipped: RunningServer)
     (output,) = post(shipped, "/v1/generate", body)["outputs"]
     assert output["text"] == expected
     assert own_text(shipped, text) != expected
+
+
+def test_a_text_of_500_sentences_is_translated_in_one_call(shipped: RunningServer) -> None:
+    """Texts with more sentences than a call may have inputs were rejected."""
+    lines = SENTENCES.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in lines if len(split_sentences(line, "en", 9).sentences) == 1]  # type: ignore[union-attr]
+    lines = (lines * 3)[:500]
+    translated = post(shipped, "/translate", {"q": "\n".join(lines), **PAIR})["translatedText"].split("\n")
+    assert len(translated) == 500
+    own = post(shipped, "/v1/generate", {"inputs": lines[-32:]})["outputs"]
+    assert translated[-32:] == [output["text"] for output in own]
 
 
 @pytest.mark.parametrize("api_key", [None, "secret"])

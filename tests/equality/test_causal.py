@@ -1,5 +1,6 @@
 """PyTorch, ONNX Runtime and the engine agree for a decoder-only model."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -300,6 +301,41 @@ def test_prompts_in_prefill_have_the_same_bits_alone_and_beside_running_rows(
     alone = [bits_of(run(runner, [request])[0]) for request in requests]
     for results in (run(runner, requests), run(runner, requests, Random(3))):
         assert [bits_of(result) for result in results] == alone
+
+
+def test_prompt_rows_are_pytorchs_alone_and_in_any_batch(
+    models: Reference[CausalModel], runner: OnnxRunner, prompts: list[Ids]
+) -> None:
+    """The rows of the prompt precede those of the target, for samples and beams too."""
+    random = np.random.default_rng(7)
+    lengths = (2, PREFILL_TOKENS, PREFILL_TOKENS + 1, PREFILL_TOKENS + 2, 100)
+    sources = [*prompts[:3], *(tuple(int(one) for one in random.integers(3, 300, length)) for length in lengths)]
+    sampled = GenerateParameters(max_new_tokens=4, do_sample=True)
+    kinds = frozenset({"decoder"})
+    requests = [
+        make_request(source, parameters=parameters, attention=kinds, prompt_rows=True, seed=seed)
+        for source in sources
+        for parameters, seed in ((GREEDY, 0), (BEAMS, 0), (sampled, 1), (sampled, 2))
+    ]
+    alone = [run(runner, [request])[0] for request in requests]
+    for results in (run(runner, requests), run(runner, requests, Random(3))):
+        assert [bits_of(result) for result in results] == [bits_of(result) for result in alone]
+    for request, result in zip(requests, alone, strict=True):
+        for target in result.targets:
+            ids = (*request.source_ids, *(token.id for token in target.tokens[:-1]))
+
+            def compute(model: CausalModel, ids: Ids = ids) -> dict[str, NDArray[Any]]:
+                with torch.inference_mode():
+                    maps = model.hidden_states(torch.tensor([ids]), need_weights=True)[1]
+                assert maps is not None
+                return {"decoder": maps[:, 0].numpy()}
+
+            assert target.attention["decoder"].shape[2:] == (len(ids), len(ids))
+            assert_within_rounding(models, compute, dict(target.attention))
+        plain = replace(request, prompt_rows=False)
+        for target, other in zip(result.targets, run(runner, [plain])[0].targets, strict=True):
+            first = len(request.source_ids) - 1
+            np.testing.assert_array_equal(target.attention["decoder"][:, :, first:], other.attention["decoder"])
 
 
 def test_swapped_rows_go_on_with_each_others_states(runner: OnnxRunner) -> None:

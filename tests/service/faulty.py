@@ -89,8 +89,14 @@ class FaultyRunner:
         cosines = self._inner.compare(token_ids)
         return _poisoned({"cosines": cosines}, self._fault.row)["cosines"] if is_due else cosines
 
-    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
-        self._inner.init_rows(first, encoded, examples)
+    def init_rows(
+        self,
+        first: int,
+        encoded: Mapping[str, Array],
+        examples: Sequence[int],
+        visible: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        self._inner.init_rows(first, encoded, examples, visible)
 
     def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
         is_due = self._is_due("prefill")

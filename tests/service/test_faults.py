@@ -34,6 +34,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "streamed": ("/v1/generate", {"inputs": "f dog", "stream": True, "parameters": FIVE}),
     "score": ("/v1/score", {"inputs": "g dog", "targets": "Hund a dog"}),
     "attention": ("/v1/attention", {"inputs": "h dog", "parameters": {"max_new_tokens": 5}}),
+    "align": ("/v1/align", {"inputs": "s dog", "parameters": {"max_new_tokens": 5}}),
     "encode": ("/v1/encode", {"inputs": "i dog", "pooling": "mean"}),
     "classify": ("/v1/classify", {"inputs": "j dog", "model": "judge"}),
     "similar": ("/v1/similar", {"token": "a"}),

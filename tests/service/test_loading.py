@@ -273,7 +273,22 @@ def test_a_change_of_the_first_model_is_logged(folder: Path, caplog: pytest.LogC
     truncate_weights(folder)
     load(folder)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warnings == ["requests that name no model use unharmed, because toy failed to load"]
+    assert warnings == [
+        "requests for generate, encode, attention, similar that name no model use unharmed, because toy failed to load"
+    ]
+
+
+def test_tasks_that_only_a_failed_model_can_do_are_logged(
+    folder: Path, classifier_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(classifier_bundle, folder / "other")
+    truncate_weights(folder)
+    load(folder)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert sorted(warnings) == [
+        "requests for encode, attention, similar that name no model use toy-classifier, because toy failed to load",
+        "requests for generate that name no model fail, because toy failed to load",
+    ]
 
 
 def test_if_no_bundle_loads_the_error_has_every_reason(folder: Path) -> None:

@@ -75,7 +75,12 @@ def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
         (
             "quantize x --out y --bits 8 --unverified",
             "onnx",
-            "sightline quantize needs ONNX: pip install 'sightline[cpu,train]'",
+            "sightline quantize needs ONNX: pip install 'sightline[cpu,import]'",
+        ),
+        (
+            "quantize {bundle} --out x --bits 8 --data data",
+            "sacrebleu",
+            "sightline quantize needs sacreBLEU: pip install 'sightline[cpu,train]'",
         ),
         (
             "verify x --checkpoint y",
@@ -86,12 +91,33 @@ def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
     ],
 )
 def test_a_library_that_is_not_installed_is_named_with_the_extra_that_has_it(
-    command: str, module: str, message: str, tmp_path: Path
+    command: str, module: str, message: str, tmp_path: Path, bundle: Path
 ) -> None:
     for name in ("config.json", "weights.safetensors"):  # of a training run
         (tmp_path / name).touch()
-    done = run(*command.format(run=tmp_path).split(), before=f"sys.modules[{module!r}] = None")
+    words = command.format(run=tmp_path, bundle=bundle).split()
+    done = run(*words, before=f"sys.modules[{module!r}] = None")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+def test_quantize_needs_only_the_extras_that_it_names(bundle: Path, tmp_path: Path) -> None:
+    missing = ("torch", "sacrebleu", "sacremoses", "safetensors", "tqdm")  # of the extra `train`
+    texts = tmp_path / "texts"
+    texts.write_text("A man sleeps.\nA dog runs.\n")
+    for number, option in enumerate((["--unverified"], ["--texts", str(texts), "--force"])):
+        command = [
+            "quantize",
+            str(bundle),
+            "--out",
+            str(tmp_path / str(number)),
+            "--bits",
+            "8",
+            "--layers",
+            "per-tensor",
+        ]
+        done = run(*command, *option, before=f"sys.modules.update(dict.fromkeys({missing}))")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["bits"] == 8
 
 
 @pytest.mark.parametrize("name", COMMANDS)

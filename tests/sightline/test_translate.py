@@ -3,13 +3,14 @@
 import contextlib
 import fcntl
 import io
+import json
 import os
 import pty
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from service.inference.service import Backend
 from service.loading import load_bundles
 from sightline import translate
 from sightline.__main__ import main
+from sightline.output import OutputFile
 from sightline.progress import ProgressBar, clock
 
 LINES = ("A man sleeps.", "", "Two girls are playing on the beach.", "  \t", "“Wait!” shouts Zoë.")
@@ -178,6 +180,88 @@ def test_two_processes_do_not_write_one_file(translated: Translate, tmp_path: Pa
     assert (code, errors) == (2, f"error: {out} is being written by another process; choose another --out\n")
 
 
+BEGIN = """
+import sys
+from pathlib import Path
+from sightline.output import OutputError, OutputFile
+
+path, source, *lines = sys.argv[1:]
+try:
+    with OutputFile(Path(path), {"source": source}) as output:
+        print(output.num_done, flush=True)
+        sys.stdin.readline()
+        output.write(lines)
+        if not lines:
+            raise RuntimeError("nothing could be translated")
+except OutputError as error:
+    sys.exit(str(error))
+except RuntimeError:
+    pass
+"""
+
+
+@contextlib.contextmanager
+def begun(out: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that opens an output file, waits for a line and then writes lines."""
+    command = [sys.executable, "-c", BEGIN, str(out), *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        yield process
+
+
+def test_a_second_process_does_not_touch_the_record_of_the_first(tmp_path: Path) -> None:
+    out, record = tmp_path / "out", tmp_path / "out.progress"
+    with begun(out, "first", "one", "two") as first:
+        assert first.stdout is not None and first.stdout.readline() == "0\n"
+        for _ in range(2):  # the file is empty, so both processes would begin it
+            with begun(out, "second", "three") as second:
+                assert second.communicate("\n") == (
+                    "",
+                    f"{out} is being written by another process; choose another --out\n",
+                )
+                assert second.returncode == 1
+            assert json.loads(record.read_text()) == {"source": "first"}
+        assert first.communicate("\n") == ("", "")
+    assert (out.read_text(), sorted(os.listdir(tmp_path))) == ("one\ntwo\n", ["out", "out.progress"])
+    with begun(out, "second") as second:
+        assert second.communicate("\n")[1].startswith(f"{out} was begun with another source; remove it")
+    with begun(out, "first", "three") as third:
+        assert third.communicate("\n") == ("2\n", "")
+    assert out.read_text() == "one\ntwo\nthree\n"
+
+
+def test_a_process_that_fails_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
+    with begun(tmp_path / "out", "first") as first:
+        assert first.communicate("\n") == ("0\n", "")
+    assert os.listdir(tmp_path) == []
+    with begun(tmp_path / "out", "second", "one") as second:
+        assert second.communicate("\n") == ("0\n", "")
+    assert json.loads((tmp_path / "out.progress").read_text()) == {"source": "second"}
+
+
+def test_a_file_that_was_removed_before_it_was_locked_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, removals, lock = tmp_path / "out", iter([True, False]), fcntl.flock
+
+    def remove_first(file: Any, operation: int) -> None:
+        if next(removals):
+            out.unlink()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with OutputFile(out, {"source": "first"}) as output:
+        output.write(["one"])
+    assert next(removals, None) is None and out.read_text() == "one\n"
+
+
+def test_a_record_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "out.progress.new").mkdir()
+    with pytest.raises(IsADirectoryError):
+        OutputFile(tmp_path / "out", {"source": "first"})
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_source_is_not_the_output(translated: Translate, tmp_path: Path) -> None:
     code, _, errors = translated(LINES, "--out", str(tmp_path / "source"))
     assert (code, errors) == (2, f"error: {tmp_path}/source is the file to translate; choose another --out\n")
@@ -220,7 +304,7 @@ def test_a_line_that_is_not_utf_8_is_named(translated: Translate) -> None:
             ["{tmp}/text", "--bundle", "{judge}"],
             "{judge} cannot translate: its tasks are encode, attention, classify, similar",
         ),
-        (["{tmp}/text", "--bundle", "{bundle}", "--out", "{tmp}/no/out"], "{tmp}/no/out.progress.new: No such file"),
+        (["{tmp}/text", "--bundle", "{bundle}", "--out", "{tmp}/no/out"], "{tmp}/no/out: No such file"),
         (["{tmp}/text", "--bundle", "{bundle}", "--threads", "x"], "SIGHTLINE_THREADS (--threads): Input should be"),
         (["{tmp}/text", "--bundle", "{bundle}", "--provider", "cuda"], ""),
     ],

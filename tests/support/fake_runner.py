@@ -273,13 +273,21 @@ class FakeRunner:
         cosines[token_ids == self._faults.nan_id] = np.nan
         return cosines
 
-    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+    def init_rows(
+        self,
+        first: int,
+        encoded: Mapping[str, Array],
+        examples: Sequence[int],
+        visible: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
         for row, example in enumerate(examples, first):
             self._source[row] = GARBAGE
             self._read[row] = 0.0
             self._hash[row] = 0.0
             if not self._manifest.is_decoder_only:
                 source = encoded["source_state"][example]
+                if visible and example in visible:
+                    source = source[list(visible[example])]
                 self._source[row, : len(source)] = source
 
     def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
@@ -294,7 +302,13 @@ class FakeRunner:
         for token_id in token_ids.tolist():
             self._hash[row] = _hash_of_next(int(self._hash[row, 0]), token_id)
         hidden = token_ids[:, None] * np.arange(1, HIDDEN + 1, dtype=np.float32)  # (S, M)
-        return {name: array for name, array in {"hidden": hidden.astype(np.float32)}.items() if name in outputs}
+        available: dict[str, Array] = {"hidden": hidden.astype(np.float32)}
+        if "decoder_attention_0" in outputs:
+            read = np.broadcast_to(self._read[row].astype(np.int64), (1, len(token_ids), self._read.shape[1]))
+            is_real = np.arange(read.shape[2]) <= length + np.arange(len(token_ids))[:, None]  # (S, columns)
+            maps = self._maps("decoder", read, is_real[None])
+            available |= {name: array[0][:, None] for name, array in maps.items()}  # (H, 1, S, columns)
+        return {name: available[name] for name in outputs}
 
     def swap(self, first: int, second: int, target_tokens: int) -> None:
         for state in (self._read, self._hash):

@@ -47,7 +47,7 @@ async def infer(call: Call, model_name: str, body: InferBody, tail: bytes) -> In
     call.field_names = FIELD_NAMES
     available = outputs_of(model.manifest)
     parameters = dict(body.parameters)
-    is_binary = _is_binary(body, parameters.pop("binary_data_output", False), available)
+    is_binary = _is_binary(body, parameters.pop("binary_data_output", False), model.name, available)
     outputs = {name: available[name] for name in is_binary}
     check_parameters(parameters, {key for output in outputs.values() for key in (output.task, output.beside)})
     tasks = dict.fromkeys(output.task for output in outputs.values())
@@ -107,7 +107,7 @@ def _texts_of(inputs: Mapping[InputName, Texts], *, has_query: bool) -> tuple[Te
     return texts, Texts(repeated, seconds=texts.texts)
 
 
-def _is_binary(body: InferBody, default: Any, available: Mapping[str, Output]) -> dict[str, bool]:
+def _is_binary(body: InferBody, default: Any, model_name: str, available: Mapping[str, Output]) -> dict[str, bool]:
     """Return the requested outputs: True for those that the client wants as binary data."""
     if not isinstance(default, bool):
         raise ApiError("invalid_parameter", "It must be true or false.", path="parameters.binary_data_output")
@@ -117,7 +117,9 @@ def _is_binary(body: InferBody, default: Any, available: Mapping[str, Output]) -
     for index, output in enumerate(body.outputs):
         if output.name not in available or output.name in requested:
             is_duplicate = output.name in requested
-            message = "It must not repeat another output." if is_duplicate else f"The model has {', '.join(available)}."
+            message = "It must not repeat another output."
+            if not is_duplicate:
+                message = f"It must be an output of {model_name}: {', '.join(available)}."
             raise ApiError("invalid_parameter", message, path=f"outputs[{index}].name")
         is_binary = output.parameters.binary_data
         requested[output.name] = default if is_binary is None else is_binary

@@ -126,8 +126,11 @@ def check_parameters(parameters: Collection[str], used: Collection[str | None]) 
             path = f"parameters.{name}" if is_word(name) else "parameters"
             known = sorted({one for names in PARAMETERS.values() for one in names})
             nearest = difflib.get_close_matches(name, known, n=1) if path != "parameters" else []
-            hint = f"the nearest one is {nearest[0]}." if nearest else f"the parameters are {', '.join(known)}."
-            raise ApiError("invalid_parameter", f"There is no such parameter; {hint}", path=path)
+            subject = f"{path} is not a parameter" if path != "parameters" else "There is an unknown parameter"
+            hint = (
+                f" (did you mean parameters.{nearest[0]}?)." if nearest else f"; the parameters are {', '.join(known)}."
+            )
+            raise ApiError("invalid_parameter", f"{subject}{hint}", path=path)
         if not any(name in names for key, names in PARAMETERS.items() if key in used):
             message = "It has no effect on the requested outputs."
             raise ApiError("unsupported_parameter", message, path=f"parameters.{name}")

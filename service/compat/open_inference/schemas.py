@@ -155,7 +155,10 @@ class InferInput(RequestBody):
                 "invalid_parameter", "It must be [texts] or [texts, 1], because each text is a row.", "shape"
             )
         if (self.data is None) == (self.parameters.binary_data_size is None):
-            message = "Give the texts as data, or after the JSON and their bytes as binary_data_size."
+            message = (
+                "Give the texts either here, or as bytes after the JSON with their length in "
+                "parameters.binary_data_size."
+            )
             raise field_error("invalid_parameter", message, "data")
         return self
 

@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from service.api.endpoint import EventStream
+from service.api.messages import prompt_of
 from service.compat.common import model_of_body
 from service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
 from service.compat.openai.schemas import parameters_of
 from service.compat.openai.text import FIELD_NAMES, FINISH_REASONS, TextResponse
-from service.errors import ApiError
 from service.inference.call import Call
 from service.inference.generate import GenerateInput, GenerateOutput, StreamEnd, StreamToken
 from service.inference.results import OutputToken, alternatives_of
-from service.text.chat import apply_chat_template
 from service.text.tokenizer import TextTokenizer
 
 
@@ -22,15 +21,9 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     With `stream: true` the response is `text/event-stream`: one event for each token, one at each
     choice's end, one with the usage if `stream_options` ask for it, then `[DONE]`.
     """
-    model = await model_of_body(call, body.model, "generate")
-    template = model.manifest.chat
-    if template is None:
-        message = f"{model.name} has no chat template, so it cannot chat. GET /v1/models shows which models chat."
-        raise ApiError("unsupported_task", message, field="model")
+    model = await model_of_body(call, body.model, "generate", default_for="chat")
+    prompt = prompt_of(model, body.messages)
     call.field_names = _field_names(body)
-    system = [message.content for message in body.messages if message.is_system]
-    turns = [message.content for message in body.messages if not message.is_system]
-    prompt = apply_chat_template(template, system, turns, model.source_tokenizer)
     parameters = parameters_of(body, model, top_logprobs=body.top_logprobs or 0)
 
     def make_choice(index: int) -> Choice:

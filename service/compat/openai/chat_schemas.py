@@ -2,82 +2,19 @@
 field.
 """
 
-from itertools import takewhile
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
+from service.api.messages import Messages, check_dialogue
 from service.compat.openai.schemas import DEPENDENCIES, CompletionUsage, DecodingBody
-from service.errors import ERRORS
-from service.fields import NOT_BLANK, NULL, RequestBody, field_error, must_equal, object_schema
+from service.fields import NULL, field_error, must_equal, object_schema
 from service.parameters import NumNewTokens, TopLogprobs
-
-MAX_MESSAGES = 1024
-
-
-def _check_content(value: Any) -> str:
-    """Return the text of a message; the texts of several parts are joined with spaces."""
-    parts = [{"type": "text", "text": value}] if isinstance(value, str) else value
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise field_error("invalid_parameter", "It must be a string or a list of parts.")
-    for index, part in enumerate(parts):
-        if part.get("type") != "text":
-            raise field_error("unsupported_parameter", "It must be text: other parts are not supported.", index, "type")
-        if not isinstance(part.get("text"), str) or len(part) > 2:
-            raise field_error("invalid_parameter", "It must have the fields type and text and no others.", index)
-    return " ".join(part["text"] for part in parts)
-
-
-_PART_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "text", "description": "Always `text`."},
-        "text": {"type": "string", "description": "Text of the part."},
-    },
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
-Content = Annotated[
-    str,
-    PlainValidator(_check_content),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}),
-]
-
-
-class Message(RequestBody):
-    """A message of a dialogue. Messages of the service can be sent back unchanged."""
-
-    role: Annotated[Literal["system", "developer", "user", "assistant"], Field(description="Author of the message.")]
-    content: Annotated[Content, Field(description="Text, or a list of text parts.")]
-    name: Annotated[Any, must_equal("")] = None
-    refusal: Annotated[Any, must_equal("")] = None
-    tool_calls: Annotated[Any, must_equal([])] = None
-    function_call: Annotated[Any, must_equal({})] = None
-    audio: Annotated[Any, must_equal({})] = None
-    annotations: Annotated[Any, must_equal([])] = None
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                object_schema(role={"const": "assistant"}),
-                object_schema(content={"type": "string", "pattern": NOT_BLANK}),
-                object_schema(
-                    content={"type": "array", "contains": object_schema("text", text={"pattern": NOT_BLANK})}
-                ),
-            ]
-        }
-    )
-
-    @property
-    def is_system(self) -> bool:
-        return self.role in ("system", "developer")
 
 
 class ChatBody(DecodingBody):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] = Field(
-        description="System messages, if any, then user and assistant messages in turn. The user's are first and last."
-    )
+    messages: Messages
     max_completion_tokens: NumNewTokens | None = Field(default=None, description="Newer name of `max_tokens`.")
     logprobs: Annotated[bool | None, Field(description="Return the log-probability of each token.")] = None
     top_logprobs: TopLogprobs | None = Field(
@@ -131,18 +68,7 @@ class ChatBody(DecodingBody):
 
     @model_validator(mode="after")
     def _check_dialogue(self) -> Self:
-        num_system = len(list(takewhile(lambda message: message.is_system, self.messages)))
-        for index, message in enumerate(self.messages):
-            turn = index - num_system
-            allowed_roles = ("system", "developer") if turn < 0 else ("assistant",) if turn % 2 else ("user",)
-            if message.role not in allowed_roles:
-                text = "System messages come first, then user and assistant messages in turn, starting with user."
-                raise field_error("invalid_parameter", text, "messages", index, "role")
-            if message.role != "assistant" and not message.content.strip():
-                raise field_error("empty_input", ERRORS["empty_input"].message, "messages", index, "content")
-        if self.messages[-1].role != "user":
-            text = "It must be user: the model replies to the last message."
-            raise field_error("invalid_parameter", text, "messages", len(self.messages) - 1, "role")
+        check_dialogue(self.messages)
         return self
 
     @model_validator(mode="after")

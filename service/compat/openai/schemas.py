@@ -56,21 +56,17 @@ class StreamOptions(RequestBody):
 NOT_SAMPLED: dict[str, Any] = {"maximum": 0}
 WITHOUT_BEAMS = {name: {"enum": [getattr(GenerateParameters, name), None]} for name in BEAM_PARAMETERS}
 NOT_TRUE: dict[str, Any] = {"enum": [False, None]}
-# JSON Schema of the dependencies between fields.
+# JSON Schema of the dependencies between fields. A model can sample or use beam search by default,
+# so the fields of these methods do not require `temperature` or `num_beams`, but exclude other
+# values of them.
 DEPENDENCIES: list[Any] = [
     {
         "anyOf": [
             object_schema(temperature=NOT_SAMPLED, num_beams=AT_MOST_ONE, n=AT_MOST_ONE, **WITHOUT_BEAMS),
+            object_schema(temperature={"exclusiveMinimum": 0}, num_beams=AT_MOST_ONE, **WITHOUT_BEAMS),
             object_schema(
-                "temperature",
-                temperature={"type": "number", "exclusiveMinimum": 0},
-                num_beams=AT_MOST_ONE,
-                **WITHOUT_BEAMS,
-            ),
-            object_schema(
-                "num_beams",
                 temperature=NOT_SAMPLED,
-                num_beams={"type": "integer", "minimum": 2},
+                num_beams={"minimum": 2},
                 n={"maximum": MAX_BEAMS},
                 stream=NOT_TRUE,
             ),
@@ -80,6 +76,7 @@ DEPENDENCIES: list[Any] = [
         "anyOf": [
             object_schema("temperature", temperature={"type": "number"}),
             object_schema(top_p={"minimum": 1}, top_k={"maximum": 0}),
+            object_schema(num_beams=AT_MOST_ONE),
         ]
     },
     {"anyOf": [object_schema("stream", stream={"const": True}), object_schema(stream_options=NULL)]},
@@ -94,7 +91,9 @@ class DecodingBody(RequestBody):
         default=None, description="Maximum number of generated tokens. The default is 128, capped at the model's limit."
     )
     temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(
-        default=None, description="Values above 0 sample each token; 0, the default, takes the most probable one."
+        default=None,
+        description="Values above 0 sample each token, and 0 takes the most probable one. The default is 0, unless the "
+        "model samples by default.",
     )
     top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = Field(
@@ -177,7 +176,9 @@ class CompletionBody(DecodingBody):
     def _check_prompt_options(self) -> Self:
         if self.best_of not in (None, self.num_choices):
             raise field_error(
-                "unsupported_parameter", "best_of must equal n; use num_beams for beam search.", "best_of"
+                "unsupported_parameter",
+                f"best_of must equal n ({self.num_choices}), got {self.best_of}; use num_beams for beam search.",
+                "best_of",
             )
         if self.echo and self.logprobs is not None:
             message = "logprobs cannot be combined with echo: a prompt has no log-probabilities."

@@ -1,14 +1,16 @@
 import base64
+import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from service.bundle import Attention, Window
+from service.bundle import Attention, ChatTemplate, Window
 from service.text.tokenizer import TextTokenizer
-from tests.service.conftest import MakeBackend, Running, Start
-from tests.support.fake_runner import fake_slots_manifest
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
+from tests.support.fake_runner import fake_manifest, fake_slots_manifest
 
 pytestmark = pytest.mark.anyio
 
@@ -202,7 +204,16 @@ async def test_a_prefix_stands_in_the_text_and_in_the_rows_but_not_in_the_count(
         ({"inputs": []}, "empty_input", "inputs"),
         ({"input": "a"}, "invalid_parameter", "input"),
         ({"target": "a"}, "invalid_parameter", "target"),
-        ({"targets": "x", "parameters": {}}, "invalid_parameter", "parameters"),
+        ({"targets": "x", "parameters": {"max_new_tokens": 3}}, "invalid_parameter", "parameters.max_new_tokens"),
+        ({"inputs": None}, "invalid_parameter", "inputs"),
+        ({"messages": []}, "invalid_parameter", "messages"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "invalid_parameter", "inputs"),
+        ({"prompt_rows": True}, "unsupported_parameter", "prompt_rows"),
+        ({"parameters": {"hidden_source_tokens": [0.5]}}, "invalid_parameter", "parameters.hidden_source_tokens[0]"),
+        ({"parameters": {"hidden_source_tokens": [0, 3]}}, "invalid_parameter", "parameters.hidden_source_tokens[1]"),
+        ({"parameters": {"hidden_source_tokens": [-4]}}, "invalid_parameter", "parameters.hidden_source_tokens[0]"),
+        ({"parameters": {"hidden_source_tokens": [2, -1]}}, "invalid_parameter", "parameters.hidden_source_tokens[1]"),
+        ({"parameters": {"hidden_source_tokens": [0, 1, 2]}}, "invalid_parameter", "parameters.hidden_source_tokens"),
         ({"parameters": None}, "invalid_parameter", "parameters"),
         ({"parameters": {"target_prefix": ["a", "b"]}}, "invalid_parameter", "parameters.target_prefix"),
         ({"parameters": {"target_prefix": "x" * 70}}, "input_too_long", "parameters.target_prefix"),
@@ -230,6 +241,203 @@ async def test_a_prefix_stands_in_the_text_and_in_the_rows_but_not_in_the_count(
 async def test_what_cannot_be_shown_is_refused(running: Running, body: Any, code: str, param: str) -> None:
     answer = await running.post("/v1/attention", {"inputs": "a dog", **body})
     assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["param"]) == (422, code, param)
+
+
+async def test_offsets_are_ranges_of_the_input_and_of_the_text(running: Running) -> None:
+    """Tokens that share a character share its range; the inserted leading space is empty."""
+    answer = await attention(running, inputs="é Hund", targets="x 🙂")
+    assert answer["source_tokens"] == [" ", "\ufffd", "\ufffd", " H", "un", "d", "</s>"]
+    assert answer["source_offsets"] == [[0, 0], [0, 1], [0, 1], [1, 3], [3, 5], [5, 6], None]
+    assert answer["target_tokens"] == [" ", "x", " ", *["\ufffd"] * 4, "</s>"]
+    assert answer["target_offsets"] == [[0, 0], [0, 1], [1, 2], *[[2, 3]] * 4, None]
+
+
+async def test_offsets_include_the_prefix_and_exclude_the_stop_string(running: Running) -> None:
+    plain = await attention(running, parameters={"target_prefix": "Hund", "max_new_tokens": 8, "min_new_tokens": 8})
+    assert plain["target_offsets"][:3] == [[0, 1], [1, 3], [3, 4]]
+    stop = plain["text"][6:8]
+    body = {"target_prefix": "Hund", "max_new_tokens": 8, "min_new_tokens": 8, "stop": stop}
+    answer = await attention(running, parameters=body)
+    assert answer["finish_reason"] == "stop"
+    cut = len(answer["text"])
+    assert cut < 8
+    for before, after in zip(plain["target_offsets"], answer["target_offsets"], strict=False):
+        assert after == (None if before[0] >= cut else [before[0], min(before[1], cut)])
+
+
+async def test_every_output_with_maps_has_offsets(running: Running) -> None:
+    expected = await attention(running, inputs="a dog")
+    for options in ({}, {"stream": True}):
+        body = {"inputs": "a dog", "parameters": {"return_attention": True}, **options}
+        response = await running.post("/v1/generate", body)
+        output = (
+            json.loads(response.text.split("\n\n")[-3].removeprefix("data: "))
+            if options
+            else response.json()["outputs"][0]
+        )
+        for name in ("source_offsets", "target_offsets"):
+            assert output["attention"][name] == expected[name]
+            assert len(expected[name]) == len(expected[name.replace("offsets", "tokens")])
+
+
+async def test_hidden_tokens_have_columns_of_zeros(running: Running) -> None:
+    """The fake decoder reads its source only: hiding tokens equals a source without them."""
+    inputs = ["a dog x", "x"]
+    answer = await respond(running, inputs=inputs, parameters={"hidden_source_tokens": [-1]})
+    for text, output in zip(inputs, answer["outputs"], strict=True):
+        maps = maps_of(output)
+        assert not maps["cross"][..., -1].any()
+        np.testing.assert_allclose(maps["cross"][..., :-1].sum(axis=-1), 1, rtol=1e-5)
+        np.testing.assert_allclose(maps["encoder"].sum(axis=-1), 1, rtol=1e-5)
+        assert output["source_tokens"][-1] == "</s>"
+        body = {"inputs": text, "parameters": {"hidden_source_tokens": [-1]}}
+        generated = (await running.post("/v1/generate", body)).json()["outputs"][0]
+        assert generated["text"] == output["text"]
+        plain = (await running.post("/v1/generate", {"inputs": text})).json()["outputs"][0]
+        assert plain["text"] != output["text"]
+
+
+async def test_tokens_can_be_hidden_from_a_forced_target(running: Running) -> None:
+    answer = await attention(running, targets="a Hund", parameters={"hidden_source_tokens": [1]})
+    assert not maps_of(answer)["cross"][..., 1].any()
+    scored = await running.post("/v1/score", {"inputs": "a dog", "targets": "a Hund", "hidden_source_tokens": [1]})
+    plain = await running.post("/v1/score", {"inputs": "a dog", "targets": "a Hund"})
+    assert scored.json()["outputs"][0]["score"] != plain.json()["outputs"][0]["score"]
+    body = {"inputs": "a dog", "targets": "a Hund", "hidden_source_tokens": [0, 1, 2]}
+    error = (await running.post("/v1/score", body)).json()["error"]
+    assert error["message"] == "hidden_source_tokens must leave at least one of the 3 tokens of each input visible."
+
+
+@pytest.mark.parametrize(
+    ("hidden", "message"),
+    [
+        ([3], "parameters.hidden_source_tokens[0] must be from -3 to 2 for an input of 3 tokens, got 3."),
+        (
+            [2, -1],
+            "parameters.hidden_source_tokens[1] must not repeat a token: -1 is the same token as an earlier index of "
+            "an input of 3 tokens.",
+        ),
+    ],
+)
+async def test_a_token_that_cannot_be_hidden_is_named(running: Running, hidden: list[int], message: str) -> None:
+    body = {"inputs": "a dog", "parameters": {"hidden_source_tokens": hidden}}
+    assert (await running.post("/v1/generate", body)).json()["error"]["message"] == message
+
+
+TEMPLATE = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:")
+MESSAGES = [{"role": "user", "content": "a dog"}]
+
+
+@pytest.fixture
+async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
+    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": TEMPLATE})
+    async with start(FakeBackend(tokenizer, (manifest, fake_manifest("mute", **sizes)))) as running:
+        yield running
+
+
+async def chat_attention(running: Running, **body: Any) -> Any:
+    answer = await running.post("/v1/attention", {"messages": MESSAGES, **body})
+    assert answer.status_code == 200, answer.text
+    (output,) = answer.json()["outputs"]
+    return output
+
+
+async def test_messages_are_read_as_by_chat_completions(chat: Running) -> None:
+    answer = await chat_attention(chat, parameters={"max_new_tokens": 6})
+    completion = await chat.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 6})
+    assert answer["text"] == completion.json()["choices"][0]["message"]["content"]
+    text = await attention(chat, inputs="U: a dog\nB:", parameters={"max_new_tokens": 6})
+    assert answer["maps"] == text["maps"]
+    assert answer["source_offsets"] == [None] * len(answer["source_tokens"])
+    assert text["source_offsets"][1] == [0, 1]
+    prompt, inputs = answer["source_tokens"], answer["decoder_input_tokens"]
+    assert inputs == [*prompt, *answer["target_tokens"][:-1]]
+    assert maps_of(answer)["decoder"].shape[2:] == (len(answer["target_tokens"]), len(inputs))
+
+
+@pytest.mark.parametrize("options", [{"parameters": {"max_new_tokens": 6}}, {"targets": "Hund x"}])
+async def test_rows_of_the_prompt_precede_those_of_the_target(chat: Running, options: dict[str, Any]) -> None:
+    plain = await chat_attention(chat, **options)
+    answer = await chat_attention(chat, prompt_rows=True, **options)
+    prompt = answer["source_tokens"]
+    assert answer["target_tokens"] == [*prompt[1:], *plain["target_tokens"]]
+    assert answer["target_offsets"] == [*[None] * len(prompt[1:]), *plain["target_offsets"]]
+    assert answer["decoder_input_tokens"] == plain["decoder_input_tokens"]
+    maps = maps_of(answer)["decoder"]
+    assert maps.shape[2:] == (len(answer["target_tokens"]), len(answer["decoder_input_tokens"]))
+    np.testing.assert_array_equal(maps[:, :, len(prompt) - 1 :], maps_of(plain)["decoder"])
+    np.testing.assert_allclose(maps.sum(axis=-1), 1, rtol=1e-5)
+    assert not np.triu(maps, k=1).any()
+
+
+async def test_every_sample_has_the_rows_of_the_prompt(chat: Running) -> None:
+    parameters = {"do_sample": True, "seed": 1, "num_return_sequences": 3, "max_new_tokens": 4}
+    body = {"inputs": "a dog", "parameters": {**parameters, "return_attention": {"prompt_rows": True, "layers": [1]}}}
+    outputs = (await chat.post("/v1/generate", body)).json()["outputs"]
+    maps = [maps_of(output["attention"])["decoder"] for output in outputs]
+    size = len(outputs[0]["attention"]["source_tokens"]) - 1
+    for one, output in zip(maps, outputs, strict=True):
+        assert one.shape == (1, 2, size + len(output["tokens"]), size + len(output["tokens"]))
+        np.testing.assert_array_equal(one[:, :, :size, :size], maps[0][:, :, :size, :size])
+
+
+async def test_rows_of_a_prompt_count_before_it_is_read(start: Start, tokenizer: TextTokenizer) -> None:
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
+    manifest = fake_manifest(decoder_start="source", heads=100, **sizes)
+    async with start(FakeBackend(tokenizer, (manifest,))) as running:
+        body = {"inputs": "x" * 80, "prompt_rows": True}  # 80 rows before the last token's: 1,280,000 numbers
+        answer = await running.post("/v1/attention", body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "response_too_large")
+        assert running.backend.runners[0].num_prefills == 0
+        assert (await running.post("/v1/attention", {**body, "layers": [0]})).status_code == 200
+        sampled = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 1}
+        selection = {"prompt_rows": True, "layers": [0]}
+        body = {"inputs": "x" * 80, "parameters": {**sampled, "return_attention": selection}}
+        assert (await running.post("/v1/generate", body)).json()["error"]["code"] == "response_too_large"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        (
+            {"model": "mute"},
+            "unsupported_task",
+            "model: mute has no chat template, so it cannot chat. GET /v1/models shows which models chat.",
+        ),
+        ({"targets": ["x"]}, "invalid_parameter", "targets must be one string for messages."),
+        (
+            {"messages": [{"role": "assistant", "content": "x"}]},
+            "invalid_parameter",
+            "messages[0].role: System messages come first, then user and assistant messages in turn, starting with "
+            "user.",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x" * 200}]},
+            "input_too_long",
+            "messages must have at most 90 tokens for this model, got 208.",
+        ),
+        ({"inputs": "x"}, "invalid_parameter", "inputs and messages cannot be combined; leave out one of them."),
+        ({"messages": None}, "invalid_parameter", "inputs is required, unless messages are given."),
+        (
+            {"parameters": {"hidden_source_tokens": [0]}},
+            "unsupported_parameter",
+            "parameters.hidden_source_tokens is not supported by fake: it is a decoder-only model, without an encoder "
+            "whose outputs could be hidden.",
+        ),
+        (
+            {"targets": "x", "parameters": {"num_beams": 2}},
+            "invalid_parameter",
+            "parameters.num_beams cannot be combined with targets, because nothing is generated; only "
+            "parameters.source_language, parameters.target_language, parameters.hidden_source_tokens can be.",
+        ),
+    ],
+)
+async def test_a_dialogue_that_cannot_be_shown_is_refused(
+    chat: Running, body: dict[str, Any], code: str, message: str
+) -> None:
+    error = (await chat.post("/v1/attention", {"messages": MESSAGES, **body})).json()["error"]
+    assert (error["code"], error["message"]) == (code, message)
 
 
 async def test_a_kind_that_the_model_lacks_is_unsupported(start: Start, make_backend: MakeBackend) -> None:

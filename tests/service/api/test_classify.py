@@ -56,8 +56,8 @@ async def test_every_input_has_all_labels_in_the_order_of_the_inputs(
     assert answer["model"] == "judge"
     assert [output["index"] for output in answer["outputs"]] == [0, 1, 2]
     for text, output in zip(TEXTS, answer["outputs"], strict=True):
-        assert set(output) == {"index", "labels", "source_tokens", "maps"}
-        assert output["source_tokens"] is output["maps"] is None
+        assert set(output) == {"index", "labels", "source_tokens", "source_offsets", "maps"}
+        assert output["source_tokens"] is output["source_offsets"] is output["maps"] is None
         expected = np.exp(fake_label_logprobs(tokenizer.encode(text)))
         scores = {one["label"]: one["score"] for one in output["labels"]}
         assert [scores[label] for label in LABELS] == pytest.approx(expected.tolist(), rel=1e-5)
@@ -77,6 +77,7 @@ async def test_an_input_is_classified_as_it_is_alone(running: Running) -> None:
 async def test_maps_come_with_the_tokens_that_they_are_of(running: Running) -> None:
     (output,) = (await classify(running, "Hund x", return_attention=True))["outputs"]
     assert output["source_tokens"] == [" H", "un", "d", " ", "x", "</s>"]
+    assert output["source_offsets"] == [[0, 1], [1, 3], [3, 4], [4, 5], [5, 6], None]
     (entry,) = output["maps"]
     assert (entry["kind"], entry["shape"], entry["normalized"]) == ("encoder", [2, 2, 6, 6], True)
     np.testing.assert_allclose(np.reshape(entry["data"], entry["shape"]).sum(axis=-1), 1, rtol=1e-5)

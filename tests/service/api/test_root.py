@@ -25,7 +25,14 @@ async def test_it_names_the_service_its_documentation_and_its_models(start: Star
             "status": "ready",
             "docs": "/docs",
             "openapi": "/openapi.json",
-            "default_model": "judge",
+            "default_model": "one",
+            "default_models": {
+                "attention": "one",
+                "classify": "judge",
+                "encode": "judge",
+                "generate": "one",
+                "similar": "one",
+            },
             "failed_models": [],
         }
         assert [(model["id"], "classify" in model["tasks"]) for model in models] == [("judge", True), ("one", False)]
@@ -63,6 +70,7 @@ async def test_it_answers_while_the_models_load(start: Start, make_backend: Make
         try:
             root = (await running.client.get("/")).json()
             assert (root["status"], root["default_model"], root["models"]) == ("loading", None, [])
+            assert root["default_models"] == {}
             page = (await running.client.get("/", headers={"accept": BROWSER})).text
             assert "No models are served: loading." in page
         finally:

@@ -160,7 +160,7 @@ async def test_languages_are_those_that_models_have_with_what_each_is_translated
         ({"q": ["x"] * 33}, "q must have at most 32 entries (SIGHTLINE_MAX_INPUTS), got 33."),
         ({"q": ["x", "y" * 70]}, "q[1] must have at most 64 tokens for this model, got 72."),
         ({"q": 3}, "q must be a string"),
-        ({"source": None}, "source must be a valid string."),
+        ({"source": None}, "source must be a valid string, got null."),
         ({"secret": "x"}, "secret is not a field of the body; its fields are on_empty, q, source,"),
     ],
 )

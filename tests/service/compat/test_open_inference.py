@@ -209,10 +209,10 @@ async def test_the_id_comes_back(running: Running) -> None:
 @pytest.mark.parametrize(
     ("outputs", "parameters", "message"),
     [
-        ([], {"foo": 1}, "parameters.foo: There is no such parameter; "),
-        ([], {"no name": 1}, "There is no such parameter; the parameters are aggregation, do_sample, "),
-        ([], {"return_attention": True}, "parameters.return_attention: There is no such parameter; "),
-        ([], {"stream": True}, "parameters.stream: There is no such parameter; "),
+        ([], {"foo": 1}, "parameters.foo is not a parameter; the parameters are aggregation, do_sample, "),
+        ([], {"no name": 1}, "There is an unknown parameter; the parameters are aggregation, do_sample, "),
+        ([], {"return_attention": True}, "parameters.return_attention is not a parameter"),
+        ([], {"stream": True}, "parameters.stream is not a parameter"),
         ([], {"pooling": "max"}, "parameters.pooling has no effect on the requested outputs."),
         ([], {"top_logprobs": 2}, "parameters.top_logprobs has no effect on the requested outputs."),
         ([], {"layers": [0]}, "parameters.layers has no effect on the requested outputs."),
@@ -221,7 +221,7 @@ async def test_the_id_comes_back(running: Running) -> None:
         ([], {"timeout": 100}, "parameters.timeout is not supported; leave it out."),
         ([], {"sequence_id": 3}, "parameters.sequence_id is not supported; leave it out."),
         ([], {"binary_data_output": 1}, "parameters.binary_data_output must be true or false."),
-        ([], {"max_new_tokens": "9"}, "parameters.max_new_tokens must be a valid integer."),
+        ([], {"max_new_tokens": "9"}, "parameters.max_new_tokens must be a valid integer, got a string."),
         ([], {"seed": 3}, "parameters.seed has no effect without parameters.do_sample: true."),
         (["embedding"], {"pooling": "sum"}, "parameters.pooling must be"),
         (
@@ -231,7 +231,7 @@ async def test_the_id_comes_back(running: Running) -> None:
         ),
         (["attention_cross"], {"heads": [0, 0]}, "parameters.heads must have no duplicate entries."),
         (["top_logprobs"], {"top_logprobs": 6}, "parameters.top_logprobs must be less than or equal to 5, got 6."),
-        (["labels"], {}, "outputs[0].name: The model has text_output, finish_reason,"),
+        (["labels"], {}, "outputs[0].name must be an output of fake: text_output, finish_reason,"),
         (["score", "score"], {}, "outputs[1].name must not repeat another output."),
     ],
 )

@@ -96,7 +96,7 @@ async def test_a_body_is_checked(running: Running, path: str, body: dict[str, An
             {"num_beams": 2, "num_return_sequences": 2},
             "num_return_sequences must be 1: this endpoint returns one text. Use infer for several.",
         ),
-        (GENERATE, {"max_tokens": 3}, "max_tokens: There is no such parameter; the nearest one is max_new_tokens."),
+        (GENERATE, {"max_tokens": 3}, "max_tokens is not a parameter (did you mean parameters.max_new_tokens?)."),
         (GENERATE, {"top_logprobs": 3}, "top_logprobs has no effect on the requested outputs."),
         (GENERATE, {"timeout": 3}, "timeout is not supported; leave it out."),
         (GENERATE, {"temperature": 0}, "temperature must be greater than 0, got 0."),

@@ -194,7 +194,13 @@ class CheckedRunner:
     def compare(self, token_ids: Int64) -> Array:
         return self.inner.compare(token_ids)
 
-    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
+    def init_rows(
+        self,
+        first: int,
+        encoded: Mapping[str, Array],
+        examples: Sequence[int],
+        visible: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
         assert examples
         assert first + len(examples) <= self.max_rows
         if self.manifest.is_decoder_only:
@@ -205,8 +211,11 @@ class CheckedRunner:
             return
         assert 0 <= first <= len(self.rows)
         sources = [self.encoded[-1][example] for example in examples]
+        for number, example in enumerate(examples):
+            if visible and example in visible:
+                sources[number] = [sources[number][index] for index in visible[example]]
         self.rows[first:] = [CheckedRow(one[:]) for one in sources]
-        self.inner.init_rows(first, encoded, examples)
+        self.inner.init_rows(first, encoded, examples, visible)
 
     def _grow(self, last: int) -> None:
         """Record rows up to `last`, which no call has initialized so far."""

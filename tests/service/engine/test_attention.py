@@ -1,12 +1,16 @@
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from service.bundle import Manifest
+from service.bundle import PREFILL_TOKENS, Manifest
+from service.engine.attention import reason_against_hiding
 from service.engine.engine import Engine
-from service.engine.request import Event, Generated, GenerateRequest, Target
+from service.engine.request import Event, Generated, GenerateRequest, MapPart, Target
 from service.parameters import GenerateParameters
 from tests.service.engine.conftest import ids_of
-from tests.support.fake_runner import FakeRunner, fake_manifest, fake_slots_manifest
+from tests.support.fake_runner import FakeRunner, fake_classifier_manifest, fake_manifest, fake_slots_manifest
 
 ALL = frozenset({"encoder", "cross", "decoder"})
 SOURCES = [(5, 6, 7), (8, 9, 10, 11, 12), (13,), (14, 15, 16, 17)]
@@ -157,3 +161,122 @@ def test_beams_and_given_targets_carry_the_maps_of_slots() -> None:
     assert len(targets) == 3
     for target in targets:
         np.testing.assert_array_equal(target.attention["encoder_slots"], alone.attention["encoder_slots"])
+
+
+DECODER = frozenset({"decoder"})
+
+
+def decoder_only() -> Manifest:
+    return fake_manifest(layers=3, heads=2, decoder_start="source", max_source_tokens=100, max_target_tokens=120)
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Return prompts of one token, of whole chunks, and of one token more or less."""
+    lengths = (1, 2, PREFILL_TOKENS, PREFILL_TOKENS + 1, PREFILL_TOKENS + 2, 2 * PREFILL_TOKENS + 1)
+    return [tuple(int(one) for one in np.random.default_rng(length).integers(3, 40, length)) for length in lengths]
+
+
+def assert_rows_of(read: list[int], maps: np.ndarray[Any, Any]) -> None:
+    """Compare a decoder map (L, H, rows, columns) with the one that the fake model computes."""
+    assert maps.shape[2:] == (len(read), len(read))
+    for layer, head, row in np.ndindex(*maps.shape[:3]):
+        weights = np.array([1 + (token + 3 * head + 5 * layer) % 7 for token in read[: row + 1]])
+        np.testing.assert_allclose(maps[layer, head, row, : row + 1], weights / weights.sum(), rtol=1e-6)
+        assert not maps[layer, head, row, row + 1 :].any()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        GenerateParameters(max_new_tokens=5),
+        GenerateParameters(max_new_tokens=5, num_beams=3, num_return_sequences=3),
+        GenerateParameters(max_new_tokens=5, do_sample=True, temperature=3.0),
+    ],
+    ids=["greedy", "beams", "sample"],
+)
+def test_rows_of_the_prompt_come_first(parameters: GenerateParameters) -> None:
+    for prompt in prompts():
+        request = GenerateRequest("r", prompt, 1e12, parameters, attention=DECODER, prompt_rows=True)
+        for target in run([request], manifest=decoder_only()):
+            assert_rows_of([*prompt, *ids_of(target)[:-1]], target.attention["decoder"])
+
+
+def test_samples_of_one_prompt_share_its_rows() -> None:
+    """The prompt is read once, also when some samples arrive after its first chunk."""
+    prompt, runner = prompts()[-1], FakeRunner(decoder_only(), 4)
+    engine, events = Engine(runner), list[Event]()
+    parameters = GenerateParameters(max_new_tokens=4, do_sample=True, temperature=3.0)
+    for seed in range(4):
+        request = GenerateRequest("r", prompt, 1e12, parameters, seed, attention=DECODER, prompt_rows=True)
+        engine.submit(request, events.append)
+    while engine.has_work:
+        engine.step()
+    assert runner.num_prefills == 2
+    targets = [target for event in events if isinstance(event, Generated) for target in event.targets]
+    assert len({tuple(ids_of(target)) for target in targets}) > 1
+    for target in targets:
+        assert_rows_of([*prompt, *ids_of(target)[:-1]], target.attention["decoder"])
+
+
+def test_requests_with_and_without_rows_of_the_prompt_share_no_prefill() -> None:
+    prompt = prompts()[-1]
+    requests = [
+        GenerateRequest("r", prompt, 1e12, GenerateParameters(max_new_tokens=3), attention=kinds, prompt_rows=has_rows)
+        for kinds, has_rows in ((DECODER, True), (DECODER, False), (frozenset[str](), False))
+    ]
+    with_rows, without, plain = run(requests, manifest=decoder_only())
+    assert_rows_of([*prompt, *ids_of(with_rows)[:-1]], with_rows.attention["decoder"])
+    np.testing.assert_array_equal(without.attention["decoder"], with_rows.attention["decoder"][:, :, len(prompt) - 1 :])
+    assert not plain.attention
+    assert plain.tokens == without.tokens == with_rows.tokens
+
+
+def test_only_the_selected_layers_and_heads_of_a_decoder_map_are_returned() -> None:
+    for has_rows in (True, False):
+        whole = GenerateRequest("r", SOURCES[1], 1e12, attention=DECODER, prompt_rows=has_rows)
+        some = replace(whole, decoder_part=MapPart(layers=(2, 0), heads=(1,)))
+        expected, given = run([whole, some], manifest=decoder_only())
+        np.testing.assert_array_equal(given.attention["decoder"], expected.attention["decoder"][[2, 0]][:, [1]])
+
+
+def test_an_encoder_decoder_has_no_rows_of_a_prompt() -> None:
+    request = GenerateRequest("r", SOURCES[0], 1e12, attention=ALL, prompt_rows=True)
+    with pytest.raises(ValueError, match="fake is not a decoder-only model"):
+        Engine(FakeRunner(fake_manifest(), 1)).check(request)
+
+
+HIDDEN_TOKENS = [(0,), (4,), (1, 3), (0, 1, 2, 4)]
+
+
+@pytest.mark.parametrize("hidden", HIDDEN_TOKENS)
+def test_a_decoder_reads_a_source_without_its_hidden_tokens(hidden: tuple[int, ...]) -> None:
+    """The fake decoder reads source tokens only, so the result is that of a shorter source."""
+    source = SOURCES[1]
+    visible = tuple(token for index, token in enumerate(source) if index not in hidden)
+    company = [request_of(one) for one in SOURCES]
+    for parameters in (GenerateParameters(), GenerateParameters(num_beams=3, num_return_sequences=2)):
+        request = GenerateRequest("r", source, 1e12, parameters, hidden_source_tokens=hidden, attention=ALL)
+        given = run([company[0], request, *company[1:]], max_rows=6)[1 : 1 + request.num_targets]
+        expected = run([replace(request, source_ids=visible, hidden_source_tokens=())], max_rows=3)
+        whole = run([request_of(source)])[0]
+        for target, other in zip(given, expected, strict=True):
+            assert target.tokens == other.tokens
+            np.testing.assert_array_equal(target.attention["encoder"], whole.attention["encoder"])
+            np.testing.assert_array_equal(target.attention["decoder"], other.attention["decoder"])
+            np.testing.assert_array_equal(np.delete(target.attention["cross"], hidden, -1), other.attention["cross"])
+            assert not target.attention["cross"][..., list(hidden)].any()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        (fake_manifest(decoder_start="source"), "it is a decoder-only model"),
+        (fake_classifier_manifest(), "it has no decoder"),
+        (fake_manifest().model_copy(update={"states": ()}), "its decoder does not attend to source tokens"),
+    ],
+)
+def test_models_whose_source_cannot_be_hidden_say_why(manifest: Manifest, reason: str) -> None:
+    found = reason_against_hiding(manifest)
+    assert found is not None
+    assert found.startswith(reason)
+    assert reason_against_hiding(fake_manifest()) is None

@@ -73,8 +73,16 @@ class BadFirstState(FakeRunner):
             given[self._name][row, place if self._name == "source_state" else 0] = self._value
         return given
 
-    def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:
-        super().init_rows(first, {"source_state": np.nan_to_num(encoded["source_state"], nan=GARBAGE)}, examples)
+    def init_rows(
+        self,
+        first: int,
+        encoded: Mapping[str, Array],
+        examples: Sequence[int],
+        visible: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        super().init_rows(
+            first, {"source_state": np.nan_to_num(encoded["source_state"], nan=GARBAGE)}, examples, visible
+        )
 
 
 def first_hash_manifest() -> Manifest:

@@ -44,7 +44,7 @@ async def test_a_route_that_is_asked_for_by_another_method_says_which_it_has(sta
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
-@pytest.mark.parametrize("path", ["/v1/generate/", "//v1/generate", "/V1/generate", "/v1/score/", "/v1/align", "/v1"])
+@pytest.mark.parametrize("path", ["/v1/generate/", "//v1/generate", "/V1/generate", "/v1/score/", "/v1/link", "/v1"])
 async def test_what_is_no_route_is_404(start: Start, path: str) -> None:
     async with start() as running:
         answer = await running.post(f"http://test{path}", {"inputs": "x"})

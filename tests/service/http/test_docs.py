@@ -27,6 +27,7 @@ ROUTES = {
     ("post", "/v1/score"),
     ("post", "/v1/encode"),
     ("post", "/v1/attention"),
+    ("post", "/v1/align"),
     ("post", "/v1/classify"),
     ("post", "/v1/similar"),
     ("post", "/v1/rerank"),

@@ -107,6 +107,35 @@ def test_a_call_that_cannot_end_before_its_deadline_is_refused() -> None:
     admission.reserve(1, 1, units=200.0, seconds_left=4.1)
 
 
+def test_a_reservation_grows_and_shrinks_without_counting_itself() -> None:
+    admission = controller(max_sequences=10)
+    admission.reserve(2, 10)
+    reservation = admission.reserve(1, 10)
+    admission.add_tokens(reservation, 7)
+    admission.resize(reservation, 4, units=50.0)  # needs space for 7 beside the 2 of the other call
+    assert (admission.num_calls, admission.num_sequences, reservation.units) == (2, 6, 50.0)
+    message = r"2 of 10 sequences are running or waiting .*, and a call of 5 needs space for 9"
+    with pytest.raises(ApiError, match=message):
+        admission.resize(reservation, 5, units=60.0)
+    assert (admission.num_calls, admission.num_sequences, reservation.units) == (2, 6, 50.0)
+    admission.resize(reservation, 1)
+    assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (3, 20, 0)
+    admission.add_tokens(reservation, 5)
+    assert admission.num_tokens == 5
+    admission.release(reservation)
+    assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (2, 10, 0)
+
+
+def test_a_reservation_does_not_grow_beyond_its_deadline() -> None:
+    admission = controller(units_per_s=100.0)
+    reservation = admission.reserve(1, 1, units=10.0)
+    admission.resize(reservation, 999, units=1e9, seconds_left=1.0)  # there is no other call
+    admission.reserve(1, 1, units=10.0)
+    admission.resize(reservation, 10, units=300.0, seconds_left=4.0)
+    with pytest.raises(ApiError, match=r"would take about 4\.1 s, but its deadline is in 4\.0 s"):
+        admission.resize(reservation, 10, units=400.0, seconds_left=4.0)
+
+
 def test_work_is_refused_by_no_estimate_before_there_is_one() -> None:
     admission = controller(units_per_s=None)
     admission.reserve(1, 1, units=1e9)

@@ -28,7 +28,14 @@ async def test_the_maps_are_those_that_attention_shows(running: Running, paramet
         response = (await running.post("/v1/attention", {"inputs": "a dog", "parameters": options, **wanted})).json()
         (answer,) = response["outputs"]
         assert output["attention"] == {name: answer[name] for name in output["attention"]}
-        assert set(output["attention"]) == {"source_tokens", "target_tokens", "decoder_input_tokens", "maps"}
+        assert set(output["attention"]) == {
+            "source_tokens",
+            "source_offsets",
+            "target_tokens",
+            "target_offsets",
+            "decoder_input_tokens",
+            "maps",
+        }
         (plain,) = await generate(running, "a dog", **options)
         assert output | {"attention": None} == plain
 

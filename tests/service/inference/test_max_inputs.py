@@ -18,6 +18,7 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("/v1/generate", "inputs", {"parameters": {"max_new_tokens": 1}}),
     ("/v1/generate", "inputs", {"stream": True, "parameters": {"max_new_tokens": 1}}),
     ("/v1/attention", "inputs", {"kinds": ["cross"], "parameters": {"max_new_tokens": 1}}),
+    ("/v1/align", "inputs", {"parameters": {"max_new_tokens": 1}}),
     ("/v1/score", "inputs", {}),
     ("/v1/encode", "inputs", {}),
     ("/v1/classify", "inputs", {"model": "judge"}),

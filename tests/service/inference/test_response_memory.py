@@ -41,6 +41,8 @@ LARGE: list[tuple[str, dict[str, Any]]] = [
     ),
     ("/v1/generate", {"inputs": [LONG] * 4, "parameters": {"min_new_tokens": 60, "top_logprobs": 5}}),
     ("/v1/score", {"inputs": [LONG] * 8, "targets": [LONG] * 8, "top_logprobs": 5}),
+    ("/v1/align", {"inputs": [LONG] * 8, "targets": [LONG] * 8}),
+    ("/v1/attention", {**FORCED, "units": "words", "statistics": True}),
     ("/v1/encode", {"inputs": [LONG] * 8, "pooling": "none"}),
     ("/v1/encode", {"inputs": [LONG] * 8, "pooling": "none", "encoding": "base64"}),
     ("/v1/classify", {"model": "judge", "inputs": [LONG] * 4, "return_attention": True}),

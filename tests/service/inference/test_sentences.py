@@ -1,14 +1,20 @@
 """`split_sentences` in /v1/generate, and the same in /translate. Over the fake model."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from service.bundle import Languages
-from service.inference.sentences import MAX_COUNTED_SENTENCES
+from service.engine.worker import RequestFuture, Worker
+from service.inference.admission import AdmissionController, Reservation
+from service.inference.sentences import SENTENCES_PER_INPUT
 from service.settings import DEFAULT_MAX_INPUTS
-from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
+from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 
@@ -126,26 +132,116 @@ async def test_a_model_without_languages_is_refused(start: Start) -> None:
 
 
 async def test_too_many_sentences_are_refused_with_both_numbers(start: Start, translating: Translating) -> None:
-    async with start(translating()) as running:
-        fitting = "A dog.\n" * (DEFAULT_MAX_INPUTS - 1)
+    most = 2 * SENTENCES_PER_INPUT
+    async with start(translating(), max_inputs=2) as running:
+        fitting = "A dog.\n" * (most - 1)
         assert (await generate(running, [fitting, "a"], split_sentences=True, max_new_tokens=1))["outputs"]
-        limit = f"A call generates at most {DEFAULT_MAX_INPUTS} sequences (SIGHTLINE_MAX_INPUTS), "
-        limit += "one for each sentence, got"
+        limit = f"A call generates at most {most} sequences from sentences ({SENTENCES_PER_INPUT} times "
+        limit += "SIGHTLINE_MAX_INPUTS), got"
         advice = "Send the text in several calls."
         for inputs, parameters, found in (
-            ([fitting, "A man. A cat."], {}, f"{DEFAULT_MAX_INPUTS + 1} sentences"),
+            ([fitting, "A man. A cat."], {}, f"more than {most} sentences"),
+            ("A dog.\n" * 10_000, {}, f"more than {most} sentences"),
             (
-                TEXT,
-                {"do_sample": True, "num_return_sequences": 11},
-                "3 sentences, each with parameters.num_return_sequences 11",
+                "A dog.\n" * 33,
+                {"do_sample": True, "num_return_sequences": 2},
+                "33 sentences, each with parameters.num_return_sequences 2",
             ),
-            ("A dog.\n" * (MAX_COUNTED_SENTENCES + 1), {}, f"more than {MAX_COUNTED_SENTENCES} sentences"),
         ):
             expected = ("invalid_parameter", "inputs", f"inputs: {limit} {found}. {advice}")
             assert await error_of(running, inputs, **parameters) == expected
         response = await running.post("/translate", {"q": fitting + "A man. A cat.", **PAIR})
-        assert response.status_code == 422
-        assert response.json()["error"].startswith(f"q: {limit} ")
+        assert (response.status_code, response.json()) == (
+            422,
+            {"error": f"q: {limit} more than {most} sentences. {advice}"},
+        )
+        error = await error_of(running, TEXT, do_sample=True, num_return_sequences=3)
+        assert error[2] == (
+            "A call generates at most 2 sequences (SIGHTLINE_MAX_INPUTS), got 3: parameters.num_return_sequences for "
+            "each input."
+        )
+
+
+async def test_500_sentences_are_translated_while_few_of_them_are_in_the_engine(
+    start: Start, translating: Translating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reservations: list[int] = []
+    in_engine: list[int] = []
+    original_reserve, original_submit = AdmissionController.reserve, Worker.submit
+
+    def reserve(self: AdmissionController, *arguments: Any) -> Reservation:
+        reservations.append(arguments[0])
+        return original_reserve(self, *arguments)
+
+    def submit(self: Worker, *arguments: Any) -> RequestFuture:
+        future = original_submit(self, *arguments)
+        in_engine.append(sum(not one.is_done for one in self._open))
+        return future
+
+    sentences = [f"A dog number {number} runs." for number in range(500)]
+    paragraphs = [" ".join(sentences[first : first + 10]) for first in range(0, 500, 10)]
+    text = "\n\n".join(paragraphs)
+    async with start(translating(), max_rows=4) as running:
+        alone = []
+        for first in range(0, 500, 25):
+            outputs = (await generate(running, sentences[first : first + 25], max_new_tokens=4))["outputs"]
+            alone += [one["text"] for one in outputs]
+        expected = "\n\n".join(" ".join(alone[first : first + 10]) for first in range(0, 500, 10))
+        monkeypatch.setattr(AdmissionController, "reserve", reserve)
+        monkeypatch.setattr(Worker, "submit", submit)
+        (output,) = (await generate(running, text, split_sentences=True, max_new_tokens=4))["outputs"]
+        assert output["text"] == expected
+        assert reservations == [1]
+        assert (len(in_engine), max(in_engine)) == (500, DEFAULT_MAX_INPUTS)
+        admission = running.app.state.service.admissions["fake"]
+        assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
+
+
+async def test_a_long_text_leaves_places_in_the_queue(start: Start, translating: Translating) -> None:
+    hang = threading.Event()
+    backend = translating(faults=Faults(hang=hang))
+    async with start(backend, max_rows=1, max_waiting_sequences=3, max_inputs=2) as running:
+        body = {"inputs": "A dog.\n" * 40, "parameters": {"split_sentences": True, "max_new_tokens": 2}}
+        long = asyncio.ensure_future(running.post("/v1/generate", body))
+        await until(lambda: running.backend.num_busy == 2)
+        assert running.app.state.service.admissions["fake"].num_sequences == 2
+        short = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "a"}))
+        await until(lambda: running.backend.num_busy == 3)
+        refused = await running.post("/v1/generate", {"inputs": ["a", "b"]})
+        assert refused.json()["error"]["code"] == "overloaded"
+        hang.set()
+        assert [(await one).status_code for one in (short, long)] == [200, 200]
+
+
+async def test_a_sentence_that_fails_ends_the_call(
+    start: Start, translating: Translating, tokenizer: TextTokenizer
+) -> None:
+    poison = tokenizer.encode("~")[1]
+    async with start(translating(faults=Faults(nan_id=poison)), max_inputs=2) as running:
+        body = {"inputs": "A dog.\n~\n" + "A man.\n" * 60, "parameters": {"split_sentences": True}}
+        assert (await running.post("/v1/generate", body)).json()["error"]["code"] == "internal"
+        await until(lambda: running.backend.num_busy == 0)
+        admission = running.app.state.service.admissions["fake"]
+        assert (admission.num_calls, admission.num_sequences, admission.num_tokens) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "frame", "sentences"),
+    [
+        ("A dog. A man! Hund?", "{} {} {}", ["A dog.", "A man!", "Hund?"]),
+        ("1. A dog.\n2. A man! Hund?\n", "{}\n{} {}\n", ["1. A dog.", "2. A man!", "Hund?"]),
+        ("- a dog\n\n  - a man\n", "{}\n\n  {}\n", ["- a dog", "- a man"]),
+        ("\n \nA dog.\n\n\nA man.\t", "\n \n{}\n\n\n{}\t", ["A dog.", "A man."]),
+    ],
+    ids=["paragraph", "numbered list", "bullets", "blank lines"],
+)
+async def test_texts_keep_their_form(
+    start: Start, translating: Translating, text: str, frame: str, sentences: list[str]
+) -> None:
+    async with start(translating()) as running:
+        alone = [one["text"] for one in (await generate(running, sentences, max_new_tokens=6))["outputs"]]
+        (output,) = (await generate(running, text, split_sentences=True, max_new_tokens=6))["outputs"]
+        assert output["text"] == frame.format(*alone)
 
 
 async def test_a_sentence_that_is_too_long_is_named(start: Start, translating: Translating) -> None:

@@ -43,12 +43,18 @@ def needed_outputs(manifest: Manifest) -> list[str]:
     return [name for name in manifest.encoder_graph.outputs if not name.startswith("encoder_attention")]
 
 
-def admit(runner: Runner, first: int, sources: Sequence[Sequence[int]], examples: Sequence[int]) -> None:
+def admit(
+    runner: Runner,
+    first: int,
+    sources: Sequence[Sequence[int]],
+    examples: Sequence[int],
+    visible: Mapping[int, Sequence[int]] | None = None,
+) -> None:
     lengths = np.array([len(source) for source in sources], np.int32)
     ids = np.zeros((len(sources), lengths.max()), np.int64)
     for row, source in enumerate(sources):
         ids[row, : len(source)] = source
-    runner.init_rows(first, runner.encode(ids, lengths, needed_outputs(runner.manifest)), examples)
+    runner.init_rows(first, runner.encode(ids, lengths, needed_outputs(runner.manifest)), examples, visible)
 
 
 def read(runner: Runner, rows: Sequence[tuple[Sequence[int], int]], age: int) -> Mapping[str, NDArray[np.float32]]:
@@ -79,6 +85,23 @@ def test_rows_of_several_sources_give_what_float32_gives(runner: DeviceRunner, e
         for row, source in enumerate(SOURCES):
             cross = [one["cross_attention"][row, ..., : len(source)].astype(np.float32) for one in (given, right)]
             assert np.abs(cross[0] - cross[1]).max() < CLOSE
+
+
+def test_rows_keep_only_the_visible_source_tokens(runner: DeviceRunner, expected: OnnxRunner) -> None:
+    visible = {0: [0, 2, 4], 2: [3]}
+    rows = [(TARGETS[row], len(visible.get(row, SOURCES[row]))) for row in (0, 1, 2)]
+    for one in (runner, expected):
+        admit(one, 0, SOURCES, [0, 1, 2], visible)
+    for age in range(3):
+        given, right = (read(one, rows, age) for one in (runner, expected))
+        assert largest_difference(given, right) < CLOSE
+        np.testing.assert_allclose(given["cross_attention"][2, ..., 0].astype(np.float32), 1)
+    admit(runner, 0, SOURCES, [0, 1, 2])
+    complete = [read(runner, rows_of(0, 1, 2), age) for age in range(3)][-1]
+    assert largest_difference({"logprobs": given["logprobs"][1]}, {"logprobs": complete["logprobs"][1]}) < 1e-3
+    assert (
+        largest_difference({"logprobs": given["logprobs"][[0, 2]]}, {"logprobs": complete["logprobs"][[0, 2]]}) > CLOSE
+    )
 
 
 def test_a_row_that_moves_goes_on_where_it_was(runner: DeviceRunner) -> None:

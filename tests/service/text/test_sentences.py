@@ -68,6 +68,14 @@ def test_sentences_and_gaps_are_exactly_the_text(text: str, language: str) -> No
         ("en", "A title\n\nA dog runs\nin the park.", ["A title", "A dog runs", "in the park."]),
         ("en", "\r\n\tA dog.\r\nA man.\r", ["A dog.", "A man."]),
         ("de", "Das ist z. B. gut. Am 3. Mai kam er.", ["Das ist z. B. gut.", "Am 3. Mai kam er."]),
+        ("en", "1. Open the door.\n2. Close it. Wait!", ["1. Open the door.", "2. Close it.", "Wait!"]),
+        ("en", "1.\tOpen. 2. Close.", ["1.\tOpen.", "2. Close."]),
+        ("en", "a) Open.\n(iv) Close.\n2.3. Wait.\n", ["a) Open.", "(iv) Close.", "2.3. Wait."]),
+        ("en", "- Open.\n* Close. Wait.\n• Go.", ["- Open.", "* Close.", "Wait.", "• Go."]),
+        ("en", "1.\nOpen.\n 2. \n", ["1.", "Open.", "2."]),
+        ("en", "There are 3. We saw 1990. It was late.", ["There are 3.", "We saw 1990.", "It was late."]),
+        ("de", "1. Tür öffnen.\n2. Fenster schließen.", ["1. Tür öffnen.", "2. Fenster schließen."]),
+        ("fr", "1. Ouvrez la porte. 2. Fermez-la.", ["1. Ouvrez la porte.", "2. Fermez-la."]),
         ("zh", "你好。世界。", ["你好。", "世界。"]),
         ("ar", "كيف حالك؟ أنا بخير.", ["كيف حالك؟", "أنا بخير."]),
         ("en", " \n ", []),
@@ -82,6 +90,13 @@ def test_a_space_is_added_between_sentences_without_a_gap_unless_the_language_ha
     found = split("\t你好。世界。\n再见。", "zh")
     assert found.join(["Hallo.", "Welt.", "Ade."], "de") == "\tHallo. Welt.\nAde."
     assert found.join(["A。", "B。", "C。"], "ja") == "\tA。B。\nC。"
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr", "es", "ru", "zh", "hi", "xx"])
+def test_the_number_of_a_list_item_belongs_to_its_sentence(language: str) -> None:
+    lines = [f"{number}. Item {number} of the list." for number in range(1, 120)]
+    assert split("\n".join(lines), language).sentences == lines
+    assert split(" ".join(["word"] * WINDOW_CHARACTERS + ["end.\n"] + lines[:1]), language).sentences[-1] == lines[0]
 
 
 def test_a_text_with_too_many_sentences_is_not_split() -> None:

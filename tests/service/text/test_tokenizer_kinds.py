@@ -119,6 +119,41 @@ def test_spans_are_ranges_of_the_text_in_order(kind: str, text: str) -> None:
         assert not of_word or max(of_word) == end - 1
 
 
+@of_each_kind
+@FUZZ
+@given(data=st.data())
+def test_decoded_tokens_have_ranges_of_the_text(kind: str, data: st.DataObject) -> None:
+    """Each range is found by decoding all bytes up to the token's first and last byte."""
+    tokenizer = TOKENIZERS[kind]
+    ids = data.draw(st.one_of(st.lists(st.integers(0, len(tokenizer) + 2), max_size=30), TEXTS.map(tokenizer.encode)))
+    expected: list[tuple[int, int] | None] = []
+    before, is_first = b"", True
+    for id_ in ids:
+        if not tokenizer.adds_text(id_):
+            expected.append(None)
+            continue
+        own, is_first = tokenizer.bytes_of(id_, is_first=is_first), False
+        start = len((before + own[:1]).decode("utf-8", "replace")) - bool(own)
+        before += own
+        expected.append((start, len(before.decode("utf-8", "replace"))))
+    offsets = tokenizer.decoded_offsets(ids)
+    assert offsets == expected
+    assert max((one[1] for one in offsets if one), default=0) == len(tokenizer.decode(ids))
+
+
+@of_each_kind
+@pytest.mark.parametrize("text", [*SENTENCES, "A man. " * 20_000, "🙂🙂 " * 30_000])
+def test_offsets_are_those_of_the_spans_also_of_a_truncated_text(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    spans = tokenizer.encode_spans(text)
+    expected = [None if span.is_special else (span.start, span.end) for span in spans]
+    assert tokenizer.offsets(text, len(spans)) == expected
+    num_final = int(spans[-1].is_special)
+    truncated = tokenizer.encode_truncated(text, 5)
+    if len(spans) > 5:
+        assert tokenizer.offsets(text, len(truncated)) == expected[: 5 - num_final] + expected[len(spans) - num_final :]
+
+
 def named_spans(tokenizer: Tokenizer, text: str) -> list[tuple[str, int, int]]:
     served = TextTokenizer(tokenizer)
     return [(served.name(span.id), span.start, span.end) for span in served.encode_spans(text)]

@@ -1,0 +1,127 @@
+"""POST /v1/align."""
+
+from typing import Annotated, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
+from service.fields import NULL, RequestBody, field_error, object_schema
+from service.inference.align import AlignInput, AlignResult, align
+from service.inference.call import Call
+from service.inference.generate import parameters_for
+from service.inference.languages import generating_model
+from service.parameters import (
+    AT_MOST_ONE,
+    PARAMETER_NAMES,
+    GenerateParameters,
+    GivenParameters,
+    HeadIndex,
+    Language,
+)
+
+# The languages are fields of the body, so that they can be combined with `targets`.
+LANGUAGE_FIELDS = ("source_language", "target_language")
+FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES if name not in LANGUAGE_FIELDS}
+
+
+class AlignBody(RequestBody, GivenParameters):
+    model: ModelName = None
+    inputs: Inputs
+    targets: Annotated[
+        Inputs | None,
+        Field(
+            description="Target of each input, instead of generated text: one string, or a list as long as `inputs`."
+        ),
+    ] = None
+    layer: Annotated[
+        HeadIndex | None,
+        Field(description="Layer of the cross-attention; -1 is the last. If absent, that of the model's `alignment`."),
+    ] = None
+    head: Annotated[
+        HeadIndex | None,
+        Field(
+            description="Head of the layer; -1 is the last. If absent, the mean over all heads of `layer`; without "
+            "`layer`, the heads of the model's `alignment`."
+        ),
+    ] = None
+    source_language: Language | None = None
+    target_language: Language | None = None
+    parameters: Annotated[
+        GenerateParameters, Field(description="Generation parameters; not allowed together with `targets`.")
+    ] = Field(
+        default=GenerateParameters(),
+        json_schema_extra=object_schema(
+            num_return_sequences=AT_MOST_ONE,
+            top_logprobs={"maximum": 0},
+            return_attention={"const": False},
+            split_sentences={"const": False},
+            source_language=NULL,
+            target_language=NULL,
+        ),
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"inputs": "A dog runs."},
+                {"inputs": "A dog runs.", "targets": "Ein Hund rennt.", "layer": -1},
+                {"inputs": ["A dog runs.", "A cat."], "parameters": {"num_beams": 4}},
+            ],
+            "allOf": [
+                {"anyOf": [object_schema(targets=NULL), *SAME_FORM]},
+                {"anyOf": [object_schema(targets=NULL), object_schema(parameters=NULL)]},
+            ],
+        }
+    )
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        for name in LANGUAGE_FIELDS:
+            if getattr(self.parameters, name) is not None:
+                message = f"parameters.{name} is not supported here: use {name} beside inputs."
+                raise field_error("unsupported_parameter", message, "parameters", name)
+        if self.targets is not None:
+            check_targets(self.inputs, self.targets)
+            if "parameters" in self.model_fields_set:
+                message = "parameters cannot be combined with targets: nothing is generated."
+                raise field_error("invalid_parameter", message, "parameters")
+        return self
+
+
+async def align_words(call: Call, body: AlignBody) -> AlignResult:
+    """Align the words of each input with the words of its translation.
+
+    Without `targets`, the model translates the inputs. Each word of the target is linked to the
+    source word with the largest weight in the cross-attention of the chosen layer and heads.
+    """
+    call.field_names = FIELD_NAMES
+    name, parameters = body.model, GenerateParameters()
+    if body.source_language is not None or body.target_language is not None:
+        name = (await generating_model(call, name, body.source_language, body.target_language)).name
+    if body.targets is None:
+        model = await call.model(name)
+        if "generate" in model.manifest.tasks:
+            parameters = parameters_for(model, body.given_parameters)
+    request = AlignInput(
+        name,
+        body.inputs,
+        body.targets,
+        parameters,
+        body.layer,
+        body.head,
+        body.source_language,
+        body.target_language,
+    )
+    return await align(call, request)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/align",
+        align_words,
+        AlignResult,
+        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
+    ),
+)

@@ -1,0 +1,118 @@
+"""Messages of a dialogue with a chat model, and the prompt that they become."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from service.errors import ERRORS, ApiError
+from service.fields import NOT_BLANK, RequestBody, field_error, must_equal, object_schema
+from service.inference.service import ServedModel
+from service.text.chat import Prompt, apply_chat_template
+
+MAX_MESSAGES = 1024
+
+
+def _check_content(value: Any) -> str:
+    """Return the text of a message; the texts of several parts are joined with spaces."""
+    parts = [{"type": "text", "text": value}] if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise field_error("invalid_parameter", "It must be a string or a list of parts.")
+    for index, part in enumerate(parts):
+        if part.get("type") != "text":
+            raise field_error("unsupported_parameter", "It must be text: other parts are not supported.", index, "type")
+        if not isinstance(part.get("text"), str) or len(part) > 2:
+            raise field_error("invalid_parameter", "It must have the fields type and text and no others.", index)
+    return " ".join(part["text"] for part in parts)
+
+
+_PART_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "text", "description": "Always `text`."},
+        "text": {"type": "string", "description": "Text of the part."},
+    },
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+Content = Annotated[
+    str,
+    PlainValidator(_check_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART_SCHEMA}]}),
+]
+
+
+class Message(RequestBody):
+    """A message of a dialogue. Messages of the service can be sent back unchanged."""
+
+    role: Annotated[Literal["system", "developer", "user", "assistant"], Field(description="Author of the message.")]
+    content: Annotated[Content, Field(description="Text, or a list of text parts.")]
+    name: Annotated[Any, must_equal("")] = None
+    refusal: Annotated[Any, must_equal("")] = None
+    tool_calls: Annotated[Any, must_equal([])] = None
+    function_call: Annotated[Any, must_equal({})] = None
+    audio: Annotated[Any, must_equal({})] = None
+    annotations: Annotated[Any, must_equal([])] = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                object_schema(role={"const": "assistant"}),
+                object_schema(content={"type": "string", "pattern": NOT_BLANK}),
+                object_schema(
+                    content={"type": "array", "contains": object_schema("text", text={"pattern": NOT_BLANK})}
+                ),
+            ]
+        }
+    )
+
+    @property
+    def is_system(self) -> bool:
+        return self.role in ("system", "developer")
+
+
+Messages = Annotated[
+    list[Message],
+    Field(
+        min_length=1,
+        max_length=MAX_MESSAGES,
+        fail_fast=True,
+        description="System messages, if any, then user and assistant messages in turn. The user's are first and last.",
+    ),
+]
+
+
+def check_dialogue(messages: Sequence[Message]) -> None:
+    """Check the roles of the messages of a dialogue, and that the messages are not blank.
+
+    Raises:
+        PydanticCustomError: the first message that is not allowed.
+    """
+    num_system = len(list(takewhile(lambda message: message.is_system, messages)))
+    for index, message in enumerate(messages):
+        turn = index - num_system
+        allowed_roles = ("system", "developer") if turn < 0 else ("assistant",) if turn % 2 else ("user",)
+        if message.role not in allowed_roles:
+            text = "System messages come first, then user and assistant messages in turn, starting with user."
+            raise field_error("invalid_parameter", text, "messages", index, "role")
+        if message.role != "assistant" and not message.content.strip():
+            raise field_error("empty_input", ERRORS["empty_input"].message, "messages", index, "content")
+    if messages[-1].role != "user":
+        text = "It must be user: the model replies to the last message."
+        raise field_error("invalid_parameter", text, "messages", len(messages) - 1, "role")
+
+
+def prompt_of(model: ServedModel, messages: Sequence[Message]) -> Prompt:
+    """Format a dialogue with the chat template of a model.
+
+    Raises:
+        ApiError: `unsupported_task` if the model has no chat template.
+    """
+    template = model.manifest.chat
+    if template is None:
+        message = f"{model.name} has no chat template, so it cannot chat. GET /v1/models shows which models chat."
+        raise ApiError("unsupported_task", message, field="model")
+    system = [message.content for message in messages if message.is_system]
+    turns = [message.content for message in messages if not message.is_system]
+    return apply_chat_template(template, system, turns, model.source_tokenizer)

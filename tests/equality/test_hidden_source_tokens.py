@@ -1,0 +1,170 @@
+"""Source tokens that are hidden from the decoder, compared with masked attention in PyTorch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from model.architectures import transformer
+from model.architectures.factory import TranslationModel
+from model.architectures.recurrent import RecurrentModel
+from model.decoding.reference import log_softmax
+from model.rounding import reference
+from service.engine.engine import Engine
+from service.parameters import GenerateParameters
+from service.runtime.ort import OnnxRunner
+from tests.equality.running import make_request, run
+from tests.equality.serving import load_system, write_bundles
+from tests.equality.systems import MakeConfig, random_models, small
+from tests.rounding import assert_within_rounding
+
+Ids = tuple[int, ...]
+SYSTEMS: dict[str, MakeConfig] = {
+    name: small(name) for name in ("transformer", "linformer", "bahdanau", "luong-dot", "hard-marginal")
+}
+REJECTED: dict[str, MakeConfig] = {name: small(name) for name in ("fixed-context", "luong-location", "luong-local-p")}
+GREEDY = GenerateParameters(max_new_tokens=8)
+BEAMS = GenerateParameters(max_new_tokens=8, num_beams=3, num_return_sequences=2)
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoint with random weights and verified bundle of each system."""
+    tokenizer = checkpoint / "tokenizer.json"
+    models = random_models(SYSTEMS | REJECTED, tokenizer, noise=0.2)
+    return write_bundles(tmp_path_factory.mktemp("hidden"), models, tokenizer, toy_sentences[:2])
+
+
+System = tuple[TranslationModel, OnnxRunner, list[Ids]]
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def system(request: pytest.FixtureRequest, folder: Path, toy_sentences: list[str]) -> System:
+    return load_system(folder, request.param, toy_sentences)
+
+
+def hidden_sets(source: Ids) -> list[Ids]:
+    """Return no token, the first, the last, two, and all but one."""
+    last = len(source) - 1
+    return [(), (0,), (last,), (1, last), tuple(index for index in range(last + 1) if index != 1)]
+
+
+@contextmanager
+def masked(model: TranslationModel, mask: torch.Tensor) -> Iterator[None]:
+    """Give the decoder of a model a mask (S,) of the source tokens that it can attend to."""
+    if isinstance(model, RecurrentModel):
+        assert model.score is not None
+        handle = model.score.register_forward_hook(
+            lambda module, inputs, scores: scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        )
+        yield
+        handle.remove()
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformer, "length_mask", lambda lengths, size: mask[None, None])
+        yield
+
+
+def forced(model: TranslationModel, source: Ids, hidden: Ids, written: list[int]) -> dict[str, NDArray[Any]]:
+    """Return log-probabilities (T,) and cross-attention weights (L, H, T, S) in PyTorch."""
+    ids, lengths = torch.tensor([source]), torch.tensor([len(source)])
+    read = torch.tensor([[model.config.bos_id, *written[:-1]]])
+    mask = torch.tensor([index not in hidden for index in range(len(source))])
+    with torch.inference_mode():
+        memory, _ = model.encode(ids, lengths)
+        with masked(model, mask):
+            features, _, maps = model.decode(read, memory, lengths, need_weights=True)  # type: ignore[arg-type]
+        logprobs = log_softmax(model.logits(features[0]).numpy())[range(len(written)), written]
+    assert maps is not None
+    return {"logprobs": logprobs, "cross": maps[:, 0].numpy()}
+
+
+def test_hidden_tokens_are_masked_keys(system: System) -> None:
+    model, runner, sources = system
+    models = reference(model)
+    requests = [
+        make_request(source, parameters=parameters, attention=frozenset({"cross"}), hidden_source_tokens=hidden)
+        for source in sources[:2]
+        for hidden in hidden_sets(source)
+        for parameters in (GREEDY, BEAMS)
+    ]
+    for request, result in zip(requests, run(runner, requests, Random(1)), strict=True):
+        assert len(result.targets) == request.num_targets
+        for target in result.targets:
+            written = [token.id for token in target.tokens]
+            found = {"logprobs": np.array([token.logprob for token in target.tokens]), **target.attention}
+            assert not found["cross"][..., list(request.hidden_source_tokens)].any()
+            source, hidden = request.source_ids, request.hidden_source_tokens
+
+            def compute(
+                model: TranslationModel, source: Ids = source, hidden: Ids = hidden, written: list[int] = written
+            ) -> dict[str, NDArray[Any]]:
+                return forced(model, source, hidden, written)
+
+            assert_within_rounding(models, compute, found)
+
+
+def test_hiding_a_token_changes_the_scores(system: System) -> None:
+    """Without this difference, the comparison with masked attention could not fail."""
+    model, runner, sources = system
+    source, target = sources[0], (20, 301, 2)
+    requests = [
+        make_request(
+            source, parameters=GenerateParameters(max_new_tokens=0), target_prefix=target, hidden_source_tokens=hidden
+        )
+        for hidden in hidden_sets(source)
+    ]
+    logprobs = {tuple(token.logprob for token in result.targets[0].tokens) for result in run(runner, requests)}
+    is_hard = isinstance(model, RecurrentModel) and model.config.selection != "soft"  # sees one token in each step
+    assert len(logprobs) > 1 if is_hard else len(logprobs) == len(requests)
+
+
+def test_alone_equals_batched_bit_for_bit(system: System) -> None:
+    _, runner, sources = system
+    kinds = frozenset(one.kind for one in runner.manifest.attention)
+    requests = [
+        make_request(source, parameters=parameters, attention=kinds, hidden_source_tokens=hidden)
+        for source in sources
+        for hidden in hidden_sets(source)
+        for parameters in (GREEDY, BEAMS)
+    ]
+    for shuffle in (None, Random(2)):
+        for request, together in zip(requests, run(runner, requests, shuffle), strict=True):
+            (alone,) = run(runner, [request])
+            for one, other in zip(alone.targets, together.targets, strict=True):
+                assert one.tokens == other.tokens
+                for kind, maps in one.attention.items():
+                    np.testing.assert_array_equal(other.attention[kind], maps)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("fixed-context", "its decoder does not attend to source tokens"),
+        ("luong-location", "its attention depends on the positions of source tokens"),
+        ("luong-local-p", "its attention depends on the positions of source tokens"),
+    ],
+)
+def test_a_decoder_that_needs_positions_is_rejected(
+    name: str, reason: str, folder: Path, toy_sentences: list[str]
+) -> None:
+    _, runner, sources = load_system(folder, name, toy_sentences)
+    engine = Engine(runner)
+    with pytest.raises(ValueError, match=f"{name} cannot hide source tokens: {reason}"):
+        engine.check(make_request(sources[0], hidden_source_tokens=(0,)))
+    engine.check(make_request(sources[0]))
+
+
+@pytest.mark.parametrize("hidden", [(-1,), (99,), (1, 0), (1, 1), None])
+def test_indices_must_be_some_of_the_source_in_order(hidden: Ids | None, system: System) -> None:
+    _, runner, sources = system
+    source = sources[0]
+    hidden = tuple(range(len(source))) if hidden is None else hidden
+    with pytest.raises(ValueError, match=rf"some of the indices 0 to {len(source) - 1} in ascending order"):
+        Engine(runner).check(make_request(source, hidden_source_tokens=hidden))

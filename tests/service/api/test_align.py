@@ -1,0 +1,245 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.bundle import Alignment, Languages
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import MakeBackend, Running, Start, classifying
+from tests.support.fake_runner import fake_manifest
+
+pytestmark = pytest.mark.anyio
+SOURCE, TARGET = "Hund x.", "a dogHund"
+
+
+async def respond(running: Running, **body: Any) -> Any:
+    response = await running.post("/v1/align", {"inputs": SOURCE, **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def aligned(running: Running, **body: Any) -> Any:
+    (output,) = (await respond(running, **body))["outputs"]
+    return output
+
+
+async def refused(running: Running, **body: Any) -> tuple[int, str, str | None, str]:
+    response = await running.post("/v1/align", {"inputs": SOURCE, **body})
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"], error["message"]
+
+
+async def test_a_forced_target_is_linked_to_the_source_word_with_the_largest_weight(running: Running) -> None:
+    response = await respond(running, targets=TARGET, layer=0, head=1)
+    assert response["usage"] == {"input_tokens": 7, "output_tokens": 6}
+    (output,) = response["outputs"]
+    assert output["source_words"] == [
+        {"text": "Hund", "start": 0, "end": 4},
+        {"text": "x", "start": 5, "end": 6},
+        {"text": ".", "start": 6, "end": 7},
+    ]
+    assert output["target_words"] == [
+        {"text": "a", "start": 0, "end": 1},
+        {"text": "dogHund", "start": 2, "end": 9},
+    ]
+    assert (output["index"], output["text"], output["layer"], output["head"], output["heads"]) == (0, TARGET, 0, 1, [1])
+    body = {"inputs": SOURCE, "targets": TARGET, "kinds": ["cross"], "layers": [0], "heads": [1], "units": "words"}
+    (maps,) = (await running.post("/v1/attention", body)).json()["outputs"][0]["maps"]
+    weights = np.reshape(maps["data"], maps["shape"])[0, 0]
+    expected = [(int(row.argmax()), word, row.max()) for word, row in enumerate(weights)]
+    assert [tuple(link[:2]) for link in output["links"]] == [link[:2] for link in expected]
+    assert [link[2] for link in output["links"]] == pytest.approx([link[2] for link in expected], rel=1e-6)
+    assert output["pharaoh"] == " ".join(f"{source}-{word}" for source, word, _ in expected)
+
+
+async def test_without_targets_the_generated_text_is_aligned(running: Running) -> None:
+    parameters = {"num_beams": 3, "target_prefix": "a", "max_new_tokens": 9}
+    output = await aligned(running, parameters=parameters)
+    attended = (
+        await running.post("/v1/attention", {"inputs": SOURCE, "parameters": parameters, "units": "words"})
+    ).json()["outputs"][0]
+    assert output["text"] == attended["text"]
+    assert [word["text"] for word in output["target_words"]] == attended["target_tokens"]
+    assert all(output["text"][word["start"] : word["end"]] == word["text"] for word in output["target_words"])
+
+
+async def test_the_default_is_the_alignment_of_the_manifest(start: Start, make_backend: MakeBackend) -> None:
+    backend = make_backend("plain", "chosen", "mixed")
+    changes = (None, (0, (1,)), (1, (0, 1)))
+    backend.manifests = tuple(
+        manifest.model_copy(
+            update={
+                "alignment": one
+                and Alignment(layer=one[0], heads=one[1], criterion="test", agreement=0.5, baseline=0.4, sentences=1)
+            }
+        )
+        for manifest, one in zip(backend.manifests, changes, strict=True)
+    )
+    async with start(backend) as running:
+        expected: dict[str, tuple[int, int | None, list[int]]] = {
+            "plain": (1, None, [0, 1]),  # all heads of the last layer
+            "chosen": (0, 1, [1]),
+            "mixed": (1, None, [0, 1]),
+        }
+        for name, (layer, head, heads) in expected.items():
+            output = await aligned(running, model=name, targets=TARGET)
+            assert (output["layer"], output["head"], output["heads"]) == (layer, head, heads)
+            same = await aligned(running, model=name, targets=TARGET, layer=layer, head=head)
+            assert same == output
+        output = await aligned(running, model="chosen", layer=-1, head=None)
+        assert (output["layer"], output["head"], output["heads"]) == (1, None, [0, 1])
+        output = await aligned(running, model="chosen", head=-2)
+        assert (output["layer"], output["head"], output["heads"]) == (0, 0, [0])
+        cards = {card["id"]: card["alignment"] for card in (await running.client.get("/v1/models")).json()["data"]}
+        assert cards["chosen"] == {
+            "layer": 0,
+            "heads": [1],
+            "criterion": "test",
+            "agreement": 0.5,
+            "baseline": 0.4,
+        }
+        assert cards["plain"] == {
+            "layer": 1,
+            "heads": [0, 1],
+            "criterion": None,
+            "agreement": None,
+            "baseline": None,
+        }
+
+
+async def test_of_equal_weights_the_first_source_word_counts(running: Running) -> None:
+    from service.inference.align import strongest_links
+
+    weights = np.array([[0.25, 0.5, 0.5], [0.1, 0.1, 0.1]], np.float32)
+    assert strongest_links(weights) == [(1, 0, 0.5), (0, 1, pytest.approx(0.1))]
+    assert strongest_links(np.zeros((0, 3), np.float32)) == []
+
+
+async def test_each_input_of_a_list_has_the_output_that_it_has_alone(running: Running) -> None:
+    inputs, targets = ["a dog", SOURCE, "Hund Hund"], ["Hund a", TARGET, "x"]
+    for more in ({}, {"targets": targets}):
+        response = await respond(running, inputs=inputs, **more)
+        for index, output in enumerate(response["outputs"]):
+            own = {"targets": targets[index]} if more else {}
+            assert output == {**await aligned(running, inputs=inputs[index], **own), "index": index}
+
+
+async def test_languages_choose_the_tokens_and_the_model(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
+) -> None:
+    backend = make_backend("many", "plain")
+    languages = Languages(
+        sources=("en", "de"),
+        targets=("de", "en"),
+        source_prefix={"en": (10,), "de": (11,)},
+        source_prefix_of_target={"en": (20,)},
+        target_prefix={"de": (30,), "en": (31, 32)},
+    )
+    first, second = backend.manifests
+    backend.manifests = (first.model_copy(update={"languages": languages}), second)
+    async with start(backend, default_model="plain") as running:
+        body = {"targets": TARGET, "source_language": "de", "target_language": "en"}
+        response = await respond(running, **body)
+        assert response["model"] == "many"
+        assert response["usage"] == {"input_tokens": 9, "output_tokens": 6}
+        (output,) = response["outputs"]
+        assert [word["text"] for word in output["source_words"]] == ["Hund", "x", "."]
+        assert [word["text"] for word in output["target_words"]] == ["a", "dogHund"]
+        same = await running.post(
+            "/v1/attention",
+            {
+                "model": "many",
+                "inputs": SOURCE,
+                "kinds": ["cross"],
+                "units": "words",
+                "parameters": {"source_language": "de", "target_language": "en"},
+            },
+        )
+        generated = await aligned(running, source_language="de", target_language="en")
+        assert same.json()["outputs"][0]["target_tokens"] == [word["text"] for word in generated["target_words"]]
+        status, code, param, message = await refused(running, model="plain", source_language="de")
+        assert (status, code, param) == (422, "unsupported_parameter", "source_language")
+        assert message == "source_language is supported only by models that translate, and plain does not."
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param", "message"),
+    [
+        (
+            {"layer": 2},
+            "invalid_parameter",
+            "layer",
+            "layer must be from -2 to 1 for cross attention, got 2.",
+        ),
+        (
+            {"head": -3},
+            "invalid_parameter",
+            "head",
+            "head must be from -2 to 1 for cross attention, got -3.",
+        ),
+        ({"layer": 1.0}, "invalid_parameter", "layer", "layer must be a valid integer, got 1.0."),
+        (
+            {"targets": ["x"]},
+            "invalid_parameter",
+            "targets",
+            "inputs and targets must be both one string, or both lists of the same length.",
+        ),
+        (
+            {"targets": "x", "parameters": {"num_beams": 2}},
+            "invalid_parameter",
+            "parameters",
+            "parameters cannot be combined with targets: nothing is generated.",
+        ),
+        (
+            {"parameters": {"source_language": "de"}},
+            "unsupported_parameter",
+            "parameters.source_language",
+            "parameters.source_language is not supported here: use source_language beside inputs.",
+        ),
+        (
+            {"parameters": {"top_logprobs": 1}},
+            "unsupported_parameter",
+            "parameters.top_logprobs",
+            "This endpoint returns the alignment of one target for each input; use POST /v1/generate for "
+            "parameters.top_logprobs.",
+        ),
+    ],
+)
+async def test_errors_name_the_field_and_the_way_out(
+    running: Running, body: dict[str, Any], code: str, param: str, message: str
+) -> None:
+    assert await refused(running, **body) == (422, code, param, message)
+
+
+async def test_a_model_without_cross_attention_cannot_align(
+    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
+) -> None:
+    backend = classifying(make_backend())
+    causal = fake_manifest("causal", vocabulary=len(tokenizer), max_source_tokens=64, decoder_start="source")
+    backend.manifests = (*backend.manifests, causal)
+    async with start(backend) as running:
+        for name in ("judge", "causal"):
+            assert await refused(running, model=name) == (
+                422,
+                "unsupported_task",
+                "model",
+                f"model: {name} cannot align words, because it has no cross-attention; models that can: fake.",
+            )
+
+
+async def test_maps_that_are_too_large_are_rejected_with_the_way_out(
+    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.inference.results.MAX_NUMBERS", 50)
+    monkeypatch.setattr("service.inference.maps.MAX_NUMBERS", 50)
+    async with start() as running:
+        long = {"inputs": [SOURCE] * 2, "targets": [TARGET] * 2}  # 2 * 7 * 6 numbers
+        assert await refused(running, **long) == (
+            422,
+            "response_too_large",
+            None,
+            "The attention maps of this call are too large. Send fewer or shorter inputs in a call.",
+        )
+        assert (await respond(running, targets=TARGET))["outputs"][0]["text"] == TARGET
+        many = {"parameters": {"max_new_tokens": 60, "stop": "\u1234"}, "inputs": [SOURCE] * 8}
+        assert (await refused(running, **many))[1] == "response_too_large"
