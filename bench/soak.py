@@ -181,6 +181,7 @@ def all_calls(cards: Sequence[Body], texts: Sequence[str]) -> Iterator[Call]:
     uses: dict[str, Callable[[str, str, int], list[Call]]] = {
         "generate": _generations,
         "attention": _maps,
+        "alignment": lambda model, text, number: [Call("/v1/align", {"model": model, "inputs": text})],
         "encode": _encodings,
         "classify": _classifications,
         "rerank": _rankings,
@@ -227,7 +228,8 @@ def _generations(model: str, text: str, number: int) -> list[Call]:
 
 
 def _maps(model: str, text: str, number: int) -> list[Call]:
-    return [Call("/v1/attention", {"model": model, "inputs": text, "reduce": "mean"})]
+    own: Body = {"model": model, "inputs": text}
+    return [Call("/v1/attention", {**own, "reduce": "mean"}), Call("/v1/attention", {**own, "draw": "heatmap"})]
 
 
 def _encodings(model: str, text: str, number: int) -> list[Call]:
@@ -249,7 +251,7 @@ def _classifications(model: str, text: str, number: int) -> list[Call]:
 def _rankings(model: str, text: str, number: int) -> list[Call]:
     documents = [text[:50], text[:80]]
     return [
-        Call("/v1/rerank", {"model": model, "query": text, "documents": documents}),
+        *(Call(path, {"model": model, "query": text, "documents": documents}) for path in ("/v1/rerank", "/v2/rerank")),
         Call(f"/rerank?model={model}", {"query": text, "texts": documents}),
     ]
 
@@ -278,7 +280,17 @@ def _plain(model: str, text: str) -> list[Call]:
 
 
 GETS = (
-    *("/", "/v1/models", "/health", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"),
+    *(
+        "/",
+        "/page/main.js",
+        "/v1/models",
+        "/health",
+        "/health/live",
+        "/health/ready",
+        "/metrics",
+        "/docs",
+        "/openapi.json",
+    ),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/info", "/languages"),
 )
 

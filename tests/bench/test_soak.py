@@ -16,7 +16,13 @@ from service.settings import Settings
 from service.text.tokenizer import read_tokenizer
 
 CARDS = [
-    {"id": "a", "tasks": ["generate", "encode", "attention", "similar"], "chat": True, "languages": {"source": "en"}},
+    {
+        "id": "a",
+        "tasks": ["generate", "encode", "attention", "similar"],
+        "chat": True,
+        "alignment": {"layer": 1},
+        "languages": {"source": "en"},
+    },
     {"id": "b", "tasks": ["encode", "classify"], "chat": False, "languages": None},
     {"id": "c", "tasks": ["encode", "rerank", "tag"], "chat": False, "languages": None},
 ]

@@ -37,6 +37,7 @@ BEYOND_JSON_SCHEMA = (
     r"No model of this service translates",
     r"outputs\[\d+\]\.name must be an output of [\w-]+:",
     r"has no effect on the requested outputs",
+    r"inputs must include (text_input|query)",
     # Its default decoding method too.
     r"has no effect without [\w.]+(: true| above 1)",
     r"must be at most [\w.]+ \(1\) without [\w.]+: true, got \d+",

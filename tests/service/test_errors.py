@@ -23,7 +23,7 @@ TOO_MANY_NUMBERS = {"inputs": "x" * 62, "targets": "y" * 62}
 
 SIMPLE: list[tuple[str, str, Any, dict[str, str]]] = [
     ("malformed_json", "/v1/generate", b"{", {}),
-    ("not_found", "/v1/align", {}, {}),
+    ("not_found", "/v1/link", {}, {}),
     ("model_not_found", "/v1/generate", {"model": "other", "inputs": "x"}, {}),
     ("method_not_allowed", "/v1/models", {}, {}),
     ("body_too_large", "/v1/generate", {"inputs": "x" * 5000}, {}),

@@ -70,6 +70,7 @@ def write_large_bundle(toy: Path, folder: Path) -> Manifest:
         "similar": None,
         "states": (),
         "attention": (),
+        "alignment": None,
         "languages": None,
         "target_tokenizer": manifest.source_tokenizer,
         "verification": None,
