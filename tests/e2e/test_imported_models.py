@@ -482,7 +482,7 @@ def test_cross_attention_equals_that_of_transformers(served: Served) -> None:
 
 
 @pytest.mark.parametrize("model", ["t5", "m2m", "marian", "firefox"])
-def test_words_are_aligned_by_the_heads_that_the_import_chose(served: Served, model: str) -> None:
+def test_words_are_aligned_by_the_heads_of_the_import(served: Served, model: str) -> None:
     with urlopen(f"{served.server.url}/v1/models/{model}", timeout=30) as response:
         card = json.load(response)["alignment"]
     if model == "firefox":

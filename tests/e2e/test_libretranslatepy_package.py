@@ -57,7 +57,7 @@ def test_the_package_translates_and_lists_languages(shipped: RunningServer, api_
     ]
 
 
-def test_the_package_gets_a_refusal_as_an_http_error_that_says_why(shipped: RunningServer) -> None:
+def test_the_package_raises_an_http_error_with_the_reason(shipped: RunningServer) -> None:
     api = LibreTranslateAPI(shipped.url)
     with pytest.raises(HTTPError) as caught:
         api.translate(TEXT, "de", "en")
@@ -68,7 +68,7 @@ def test_the_package_gets_a_refusal_as_an_http_error_that_says_why(shipped: Runn
         )
 
 
-def test_json_gives_what_a_form_gives_and_lists_as_well(shipped: RunningServer) -> None:
+def test_json_gives_the_result_of_a_form_and_accepts_lists(shipped: RunningServer) -> None:
     body = {**PAIR, "q": TEXT, "format": "text", "alternatives": 2, "api_key": ""}
     whole = post(shipped, "/translate", body)
     with urlopen(Request(f"{shipped.url}/translate", urlencode(body).encode()), timeout=30) as answer:

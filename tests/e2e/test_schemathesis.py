@@ -58,7 +58,7 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
-def test_every_operation_keeps_what_the_document_says(server: RunningServer, tmp_path: Path) -> None:
+def test_every_operation_conforms_to_the_document(server: RunningServer, tmp_path: Path) -> None:
     config, document, report = (tmp_path / name for name in ("schemathesis.toml", "openapi.json", "report.json"))
     with urlopen(f"{server.url}/openapi.json", timeout=30) as answer:
         document.write_bytes(answer.read())  # told where it comes from, schemathesis would leave out that route

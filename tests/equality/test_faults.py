@@ -150,7 +150,7 @@ def test_nan_of_a_shipped_encoder_fails_its_own_sequence_alone(name: str) -> Non
 
 @pytest.mark.parametrize("name", [*RECURRENT, "transformer", "transformer-half"])
 @pytest.mark.parametrize("num_read", [0, 2])
-def test_rows_run_alone_after_a_failed_step_give_what_they_give_together(
+def test_rows_that_run_alone_after_a_failed_step_have_the_results_of_the_batch(
     folder: Path, toy_sentences: list[str], tmp_path: Path, name: str, num_read: int
 ) -> None:
     tokenizer = read_tokenizer(folder / name / "tokenizer.json")

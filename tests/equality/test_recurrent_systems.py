@@ -79,7 +79,7 @@ def forced(model: RecurrentModel, source: tuple[int, ...], written: list[int]) -
     return {"logprobs": logprobs} if maps is None else {"logprobs": logprobs, "cross": maps[:, 0].numpy()}
 
 
-def test_served_outputs_are_pytorchs(system: System) -> None:
+def test_served_outputs_equal_pytorch(system: System) -> None:
     model, runner, sources = system
     config = model.config
     requests = [make_request(source, parameters=asked) for source in sources for asked in (GREEDY, BEAMS)]
@@ -95,7 +95,7 @@ def test_served_outputs_are_pytorchs(system: System) -> None:
         assert_same(model, requests, expected, given)
 
 
-def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(
+def test_served_log_probabilities_and_maps_equal_pytorch_in_any_batch(
     system: System, models: Reference[RecurrentModel]
 ) -> None:
     model, runner, sources = system
@@ -125,7 +125,7 @@ def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(
         assert_within_rounding(models, compute, {"logprobs": logprobs, **target.attention})
 
 
-def test_a_step_reads_no_more_of_the_source_than_whole_blocks_of_the_batchs_longest(system: System) -> None:
+def test_a_step_reads_the_source_up_to_the_block_of_the_longest_in_the_batch(system: System) -> None:
     model, runner, sources = system
     if not kinds_of(model):
         assert not any("source" in state.shape for state in runner.manifest.states)  # there is nothing to read

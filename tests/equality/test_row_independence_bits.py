@@ -81,7 +81,7 @@ def not_numbers(runner: OnnxRunner, rows: int, length: int) -> dict[str, NDArray
 
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
-def test_what_an_earlier_sequence_left_in_a_row_is_never_read(bundle: Path) -> None:
+def test_the_state_of_an_earlier_sequence_is_never_read(bundle: Path) -> None:
     runner = load(bundle)
     if runner.manifest.decoder is None:
         return

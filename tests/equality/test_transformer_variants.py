@@ -80,7 +80,7 @@ def expected_logprobs(model: Transformer, source: tuple[int, ...], written: list
     return logprobs
 
 
-def test_served_outputs_are_pytorchs(system: System) -> None:
+def test_served_outputs_equal_pytorch(system: System) -> None:
     model, runner, sources = system
     config = model.config
     requests = [make_request(source, parameters=asked) for source in sources for asked in (GREEDY, BEAMS)]
@@ -95,7 +95,7 @@ def test_served_outputs_are_pytorchs(system: System) -> None:
         assert_same(model, requests, expected, given)
 
 
-def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(system: System) -> None:
+def test_served_log_probabilities_and_maps_equal_pytorch_in_any_batch(system: System) -> None:
     model, runner, sources = system
     models = reference(model)
     kinds = frozenset(one.kind for one in runner.manifest.attention)
@@ -157,7 +157,7 @@ def test_a_projection_that_is_shared_is_stored_once(folder: Path, name: str, cou
         ("pre-norm", "decoder_norm.bias"),
     ],
 )
-def test_a_weight_that_is_not_the_bundles_is_found(
+def test_a_changed_weight_is_found(
     folder: Path, toy_sentences: list[str], tmp_path: Path, name: str, parameter: str
 ) -> None:
     model, _ = load_checkpoint(folder / "checkpoints" / name)

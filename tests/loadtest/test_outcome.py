@@ -15,13 +15,13 @@ def stream(*parts: tuple[float, bytes]) -> Response:
     return Response(200, {}, parts, ended=parts[-1][0])
 
 
-def test_a_whole_answer_is_a_success_with_its_tokens_and_without_a_first_token() -> None:
+def test_a_complete_response_is_a_success_with_its_tokens_and_without_a_first_token() -> None:
     outcome = classify(whole_answer(200, {"usage": {"input_tokens": 7, "output_tokens": 5}}), 10.0, is_streamed=False)
     assert outcome == Success(latency_s=2.0, first_token_s=None, input_tokens=7, output_tokens=5)
     assert outcome.per_output_token_s is None
 
 
-def test_an_answer_to_encode_has_no_output_tokens() -> None:
+def test_a_response_of_encode_has_no_output_tokens() -> None:
     outcome = classify(whole_answer(200, {"usage": {"input_tokens": 7}}), 10.0, is_streamed=False)
     assert outcome == Success(2.0, None, 7, 0)
 
@@ -45,13 +45,13 @@ def test_the_tokens_of_all_inputs_of_a_stream_add_up() -> None:
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("3", 3), ("", None), ("soon", None), ("-1", None)])
-def test_a_503_is_a_refusal_with_its_code_and_when_to_come_back(value: str, seconds: int | None) -> None:
+def test_a_503_is_a_rejection_with_its_code_and_retry_after(value: str, seconds: int | None) -> None:
     answer = whole_answer(503, {"error": {"code": "overloaded"}}, **{"retry-after": value})
     for is_streamed in (False, True):
         assert classify(answer, 10.0, is_streamed) == Rejection("overloaded", seconds)
 
 
-def test_a_503_that_is_not_the_services_own_is_a_refusal_too() -> None:
+def test_a_503_of_a_proxy_is_a_rejection() -> None:
     assert classify(Response(503, {}, [(1.0, b"<html>")], 1.0), 0.0, is_streamed=False) == Rejection("no code", None)
 
 
@@ -66,7 +66,7 @@ def test_a_503_that_is_not_the_services_own_is_a_refusal_too() -> None:
         (Response(200, {}, [(1.0, b"{")], 1.0), "malformed response"),
     ],
 )
-def test_any_other_answer_is_a_failure_named_by_its_fault(answer: Response, reason: str) -> None:
+def test_any_other_response_is_a_failure_named_by_its_error(answer: Response, reason: str) -> None:
     assert classify(answer, 0.0, is_streamed=False) == Failure(reason)
 
 

@@ -56,7 +56,7 @@ async def running(start: Start) -> AsyncIterator[Running]:
         yield running
 
 
-def test_the_table_has_every_code_and_every_503_says_when_to_come_back() -> None:
+def test_the_table_has_every_code_and_every_503_has_retry_after() -> None:
     assert set(ERRORS) == set(get_args(ErrorCode))
     for code, kind in ERRORS.items():
         assert (kind.retry_after_s is not None) == (kind.status == 503), code
@@ -72,7 +72,7 @@ def test_every_code_is_caused_by_a_test() -> None:
 
 
 @pytest.mark.parametrize(("code", "path", "body", "headers"), SIMPLE, ids=[code for code, *_ in SIMPLE])
-async def test_a_refusal_has_its_code_and_status_and_is_counted(
+async def test_an_error_has_its_code_and_status_and_is_counted(
     running: Running, code: str, path: str, body: Any, headers: dict[str, str]
 ) -> None:
     check(await answer_to(running, path, body, headers), code)
@@ -116,7 +116,7 @@ async def test_internal(start: Start, make_backend: MakeBackend) -> None:
         assert (await running.post("/v1/generate", {"inputs": "x"})).status_code == 200
 
 
-async def test_a_bug_of_ours_is_internal_and_its_text_stays_in_the_log(
+async def test_a_bug_is_an_internal_error_and_its_text_stays_in_the_log(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with start() as running:
@@ -148,7 +148,7 @@ async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
         assert running.app.state.service.admissions["fake"].num_sequences == 0
 
 
-async def test_a_call_that_would_wait_too_long_is_refused_at_once_and_an_admitted_one_never(
+async def test_a_call_that_would_wait_too_long_is_rejected_at_once_and_an_admitted_one_never(
     start: Start, make_backend: MakeBackend
 ) -> None:
     """Calls were admitted, and failed when one of their sequences had waited for
@@ -168,7 +168,7 @@ async def test_a_call_that_would_wait_too_long_is_refused_at_once_and_an_admitte
         assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200, 200]
 
 
-async def test_a_call_that_cannot_end_before_its_deadline_is_refused_at_once(
+async def test_a_call_that_cannot_end_before_its_deadline_is_rejected_at_once(
     start: Start, make_backend: MakeBackend
 ) -> None:
     hang = threading.Event()
@@ -222,7 +222,7 @@ async def test_deadline_exceeded(start: Start, make_backend: MakeBackend) -> Non
         await until(lambda: running.backend.num_busy == 0)
 
 
-async def test_the_deadline_holds_also_where_the_engine_hangs(start: Start, make_backend: MakeBackend) -> None:
+async def test_the_deadline_applies_while_the_engine_hangs(start: Start, make_backend: MakeBackend) -> None:
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang))) as running:
         try:
@@ -241,7 +241,7 @@ async def test_a_client_may_only_shorten_the_deadline(start: Start, make_backend
 
 
 @pytest.mark.parametrize("value", [str(2**31 - 1), "9" * 5000])
-async def test_a_longer_deadline_than_the_servers_is_no_fault_however_long(running: Running, value: str) -> None:
+async def test_a_deadline_longer_than_that_of_the_server_is_accepted(running: Running, value: str) -> None:
     """Ten digits and more, such as the largest 32-bit integer, were refused as no whole number
     above 0.
     """
@@ -250,14 +250,14 @@ async def test_a_longer_deadline_than_the_servers_is_no_fault_however_long(runni
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "٣"])
-async def test_a_deadline_that_makes_no_sense_is_refused(running: Running, value: str) -> None:
+async def test_an_invalid_deadline_is_rejected(running: Running, value: str) -> None:
     headers = {b"x-request-timeout-ms": value.encode(), b"content-type": b"application/json"}
     answer = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers=headers)
     check(answer, "invalid_parameter")
     assert answer.json()["error"]["param"] == "X-Request-Timeout-Ms"
 
 
-def test_an_error_repeats_no_more_than_it_was_told() -> None:
+def test_an_error_has_only_the_given_fields() -> None:
     error = ApiError("invalid_parameter", "It is wrong.", field="inputs", index=3)
     assert json.loads(NATIVE_ERRORS.write(error, error.message({}), error.param({}), "r1")) == {
         "error": {

@@ -100,7 +100,7 @@ def ask_until_ready(port: int) -> None:
     raise AssertionError("it is never ready")
 
 
-def test_a_reader_of_the_log_that_stops_reading_holds_up_neither_answers_nor_the_end(folder: Path) -> None:
+def test_a_stalled_reader_of_the_log_blocks_neither_responses_nor_the_shutdown(folder: Path) -> None:
     settings = ("--bundles", str(folder), "--log-level", "debug", "--drain-s", "0", "--threads", "1")
     port = free_port()
     with process(*settings, "--port", str(port)) as running:
@@ -114,7 +114,7 @@ def test_a_reader_of_the_log_that_stops_reading_holds_up_neither_answers_nor_the
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_a_standard_stream_that_is_closed_does_no_harm(folder: Path, closed: str) -> None:
+def test_a_closed_standard_stream_has_no_effect(folder: Path, closed: str) -> None:
     port = free_port()
     command = f"exec {sys.executable} -m service --bundles {folder} --port {port} --drain-s 0 --threads 1 {closed}"
     with subprocess.Popen(["bash", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
@@ -301,7 +301,7 @@ def test_it_starts_with_exactly_one_onnx_runtime(installed: list[str]) -> None:
         check_one_runtime(installed)
 
 
-def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_variable_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SIGHTLINE_PROT", "1")
     assert main([]) == 2
     assert "SIGHTLINE_PROT" in capsys.readouterr().err

@@ -107,7 +107,7 @@ async def test_the_default_is_the_alignment_of_the_manifest(start: Start, make_b
         }
 
 
-async def test_of_equal_weights_the_first_source_word_counts(running: Running) -> None:
+async def test_among_equal_weights_the_first_source_word_is_linked(running: Running) -> None:
     from service.inference.align import strongest_links
 
     weights = np.array([[0.25, 0.5, 0.5], [0.1, 0.1, 0.1]], np.float32)

@@ -33,7 +33,7 @@ def maps_of(answer: Any) -> dict[str, Any]:
     return {one["kind"]: np.reshape(one["data"], one["shape"]) for one in answer["maps"]}
 
 
-async def test_all_kinds_come_with_the_tokens_that_their_rows_and_columns_stand_for(running: Running) -> None:
+async def test_every_kind_of_map_is_returned_with_the_tokens_of_its_rows_and_columns(running: Running) -> None:
     answer = await attention(running, inputs="Hund x")
     sizes = {
         "encoder": (len(answer["source_tokens"]),) * 2,
@@ -51,7 +51,7 @@ async def test_all_kinds_come_with_the_tokens_that_their_rows_and_columns_stand_
     assert answer["target_tokens"][-1] == "</s>"
 
 
-async def test_it_explains_what_generate_gives(running: Running) -> None:
+async def test_attention_is_that_of_the_text_that_generate_returns(running: Running) -> None:
     generated = (await running.post("/v1/generate", {"inputs": "Hund x"})).json()["outputs"][0]
     answer = await attention(running, inputs="Hund x", kinds=["cross"])
     assert answer["text"] == generated["text"]
@@ -100,7 +100,7 @@ async def test_each_input_of_a_list_has_the_output_that_it_has_alone(running: Ru
     assert response["usage"] == counts
 
 
-async def test_a_string_has_the_response_of_a_list_of_one(running: Running) -> None:
+async def test_a_string_has_the_same_response_as_a_list_with_one_string(running: Running) -> None:
     whole, listed = [
         await respond(running, inputs=inputs, targets=targets) for inputs, targets in (("a", "x"), (["a"], ["x"]))
     ]
@@ -115,7 +115,7 @@ async def test_input_i_of_a_call_is_sampled_with_seed_plus_i(running: Running) -
     assert alone["maps"] == response["outputs"][1]["maps"]
 
 
-async def test_layers_and_heads_are_picked_in_the_order_that_is_asked_for(running: Running) -> None:
+async def test_layers_and_heads_are_returned_in_the_requested_order(running: Running) -> None:
     whole = maps_of(await attention(running))["encoder"]
     answer = await attention(running, kinds=["encoder"], layers=[1], heads=[1, 0])
     assert (answer["maps"][0]["layers"], answer["maps"][0]["heads"]) == ([1], [1, 0])
@@ -137,7 +137,7 @@ async def test_negative_layers_and_heads_count_from_the_end(running: Running) ->
         ({"layers": [1, -1]}, "layers[1] must not repeat a layer of encoder attention: 1 and -1 are the same."),
     ],
 )
-async def test_an_index_that_cannot_be_selected_is_refused_with_the_range(
+async def test_an_index_out_of_range_is_rejected_with_the_range(
     running: Running, body: dict[str, Any], message: str
 ) -> None:
     answer = await running.post("/v1/attention", {"inputs": "a dog", **body})
@@ -145,9 +145,7 @@ async def test_an_index_that_cannot_be_selected_is_refused_with_the_range(
 
 
 @pytest.mark.parametrize(("reduce", "function", "is_normalized"), [("mean", np.mean, True), ("max", np.max, False)])
-async def test_reduce_acts_on_the_heads_alone(
-    running: Running, reduce: str, function: Any, is_normalized: bool
-) -> None:
+async def test_reduce_applies_to_heads_only(running: Running, reduce: str, function: Any, is_normalized: bool) -> None:
     whole = maps_of(await attention(running, kinds=["cross"]))["cross"]
     answer = await attention(running, kinds=["cross"], reduce=reduce)
     reduced = maps_of(answer)["cross"]
@@ -170,7 +168,7 @@ async def test_sampling_and_stop_strings_work_as_in_generate(running: Running) -
     assert (answer["text"], answer["seed"]) == (output["text"], 5)
 
 
-async def test_a_beam_search_is_explained_by_its_best_text(running: Running) -> None:
+async def test_a_beam_search_returns_the_attention_of_its_best_text(running: Running) -> None:
     parameters = {"num_beams": 4, "length_penalty": 2.0, "max_new_tokens": 20}
     answer = await attention(running, parameters=parameters, kinds=["cross"])
     body = {"inputs": "a dog", "parameters": {**parameters, "num_return_sequences": 2}}
@@ -179,7 +177,7 @@ async def test_a_beam_search_is_explained_by_its_best_text(running: Running) -> 
     assert answer["text"] == best["text"] != second["text"]
 
 
-async def test_a_prefix_stands_in_the_text_and_in_the_rows_but_not_in_the_count(running: Running) -> None:
+async def test_a_prefix_is_in_the_text_and_the_rows_but_not_in_the_token_count(running: Running) -> None:
     parameters = {"target_prefix": ["a dog"], "max_new_tokens": 4, "min_new_tokens": 4}
     answer = await attention(running, parameters=parameters, kinds=["cross", "decoder"])
     assert answer["target_tokens"][:2] == [" a", " dog"]
@@ -238,7 +236,7 @@ async def test_a_prefix_stands_in_the_text_and_in_the_rows_but_not_in_the_count(
         ({"encoding": "hex"}, "invalid_parameter", "encoding"),
     ],
 )
-async def test_what_cannot_be_shown_is_refused(running: Running, body: Any, code: str, param: str) -> None:
+async def test_invalid_requests_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
     answer = await running.post("/v1/attention", {"inputs": "a dog", **body})
     assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["param"]) == (422, code, param)
 
@@ -382,7 +380,7 @@ async def test_every_sample_has_the_rows_of_the_prompt(chat: Running) -> None:
         np.testing.assert_array_equal(one[:, :, :size, :size], maps[0][:, :, :size, :size])
 
 
-async def test_rows_of_a_prompt_count_before_it_is_read(start: Start, tokenizer: TextTokenizer) -> None:
+async def test_rows_of_a_prompt_are_counted_before_it_is_read(start: Start, tokenizer: TextTokenizer) -> None:
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
     manifest = fake_manifest(decoder_start="source", heads=100, **sizes)
     async with start(FakeBackend(tokenizer, (manifest,))) as running:
@@ -433,9 +431,7 @@ async def test_rows_of_a_prompt_count_before_it_is_read(start: Start, tokenizer:
         ),
     ],
 )
-async def test_a_dialogue_that_cannot_be_shown_is_refused(
-    chat: Running, body: dict[str, Any], code: str, message: str
-) -> None:
+async def test_invalid_dialogues_are_rejected(chat: Running, body: dict[str, Any], code: str, message: str) -> None:
     error = (await chat.post("/v1/attention", {"messages": MESSAGES, **body})).json()["error"]
     assert (error["code"], error["message"]) == (code, message)
 
@@ -451,7 +447,7 @@ async def test_a_kind_that_the_model_lacks_is_unsupported(start: Start, make_bac
         assert [one["kind"] for one in (await attention(running))["maps"]] == ["cross"]
 
 
-async def test_slots_are_columns_of_their_own_and_what_is_no_distribution_says_so(
+async def test_projected_keys_are_columns_and_maps_that_are_no_distributions_are_marked(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
     backend = make_backend()
@@ -478,7 +474,7 @@ async def test_slots_are_columns_of_their_own_and_what_is_no_distribution_says_s
         }
 
 
-async def test_a_map_of_windows_says_so(start: Start, make_backend: MakeBackend) -> None:
+async def test_maps_of_windows_are_marked(start: Start, make_backend: MakeBackend) -> None:
     backend, window = make_backend(), Window(centre="predicted", radius=5)
     (manifest,) = backend.manifests
     maps = tuple(
@@ -495,7 +491,7 @@ async def describe(running: Running, name: str) -> Any:
     return (await running.client.get(f"/v1/models/{name}")).json()["attention"]
 
 
-async def test_the_numbers_of_slots_are_counted_before_they_are_computed(
+async def test_maps_of_projected_keys_are_counted_before_they_are_computed(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
     backend = make_backend()
@@ -510,7 +506,7 @@ async def test_the_numbers_of_slots_are_counted_before_they_are_computed(
         assert running.backend.runners[0].num_encodes == encodes
 
 
-def test_only_maps_of_slots_have_a_number_of_columns_in_the_manifest() -> None:
+def test_only_maps_of_projected_keys_have_a_number_of_columns_in_the_manifest() -> None:
     for kind, columns in (("encoder", 3), ("encoder_slots", None)):
         with pytest.raises(ValidationError, match="columns is required if kind is 'encoder_slots'"):
             Attention(kind=kind, outputs=("a",), layers=1, heads=1, columns=columns)  # type: ignore[arg-type]

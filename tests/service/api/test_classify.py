@@ -44,12 +44,12 @@ def test_labels_are_ranked_and_their_scores_sum_to_one() -> None:
     assert sum(one.score for one in ranked) == pytest.approx(1, abs=1e-12)
 
 
-def test_of_equal_labels_the_models_first_comes_first() -> None:
+def test_labels_with_equal_scores_keep_the_order_of_the_model() -> None:
     ranked = rank_labels(("a", "b", "c"), np.log(np.array([0.2, 0.4, 0.4], np.float32)))
     assert [one.label for one in ranked] == ["b", "c", "a"]
 
 
-async def test_every_input_has_all_labels_in_the_order_of_the_inputs(
+async def test_outputs_keep_the_order_of_the_inputs_and_have_all_labels(
     running: Running, tokenizer: TextTokenizer
 ) -> None:
     answer = await classify(running, TEXTS)
@@ -67,14 +67,14 @@ async def test_every_input_has_all_labels_in_the_order_of_the_inputs(
     assert set(answer["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
 
 
-async def test_an_input_is_classified_as_it_is_alone(running: Running) -> None:
+async def test_an_input_in_a_list_is_classified_as_it_is_alone(running: Running) -> None:
     together = (await classify(running, TEXTS, return_attention=True))["outputs"]
     for text, output in zip(TEXTS, together, strict=True):
         (alone,) = (await classify(running, text, return_attention=True))["outputs"]
         assert alone == {**output, "index": 0}
 
 
-async def test_maps_come_with_the_tokens_that_they_are_of(running: Running) -> None:
+async def test_maps_are_returned_with_their_tokens(running: Running) -> None:
     (output,) = (await classify(running, "Hund x", return_attention=True))["outputs"]
     assert output["source_tokens"] == [" H", "un", "d", " ", "x", "</s>"]
     assert output["source_offsets"] == [[0, 1], [1, 3], [3, 4], [4, 5], [5, 6], None]
@@ -122,18 +122,18 @@ async def test_a_model_without_a_decoder_cannot_generate(running: Running, path:
         ({}, "invalid_parameter", "inputs"),
     ],
 )
-async def test_what_cannot_be_classified_is_refused(running: Running, body: Any, code: str, param: str) -> None:
+async def test_invalid_requests_to_classify_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
     assert await refusal(running, "/v1/classify", **body) == (422, code, param)
 
 
-async def test_what_is_too_long_is_cut_only_where_that_is_asked_for(running: Running) -> None:
+async def test_long_inputs_are_truncated_only_on_request(running: Running) -> None:
     assert await refusal(running, "/v1/classify", inputs="x" * 70) == (422, "input_too_long", "inputs")
     (cut,) = (await classify(running, "x" * 70, truncate=True, return_attention=True))["outputs"]
     (whole,) = (await classify(running, "x" * 62, return_attention=True))["outputs"]  # with its blank and its end
     assert cut == whole
 
 
-async def test_maps_that_are_too_large_are_refused_before_anything_is_computed(
+async def test_maps_that_are_too_large_are_rejected_before_anything_is_computed(
     start: Start, make_backend: MakeBackend
 ) -> None:
     backend = classifying(make_backend())
@@ -146,7 +146,7 @@ async def test_maps_that_are_too_large_are_refused_before_anything_is_computed(
         assert backend.runners[0].num_encodes == 0
 
 
-async def test_a_model_without_maps_refuses_them(start: Start, make_backend: MakeBackend) -> None:
+async def test_a_model_without_maps_rejects_requests_for_maps(start: Start, make_backend: MakeBackend) -> None:
     backend = classifying(make_backend())
     backend.manifests = (backend.manifests[1].model_copy(update={"attention": (), "tasks": ("encode", "classify")}),)
     async with start(backend) as running:
@@ -155,7 +155,7 @@ async def test_a_model_without_maps_refuses_them(start: Start, make_backend: Mak
         assert (await classify(running, "x"))["outputs"][0]["labels"]
 
 
-async def test_scores_that_are_no_numbers_are_our_fault_and_harm_no_other_call(
+async def test_scores_that_are_not_finite_are_an_internal_error_of_one_call(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
     poisoned = tokenizer.encode("x")[-2]  # the end token is the last
@@ -173,14 +173,14 @@ async def test_a_classifier_is_shown_with_its_labels(running: Running) -> None:
     assert (await running.client.get("/v1/models/fake")).json()["labels"] == []
 
 
-async def test_its_encoder_gives_vectors_as_any_other(running: Running) -> None:
+async def test_a_classifier_returns_embeddings(running: Running) -> None:
     own, other = [
         (await running.post("/v1/encode", {"model": name, "inputs": "a dog"})).json() for name in ("judge", "fake")
     ]
     assert own["embeddings"] == other["embeddings"]
 
 
-async def test_attention_shows_the_encoders_maps_alone(running: Running) -> None:
+async def test_attention_of_a_classifier_returns_only_encoder_maps(running: Running) -> None:
     response = (await running.post("/v1/attention", {"inputs": "a dog"})).json()
     (answer,) = response["outputs"]
     (output,) = (await classify(running, "a dog", return_attention=True))["outputs"]
@@ -198,7 +198,9 @@ async def test_attention_shows_the_encoders_maps_alone(running: Running) -> None
         ({"kinds": ["cross"]}, "kinds[0]"),
     ],
 )
-async def test_attention_of_what_it_does_not_generate_is_refused(running: Running, body: Any, param: str) -> None:
+async def test_attention_of_a_generated_text_is_rejected_for_a_classifier(
+    running: Running, body: Any, param: str
+) -> None:
     expected = (422, "unsupported_parameter", param)
     assert await refusal(running, "/v1/attention", inputs="a dog", **body) == expected
 

@@ -27,7 +27,7 @@ def hidden_of(tokenizer: TextTokenizer, text: str) -> Any:
     ("pooling", "expected"),
     [("mean", [4 / 3, 2 / 3]), ("max", [3, 4]), ("first", [3, 4]), ("last", [0, 0]), ("none", HIDDEN)],
 )
-def test_pooling_makes_one_vector_of_the_rows(pooling: Any, expected: Any) -> None:
+def test_pooling_reduces_the_rows_to_one_vector(pooling: Any, expected: Any) -> None:
     np.testing.assert_allclose(pool(HIDDEN, pooling, normalize=False), expected, rtol=1e-6)
 
 
@@ -48,7 +48,9 @@ async def test_embeddings_are_pooled_over_real_tokens_in_the_order_of_the_inputs
     assert answer["shapes"] is None
 
 
-async def test_without_pooling_there_is_a_row_a_token_and_its_shape(running: Running, tokenizer: TextTokenizer) -> None:
+async def test_without_pooling_each_token_has_a_row_and_the_shape_is_returned(
+    running: Running, tokenizer: TextTokenizer
+) -> None:
     answer = await encode(running, ["a dog", "x"], pooling="none")
     assert answer["shapes"] == [[3, 4], [3, 4]]
     np.testing.assert_allclose(np.reshape(answer["embeddings"][0], (3, 4)), hidden_of(tokenizer, "a dog"))
@@ -63,7 +65,7 @@ async def test_base64_is_little_endian_float32(running: Running) -> None:
     )
 
 
-async def test_what_is_too_long_is_cut_only_where_that_is_asked_for(running: Running) -> None:
+async def test_long_inputs_are_truncated_only_on_request(running: Running) -> None:
     answer = await running.post("/v1/encode", {"inputs": "x" * 5000})
     assert answer.json()["error"]["code"] == "input_too_long"
     cut = await encode(running, "x" * 5000, truncate=True, pooling="none")

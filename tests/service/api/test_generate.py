@@ -12,9 +12,7 @@ from tests.support.fake_runner import Faults
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_answer_has_the_tokens_that_the_model_gives_and_their_text(
-    running: Running, tokenizer: TextTokenizer
-) -> None:
+async def test_the_response_has_the_generated_tokens_and_their_text(running: Running, tokenizer: TextTokenizer) -> None:
     answer = await generate(running, "a dog", max_new_tokens=32)
     expected = running.backend.runners[0].expected(tokenizer.encode("a dog"), 32)
     output = answer["outputs"][0]
@@ -64,7 +62,7 @@ async def test_sampling_is_reproducible_from_the_seed_that_is_returned(running: 
     assert drawn[0]["tokens"] != drawn[1]["tokens"]
 
 
-async def test_after_the_largest_seed_comes_the_smallest(running: Running) -> None:
+async def test_seeds_wrap_around_after_the_largest(running: Running) -> None:
     """The second input of a call with the largest seed was answered with a seed that the service
     then refused.
     """
@@ -72,7 +70,7 @@ async def test_after_the_largest_seed_comes_the_smallest(running: Running) -> No
     assert [output["seed"] for output in outputs] == [MAX_SEED, 0]
 
 
-async def test_the_default_model_is_the_first_by_name_or_the_one_that_is_set(
+async def test_the_default_model_is_the_configured_one_or_the_first_by_name(
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with start(make_backend("b", "a")) as running:
@@ -83,7 +81,7 @@ async def test_the_default_model_is_the_first_by_name_or_the_one_that_is_set(
         assert (await generate(running, "x"))["model"] == "b"
 
 
-async def test_input_too_long_says_both_numbers_and_which_input(running: Running) -> None:
+async def test_input_too_long_reports_both_numbers_and_the_input(running: Running) -> None:
     for text, found in (("x" * 70, "72"), ("a dog " * 3000, "at least")):
         answer = await running.post("/v1/generate", {"inputs": ["ok", text]})
         error = answer.json()["error"]
@@ -92,7 +90,7 @@ async def test_input_too_long_says_both_numbers_and_which_input(running: Running
     assert running.backend.runners[0].num_encodes == 0  # one bad input fails the whole call
 
 
-async def test_one_call_that_fails_leaves_the_others_alone(
+async def test_a_failed_call_does_not_affect_others(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
     poison = tokenizer.encode("~")[1]
@@ -103,7 +101,7 @@ async def test_one_call_that_fails_leaves_the_others_alone(
         await until(lambda: running.backend.num_busy == 0)
 
 
-async def test_every_place_is_given_back_whatever_happened(start: Start, make_backend: MakeBackend) -> None:
+async def test_every_reservation_is_released_after_any_outcome(start: Start, make_backend: MakeBackend) -> None:
     async with start(make_backend(faults=Faults(step_calls=frozenset({2})))) as running:
         for body in ({"inputs": "x"}, {"inputs": "x", "stream": True}, {"inputs": "x" * 70}, {"inputs": "ok"}):
             await running.post("/v1/generate", body)
@@ -112,7 +110,7 @@ async def test_every_place_is_given_back_whatever_happened(start: Start, make_ba
         assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
 
-async def test_a_refused_call_is_never_tokenised(start: Start, make_backend: MakeBackend) -> None:
+async def test_a_rejected_call_is_never_tokenised(start: Start, make_backend: MakeBackend) -> None:
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
         first = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))

@@ -18,7 +18,7 @@ async def test_models_are_listed_by_name(start: Start, make_backend: MakeBackend
         assert set(answer["data"][0]) >= {"created", "owned_by", "architecture", "description", "tasks", "attention"}
 
 
-async def test_a_model_tells_its_limits_its_attention_and_what_runs_it(start: Start) -> None:
+async def test_a_model_reports_its_limits_its_attention_and_its_runtime(start: Start) -> None:
     async with start() as running:
         answer = (await running.client.get("/v1/models/fake")).json()
         assert answer["limits"] == {"max_input_tokens": 64, "max_output_tokens": 64, "vocabulary": 265}
@@ -36,9 +36,7 @@ async def test_a_model_tells_its_limits_its_attention_and_what_runs_it(start: St
         assert len(answer["sha256"]) == 64
 
 
-async def test_a_model_that_translates_tells_its_languages_and_no_other_does(
-    start: Start, make_backend: MakeBackend
-) -> None:
+async def test_only_a_translation_model_reports_its_languages(start: Start, make_backend: MakeBackend) -> None:
     backend = make_backend("plain", "translator")
     plain, translator = backend.manifests
     languages = Languages(sources=("en",), targets=("de",))

@@ -31,7 +31,7 @@ async def post(running: Running, path: str, **body: Any) -> Any:
     return answer.json()
 
 
-async def test_generate_goes_on_with_its_input(prompted: Running, tokenizer: TextTokenizer) -> None:
+async def test_generate_continues_its_input(prompted: Running, tokenizer: TextTokenizer) -> None:
     inputs = ["a", "a dog x", "Hund"]
     answer = await post(prompted, "/v1/generate", inputs=inputs)
     runner = FakeRunner(prompted.backend.manifests[0], 1)
@@ -39,14 +39,14 @@ async def test_generate_goes_on_with_its_input(prompted: Running, tokenizer: Tex
         assert [token["id"] for token in output["tokens"]] == runner.expected(tokenizer.encode(text), LIMIT)
 
 
-async def test_a_stream_joins_to_the_whole_text(prompted: Running) -> None:
+async def test_a_stream_forms_the_whole_text(prompted: Running) -> None:
     whole = (await post(prompted, "/v1/generate", inputs="a dog x"))["outputs"][0]
     answer = await prompted.post("/v1/generate", {"inputs": "a dog x", "stream": True})
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     assert "".join(event["text"] for event in events if "token" in event) == whole["text"]
 
 
-async def test_a_decoders_map_has_the_input_before_the_target_among_its_columns(prompted: Running) -> None:
+async def test_columns_of_a_decoder_map_are_the_input_and_then_the_target(prompted: Running) -> None:
     (answer,) = (await post(prompted, "/v1/attention", inputs="Hund x", kinds=["decoder"]))["outputs"]
     assert answer["decoder_input_tokens"] == [*answer["source_tokens"], *answer["target_tokens"][:-1]]
     (one,) = answer["maps"]
@@ -54,7 +54,7 @@ async def test_a_decoders_map_has_the_input_before_the_target_among_its_columns(
     np.testing.assert_allclose(np.reshape(one["data"], one["shape"]).sum(axis=-1), 1, rtol=1e-5)
 
 
-async def test_score_reads_the_target_behind_the_input(prompted: Running) -> None:
+async def test_score_reads_the_target_after_the_input(prompted: Running) -> None:
     generated = (await post(prompted, "/v1/generate", inputs="a dog", parameters={"max_new_tokens": 3}))["outputs"][0]
     prefix = generated["text"]
     scored = (await post(prompted, "/v1/score", inputs=["a dog"], targets=[prefix]))["outputs"][0]
@@ -81,7 +81,7 @@ async def test_input_and_output_share_the_limit(prompted: Running) -> None:
         ("/v1/generate", {"inputs": "x" * 10, "parameters": {"target_prefix": "x" * 9}}, "parameters.target_prefix"),
     ],
 )
-async def test_a_target_that_does_not_fit_behind_its_input_is_refused(
+async def test_a_target_that_does_not_fit_after_its_input_is_rejected(
     prompted: Running, path: str, body: dict[str, Any], param: str
 ) -> None:
     answer = await prompted.post(path, body)
@@ -90,7 +90,7 @@ async def test_a_target_that_does_not_fit_behind_its_input_is_refused(
     assert (error["code"], error["param"]) == ("input_too_long", param)
 
 
-async def test_a_prompt_that_is_cut_loses_its_end_alone(start: Start) -> None:
+async def test_a_truncated_prompt_loses_only_its_end(start: Start) -> None:
     """A tokenizer without an end token leaves none to keep."""
     endless = byte_level_tokenizer()
     endless.post_processor = processors.ByteLevel()

@@ -57,7 +57,7 @@ def parsed(frames: list[str]) -> list[Any]:
         {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "suppress_tokens": [2, 9], "max_new_tokens": 20},
     ],
 )
-def test_a_stream_equals_the_whole_answer(serve: Serve, parameters: dict[str, Any]) -> None:
+def test_a_stream_equals_the_whole_response(serve: Serve, parameters: dict[str, Any]) -> None:
     with serve() as wire:
         inputs = ["a dog", "Hund", "naïve 🙂"]
         _, whole = wire.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
@@ -78,7 +78,7 @@ def test_a_stream_equals_the_whole_answer(serve: Serve, parameters: dict[str, An
         )
 
 
-def test_the_first_piece_holds_the_prefix(serve: Serve) -> None:
+def test_the_first_piece_contains_the_prefix(serve: Serve) -> None:
     with serve() as wire:
         body = {"inputs": ["x", "y"], "parameters": {"target_prefix": ["a dog", "Hund"], "max_new_tokens": 3}}
         sent = parsed(events(wire, body)[:-1])
@@ -88,7 +88,7 @@ def test_the_first_piece_holds_the_prefix(serve: Serve) -> None:
             assert not any(prefix in piece for piece in pieces[1:])
 
 
-def test_maps_that_are_too_many_end_the_stream_with_an_error(serve: Serve, make_backend: MakeBackend) -> None:
+def test_too_many_maps_end_the_stream_with_an_error(serve: Serve, make_backend: MakeBackend) -> None:
     """Tokens that had come together with the event at fault were thrown away."""
     backend = make_backend()
     maps = tuple(one.model_copy(update={"heads": 200}) for one in backend.manifests[0].attention)
@@ -102,7 +102,7 @@ def test_maps_that_are_too_many_end_the_stream_with_an_error(serve: Serve, make_
         wire.wait_idle()
 
 
-def test_tokens_are_sent_as_they_come(serve: Serve, make_backend: MakeBackend) -> None:
+def test_tokens_are_sent_as_they_are_generated(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.02)) as wire:
         connection, answer = open_stream(wire, {"inputs": "x", "parameters": {"min_new_tokens": 10}})
         with contextlib.closing(connection):
@@ -133,7 +133,7 @@ def test_an_error_after_the_first_token_is_an_event_and_ends_the_stream(
         assert b'sightline_request_failure_total{code="internal"} 1.0' in wire.get("/metrics")[1]
 
 
-def test_a_deadline_that_passes_in_mid_stream_is_an_event(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_deadline_that_passes_during_a_stream_is_an_event(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.02)) as wire:
         connection = wire.http()
         headers = {"Content-Type": "application/json", "X-Request-Timeout-Ms": "500"}
@@ -153,7 +153,7 @@ def leave(connection: http.client.HTTPConnection) -> None:
 
 
 @pytest.mark.parametrize("is_streaming", [True, False])
-def test_a_client_that_leaves_frees_its_rows_within_a_step(
+def test_a_client_that_disconnects_frees_its_rows_within_a_step(
     serve: Serve, make_backend: MakeBackend, is_streaming: bool
 ) -> None:
     step_s = 0.02
@@ -177,7 +177,7 @@ def test_a_client_that_leaves_frees_its_rows_within_a_step(
         assert b'sightline_request_failure_total{code="client_closed_request"} 1.0' in wire.get("/metrics")[1]
 
 
-def test_a_client_that_leaves_is_no_error_in_the_log(
+def test_a_client_that_disconnects_is_not_logged_as_an_error(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A gather that was cancelled was thrown away: asyncio logged an error with a traceback for
@@ -194,7 +194,7 @@ def test_a_client_that_leaves_is_no_error_in_the_log(
     assert not [record for record in caplog.records if record.name == "asyncio" and record.levelno >= logging.ERROR]
 
 
-def test_a_client_that_leaves_the_queue_costs_no_step(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_client_that_disconnects_from_the_queue_needs_no_step(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.02), max_rows=1) as wire:
         first, answer = open_stream(wire, {"inputs": "x", "parameters": LONG})
         waiting = wire.http()
@@ -208,7 +208,9 @@ def test_a_client_that_leaves_the_queue_costs_no_step(serve: Serve, make_backend
         first.close()
 
 
-def test_a_reader_that_stops_is_cut_off_and_harms_nobody(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_client_that_stops_reading_is_disconnected_and_affects_no_other(
+    serve: Serve, make_backend: MakeBackend
+) -> None:
     with serve(make_backend(), write_timeout_s=0.2) as wire:
         stuck = wire.connect()
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -222,7 +224,9 @@ def test_a_reader_that_stops_is_cut_off_and_harms_nobody(serve: Serve, make_back
         stuck.close()
 
 
-def test_a_pipelining_client_that_leaves_gives_up_what_runs(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_pipelining_client_that_disconnects_cancels_its_running_request(
+    serve: Serve, make_backend: MakeBackend
+) -> None:
     with serve(make_backend(step_s=0.02)) as wire:
         client = wire.connect()
         body = orjson.dumps({"inputs": "x", "parameters": LONG})
@@ -258,7 +262,7 @@ def assert_is_whole(answer: bytes) -> None:
     assert len(orjson.loads(content)["outputs"]) == 8
 
 
-def test_a_large_answer_keeps_its_place_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_large_response_keeps_its_reservation_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(), write_timeout_s=30) as wire, large_answer(wire) as client:
         service = wire.server._service
         admission = service.admissions["fake"]
@@ -270,7 +274,7 @@ def test_a_large_answer_keeps_its_place_until_it_is_read(serve: Serve, make_back
         wait_until(lambda: admission.num_sequences == 0)
 
 
-def test_a_slow_reader_gets_the_whole_of_a_large_answer(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_slow_reader_gets_a_large_response_completely(serve: Serve, make_backend: MakeBackend) -> None:
     """The whole answer had the time of one piece: a reader of a megabyte a second got ten."""
     with serve(make_backend(), write_timeout_s=0.3) as wire, large_answer(wire) as client:
         answer, started = b"", time.monotonic()
@@ -292,7 +296,7 @@ def logged_call(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
     return line
 
 
-def test_a_reader_that_reads_nothing_has_its_time_and_no_more(
+def test_a_client_that_reads_nothing_is_disconnected_after_the_timeout(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It had twice the time: what its machine took in at the start counted as read. And its log
@@ -309,7 +313,7 @@ def test_a_reader_that_reads_nothing_has_its_time_and_no_more(
         assert b'request_failure_total{code="client_too_slow"} 1.0' in wire.get("/metrics")[1]
 
 
-def test_a_client_that_leaves_a_large_answer_unread_is_logged_as_gone(
+def test_a_client_that_leaves_a_large_response_unread_is_logged_as_disconnected(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logs.access_logger.name)
@@ -320,7 +324,7 @@ def test_a_client_that_leaves_a_large_answer_unread_is_logged_as_gone(
         assert (line["status"], line["code"]) == (200, "client_closed_request")
 
 
-def test_a_client_that_reads_all_and_leaves_has_no_code(
+def test_a_client_that_disconnects_after_the_whole_response_has_no_error_code(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logs.access_logger.name)
@@ -337,7 +341,7 @@ def test_a_client_that_reads_all_and_leaves_has_no_code(
             assert logged_call(caplog)["code"] is None
 
 
-def test_what_the_kernel_holds_counts_as_unread(serve: Serve, make_backend: MakeBackend) -> None:
+def test_bytes_in_kernel_buffers_count_as_unread(serve: Serve, make_backend: MakeBackend) -> None:
     """The server's own buffer shrinks in steps of 100 kB and more, and between them seemed to stand
     still.
     """
@@ -349,7 +353,7 @@ def test_what_the_kernel_holds_counts_as_unread(serve: Serve, make_backend: Make
         assert_is_whole(answer + read_all(client))
 
 
-def test_two_hundred_clients_that_give_up_leave_a_service_that_answers(serve: Serve, make_backend: MakeBackend) -> None:
+def test_the_service_responds_after_two_hundred_clients_disconnect(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.005), max_rows=4) as wire:
         for _ in range(200):
             connection = wire.http()

@@ -56,7 +56,7 @@ async def test_the_settings_list_every_compatible_api() -> None:
 
 
 @pytest.mark.parametrize("value", ["opneai", "openai,x", "openai;x"])
-async def test_an_unknown_api_is_refused_by_name(value: str) -> None:
+async def test_an_unknown_api_is_rejected_by_name(value: str) -> None:
     with pytest.raises(SettingsError, match="unknown API"):
         read_settings(["--compatible-apis", value], {})
 
@@ -110,7 +110,9 @@ async def test_an_error_has_the_shape_of_its_route(start: Start, body: dict[str,
         assert (own.status_code, own.json()["error"]["code"]) == (status, code)
 
 
-async def test_so_have_those_of_the_router_and_of_the_engine(start: Start, make_backend: MakeBackend) -> None:
+async def test_errors_of_the_router_and_the_engine_have_the_shape_of_the_route(
+    start: Start, make_backend: MakeBackend
+) -> None:
     async with start(make_backend(faults=Faults(step_calls=frozenset({1})))) as running:
         answer = await with_plain_route(running).client.get("/plain")
         assert (answer.status_code, answer.json()["told"]) == (405, "method_not_allowed")
@@ -120,7 +122,9 @@ async def test_so_have_those_of_the_router_and_of_the_engine(start: Start, make_
         assert (answer.status_code, answer.json()["told"]) == (415, "unsupported_media_type")
 
 
-async def test_so_have_those_of_load_and_time(start: Start, make_backend: MakeBackend) -> None:
+async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
+    start: Start, make_backend: MakeBackend
+) -> None:
     loading = threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
         answer = await with_plain_route(running).post("/plain", {"inputs": "x"})
@@ -138,7 +142,7 @@ async def test_so_have_those_of_load_and_time(start: Start, make_backend: MakeBa
         hang.set()
 
 
-async def test_an_error_in_a_stream_has_it_too(start: Start, make_backend: MakeBackend) -> None:
+async def test_an_error_in_a_stream_has_the_shape_of_its_route(start: Start, make_backend: MakeBackend) -> None:
     backend: FakeBackend = make_backend(faults=Faults(step_calls=frozenset({4})))
     async with start(backend) as running:
         body = {"inputs": "x", "stream": True, "parameters": {"min_new_tokens": 20}}
@@ -173,7 +177,9 @@ async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running
         ("ids[3]", 5, "ids[3][5]"),
     ],
 )
-async def test_a_canonical_name_becomes_that_of_the_api(field: str, index: int | None, expected: str) -> None:
+async def test_canonical_field_names_are_replaced_by_those_of_the_api(
+    field: str, index: int | None, expected: str
+) -> None:
     names = {"max_new_tokens": "max_tokens", "inputs": "prompt", "inputs[3]": "first"}
     message = "{max_new_tokens} (3) and {inputs}, not {stop}."
     error = ApiError("invalid_parameter", message, field=field, index=index)
@@ -183,7 +189,7 @@ async def test_a_canonical_name_becomes_that_of_the_api(field: str, index: int |
 
 
 @pytest.mark.parametrize("path", ["X-Request-Timeout-Ms", "inputs[3]", None])
-async def test_a_path_that_the_client_wrote_stays(path: str | None) -> None:
+async def test_a_path_from_the_client_is_unchanged(path: str | None) -> None:
     names = {"inputs": "prompt", "inputs[3]": "first", "X-Request-Timeout-Ms": "timeout"}
     error = ApiError("invalid_parameter", "It has {inputs} and {.", path=path)
     assert (error.param(names), error.message(names)) == (path, "It has {inputs} and {.")

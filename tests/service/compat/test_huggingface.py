@@ -49,12 +49,12 @@ async def test_the_task_of_the_model_chooses_the_route(
     assert (answer.status_code, answer.content) == (200, (await running.post(f"{path}?model={model}", body)).content)
 
 
-async def test_a_generated_text_stands_in_a_list(running: Running) -> None:
+async def test_a_generated_text_is_returned_in_a_list(running: Running) -> None:
     body = {"inputs": "a dog", "parameters": {"details": True}}
     assert (await running.post("/", body)).json() == [(await running.post("/generate", body)).json()]
 
 
-async def test_a_model_that_translates_says_so(start: Start, tokenizer: TextTokenizer) -> None:
+async def test_a_translation_model_returns_translation_text(start: Start, tokenizer: TextTokenizer) -> None:
     manifest = fake_manifest(vocabulary=len(tokenizer))
     manifest = manifest.model_copy(update={"languages": Languages(sources=("en",), targets=("de",))})
     async with start(FakeBackend(tokenizer, (manifest,))) as running:
@@ -94,14 +94,14 @@ async def test_a_model_that_translates_says_so(start: Start, tokenizer: TextToke
         ("/?model=", {"inputs": "a dog"}, 404, "There is no model of this name; the models are fake, judge, vectors."),
     ],
 )
-async def test_the_body_is_checked_as_the_chosen_route_checks_it(
+async def test_the_body_is_validated_as_by_the_chosen_route(
     running: Running, path: str, body: dict[str, Any], status: int, error: str
 ) -> None:
     answer = await running.post(path, body)
     assert (answer.status_code, answer.json()) == (status, {"error": error, "error_type": "validation"})
 
 
-async def test_a_body_that_is_no_object_is_refused(running: Running) -> None:
+async def test_a_body_that_is_no_object_is_rejected(running: Running) -> None:
     answer = await running.post("/", ["a dog"])
     assert (answer.status_code, answer.json()["error"]) == (422, "The body must be a JSON object.")
 
@@ -155,7 +155,7 @@ async def test_the_info_of_a_causal_model_counts_its_prompt_once(start: Start, t
 
 
 @pytest.mark.parametrize("api", ["tgi", "tei"])
-async def test_either_api_brings_what_they_share_and_none_takes_it_away(start: Start, api: str) -> None:
+async def test_shared_routes_exist_if_either_api_is_enabled(start: Start, api: str) -> None:
     own = {"tgi": {"/generate", "/generate_stream"}}
     own["tei"] = {"/embed", "/embed_all", "/similarity", "/predict", "/rerank", "/tokenize", "/decode"}
     async with start(compatible_apis=api) as running:
@@ -168,7 +168,7 @@ async def test_either_api_brings_what_they_share_and_none_takes_it_away(start: S
         assert (await running.client.get("/health")).json() == {"status": "ok"}
 
 
-async def test_openapi_declares_the_model_of_the_query_where_there_is_one(running: Running) -> None:
+async def test_openapi_declares_the_model_in_the_query(running: Running) -> None:
     paths = (await running.client.get("/openapi.json")).json()["paths"]
     with_model = {
         path

@@ -50,21 +50,21 @@ async def refusal(running: Running, status: int = 422, **body: Any) -> str:
     return message
 
 
-async def test_a_translation_is_what_generate_gives(start: Start, translating: Translating) -> None:
+async def test_a_translation_equals_the_text_of_generate(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de"), default_model="a") as running:
         own = [output["text"] for output in (await generate(running, ["a dog", "Hund"]))["outputs"]]
         assert await translate(running, ["a dog", "Hund"]) == {"translatedText": own}
         assert await translate(running, "a dog") == {"translatedText": own[0]}
 
 
-async def test_what_asks_for_nothing_changes_nothing(start: Start, translating: Translating) -> None:
+async def test_fields_with_their_default_values_change_nothing(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de")) as running:
         plain = await translate(running)
         for harmless in ({"format": "text", "alternatives": 0, "api_key": "secret"}, {"format": None, "api_key": None}):
             assert await translate(running, **harmless) == plain
 
 
-async def test_alternatives_are_the_next_of_a_beam_search_each_text_once(
+async def test_alternatives_are_the_next_distinct_texts_of_a_beam_search(
     start: Start, translating: Translating
 ) -> None:
     async with start(translating(a="en-de"), default_model="a") as running:
@@ -78,7 +78,7 @@ async def test_alternatives_are_the_next_of_a_beam_search_each_text_once(
         assert one == {key: value[1] for key, value in answer.items()}
 
 
-async def test_beams_that_differ_in_tokens_alone_are_one_text(start: Start, translating: Translating) -> None:
+async def test_beams_that_differ_only_in_tokens_are_one_text(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de"), default_model="a") as running:
         own = await generate(running, "x", num_beams=8, num_return_sequences=8)
         texts = [output["text"] for output in own["outputs"]]
@@ -98,7 +98,7 @@ async def test_beams_that_differ_in_tokens_alone_are_one_text(start: Start, tran
         ({"b": "en-fr", "c": "de-en", "d": "en-de"}, "b", "auto", "d"),
     ],
 )
-async def test_the_model_is_the_default_one_if_it_translates_so_else_the_first_by_name(
+async def test_the_default_model_is_used_if_it_has_the_languages_or_else_the_first_by_name(
     start: Start, translating: Translating, pairs: dict[str, str], default: str | None, source: str, expected: str
 ) -> None:
     backend = translating(**dict(reversed(pairs.items())))
@@ -111,7 +111,7 @@ async def test_the_model_is_the_default_one_if_it_translates_so_else_the_first_b
 @pytest.mark.parametrize(
     ("source", "target"), [("de", "en"), ("fr", "de"), ("en", "fr"), ("auto", "en"), ("en", "auto"), ("EN", "fr")]
 )
-async def test_languages_that_no_model_has_are_refused(
+async def test_languages_of_no_model_are_rejected(
     start: Start, translating: Translating, source: str, target: str
 ) -> None:
     async with start(translating(a="en-de")) as running:
@@ -125,16 +125,14 @@ async def test_letter_case_of_languages_makes_no_difference(start: Start, transl
         assert await translate(running, source="EN", target="De") == await translate(running)
 
 
-async def test_auto_is_refused_where_it_would_need_a_detection(start: Start, translating: Translating) -> None:
+async def test_auto_is_rejected_if_it_requires_language_detection(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de", b="fr-de", c="en-fr")) as running:
         message = await refusal(running, source="auto")
         assert message.startswith("source must name a language: languages are not detected")
         await translate(running, source="auto", target="fr")
 
 
-async def test_languages_are_those_that_models_have_with_what_each_is_translated_into(
-    start: Start, translating: Translating
-) -> None:
+async def test_languages_are_listed_with_their_target_languages(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de", b="en-de", c="en-cs", d="de-en")) as running:
         assert (await running.client.get("/languages")).json() == [
             {"code": "cs", "name": "Czech", "targets": []},
@@ -164,7 +162,7 @@ async def test_languages_are_those_that_models_have_with_what_each_is_translated
         ({"secret": "x"}, "secret is not a field of the body; its fields are on_empty, q, source,"),
     ],
 )
-async def test_what_is_not_allowed_is_refused_by_its_name(
+async def test_invalid_fields_are_rejected_by_name(
     start: Start, translating: Translating, body: dict[str, Any], said: str
 ) -> None:
     async with start(translating(a="en-de"), max_rows=4) as running:
@@ -181,7 +179,7 @@ async def test_a_missing_field_is_named(start: Start, translating: Translating) 
             assert answer.json()["error"].startswith((f"{name}: ", f"{name} "))
 
 
-async def test_a_form_is_as_good_as_json(start: Start, translating: Translating) -> None:
+async def test_a_form_is_equivalent_to_json(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de")) as running:
         fields: dict[str, Any] = {
             "q": "a dog & “Hund” + ä",
@@ -215,7 +213,7 @@ async def test_a_form_is_as_good_as_json(start: Start, translating: Translating)
         (b"q=x" + b"&a=b" * 100_000, 400, "The body is not a form in UTF-8."),
     ],
 )
-async def test_a_bad_form_is_refused(
+async def test_an_invalid_form_is_rejected(
     start: Start, translating: Translating, content: bytes, status: int, said: str
 ) -> None:
     async with start(translating(a="en-de")) as running:
@@ -224,7 +222,7 @@ async def test_a_bad_form_is_refused(
         assert answer.json()["error"].startswith(said)
 
 
-async def test_other_routes_take_no_forms_and_this_one_nothing_else(start: Start, translating: Translating) -> None:
+async def test_only_translate_accepts_forms_and_no_other_content_types(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de")) as running:
         answer = await running.client.post("/v1/generate", content=b"inputs=x", headers=FORM)
         assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
@@ -237,7 +235,7 @@ async def test_other_routes_take_no_forms_and_this_one_nothing_else(start: Start
             )
 
 
-async def test_openapi_declares_both_bodies_and_that_a_form_has_no_lists_or_nulls(start: Start) -> None:
+async def test_openapi_declares_both_bodies_and_forms_without_lists_or_nulls(start: Start) -> None:
     async with start() as running:
         paths = (await running.client.get("/openapi.json")).json()["paths"]
         content = paths["/translate"]["post"]["requestBody"]["content"]
@@ -252,7 +250,7 @@ async def test_openapi_declares_both_bodies_and_that_a_form_has_no_lists_or_null
         assert set(paths["/v1/generate"]["post"]["requestBody"]["content"]) == {"application/json"}
 
 
-async def test_errors_of_the_load_and_of_the_engine_have_their_status_and_this_shape(
+async def test_errors_of_overload_and_of_the_engine_have_their_status_and_the_shape_of_the_api(
     start: Start, translating: Translating
 ) -> None:
     loading = threading.Event()

@@ -52,7 +52,7 @@ async def judge(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running
         yield running
 
 
-async def test_without_outputs_come_the_text_and_its_tokens(running: Running) -> None:
+async def test_the_default_outputs_are_the_text_and_its_tokens(running: Running) -> None:
     outputs = await infer(running, TEXTS, max_new_tokens=20)
     own = (await generate(running, TEXTS, max_new_tokens=20))["outputs"]
     assert list(outputs) == ["text_output", "finish_reason", "score", "num_tokens", "token_ids", "logprobs"]
@@ -84,7 +84,7 @@ async def test_parameters_are_those_of_generate(running: Running) -> None:
     assert list(outputs["text_output"]) == [one["text"] for one in (await generate(running, TEXTS, **drawn))["outputs"]]
 
 
-async def test_alternatives_are_five_or_as_many_as_are_wanted(running: Running) -> None:
+async def test_alternatives_are_five_or_the_requested_number(running: Running) -> None:
     cases: list[tuple[dict[str, Any], int]] = [({}, 5), ({"top_logprobs": 2}, 2), ({"top_logprobs": 0}, 0)]
     for wanted, count in cases:
         (output,) = (await generate(running, "a dog", top_logprobs=5))["outputs"]
@@ -99,7 +99,7 @@ async def test_alternatives_are_five_or_as_many_as_are_wanted(running: Running) 
 
 
 @pytest.mark.parametrize("decoder_start", ["start_token", "source"])
-async def test_maps_and_the_tokens_that_they_are_about_are_padded_to_one_tensor(
+async def test_maps_and_their_tokens_are_padded_to_one_tensor(
     start: Start, tokenizer: TextTokenizer, decoder_start: Any
 ) -> None:
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
@@ -125,7 +125,7 @@ async def test_maps_and_the_tokens_that_they_are_about_are_padded_to_one_tensor(
 
 
 @pytest.mark.parametrize(("reduce", "is_normalized"), [("none", True), ("mean", True), ("max", False)])
-async def test_maps_whose_rows_do_not_sum_to_1_say_so(
+async def test_maps_whose_rows_do_not_sum_to_1_are_marked(
     start: Start, tokenizer: TextTokenizer, reduce: str, is_normalized: bool
 ) -> None:
     manifest = fake_slots_manifest("fake", vocabulary=len(tokenizer), max_source_tokens=64)
@@ -142,7 +142,7 @@ async def test_maps_whose_rows_do_not_sum_to_1_say_so(
             assert ("binary_data_size" in cross["parameters"]) == is_binary
 
 
-async def test_only_what_is_asked_for_is_computed(running: Running) -> None:
+async def test_only_requested_outputs_are_computed(running: Running) -> None:
     (runner,) = running.backend.runners
     await infer(running, TEXTS, "embedding")
     assert (runner.num_encodes, runner.num_steps) == (1, 0)
@@ -173,7 +173,7 @@ async def test_embeddings_are_those_of_encode(running: Running) -> None:
     assert long["embedding"].shape == (1, 4)
 
 
-async def test_labels_come_likeliest_first_with_their_scores_and_maps(judge: Running) -> None:
+async def test_labels_are_sorted_by_score_and_have_maps(judge: Running) -> None:
     outputs = await infer(judge, TEXTS, "labels", "label_scores", "attention_encoder", model="judge", reduce="mean")
     own = (await judge.post("/v1/classify", {"inputs": TEXTS, "return_attention": {"reduce": "mean"}})).json()
     for row, one in enumerate(own["outputs"]):
@@ -186,13 +186,13 @@ async def test_labels_come_likeliest_first_with_their_scores_and_maps(judge: Run
     assert (await infer(judge, ["x" * 100], model="judge", truncate=True))["labels"].shape == (1, 3)
 
 
-async def test_outputs_of_several_tasks_come_in_the_order_that_is_asked_for(running: Running) -> None:
+async def test_outputs_of_several_tasks_are_in_the_requested_order(running: Running) -> None:
     outputs = await infer(running, ["a dog"], "embedding", "text_output", "attention_cross", max_new_tokens=5)
     assert list(outputs) == ["embedding", "text_output", "attention_cross"]
     assert await running.metric('sightline_e2e_request_latency_seconds_count{model_name="fake"}') == 1  # a call
 
 
-async def test_the_tasks_of_a_call_need_one_place_and_not_two(start: Start) -> None:
+async def test_the_tasks_of_a_call_share_one_reservation(start: Start) -> None:
     async with start(max_rows=1, max_waiting_sequences=1) as running:
         outputs = await infer(running, TEXTS, "embedding", "text_output")
         assert outputs["embedding"].shape == (2, 4)
@@ -200,7 +200,7 @@ async def test_the_tasks_of_a_call_need_one_place_and_not_two(start: Start) -> N
         assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
 
-async def test_the_id_comes_back(running: Running) -> None:
+async def test_the_id_is_returned(running: Running) -> None:
     answer = (await running.post(INFER, body_of(["a dog"]) | {"id": "q7"})).json()
     assert answer["id"] == "q7"
     assert "id" not in (await running.post(INFER, body_of(["a dog"]))).json()
@@ -235,13 +235,13 @@ async def test_the_id_comes_back(running: Running) -> None:
         (["score", "score"], {}, "outputs[1].name must not repeat another output."),
     ],
 )
-async def test_a_refusal_names_the_parameter_or_the_output(
+async def test_an_error_names_the_parameter_or_the_output(
     running: Running, outputs: list[str], parameters: dict[str, Any], message: str
 ) -> None:
     assert (await refused(running, body_of(["a dog"], *outputs, **parameters))).startswith(message)
 
 
-def test_the_document_has_the_parameters_that_outputs_depend_on_and_no_other() -> None:
+def test_the_openapi_document_has_exactly_the_parameters_that_affect_outputs() -> None:
     names = {name for of_one in PARAMETERS.values() for name in of_one}
     assert InferParameters.model_fields.keys() == names | {"binary_data_output"}
 
@@ -256,7 +256,7 @@ def test_the_document_has_the_parameters_that_outputs_depend_on_and_no_other() -
         ("outputs", "classification", 2),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, part: str, field: str, value: Any) -> None:
+async def test_unsupported_fields_are_rejected_by_name(running: Running, part: str, field: str, value: Any) -> None:
     body = body_of(["a dog"], "text_output")
     body[part][0]["parameters"] = {field: value}
     default = '""' if field == "shared_memory_region" else "0"
@@ -276,11 +276,13 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, part
         (["a"] * 33, "text_input must have at most 32 entries (SIGHTLINE_MAX_INPUTS), got 33."),
     ],
 )
-async def test_a_text_is_checked_as_everywhere_and_named_by_its_row(running: Running, texts: Any, message: str) -> None:
+async def test_a_text_is_validated_as_on_other_routes_and_named_by_its_row(
+    running: Running, texts: Any, message: str
+) -> None:
     assert (await refused(running, body_of(texts))).startswith(message)
 
 
-async def test_padding_counts_in_the_size_of_an_answer(start: Start, tokenizer: TextTokenizer) -> None:
+async def test_padding_counts_towards_the_size_of_a_response(start: Start, tokenizer: TextTokenizer) -> None:
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 300, "max_target_tokens": 24}
     async with start(FakeBackend(tokenizer, (fake_manifest(layers=4, heads=2, **sizes),))) as running:
         texts = ["x" * 290, *["x"] * 3]
@@ -313,7 +315,9 @@ async def test_errors_have_their_status_and_the_protocols_shape(start: Start, ma
         assert (answer.status_code, list(answer.json()), answer.headers["allow"]) == (405, ["error"], "POST")
 
 
-async def test_so_have_those_of_load_and_time(start: Start, make_backend: MakeBackend) -> None:
+async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
+    start: Start, make_backend: MakeBackend
+) -> None:
     loading = threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
         answer = await running.post(INFER, body_of(["x"]))

@@ -24,7 +24,7 @@ def events(text: str) -> list[Any]:
 @pytest.mark.parametrize(
     "parameters", [{}, {"max_new_tokens": 3}, {"do_sample": True, "seed": 4, "stop": "x"}, {"num_beams": 3}]
 )
-async def test_the_text_is_what_generate_gives(running: Running, parameters: dict[str, Any]) -> None:
+async def test_the_text_equals_that_of_generate(running: Running, parameters: dict[str, Any]) -> None:
     (own,) = (await generate(running, "a dog", **parameters))["outputs"]
     for path in (GENERATE, "/v2/models/fake/versions/1/generate"):
         body = {"id": "q7", "text_input": "a dog", "parameters": {**parameters, "stream": False}}
@@ -39,7 +39,7 @@ async def test_the_text_is_what_generate_gives(running: Running, parameters: dic
     assert "id" not in (await running.post(GENERATE, {"text_input": "a dog"})).json()
 
 
-async def test_the_pieces_of_a_stream_join_to_the_whole_text(running: Running) -> None:
+async def test_the_pieces_of_a_stream_form_the_whole_text(running: Running) -> None:
     (own,) = (await generate(running, "a dog", max_new_tokens=9))["outputs"]
     for path in (STREAM, "/v2/models/fake/versions/1/generate_stream"):
         body = {"id": "q7", "text_input": "a dog", "parameters": {"max_new_tokens": 9, "stream": True}}
@@ -55,7 +55,7 @@ async def test_the_pieces_of_a_stream_join_to_the_whole_text(running: Running) -
         )
 
 
-async def test_a_client_need_not_say_that_it_sends_json(running: Running) -> None:
+async def test_the_content_type_header_is_optional(running: Running) -> None:
     for path in (GENERATE, STREAM):
         assert (await running.client.post(path, content=b'{"text_input": "a dog"}')).status_code == 200
 
@@ -75,7 +75,7 @@ async def test_a_client_need_not_say_that_it_sends_json(running: Running) -> Non
         (GENERATE, {"text_input": "a", "id": 3}, "id must be a valid string, got 3."),
     ],
 )
-async def test_a_body_is_checked(running: Running, path: str, body: dict[str, Any], message: str) -> None:
+async def test_the_body_is_validated(running: Running, path: str, body: dict[str, Any], message: str) -> None:
     answer = await running.post(path, body)
     assert answer.status_code == 422
     assert answer.json()["error"].startswith(message)
@@ -107,7 +107,7 @@ async def test_a_body_is_checked(running: Running, path: str, body: dict[str, An
         ),
     ],
 )
-async def test_a_refusal_names_the_parameter(
+async def test_an_error_names_the_parameter(
     running: Running, path: str, parameters: dict[str, Any], message: str
 ) -> None:
     answer = await running.post(path, {"text_input": "a dog", "parameters": parameters})
@@ -115,7 +115,7 @@ async def test_a_refusal_names_the_parameter(
     assert answer.json()["error"] == (message if message.startswith("Beam ") else f"parameters.{message}")
 
 
-async def test_another_model_version_or_type_is_refused(running: Running) -> None:
+async def test_another_model_version_or_type_is_rejected(running: Running) -> None:
     body = {"text_input": "a dog"}
     for path in ("/v2/models/nobody/generate", "/v2/models/fake/versions/2/generate_stream"):
         assert (await running.post(path, body)).status_code == 404

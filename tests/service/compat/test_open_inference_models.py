@@ -21,7 +21,7 @@ async def get(running: Running, path: str) -> Any:
     return answer.json()
 
 
-async def test_the_server_names_itself_and_what_it_can_do(running: Running) -> None:
+async def test_server_metadata_has_the_name_and_the_extensions(running: Running) -> None:
     metadata = await get(running, "/v2")
     assert (metadata["name"], metadata["version"]) == ("sightline", __version__)
     assert {"binary_tensor_data", "generate", "statistics"} <= set(metadata["extensions"])
@@ -47,7 +47,7 @@ async def test_a_model_has_one_version_and_another_name_is_404(running: Running,
         assert (answer.status_code, list(answer.json())) == (404, ["error"])
 
 
-async def test_ready_is_what_the_models_are(running: Running) -> None:
+async def test_readiness_follows_the_state_of_the_models(running: Running) -> None:
     assert await get(running, "/v2/health/ready") == {"ready": True}
     assert await get(running, "/v2/models/fake/ready") == {"name": "fake", "ready": True}
 
@@ -143,7 +143,7 @@ async def test_the_repository_is_not_changed_unless_the_settings_allow_it(runnin
     assert (await running.client.get("/v2/models/fake/ready")).status_code == 200
 
 
-async def test_openapi_declares_what_need_not_be_sent_and_what_never_comes(running: Running) -> None:
+async def test_openapi_declares_optional_fields_and_fields_that_are_never_returned(running: Running) -> None:
     paths = (await get(running, "/openapi.json"))["paths"]
     assert paths["/v2/repository/index"]["post"]["requestBody"]["required"] is False
     for verb in ("load", "unload"):
@@ -159,7 +159,7 @@ async def test_openapi_declares_what_need_not_be_sent_and_what_never_comes(runni
 
 
 @pytest.mark.parametrize("path", ["/v2/logging", "/v2/models", "/v2/models/fake/trace/setting", "/v2/x"])
-async def test_what_is_not_there_is_404_in_the_protocols_shape(running: Running, path: str) -> None:
+async def test_an_unknown_path_is_404_in_the_shape_of_the_protocol(running: Running, path: str) -> None:
     for answer in (await running.client.get(path), await running.client.post(path)):
         assert answer.status_code == 404
         assert answer.json()["error"].startswith("There is no such route.")
@@ -167,13 +167,13 @@ async def test_what_is_not_there_is_404_in_the_protocols_shape(running: Running,
     assert (await running.client.get("/v2x")).json()["error"]["code"] == "not_found"
 
 
-async def test_another_method_is_405_in_the_protocols_shape(running: Running) -> None:
+async def test_another_method_is_405_in_the_shape_of_the_protocol(running: Running) -> None:
     answer = await running.client.post("/v2/models/fake/stats")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
     assert answer.json() == {"error": "/v2/models/{model_name}/stats accepts only GET."}
 
 
-async def test_switched_off_it_is_not_there(start: Start) -> None:
+async def test_a_disabled_api_is_404(start: Start) -> None:
     async with start(compatible_apis="openai") as running:
         for path in ("/v2", "/v2/models/fake", "/v2/health/live"):
             answer = await running.client.get(path)

@@ -49,7 +49,7 @@ async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Runnin
         yield running
 
 
-async def test_a_completion_is_what_generate_gives(running: Running) -> None:
+async def test_a_completion_equals_the_text_of_generate(running: Running) -> None:
     answer = await complete(running, ["a dog", "Hund"], model="fake", max_tokens=20)
     own = await generate(running, ["a dog", "Hund"], max_new_tokens=20)
     assert [choice["text"] for choice in answer["choices"]] == [output["text"] for output in own["outputs"]]
@@ -66,7 +66,7 @@ async def test_a_completion_is_what_generate_gives(running: Running) -> None:
     assert answer["id"].startswith("cmpl-")
 
 
-async def test_nulls_and_what_asks_for_nothing_change_nothing(running: Running) -> None:
+async def test_nulls_and_default_values_change_nothing(running: Running) -> None:
     harmless: dict[str, Any] = {
         "user": "x",
         "stop": None,
@@ -107,7 +107,7 @@ async def test_nulls_and_what_asks_for_nothing_change_nothing(running: Running) 
         ("prompt", [[1, 2], [3]]),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, option: str, value: Any) -> None:
+async def test_unsupported_fields_are_rejected_by_name(running: Running, option: str, value: Any) -> None:
     error = await error_of(running, "/v1/completions", {"prompt": "a dog", option: value})
     assert (error["code"], error["param"]) == ("unsupported_parameter", option)
     assert error["type"] == "invalid_request_error"
@@ -160,7 +160,7 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, opti
         ({"prompt": ["x", "x"], "target_prefix": ["a"]}, "invalid_parameter", "target_prefix"),
     ],
 )
-async def test_a_refusal_names_the_clients_own_field(
+async def test_an_error_names_the_field_of_the_request(
     running: Running, body: dict[str, Any], code: str, param: str
 ) -> None:
     error = await error_of(running, "/v1/completions", body)
@@ -194,13 +194,13 @@ async def test_a_served_model_can_have_the_name_of_a_placeholder(start: Start, m
         assert answer.json()["model"] == "tgi"
 
 
-async def test_a_model_that_is_not_there_is_404_and_one_that_cannot_generate_422(running: Running) -> None:
+async def test_an_unknown_model_is_404_and_a_model_that_cannot_generate_is_422(running: Running) -> None:
     answer = await running.post("/v1/completions", {"prompt": "x", "model": "gpt"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
 
 
 @pytest.mark.parametrize("prefix", ["a Hund", ["a", "Hund"]])
-async def test_several_draws_of_several_prompts_begin_with_their_prefix(running: Running, prefix: Any) -> None:
+async def test_several_samples_of_several_prompts_start_with_their_prefix(running: Running, prefix: Any) -> None:
     drawn = await complete(
         running, ["a dog", "Hund"], target_prefix=prefix, temperature=2.0, seed=4, n=2, max_tokens=8, logprobs=0
     )
@@ -213,7 +213,7 @@ async def test_several_draws_of_several_prompts_begin_with_their_prefix(running:
         assert choice["logprobs"]["text_offset"][0] == len(begins_with)
 
 
-async def test_draws_go_on_from_the_seed_and_each_prompt_counts_once(running: Running) -> None:
+async def test_seeds_of_samples_are_consecutive_and_each_prompt_is_counted_once(running: Running) -> None:
     drawn = await complete(running, ["a dog", "Hund"], temperature=2.0, seed=MAX_SEED, n=3, max_tokens=8, top_p=0.9)
     options = {"do_sample": True, "temperature": 2.0, "seed": MAX_SEED, "max_new_tokens": 8, "top_p": 0.9}
     own = await generate(running, ["a dog"] * 3 + ["Hund"] * 3, **options)
@@ -226,7 +226,7 @@ async def test_draws_go_on_from_the_seed_and_each_prompt_counts_once(running: Ru
     assert one["choices"][0]["text"] == alone["outputs"][0]["text"]
 
 
-async def test_with_beams_n_is_the_best_of_the_search(running: Running) -> None:
+async def test_with_beams_n_selects_the_best_beams(running: Running) -> None:
     answer = await complete(running, ["a dog", "Hund"], num_beams=4, n=2, best_of=2, length_penalty=0.6, max_tokens=9)
     options = {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.6, "max_new_tokens": 9}
     own = await generate(running, ["a dog", "Hund"], **options)
@@ -250,7 +250,7 @@ async def test_a_stop_string_ends_the_text_with_the_reason_stop(running: Running
 
 
 @pytest.mark.parametrize("prefix", [None, "a dog", "naïve 🙂"])
-async def test_logprobs_have_each_token_with_its_place_in_the_text(running: Running, prefix: str | None) -> None:
+async def test_logprobs_have_each_token_with_its_offset_in_the_text(running: Running, prefix: str | None) -> None:
     answer = await complete(running, "a dog", logprobs=2, max_tokens=20, target_prefix=prefix)
     own = await generate(running, "a dog", top_logprobs=2, max_new_tokens=20, target_prefix=prefix)
     text, logprobs = answer["choices"][0]["text"], answer["choices"][0]["logprobs"]
@@ -268,7 +268,7 @@ async def test_logprobs_have_each_token_with_its_place_in_the_text(running: Runn
 
 
 @pytest.mark.parametrize("prefix", [None, "naïve 🙂"])
-async def test_a_tokens_place_in_the_text_is_after_every_character_that_was_begun_before_it(
+async def test_the_offset_of_a_token_follows_all_characters_of_earlier_tokens(
     running: Running, tokenizer: TextTokenizer, prefix: str | None
 ) -> None:
     num_after_half_a_character = 0
@@ -287,7 +287,7 @@ async def test_a_tokens_place_in_the_text_is_after_every_character_that_was_begu
     assert num_after_half_a_character > 8
 
 
-async def test_without_alternatives_logprobs_have_what_was_taken(running: Running) -> None:
+async def test_without_alternatives_logprobs_have_the_generated_tokens(running: Running) -> None:
     logprobs = (await complete(running, "a dog", logprobs=0, max_tokens=3))["choices"][0]["logprobs"]
     pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
     assert logprobs["top_logprobs"] == [{token: logprob} for token, logprob in pairs]
@@ -303,7 +303,7 @@ async def test_without_alternatives_logprobs_have_what_was_taken(running: Runnin
         {"ignore_eos": True, "max_tokens": 12, "logprobs": 0},
     ],
 )
-async def test_a_stream_joins_to_the_whole_answer(running: Running, options: dict[str, Any]) -> None:
+async def test_a_stream_forms_the_whole_response(running: Running, options: dict[str, Any]) -> None:
     prompt = ["a dog", "naïve 🙂"]
     whole = await complete(running, prompt, **options)
     frames = await stream(running, prompt, **options, stream_options={"include_usage": True})
@@ -323,7 +323,7 @@ async def test_a_stream_joins_to_the_whole_answer(running: Running, options: dic
 
 
 @pytest.mark.usefixtures("arrivals")
-async def test_the_usage_so_far_is_in_every_event_where_it_is_asked_for(running: Running) -> None:
+async def test_every_event_has_the_current_usage_on_request(running: Running) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     frames = await stream(running, "a dog", max_tokens=4, ignore_eos=True, stream_options=options)
     assert [frame["usage"]["completion_tokens"] for frame in frames] == [1, 2, 3, 4, 4, 4]
@@ -331,7 +331,7 @@ async def test_the_usage_so_far_is_in_every_event_where_it_is_asked_for(running:
     assert all("usage" not in frame for frame in await stream(running, "a dog"))
 
 
-async def test_a_causal_model_goes_on_with_the_prompt_and_echo_puts_it_before(causal: Running) -> None:
+async def test_a_causal_model_continues_the_prompt_and_echo_returns_it(causal: Running) -> None:
     for text in ("a dog", "Hund x"):
         own = (await generate(causal, text, max_new_tokens=6))["outputs"][0]
         blank = " " if own["tokens"][0]["text"].startswith(" ") else ""
@@ -352,7 +352,7 @@ async def test_a_causal_model_goes_on_with_the_prompt_and_echo_puts_it_before(ca
     assert (error["code"], error["param"]) == ("unsupported_parameter", "logprobs")
 
 
-async def test_an_embedding_is_the_mean_of_length_1_in_both_encodings(running: Running) -> None:
+async def test_an_embedding_is_the_normalized_mean_in_both_encodings(running: Running) -> None:
     inputs = ["a dog", "Hund"]
     answer = (await running.post("/v1/embeddings", {"input": inputs, "dimensions": 4, "user": "x"})).json()
     own = (await running.post("/v1/encode", {"inputs": inputs, "normalize": True})).json()
@@ -377,14 +377,14 @@ async def test_an_embedding_is_the_mean_of_length_1_in_both_encodings(running: R
         ({"input": "x", "pooling": "max"}, "invalid_parameter", "pooling"),
     ],
 )
-async def test_what_embeddings_refuse_has_the_clients_own_name(
+async def test_errors_of_embeddings_name_the_field_of_the_request(
     running: Running, body: dict[str, Any], code: str, param: str
 ) -> None:
     error = await error_of(running, "/v1/embeddings", body)
     assert (error["code"], error["param"]) == (code, param)
 
 
-async def test_the_engines_metrics_and_limits_hold_for_this_door_too(start: Start) -> None:
+async def test_metrics_and_limits_apply_to_the_openai_api(start: Start) -> None:
     async with start(max_body_bytes=200) as running:
         await complete(running, "a dog")
         assert await running.metric('sightline_http_requests_total{route="/v1/completions",status="200"}') == 1

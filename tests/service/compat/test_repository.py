@@ -185,7 +185,7 @@ async def test_a_stream_ends_normally_while_its_model_is_unloaded(start: Start, 
         assert (await unload).status_code == 200
 
 
-async def test_calls_that_do_not_end_in_time_fail_when_their_model_is_unloaded(
+async def test_calls_that_outlast_the_timeout_fail_when_their_model_is_unloaded(
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with two_models(start, make_backend, step_s=0.05, shutdown_timeout_s=0.1) as running:

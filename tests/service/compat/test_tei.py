@@ -31,7 +31,7 @@ async def ask(running: Running, path: str, **body: Any) -> Any:
     return answer.json()
 
 
-async def test_an_embedding_is_the_mean_of_length_1_unless_that_is_not_wanted(running: Running) -> None:
+async def test_an_embedding_is_the_normalized_mean_unless_disabled(running: Running) -> None:
     own = await ask(running, "/v1/encode", inputs=TEXTS, normalize=True)
     assert await ask(running, "/embed", inputs=TEXTS) == own["embeddings"]
     assert await ask(running, "/embed", inputs=TEXTS[0], normalize=None) == own["embeddings"][:1]
@@ -39,7 +39,7 @@ async def test_an_embedding_is_the_mean_of_length_1_unless_that_is_not_wanted(ru
     assert await ask(running, "/embed", inputs=TEXTS, normalize=False) == raw["embeddings"] != own["embeddings"]
 
 
-async def test_all_embeddings_are_a_row_a_token(running: Running) -> None:
+async def test_embed_all_returns_a_row_for_each_token(running: Running) -> None:
     own = await ask(running, "/v1/encode", inputs=TEXTS, pooling="none")
     rows = [np.reshape(flat, shape).tolist() for flat, shape in zip(own["embeddings"], own["shapes"], strict=True)]
     assert await ask(running, "/embed_all", inputs=TEXTS) == rows
@@ -56,7 +56,7 @@ async def test_a_similarity_is_the_cosine_of_two_embeddings(running: Running) ->
 
 
 @pytest.mark.parametrize("path", ["/embed", "/embed_all", "/predict?model=judge"])
-async def test_what_is_too_long_is_cut_only_where_that_is_asked_for(running: Running, path: str) -> None:
+async def test_long_inputs_are_truncated_only_on_request(running: Running, path: str) -> None:
     for value in (None, False):
         answer = await running.post(path, {"inputs": "x" * 70, "truncate": value})
         assert (answer.status_code, answer.json()["error"]) == (
@@ -80,7 +80,7 @@ async def test_predictions_are_the_labels_of_classify(running: Running) -> None:
     assert await ask(running, path, inputs=[[TEXTS[0]]], raw_scores=False) == labels[:1]
 
 
-async def test_with_the_parameters_of_a_pipeline_predictions_are_a_list_a_text(running: Running) -> None:
+async def test_with_the_parameters_of_a_pipeline_each_text_has_a_list_of_predictions(running: Running) -> None:
     own = await ask(running, "/v1/classify", model="judge", inputs=TEXTS[0])
     labels = own["outputs"][0]["labels"]
     for parameters in ({}, {"top_k": None, "function_to_apply": "softmax"}, {"top_k": 9}):
@@ -89,7 +89,7 @@ async def test_with_the_parameters_of_a_pipeline_predictions_are_a_list_a_text(r
     assert best == [labels[:1]]
 
 
-async def test_tokens_stand_in_the_text_by_bytes_and_special_ones_nowhere(running: Running) -> None:
+async def test_tokens_have_byte_offsets_and_special_tokens_have_none(running: Running) -> None:
     own = await ask(running, "/v1/tokenize", inputs=TEXTS)
     answer = await ask(running, "/tokenize", inputs=TEXTS)
     for text, tokens, expected in zip(TEXTS, answer, own["outputs"], strict=True):
@@ -104,14 +104,14 @@ async def test_tokens_stand_in_the_text_by_bytes_and_special_ones_nowhere(runnin
     assert bare == [answer[0][:-1]]
 
 
-async def test_decode_takes_back_what_tokenize_gave(running: Running) -> None:
+async def test_decode_reverses_tokenize(running: Running) -> None:
     ids = [[token["id"] for token in tokens] for tokens in await ask(running, "/tokenize", inputs=TEXTS)]
     assert await ask(running, "/decode", ids=ids) == TEXTS
     assert await ask(running, "/decode", ids=ids[0]) == TEXTS[:1]
     assert await ask(running, "/decode", ids=ids[0], skip_special_tokens=False) == ["a dog</s>"]
 
 
-async def test_both_know_the_tokens_that_the_encoder_reads(running: Running) -> None:
+async def test_tokenize_and_decode_use_the_tokens_of_the_encoder(running: Running) -> None:
     models = running.app.state.service.models
     other = TextTokenizer(byte_level_tokenizer([]))
     models["fake"] = dataclasses.replace(models["fake"], target_tokenizer=other)
@@ -185,7 +185,7 @@ async def test_both_know_the_tokens_that_the_encoder_reads(running: Running) -> 
         ("/decode", {}, "ids", "Validation"),
     ],
 )
-async def test_a_refusal_begins_with_the_path_of_what_is_at_fault(
+async def test_an_error_starts_with_the_path_of_the_invalid_value(
     running: Running, path: str, body: dict[str, Any], param: str, error_type: str
 ) -> None:
     answer = await running.post(f"{path}?model=judge", body)
@@ -211,7 +211,9 @@ async def test_a_model_is_named_in_the_url(running: Running) -> None:
     assert await running.metric(requests) == 1
 
 
-async def test_statuses_are_the_services_own_and_types_are_teis(start: Start, make_backend: MakeBackend) -> None:
+async def test_errors_have_the_statuses_of_the_service_and_the_types_of_tei(
+    start: Start, make_backend: MakeBackend
+) -> None:
     hang, loading = threading.Event(), threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
         answer = await running.post("/embed", {"inputs": "x"})

@@ -39,14 +39,14 @@ async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Runnin
         yield running
 
 
-async def test_the_text_is_what_generate_gives(running: Running) -> None:
+async def test_the_text_equals_that_of_generate(running: Running) -> None:
     own = (await generate(running, "a dog", max_new_tokens=20))["outputs"][0]
     assert await text_generation(running, "a dog", max_new_tokens=20) == {"generated_text": own["text"]}
     bare = (await running.post("/generate", {"inputs": "a dog"})).json()
     assert bare == {"generated_text": (await generate(running, "a dog"))["outputs"][0]["text"]}
 
 
-async def test_details_have_the_tokens_and_how_they_ended(running: Running) -> None:
+async def test_details_have_the_tokens_and_the_finish_reason(running: Running) -> None:
     own = (await generate(running, "a dog"))["outputs"][0]
     details = (await text_generation(running, "a dog", details=True))["details"]
     assert details == {
@@ -67,7 +67,7 @@ async def test_top_n_tokens_are_the_alternatives_of_each_token(running: Running)
     assert "top_tokens" not in (await text_generation(running, "a dog", details=True, top_n_tokens=0))["details"]
 
 
-async def test_nulls_and_what_asks_for_nothing_change_nothing(running: Running) -> None:
+async def test_nulls_and_default_values_change_nothing(running: Running) -> None:
     harmless: dict[str, Any] = {
         "adapter_id": None,
         "best_of": 1,
@@ -110,7 +110,7 @@ async def test_nulls_and_what_asks_for_nothing_change_nothing(running: Running) 
         ("watermark", True),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, name: str, value: Any) -> None:
+async def test_unsupported_fields_are_rejected_by_name(running: Running, name: str, value: Any) -> None:
     for path in ("/generate", "/generate_stream", "/"):
         answer = await running.post(path, {"inputs": "a dog", "parameters": {name: value}})
         assert answer.status_code == 422
@@ -141,7 +141,7 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, name
         ({"parameters": {}}, "inputs"),
     ],
 )
-async def test_a_refusal_begins_with_the_path_of_what_is_at_fault(
+async def test_an_error_starts_with_the_path_of_the_invalid_value(
     running: Running, body: dict[str, Any], param: str
 ) -> None:
     answer = await running.post("/generate", body)
@@ -161,20 +161,20 @@ async def test_a_refusal_begins_with_the_path_of_what_is_at_fault(
         {"do_sample": False, "temperature": 2.0, "top_k": 40, "top_p": 0.95, "seed": 5},
     ],
 )
-async def test_what_shapes_a_draw_draws(running: Running, sent: dict[str, Any]) -> None:
+async def test_sampling_parameters_enable_sampling(running: Running, sent: dict[str, Any]) -> None:
     options = {"details": True, "max_new_tokens": 12}
     drawn = await text_generation(running, "a dog", **sent, **options)
     own = (await generate(running, "a dog", **sent | {"do_sample": True}, max_new_tokens=12))["outputs"][0]
     assert (drawn["generated_text"], drawn["details"]["seed"]) == (own["text"], 5)
 
 
-async def test_a_seed_that_was_drawn_gives_the_same_again(running: Running) -> None:
+async def test_a_returned_seed_reproduces_the_text(running: Running) -> None:
     first = await text_generation(running, "a dog", do_sample=True, details=True)
     seed = first["details"]["seed"]
     assert await text_generation(running, "a dog", do_sample=True, details=True, seed=seed) == first
 
 
-async def test_a_stop_string_ends_the_text_and_is_cut_from_it(running: Running) -> None:
+async def test_a_stop_string_ends_the_text_and_is_removed_from_it(running: Running) -> None:
     own = (await generate(running, "two men", repetition_penalty=1.5))["outputs"][0]["text"]
     stop = own[2:4]
     answer = await text_generation(running, "two men", repetition_penalty=1.5, stop=[stop], details=True)
@@ -196,7 +196,7 @@ async def test_a_stop_string_ends_the_text_and_is_cut_from_it(running: Running) 
         {"details": True, "stop": ["a", "q"], "max_new_tokens": 30},
     ],
 )
-async def test_the_pieces_of_a_stream_join_to_the_whole_answer(
+async def test_the_pieces_of_a_stream_form_the_whole_response(
     running: Running, path: str, parameters: dict[str, Any]
 ) -> None:
     whole = await text_generation(running, "naïve 🙂", **parameters | {"details": True})
@@ -219,13 +219,13 @@ async def test_the_pieces_of_a_stream_join_to_the_whole_answer(
         assert last["details"] is None
 
 
-async def test_the_route_that_streams_does_nothing_else(running: Running) -> None:
+async def test_the_streaming_route_always_streams(running: Running) -> None:
     for value in (False, None):
         answer = await running.post("/generate_stream", {"inputs": "x", "stream": value})
         assert (answer.status_code, answer.json()["error"]) == (422, "stream must be True.")
 
 
-async def test_a_causal_model_goes_on_with_the_prompt(causal: Running) -> None:
+async def test_a_causal_model_continues_the_prompt(causal: Running) -> None:
     blanks = set()
     for text in ("a dog", "eb", "Hund x"):
         own = (await generate(causal, text, max_new_tokens=6))["outputs"][0]
@@ -240,7 +240,7 @@ async def test_a_causal_model_goes_on_with_the_prompt(causal: Running) -> None:
     assert blanks == {"", " "}
 
 
-async def test_a_model_that_cannot_generate_is_refused_with_the_way_to_name_another(
+async def test_a_model_that_cannot_generate_is_an_error_that_explains_how_to_name_another(
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with start(classifying(make_backend()), default_model="judge") as running:
@@ -262,7 +262,9 @@ async def generate_with(running: Running, model: str) -> Any:
     return (await running.post("/v1/generate", {"model": model, "inputs": "a dog"})).json()["outputs"][0]
 
 
-async def test_statuses_are_the_services_own_and_types_are_tgis(start: Start, make_backend: MakeBackend) -> None:
+async def test_errors_have_the_statuses_of_the_service_and_the_types_of_tgi(
+    start: Start, make_backend: MakeBackend
+) -> None:
     hang, loading = threading.Event(), threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
         answer = await running.post("/generate", {"inputs": "x"})

@@ -72,7 +72,7 @@ class Filled:
     num_steps=st.integers(0, 3),
 )
 @settings(deadline=None, derandomize=True, max_examples=200)
-def test_rows_stay_without_a_gap_whoever_leaves_first(
+def test_rows_stay_contiguous_in_any_order_of_release(
     groups: list[list[int]], releases: list[int], num_steps: int
 ) -> None:
     """`CheckedRunner` checks the lengths in each move."""
@@ -102,7 +102,7 @@ def test_rows_of_a_generation_keep_their_order_when_they_move() -> None:
     assert [filled.runner.rows[row] for row in searching.rows] == before
 
 
-def test_nothing_moves_where_the_last_leaves() -> None:
+def test_releasing_the_last_row_moves_nothing() -> None:
     filled = Filled(max_rows=5)
     filled.admit([2, 3])
     filled.release(1)
@@ -111,7 +111,7 @@ def test_nothing_moves_where_the_last_leaves() -> None:
     assert filled.runner.num_moved == 0
 
 
-def test_a_search_waits_until_all_its_rows_are_free_and_nobody_who_needs_rows_passes_it() -> None:
+def test_a_search_waits_for_all_its_rows_and_no_later_request_takes_them() -> None:
     harness = Harness(max_rows=4)
     long = GenerateParameters(min_new_tokens=20)
     running = [harness.generate(source, parameters=long) for source in SOURCES[:2]]

@@ -199,7 +199,7 @@ class Simulation:
 
 @pytest.mark.parametrize("has_many_calls", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_every_request_ends_once_and_rightly_whatever_happens(seed: int, has_many_calls: bool) -> None:
+def test_every_request_ends_exactly_once_with_the_correct_result(seed: int, has_many_calls: bool) -> None:
     simulation = Simulation(seed, has_many_calls=has_many_calls)
     load = simulation.rng.choice([0.3, 0.6, 0.9])
     for _ in range(120):

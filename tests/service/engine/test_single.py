@@ -55,7 +55,7 @@ def test_greedy_sampled_and_forced_rows_share_a_step() -> None:
 @pytest.mark.parametrize("whole", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("prefix", [(), (3, 4)])
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_a_row_that_is_not_finite_says_so(whole: float, prefix: tuple[int, ...], do_sample: bool) -> None:
+def test_a_row_that_is_not_finite_is_reported(whole: float, prefix: tuple[int, ...], do_sample: bool) -> None:
     with np.errstate(all="ignore"):
         scores = scores_of([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [whole] * 6])
     assert advance([single(0, prefix, do_sample=do_sample)], scores)
@@ -63,7 +63,7 @@ def test_a_row_that_is_not_finite_says_so(whole: float, prefix: tuple[int, ...],
         single(1, prefix, do_sample=do_sample).advance(scores, [])
 
 
-def test_a_step_leaves_the_scores_as_they_are() -> None:
+def test_a_step_does_not_change_the_scores() -> None:
     """The scores are arrays of the runner and must not be changed."""
     scores = scores_of([[0.0, 1.0, 5.0, 2.0, 0.0, 0.0]])
     before = scores.logits(0).copy(), scores.logprobs(0).copy()
@@ -72,7 +72,7 @@ def test_a_step_leaves_the_scores_as_they_are() -> None:
     np.testing.assert_array_equal(scores.logprobs(0), before[1])
 
 
-def test_a_scored_target_has_the_log_probabilities_of_the_same_generated() -> None:
+def test_a_scored_target_has_the_log_probabilities_of_the_same_generated_text() -> None:
     harness = Harness()
     free = harness.generate(SOURCES[3], parameters=GenerateParameters(top_logprobs=3))
     harness.run()
@@ -90,7 +90,7 @@ def test_a_scored_target_has_the_log_probabilities_of_the_same_generated() -> No
 
 
 @pytest.mark.parametrize("num_forced", range(6))
-def test_a_generation_goes_on_from_a_prefix_as_if_it_had_generated_it(num_forced: int) -> None:
+def test_a_generation_continues_a_prefix_as_if_it_had_generated_it(num_forced: int) -> None:
     harness = Harness()
     free = harness.generate(SOURCES[3])
     harness.run()
@@ -112,7 +112,7 @@ def test_a_prefix_changes_what_comes_after_it() -> None:
     assert ids[2:] == [int(slow([[1, *ids[:place]]])[0].argmax()) for place in range(2, len(ids))]
 
 
-def test_a_prefix_counts_for_the_models_limit_and_for_no_other() -> None:
+def test_a_prefix_counts_only_towards_the_limit_of_the_model() -> None:
     harness = Harness()
     parameters = GenerateParameters(max_new_tokens=3, min_new_tokens=3)
     few = harness.generate(SOURCES[3], target_prefix=(9,) * 4, parameters=parameters)
@@ -152,7 +152,7 @@ def test_a_scored_target_streams_nothing() -> None:
         {"suppress_tokens": tuple(range(3, 40))},
     ],
 )
-def test_alternatives_are_the_models_own_whatever_is_picked(parameters: dict[str, Any]) -> None:
+def test_alternatives_have_the_probabilities_of_the_model_before_processors(parameters: dict[str, Any]) -> None:
     manifest = fake_manifest()
     prefix = (9, 40)
     request = GenerateRequest(
@@ -170,7 +170,7 @@ def test_alternatives_are_the_models_own_whatever_is_picked(parameters: dict[str
         assert dict(token.alternatives).get(token.id, token.logprob) == token.logprob
 
 
-def test_a_vocabulary_smaller_than_the_alternatives_gives_all_of_it() -> None:
+def test_alternatives_are_limited_by_the_vocabulary() -> None:
     request = GenerateRequest("r", (5, 6), FAR, GenerateParameters(top_logprobs=5))
     (target,) = run_alone(request, fake_manifest(vocabulary=4)).targets
     for token in target.tokens:

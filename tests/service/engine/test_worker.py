@@ -89,7 +89,7 @@ def submit(worker: Worker, model: str, request: Request) -> Answer:
     return answer
 
 
-async def test_a_lone_request_is_answered() -> None:
+async def test_a_single_request_gets_its_result() -> None:
     runner = runner_of()
     async with running(runner) as worker:
         final = await submit(worker, "m0", request()).result()
@@ -110,7 +110,7 @@ async def test_tokens_stream_in_order_and_the_result_comes_last() -> None:
         assert [event async for event in ticket] == []
 
 
-async def test_tokens_arrive_while_the_generation_goes_on() -> None:
+async def test_tokens_arrive_during_the_generation() -> None:
     async with running(runner_of(step_s=0.01)) as worker:
         ticket = submit(worker, "m0", request(stream=True, parameters=LONG))
         assert isinstance(await anext(ticket), TokenEvent)
@@ -118,7 +118,7 @@ async def test_tokens_arrive_while_the_generation_goes_on() -> None:
         assert await ticket.result() == Cancelled()
 
 
-async def test_many_requests_to_two_models_are_all_answered_rightly() -> None:
+async def test_many_requests_to_two_models_get_correct_results() -> None:
     runners = runner_of(max_rows=2), runner_of(max_rows=3)
     async with running(*runners) as worker:
         sources = [(3 + place, 5, 6) for place in range(20)]
@@ -152,7 +152,7 @@ async def test_cancelling_twice_or_after_the_end_does_nothing() -> None:
         assert isinstance(await submit(worker, "m0", request()).result(), Generated)
 
 
-async def test_what_no_model_can_run_is_refused_at_the_door() -> None:
+async def test_requests_that_no_model_can_run_are_rejected_on_submission() -> None:
     async with running(runner_of()) as worker:
         with pytest.raises(KeyError):
             submit(worker, "m9", request())
@@ -160,7 +160,7 @@ async def test_what_no_model_can_run_is_refused_at_the_door() -> None:
         assert worker.is_alive
 
 
-async def test_a_client_that_has_gone_harms_nobody() -> None:
+async def test_a_disconnected_client_does_not_affect_others() -> None:
     async with running(runner_of(step_s=0.002)) as worker:
 
         async def leave_early() -> None:
@@ -193,7 +193,7 @@ def test_results_for_a_loop_that_is_closed_do_not_kill_the_thread() -> None:
     assert not worker.is_alive
 
 
-async def test_stopping_finishes_what_is_under_way_and_refuses_the_rest() -> None:
+async def test_stopping_finishes_running_requests_and_rejects_new_ones() -> None:
     async with running(runner_of(max_rows=1, step_s=0.002)) as worker:
         tickets = [submit(worker, "m0", request(parameters=LONG)) for _ in range(3)]
         stopping = asyncio.create_task(worker.stop(timeout_s=5))
@@ -205,7 +205,7 @@ async def test_stopping_finishes_what_is_under_way_and_refuses_the_rest() -> Non
             assert isinstance(await ticket.result(), Generated)
 
 
-async def test_stopping_fails_what_takes_too_long() -> None:
+async def test_stopping_fails_requests_that_take_too_long() -> None:
     async with running(runner_of(max_rows=1, step_s=0.02)) as worker:
         tickets = [submit(worker, "m0", request(parameters=LONG)) for _ in range(3)]
         await worker.stop(timeout_s=0.1)
@@ -213,7 +213,7 @@ async def test_stopping_fails_what_takes_too_long() -> None:
         assert not worker.is_alive
 
 
-async def test_stopping_again_does_not_wait_as_well() -> None:
+async def test_a_second_stop_does_not_wait() -> None:
     async with running(runner_of(max_rows=1, step_s=0.02)) as worker:
         ticket = submit(worker, "m0", request(parameters=LONG))
         stopping = asyncio.create_task(worker.stop(timeout_s=5))
@@ -292,7 +292,7 @@ async def test_a_model_releases_its_memory_after_its_work_and_once() -> None:
 
 
 @pytest.mark.usefixtures("releasing_often")
-async def test_a_model_that_works_keeps_its_memory_while_another_releases_its_own() -> None:
+async def test_a_busy_model_keeps_its_memory_while_another_releases_its_own() -> None:
     """Released rows of a FakeRunner contain garbage that would change the text."""
     busy, resting = runner_of(step_s=0.1), runner_of()
     async with running(busy, resting) as worker:
@@ -306,7 +306,7 @@ async def test_a_model_that_works_keeps_its_memory_while_another_releases_its_ow
 
 
 @pytest.mark.usefixtures("releasing_often")
-async def test_a_release_that_fails_ends_nothing() -> None:
+async def test_a_failed_release_of_memory_ends_no_request() -> None:
     class Keeping(FakeRunner):
         def release_memory(self) -> None:
             super().release_memory()
@@ -337,7 +337,7 @@ async def test_an_engine_can_be_added_and_removed_while_others_run() -> None:
         assert isinstance(others[-1], Generated) and len(others) == 24  # 23 tokens, then the result
 
 
-async def test_requests_of_one_model_can_be_failed_and_those_of_others_go_on() -> None:
+async def test_requests_of_one_model_can_be_failed_while_others_continue() -> None:
     runners = runner_of(step_s=0.005), runner_of(step_s=0.005)
     async with running(*runners) as worker:
         first, second = (submit(worker, name, request(stream=True, parameters=LONG)) for name in ("m0", "m1"))

@@ -48,7 +48,7 @@ async def test_compressed_bodies_are_read_as_plain_ones(start: Start) -> None:
     ],
     ids=["br", "twice", "plain", "zlib", "cut", "checksum", "more", "empty", "deflate"],
 )
-async def test_what_cannot_be_decompressed_is_refused(
+async def test_invalid_compressed_data_is_rejected(
     start: Start, coding: str, content: bytes, code: str, message: str
 ) -> None:
     async with start() as running:
@@ -59,7 +59,7 @@ async def test_what_cannot_be_decompressed_is_refused(
         assert message in error["message"]
 
 
-async def test_the_limit_counts_what_a_body_decompresses_to(start: Start) -> None:
+async def test_the_limit_applies_to_the_decompressed_size_of_a_body(start: Start) -> None:
     async with start(max_body_bytes=4096) as running:
         headers = {"content-type": "application/json", "content-encoding": "gzip"}
         for size, status in ((4096, 200), (4097, 413)):
@@ -81,7 +81,7 @@ def test_a_bomb_is_never_decompressed_beyond_the_limit() -> None:
         tracemalloc.stop()
 
 
-async def test_the_door_counts_what_a_body_decompresses_to(start: Start) -> None:
+async def test_admission_counts_the_decompressed_size_of_a_body(start: Start) -> None:
     async with start(max_body_bytes=5000, max_waiting_bytes=5000) as running:
         admission = running.app.state.service.admissions["fake"]
         reserved: list[int] = []

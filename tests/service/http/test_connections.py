@@ -64,7 +64,7 @@ def count(wire: Wire, connection: socket.socket, limit: Limit) -> float:
         ({"max_connections_per_address": 3}, "connections_per_address", "This address has 3 open connections"),
     ],
 )
-def test_connections_beyond_a_limit_are_503_and_those_within_go_on(
+def test_connections_beyond_a_limit_are_503_and_others_continue(
     serve: Serve, settings: dict[str, int], limit: Limit, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serve(**settings) as wire, contextlib.ExitStack() as stack:
@@ -84,7 +84,7 @@ def test_connections_beyond_a_limit_are_503_and_those_within_go_on(
     assert (wire.server.connections.num_open, wire.server.connections.num_lingering) == (0, 0)
 
 
-def test_a_client_that_was_refused_can_read_so_although_it_goes_on_sending(serve: Serve) -> None:
+def test_a_rejected_client_that_continues_to_send_can_read_the_error(serve: Serve) -> None:
     """A connection with unread data is reset when it is closed, and the reset overtakes what was
     written.
     """
@@ -149,7 +149,7 @@ def descriptor_limit(num_free: int) -> Iterator[None]:
             os.close(descriptor)
 
 
-def test_at_the_descriptor_limit_clients_are_told_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_get_an_error_at_the_descriptor_limit(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     """The event loop closes what it cannot accept: connections were reset, and nothing was logged
     or counted.
     """
@@ -172,7 +172,7 @@ def test_at_the_descriptor_limit_clients_are_told_so(serve: Serve, caplog: pytes
         assert line.levelno == logging.WARNING and getattr(line, logs.FIELDS)["limit"] == "descriptors"
 
 
-def test_refused_connections_linger_only_while_few_do() -> None:
+def test_only_a_limited_number_of_rejected_connections_stay_open() -> None:
     limits = ConnectionLimits(1, 1, lambda limit: None)
     limits.num_lingering = connections.MAX_LINGERING
     assert not limits.may_linger(5)
@@ -182,7 +182,7 @@ def test_refused_connections_linger_only_while_few_do() -> None:
     assert not limits.may_linger(soft - 2)
 
 
-def test_the_log_names_a_limit_once_in_ten_seconds_with_the_number_refused(
+def test_the_log_reports_rejected_connections_once_in_ten_seconds_with_their_number(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 100.0

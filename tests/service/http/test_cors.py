@@ -36,7 +36,7 @@ async def test_no_page_of_another_origin_may_call_by_default(start: Start) -> No
 
 
 @pytest.mark.parametrize(("origins", "allowed"), [(PAGE, PAGE), (f"http://localhost:3000, {PAGE}", PAGE), ("*", "*")])
-async def test_a_page_that_is_allowed_may_read_answers_and_what_they_say_of_themselves(
+async def test_a_page_of_an_allowed_origin_may_read_responses_and_their_headers(
     start: Start, origins: str, allowed: str
 ) -> None:
     async with start(cors_origins=origins) as running:
@@ -52,7 +52,7 @@ async def test_a_page_that_is_allowed_may_read_answers_and_what_they_say_of_them
             assert answer.headers["x-request-id"]
 
 
-async def test_a_page_that_was_opened_from_a_file_may_call_where_null_is_allowed(start: Start) -> None:
+async def test_a_page_from_a_file_may_call_if_the_origin_null_is_allowed(start: Start) -> None:
     async with start(cors_origins="null") as running:
         answer = await running.post("/v1/generate", {"inputs": "x"}, origin="null")
         assert (answer.status_code, answer.headers[ALLOWED]) == (200, "null")
@@ -62,7 +62,7 @@ async def test_a_page_that_was_opened_from_a_file_may_call_where_null_is_allowed
 
 
 @pytest.mark.parametrize("origin", ["https://other.example", "http://page.example", f"{PAGE}:8443", "null", ""])
-async def test_a_page_that_is_not_is_not_told_that_it_may(start: Start, origin: str) -> None:
+async def test_a_page_of_another_origin_gets_no_permission(start: Start, origin: str) -> None:
     async with start(cors_origins=PAGE) as running:
         answer = await running.post("/v1/generate", {"inputs": "x"}, origin=origin)
         assert ALLOWED not in answer.headers
@@ -71,7 +71,7 @@ async def test_a_page_that_is_not_is_not_told_that_it_may(start: Start, origin: 
         assert ALLOWED not in answer.headers
 
 
-async def test_a_browser_may_send_json_and_whatever_headers_clients_have(start: Start) -> None:
+async def test_a_browser_may_send_json_and_the_headers_of_client_libraries(start: Start) -> None:
     headers = "authorization,content-type,x-request-id,x-request-timeout-ms,x-stainless-lang"
     async with start(cors_origins=PAGE) as running:
         for path in ("/v1/generate", "/v1/completions", "/translate"):
@@ -95,7 +95,7 @@ async def test_a_browser_may_send_json_and_whatever_headers_clients_have(start: 
         ("POST", "/v1/generate", b'{"inputs": ""}', 422),
     ],
 )
-async def test_errors_can_be_read_too(start: Start, method: str, path: str, body: bytes | None, status: int) -> None:
+async def test_errors_have_cors_headers(start: Start, method: str, path: str, body: bytes | None, status: int) -> None:
     async with start(cors_origins=PAGE, max_body_bytes=4000) as running:
         headers = {"origin": PAGE, "content-type": "application/json"}
         answer = await running.client.request(method, path, content=body, headers=headers)
@@ -103,7 +103,7 @@ async def test_errors_can_be_read_too(start: Start, method: str, path: str, body
         assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
 
 
-async def test_so_can_those_of_load_time_and_mistakes(start: Start, make_backend: MakeBackend) -> None:
+async def test_errors_of_overload_deadlines_and_bugs_have_cors_headers(start: Start, make_backend: MakeBackend) -> None:
     async def statuses(*answers: httpx.Response) -> list[tuple[int, str]]:
         return [(answer.status_code, answer.headers[ALLOWED]) for answer in answers]
 
@@ -135,7 +135,7 @@ async def test_so_can_those_of_load_time_and_mistakes(start: Start, make_backend
             hang.set()
 
 
-async def test_an_error_in_a_stream_breaks_it_off_as_ever(start: Start, make_backend: MakeBackend) -> None:
+async def test_an_error_in_a_stream_ends_it_with_cors_enabled(start: Start, make_backend: MakeBackend) -> None:
     async with start(make_backend(faults=Faults(step_calls=frozenset({4}))), cors_origins=PAGE) as running:
         body = {"inputs": "x", "stream": True, "parameters": {"min_new_tokens": 20}}
         answer = await running.post("/v1/generate", body, origin=PAGE)
@@ -158,7 +158,7 @@ async def test_preflights_are_counted_and_logged_like_any_call(start: Start, cap
         assert await running.metric('sightline_http_requests_total{route="none",status="400"}') == 1
 
 
-def test_on_the_wire_a_stream_says_so_in_its_head(serve: Serve) -> None:
+def test_the_head_of_a_stream_on_the_wire_has_cors_headers(serve: Serve) -> None:
     with serve(cors_origins=PAGE) as wire:
         connection = wire.http()
         headers = {"Content-Type": "application/json", "Origin": PAGE}
@@ -178,7 +178,7 @@ def test_on_the_wire_a_stream_says_so_in_its_head(serve: Serve) -> None:
         *("https://*.example", f"{PAGE};https://other.example", f"{PAGE},other", f"{PAGE} https://other.example", "**"),
     ],
 )
-def test_what_is_no_origin_is_refused_at_the_start(value: str) -> None:
+def test_an_invalid_origin_is_rejected_at_the_start(value: str) -> None:
     with pytest.raises(SettingsError, match=r"cors_origins: .* is not an origin as browsers send it"):
         read_settings([], {"SIGHTLINE_CORS_ORIGINS": value})
 
@@ -195,5 +195,5 @@ def test_what_is_no_origin_is_refused_at_the_start(value: str) -> None:
         (f"null,{PAGE}", ("null", PAGE)),
     ],
 )
-def test_origins_stand_with_commas_between_them(value: str, origins: tuple[str, ...]) -> None:
+def test_origins_are_separated_by_commas(value: str, origins: tuple[str, ...]) -> None:
     assert read_settings(["--cors-origins", value], {}).allowed_origins == origins

@@ -90,7 +90,7 @@ async def test_openapi_has_every_route(start: Start) -> None:
     assert found == ROUTES
 
 
-async def test_openapi_declares_what_a_request_holds_and_every_code_that_a_route_can_answer(start: Start) -> None:
+async def test_openapi_declares_the_fields_of_requests_and_every_error_code_of_a_route(start: Start) -> None:
     openapi = await described(start)
     generate = openapi["paths"]["/v1/generate"]["post"]
     assert generate["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/GenerateBody")
@@ -154,7 +154,7 @@ def reachable(schema: Any, schemas: dict[str, Any]) -> set[str]:
     return found
 
 
-async def test_of_the_services_own_responses_every_field_is_declared_as_present(start: Start) -> None:
+async def test_every_field_of_native_responses_is_required(start: Start) -> None:
     async with start(compatible_apis="") as running:
         openapi = (await running.client.get("/openapi.json")).json()
     schemas = openapi["components"]["schemas"]
@@ -231,7 +231,7 @@ async def get(running: Any, path: str, coding: str, **headers: str) -> httpx.Res
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_a_page_is_made_once_and_sent_as_it_is(start: Start, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+async def test_a_page_is_rendered_once(start: Start, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     num_made = 0
     make = FastAPI.openapi
 
@@ -251,7 +251,7 @@ async def test_a_page_is_made_once_and_sent_as_it_is(start: Start, monkeypatch: 
         assert (len(bodies), num_made) == (1, 1)
 
 
-async def test_a_page_costs_the_loop_next_to_nothing_after_the_first_call(start: Start) -> None:
+async def test_a_page_takes_little_time_of_the_event_loop_after_the_first_call(start: Start) -> None:
     async with start() as running:
         for path in PAGES:
             await get(running, path, "")
@@ -264,7 +264,7 @@ async def test_a_page_costs_the_loop_next_to_nothing_after_the_first_call(start:
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_a_page_is_compressed_where_the_client_takes_gzip(start: Start, path: str) -> None:
+async def test_a_page_is_compressed_if_the_client_accepts_gzip(start: Start, path: str) -> None:
     async with start() as running:
         plain = await get(running, path, "")
         tags = {None: plain.headers["etag"], "gzip": (await get(running, path, "gzip")).headers["etag"]}
@@ -280,7 +280,7 @@ async def test_a_page_is_compressed_where_the_client_takes_gzip(start: Start, pa
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_a_page_that_the_client_has_already_is_not_sent_again(start: Start, path: str) -> None:
+async def test_a_cached_page_is_not_sent_again(start: Start, path: str) -> None:
     async with start() as running:
         tag = (await get(running, path, "gzip")).headers["etag"]
         assert tag.startswith('"') and tag.endswith('"')

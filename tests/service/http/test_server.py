@@ -32,7 +32,7 @@ def post_in_thread(wire: Wire, body: Any, answers: list[tuple[int, Any]]) -> thr
     return thread
 
 
-def test_work_in_flight_ends_well_while_new_work_is_refused(serve: Serve, make_backend: MakeBackend) -> None:
+def test_running_requests_finish_while_new_ones_are_rejected(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.02), drain_s=0.3) as wire:
         connection = wire.http()
         content = orjson.dumps({"inputs": "x", "stream": True, "parameters": LONG})
@@ -72,7 +72,7 @@ def test_the_listener_closes_after_the_drain_window(serve: Serve) -> None:
             socket.create_connection(("127.0.0.1", port), timeout=1)
 
 
-def test_what_does_not_finish_in_time_is_told_that_the_service_drains(serve: Serve, make_backend: MakeBackend) -> None:
+def test_requests_that_do_not_finish_in_time_get_the_error_draining(serve: Serve, make_backend: MakeBackend) -> None:
     hang = threading.Event()
     with serve(make_backend(faults=Faults(hang=hang)), drain_s=0, shutdown_timeout_s=2) as wire:
         answers: list[tuple[int, Any]] = []
@@ -88,7 +88,7 @@ def test_what_does_not_finish_in_time_is_told_that_the_service_drains(serve: Ser
         assert (answers[0][0], answers[0][1]["error"]["code"]) == (503, "draining")
 
 
-def test_idle_connections_and_stalled_uploads_do_not_hold_up_the_end(serve: Serve) -> None:
+def test_idle_connections_and_stalled_uploads_do_not_delay_the_shutdown(serve: Serve) -> None:
     with serve(drain_s=0, body_timeout_s=0.3) as wire, contextlib.ExitStack() as open_connections:
         idle = wire.http()
         idle.request("GET", "/health/live")
@@ -106,7 +106,7 @@ def test_idle_connections_and_stalled_uploads_do_not_hold_up_the_end(serve: Serv
         idle.close()
 
 
-def test_an_upload_that_outlasts_the_shutdown_timeout_is_told_that_the_service_drains(serve: Serve) -> None:
+def test_an_upload_that_outlasts_the_shutdown_timeout_gets_the_error_draining(serve: Serve) -> None:
     with serve(drain_s=0, shutdown_timeout_s=0.1, body_timeout_s=60) as wire, wire.connect() as stalled:
         stalled.sendall(
             b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
@@ -119,7 +119,7 @@ def test_an_upload_that_outlasts_the_shutdown_timeout_is_told_that_the_service_d
         assert not wire.thread.is_alive()
 
 
-def test_answers_that_the_end_cuts_are_one_line_each_in_the_log_without_a_traceback(
+def test_responses_cut_by_the_shutdown_are_one_log_line_each_without_a_traceback(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "RESPONSE_S", 1)
@@ -138,7 +138,7 @@ def test_answers_that_the_end_cuts_are_one_line_each_in_the_log_without_a_traceb
     assert (call["route"], call["status"], call["code"]) == ("/v1/generate", 200, "draining")
 
 
-def test_a_mistake_behind_the_head_of_an_answer_is_one_traceback_and_closes_the_connection(
+def test_a_bug_after_the_head_of_a_response_logs_one_traceback_and_closes_the_connection(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def live(call: HttpCall) -> None:
@@ -154,7 +154,7 @@ def test_a_mistake_behind_the_head_of_an_answer_is_one_traceback_and_closes_the_
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == ["a call failed"]
 
 
-def test_a_second_signal_ends_at_once(serve: Serve) -> None:
+def test_a_second_signal_ends_the_service_at_once(serve: Serve) -> None:
     with serve(drain_s=60) as wire:
         terminate(wire)
         assert wire.exit_codes == []
@@ -162,7 +162,7 @@ def test_a_second_signal_ends_at_once(serve: Serve) -> None:
         assert wire.exit_codes == [1]
 
 
-def test_an_end_while_loading_is_an_orderly_one(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_shutdown_while_loading_is_orderly(serve: Serve, make_backend: MakeBackend) -> None:
     may_load = threading.Event()
     with serve(make_backend(wait_for=may_load), drain_s=0) as wire:
         terminate(wire)

@@ -135,7 +135,7 @@ async def test_a_stream_does_not_use_beam_search_by_default(
         assert response.json()["error"]["code"] == "unsupported_parameter"
 
 
-async def test_a_temperature_of_openai_decides_if_tokens_are_sampled(
+async def test_the_temperature_of_openai_enables_or_disables_sampling(
     start: Start, make_backend: MakeBackend, submitted: list[GenerateParameters]
 ) -> None:
     async with start(backend_with(make_backend, SAMPLING)) as running:

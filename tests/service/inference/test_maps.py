@@ -21,7 +21,7 @@ async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
 @pytest.mark.parametrize(
     "parameters", [{}, {"num_beams": 3}, {"do_sample": True, "seed": 2}, {"target_prefix": "Hund"}, {"stop": "a"}]
 )
-async def test_the_maps_are_those_that_attention_shows(running: Running, parameters: dict[str, Any]) -> None:
+async def test_maps_equal_those_of_attention(running: Running, parameters: dict[str, Any]) -> None:
     for wanted in ({}, {"kinds": ["decoder", "cross"], "layers": [1], "heads": [1, 0], "reduce": "max"}):
         options = {**parameters, "max_new_tokens": 7}
         (output,) = await generate(running, "a dog", return_attention=wanted or True, **options)
@@ -57,7 +57,7 @@ async def test_every_output_of_a_beam_search_has_maps_of_its_own_tokens(running:
             np.testing.assert_allclose(np.reshape(one["data"], one["shape"]).sum(axis=-1), 1, rtol=1e-5)
 
 
-async def test_maps_that_are_not_wanted_do_not_come(running: Running) -> None:
+async def test_maps_are_returned_only_on_request(running: Running) -> None:
     assert (await generate(running, "x", return_attention=False))[0]["attention"] is None
     assert (await generate(running, "x"))[0]["attention"] is None
 
@@ -76,7 +76,7 @@ async def refused(running: Running, inputs: Any, **parameters: Any) -> int:
     return running.backend.runners[0].num_encodes
 
 
-async def test_what_is_certainly_too_large_is_refused_before_it_is_computed(
+async def test_maps_of_known_excessive_size_are_rejected_before_they_are_computed(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
     async with start(with_heads(make_backend(), 200)) as running:
@@ -103,7 +103,7 @@ async def test_the_maps_of_all_outputs_are_counted_together(start: Start, make_b
 
 
 @pytest.mark.parametrize("parameters", [{}, {"num_beams": 2}, {"num_beams": 2, "num_return_sequences": 2}])
-async def test_maps_that_grow_too_large_are_given_up_at_once(
+async def test_maps_that_grow_too_large_end_the_call_at_once(
     start: Start, make_backend: MakeBackend, parameters: dict[str, Any]
 ) -> None:
     """A row of a cross map has 2 * 200 * 40 = 16,000 numbers: 62 rows fit into a response."""
@@ -118,7 +118,7 @@ async def test_maps_that_grow_too_large_are_given_up_at_once(
         assert len(await generate(running, "x" * 38, max_new_tokens=60, **parameters)) >= 1
 
 
-async def test_a_model_without_maps_refuses_by_name(start: Start, make_backend: MakeBackend) -> None:
+async def test_a_model_without_maps_is_an_error_that_names_the_model(start: Start, make_backend: MakeBackend) -> None:
     backend = make_backend()
     backend.manifests = (backend.manifests[0].model_copy(update={"attention": (), "tasks": ("generate",)}),)
     async with start(backend) as running:
@@ -128,7 +128,7 @@ async def test_a_model_without_maps_refuses_by_name(start: Start, make_backend: 
             assert (error["code"], error["param"]) == ("unsupported_parameter", "parameters.return_attention")
 
 
-async def test_calls_with_and_without_maps_ride_in_one_batch(running: Running) -> None:
+async def test_calls_with_and_without_maps_share_one_batch(running: Running) -> None:
     calls: list[dict[str, Any]] = [{"return_attention": True, "num_beams": 2}, {}, {"return_attention": True}]
     together = await asyncio.gather(*(generate(running, "two men", **parameters) for parameters in calls))
     assert together == [await generate(running, "two men", **parameters) for parameters in calls]

@@ -82,23 +82,25 @@ def refused(model: ServedModel, parameters: Any, **body: Any) -> tuple[str, str 
 
 
 @pytest.mark.parametrize(("name", "value", "at"), WRONG, ids=str)
-def test_what_is_not_allowed_is_refused_by_its_path(model: ServedModel, name: str, value: Any, at: str) -> None:
+def test_invalid_parameters_are_rejected_with_their_path(model: ServedModel, name: str, value: Any, at: str) -> None:
     assert refused(model, {name: value})[:2] == ("invalid_parameter", f"parameters.{name}{at}")
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_WITH_BEAMS, ids=str)
-def test_what_is_not_allowed_with_beams_is_refused_by_its_path(model: ServedModel, name: str, value: Any) -> None:
+def test_parameters_that_exclude_beams_are_rejected_with_their_path(model: ServedModel, name: str, value: Any) -> None:
     assert refused(model, {"num_beams": 2, name: value})[:2] == ("invalid_parameter", f"parameters.{name}")
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_WITH_SAMPLING, ids=str)
-def test_what_is_not_allowed_with_sampling_is_refused_by_its_path(model: ServedModel, name: str, value: Any) -> None:
+def test_parameters_that_exclude_sampling_are_rejected_with_their_path(
+    model: ServedModel, name: str, value: Any
+) -> None:
     assert refused(model, {"do_sample": True, name: value})[:2] == ("invalid_parameter", f"parameters.{name}")
 
 
 @pytest.mark.parametrize("method", [{}, {"do_sample": True}, {"num_beams": 2}], ids=str)
 @pytest.mark.parametrize(("name", "value"), NEUTRAL, ids=str)
-def test_what_changes_nothing_is_allowed_with_every_method(
+def test_neutral_values_are_allowed_with_every_method(
     model: ServedModel, name: str, value: Any, method: dict[str, Any]
 ) -> None:
     parameters = checked(model, {"inputs": "x", "parameters": {name: value, **method, "seed": None}})
@@ -106,7 +108,7 @@ def test_what_changes_nothing_is_allowed_with_every_method(
     assert vars(parameters) | {"seed": 0} == vars(without) | {"seed": 0}
 
 
-def test_what_has_no_effect_says_what_it_needs(model: ServedModel) -> None:
+def test_errors_of_parameters_without_effect_name_the_missing_parameter(model: ServedModel) -> None:
     for name, value, needed in (
         *(("length_penalty", 2.0, "num_beams above 1"), ("early_stopping", True, "num_beams above 1")),
         *(("temperature", 0.5, "do_sample: true"), ("seed", 3, "do_sample: true")),
@@ -145,7 +147,7 @@ def test_a_prefix_is_not_blank(model: ServedModel, value: Any, at: str) -> None:
     assert (code, param) == ("empty_input", f"parameters.target_prefix{at}")
 
 
-def test_the_largest_and_the_smallest_values_are_taken(model: ServedModel) -> None:
+def test_the_largest_and_the_smallest_values_are_accepted(model: ServedModel) -> None:
     wide = {"num_beams": 8, "num_return_sequences": 8, "length_penalty": -10, "early_stopping": "never"}
     parameters = checked(model, {"inputs": "x", "parameters": {**wide, "top_logprobs": 5, "max_new_tokens": 65_536}})
     assert (parameters.num_beams, parameters.length_penalty, parameters.early_stopping) == (8, -10.0, "never")

@@ -76,7 +76,7 @@ async def test_a_call_reserves_at_least_its_response_and_releases_it(
         assert memory_of(running).num_bytes == 0
 
 
-async def test_responses_that_do_not_fit_together_are_refused_and_fit_one_after_another(
+async def test_responses_that_do_not_fit_together_are_rejected_and_fit_one_after_another(
     start: Start, make_backend: MakeBackend
 ) -> None:
     hang = threading.Event()
@@ -94,9 +94,7 @@ async def test_responses_that_do_not_fit_together_are_refused_and_fit_one_after_
         assert (await running.post("/v1/attention", FORCED)).status_code == 200
 
 
-async def test_maps_that_outgrow_the_memory_end_their_call_and_no_other(
-    start: Start, make_backend: MakeBackend
-) -> None:
+async def test_maps_that_exceed_the_memory_end_only_their_call(start: Start, make_backend: MakeBackend) -> None:
     """Only the first map rows of a generation are reserved; others are added in each step."""
     async with start(make_backend(step_s=0.001), max_response_bytes=600_000) as running:
         body = {"inputs": LONG, "parameters": {"min_new_tokens": 2, "suppress_tokens": [2], "return_attention": True}}
@@ -112,7 +110,9 @@ async def test_maps_that_outgrow_the_memory_end_their_call_and_no_other(
         assert (await running.post("/v1/generate", body)).status_code == 200
 
 
-def test_memory_is_held_until_the_response_was_read_or_the_client_left(serve: Serve, make_backend: MakeBackend) -> None:
+def test_memory_stays_reserved_until_the_response_is_read_or_the_client_disconnects(
+    serve: Serve, make_backend: MakeBackend
+) -> None:
     with serve(make_backend()) as wire:
         memory = wire.server._service.response_memory
         connection = wire.connect()

@@ -36,7 +36,7 @@ def resident_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def test_rows_take_memory_when_they_are_filled_and_return_it_when_none_runs(totals: Path) -> None:
+def test_rows_allocate_memory_when_filled_and_release_it_when_idle(totals: Path) -> None:
     """States of 64 rows of a million tokens have 256 MB; each initialized row uses 4 MB."""
     before = resident_bytes()
     runner = running_total(totals, 1_000_000, 1, max_rows=64)
@@ -97,7 +97,7 @@ def test_rows_of_different_ages_survive_every_growth(runner: OnnxRunner) -> None
                 assert shown == [*holds[row], *[0] * (len(shown) - len(holds[row]))]
 
 
-def test_a_row_is_moved_and_branches_after_a_growth_as_before(runner: OnnxRunner) -> None:
+def test_a_row_is_moved_and_forked_after_a_growth_as_before(runner: OnnxRunner) -> None:
     admit(runner, 0, [1] * 70, [2] * 70, [3] * 70, [4] * 70)
     for place in range(70):
         step(runner, [100 + place, 200 + place, 300 + place, 400 + place], place=place)
@@ -113,7 +113,7 @@ def test_a_row_is_moved_and_branches_after_a_growth_as_before(runner: OnnxRunner
     assert [row[:70] for row in given["source_shown"]] == [[4] * 70, [2] * 70, [3] * 70]
 
 
-def test_rows_beyond_the_first_32_keep_what_those_before_have_read(totals: Path) -> None:
+def test_growth_beyond_32_rows_keeps_the_states_of_earlier_rows(totals: Path) -> None:
     runner = running_total(totals, MAX_SOURCE, MAX_TARGET, max_rows=70)
     for row in range(70):
         admit(runner, row, [row + 1])
@@ -198,7 +198,7 @@ def play(runner: OnnxRunner, ticks: int) -> list[Arrays]:
     return found
 
 
-def test_rows_give_the_same_bit_for_bit_whatever_lay_in_their_memory_before(
+def test_rows_have_the_same_bits_with_any_earlier_content_of_their_memory(
     runners: tuple[OnnxRunner, OnnxRunner],
 ) -> None:
     given, expected = (play(runner, 150) for runner in runners)

@@ -319,12 +319,12 @@ async def caused(start: Start, make_backend: MakeBackend, cause: Cause) -> Async
             may_load.set()
 
 
-def test_there_is_a_cause_for_every_code() -> None:
+def test_every_code_has_a_cause() -> None:
     assert CAUSES.keys() | set(HEAD_ERRORS) | OF_NO_ROUTE == ERRORS.keys()
 
 
 @pytest.mark.parametrize("code", CAUSES)
-async def test_every_route_gives_an_error_where_it_declares_it_and_nowhere_else(
+async def test_every_route_returns_exactly_its_declared_errors(
     start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture, code: ErrorCode
 ) -> None:
     caplog.set_level(logging.DEBUG, logs.access_logger.name)
@@ -343,7 +343,7 @@ async def test_every_route_gives_an_error_where_it_declares_it_and_nowhere_else(
             assert (code in found) == is_declared, f"{operation}: {found}"
 
 
-async def test_every_route_that_asks_a_model_refuses_at_a_full_door(
+async def test_every_route_that_uses_a_model_is_subject_to_admission(
     start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logs.access_logger.name)
@@ -378,7 +378,7 @@ HEADS: Mapping[ErrorCode, bytes] = {
 
 
 @pytest.mark.parametrize("code", HEADS)
-def test_a_head_that_is_refused_has_the_services_own_error_on_every_route(serve: Serve, code: ErrorCode) -> None:
+def test_an_invalid_head_is_a_native_error_on_every_route(serve: Serve, code: ErrorCode) -> None:
     assert HEADS.keys() == set(HEAD_ERRORS)
     with serve(header_timeout_s=0.05) as wire:
         for operation in OPERATIONS:
@@ -390,7 +390,7 @@ def test_a_head_that_is_refused_has_the_services_own_error_on_every_route(serve:
             assert code in operation.errors
 
 
-async def test_every_example_of_a_body_is_answered(start: Start, make_backend: MakeBackend) -> None:
+async def test_every_example_of_a_body_succeeds(start: Start, make_backend: MakeBackend) -> None:
     cause = Cause(settings={"model_control": "explicit"})
     operations = [one for one in OPERATIONS if one.reads_body]
     async with caused(start, make_backend, cause) as running:
