@@ -46,10 +46,10 @@ def test_a_text_equals_that_of_generate(server: RunningServer, path: str) -> Non
 
 
 def test_details_have_the_tokens(server: RunningServer, client: InferenceClient) -> None:
-    answer = client.text_generation(PROMPT, details=True, max_new_tokens=12, top_n_tokens=2, return_full_text=False)
+    response = client.text_generation(PROMPT, details=True, max_new_tokens=12, top_n_tokens=2, return_full_text=False)
     own = own_output(server, max_new_tokens=12, top_logprobs=2)
-    assert (answer.generated_text, answer.details is not None) == (own["text"], True)
-    details = answer.details
+    assert (response.generated_text, response.details is not None) == (own["text"], True)
+    details = response.details
     assert details is not None
     assert details.finish_reason == {"length": "length", "eos": "eos_token"}[own["finish_reason"]]
     assert (details.generated_tokens, details.prefill, details.seed) == (len(own["tokens"]), [], None)

@@ -61,9 +61,9 @@ def test_the_package_raises_an_http_error_with_the_reason(shipped: RunningServer
     api = LibreTranslateAPI(shipped.url)
     with pytest.raises(HTTPError) as caught:
         api.translate(TEXT, "de", "en")
-    with caught.value as answer:
-        assert answer.status == 422
-        assert json.load(answer)["error"] == (
+    with caught.value as response:
+        assert response.status == 422
+        assert json.load(response)["error"] == (
             "source: No model translates between these languages. Supported: en to de."
         )
 
@@ -71,8 +71,8 @@ def test_the_package_raises_an_http_error_with_the_reason(shipped: RunningServer
 def test_json_gives_the_result_of_a_form_and_accepts_lists(shipped: RunningServer) -> None:
     body = {**PAIR, "q": TEXT, "format": "text", "alternatives": 2, "api_key": ""}
     whole = post(shipped, "/translate", body)
-    with urlopen(Request(f"{shipped.url}/translate", urlencode(body).encode()), timeout=30) as answer:
-        assert json.load(answer) == whole
+    with urlopen(Request(f"{shipped.url}/translate", urlencode(body).encode()), timeout=30) as response:
+        assert json.load(response) == whole
     listed = post(shipped, "/translate", {**body, "q": [TEXT, "A dog runs."]})
     assert (listed["translatedText"][0], listed["alternatives"][0]) == (whole["translatedText"], whole["alternatives"])
     parameters = {"num_beams": 3, "num_return_sequences": 3}

@@ -1,4 +1,4 @@
-"""Every bundle of the repository answers over HTTP, says what it is, and is small."""
+"""Every bundle of the repository is served over HTTP, is documented, and is small."""
 
 import json
 import subprocess
@@ -46,8 +46,8 @@ def test_a_checkout_stays_small() -> None:
 def test_a_bundle_is_listed_with_its_tasks(shipped: RunningServer, folder: Path) -> None:
     manifest = read_manifest(folder)
     assert manifest.name == folder.name
-    with urlopen(f"{shipped.url}/v1/models", timeout=30) as answer:
-        (card,) = (card for card in json.load(answer)["data"] if card["id"] == folder.name)
+    with urlopen(f"{shipped.url}/v1/models", timeout=30) as response:
+        (card,) = (card for card in json.load(response)["data"] if card["id"] == folder.name)
     assert card["tasks"] == tasks_of(manifest)
     assert card["architecture"] == manifest.architecture
     assert card["description"] == manifest.description != ""

@@ -68,12 +68,12 @@ def test_the_client_reads_metadata_configuration_and_the_index(client: Any) -> N
 @each_way
 def test_texts_equal_those_of_generate(server: RunningServer, client: Any, is_binary: bool) -> None:
     outputs = asked("text_output", "token_ids", "num_tokens", "logprobs", "top_logprobs", is_binary=is_binary)
-    wanted = {"max_new_tokens": 12, "no_repeat_ngram_size": 2, "min_new_tokens": 4}
+    requested = {"max_new_tokens": 12, "no_repeat_ngram_size": 2, "min_new_tokens": 4}
     result = client.infer(
-        "toy", text_input(TEXTS, is_binary=is_binary), outputs=outputs, request_id="q7", parameters=wanted
+        "toy", text_input(TEXTS, is_binary=is_binary), outputs=outputs, request_id="q7", parameters=requested
     )
     assert result.get_response()["id"] == "q7"
-    own = post(server, "/v1/generate", {"inputs": TEXTS, "parameters": {**wanted, "top_logprobs": 5}})["outputs"]
+    own = post(server, "/v1/generate", {"inputs": TEXTS, "parameters": {**requested, "top_logprobs": 5}})["outputs"]
     assert strings(result.as_numpy("text_output")) == [one["text"] for one in own]
     assert result.as_numpy("top_logprobs").shape == (2, result.as_numpy("num_tokens").max(), 5)
     for row, one in enumerate(own):
@@ -108,8 +108,8 @@ def test_attention_maps_are_tensors_with_their_own_shapes(server: RunningServer,
     names = ("attention_cross", "attention_cross_shape", "source_tokens", "target_tokens")
     texts = text_input(TEXTS, is_binary=is_binary)
     result = client.infer("toy", texts, outputs=asked(*names, is_binary=is_binary), parameters={"max_new_tokens": 9})
-    wanted = {"max_new_tokens": 9, "return_attention": {"kinds": ["cross"]}}
-    own = post(server, "/v1/generate", {"inputs": TEXTS, "parameters": wanted})["outputs"]
+    requested = {"max_new_tokens": 9, "return_attention": {"kinds": ["cross"]}}
+    own = post(server, "/v1/generate", {"inputs": TEXTS, "parameters": requested})["outputs"]
     maps = result.as_numpy("attention_cross")
     assert maps.dtype == np.float32
     for row, attention in enumerate(one["attention"] for one in own):

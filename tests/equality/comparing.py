@@ -41,9 +41,11 @@ def assert_same(
     cases = zip(requests, expected, given, strict=True)
     different = [case for case in cases if case[1] != case[2]]
     models = reference(model) if different else None
-    for request, wanted, got in different:
+    for request, reference_targets, got in different:
         assert models is not None
-        assert _is_near_tie(models, request, wanted, got), f"{request}: expected {wanted}, got {got}"
+        assert _is_near_tie(models, request, reference_targets, got), (
+            f"{request}: expected {reference_targets}, got {got}"
+        )
     assert len(different) <= ALLOWED * len(requests), f"{len(different)} of {len(requests)} part at a near tie"
 
 

@@ -191,9 +191,9 @@ async def test_http_gives_pytorchs_tokens_and_maps(
 ) -> None:
     parameters = {"max_new_tokens": MAX_NEW_TOKENS, "return_attention": True}
     async with client_of(folder) as client:
-        answer = await client.post("/v1/generate", json={"inputs": toy_sentences, "parameters": parameters})
-    assert answer.status_code == 200, answer.text
-    for prompt, output in zip(prompts[1:-1], answer.json()["outputs"], strict=True):
+        response = await client.post("/v1/generate", json={"inputs": toy_sentences, "parameters": parameters})
+    assert response.status_code == 200, response.text
+    for prompt, output in zip(prompts[1:-1], response.json()["outputs"], strict=True):
         expected = greedy(pytorch_steps(model, prompt), prompt[-1], 2, MAX_NEW_TOKENS).ids
         assert tuple(token["id"] for token in output["tokens"]) == expected
         (given,) = output["attention"]["maps"]

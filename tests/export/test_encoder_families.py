@@ -221,7 +221,7 @@ def test_buckets_of_mpnet_equal_transformers() -> None:
     assert_array_equal(buckets(RelativeBias(32, 128, bidirectional=True), distances), expected)
 
 
-def refused(folder: Path, name: str, task: str = "Model", **changes: Any) -> str:
+def rejection(folder: Path, name: str, task: str = "Model", **changes: Any) -> str:
     """Return the error of an import with changed keys of config.json; None removes a key."""
     make_model(FAMILIES[name], task).save_pretrained(folder)
     values = json.loads((folder / "config.json").read_text())
@@ -280,7 +280,7 @@ def refused(folder: Path, name: str, task: str = "Model", **changes: Any) -> str
 def test_unsupported_variant_is_rejected(
     name: str, task: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    assert message in refused(tmp_path, name, task, **changes)
+    assert message in rejection(tmp_path, name, task, **changes)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -398,12 +398,12 @@ def test_a_rejected_system_does_not_prevent_the_export_of_others(
         (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
     export_one = commands._export
 
-    def refuse_two(arguments: Namespace, checkpoint: Path, out: Path, label: BundleMetadata) -> Verification:
+    def reject_two(arguments: Namespace, checkpoint: Path, out: Path, label: BundleMetadata) -> Verification:
         if label.name != "multi30k-en-de-linformer":
             raise VerificationError("too far off")
         return export_one(arguments, checkpoint, out, label)
 
-    monkeypatch.setattr(commands, "_export", refuse_two)
+    monkeypatch.setattr(commands, "_export", reject_two)
     assert main(["zoo", str(runs), "--out", str(out), "--sentences", str(sentences_path)]) == 1
     assert "error: bahdanau: too far off; pre-norm: too far off" in capsys.readouterr().err
     assert [folder.name for folder in out.iterdir()] == ["multi30k-en-de-linformer"]

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.anyio
 async def test_responses_report_the_status_the_headers_and_the_body() -> None:
     async with FakeService(lambda n, request: whole(422, {"a": 1}, headers="X-Request-Id: r1\r\n")) as service:
         async with Client(service.url, 5.0) as client:
-            answer = await client.post("/v1/generate", b'{"inputs": "x"}')
-        assert (answer.status, answer.headers["x-request-id"], answer.body) == (422, "r1", b'{"a": 1}')
+            response = await client.post("/v1/generate", b'{"inputs": "x"}')
+        assert (response.status, response.headers["x-request-id"], response.body) == (422, "r1", b'{"a": 1}')
         assert [(request.path, request.body) for request in service.requests] == [("/v1/generate", {"inputs": "x"})]
 
 
@@ -30,11 +30,11 @@ async def test_pieces_of_a_stream_are_stamped_as_they_arrive() -> None:
     ]
     async with FakeService(lambda n, request: Reply(pieces)) as service, Client(service.url, 5.0) as client:
         sent = time.perf_counter()
-        answer = await client.post("/", b"{}")
-    assert answer.body == b"firstsecond"
-    first, last = answer.parts[0][0] - sent, answer.parts[-1][0] - sent
+        response = await client.post("/", b"{}")
+    assert response.body == b"firstsecond"
+    first, last = response.parts[0][0] - sent, response.parts[-1][0] - sent
     assert 0.1 <= first < 0.2
-    assert 0.2 <= last <= answer.ended - sent < 1
+    assert 0.2 <= last <= response.ended - sent < 1
 
 
 async def test_one_connection_serves_requests_one_after_another() -> None:

@@ -16,7 +16,7 @@ from tests.loadtest.fake_service import (
     Request,
     chunk,
     final_event,
-    refusal,
+    rejection,
     token_event,
     translation,
 )
@@ -88,7 +88,7 @@ async def test_the_times_of_a_stream_are_those_of_its_events_though_they_arrive_
 
 
 async def test_a_rejected_client_pauses_and_continues_with_the_next_request() -> None:
-    async with FakeService(lambda n, request: refusal("overloaded", 9) if n == 0 else translation()) as service:
+    async with FakeService(lambda n, request: rejection("overloaded", 9) if n == 0 else translation()) as service:
         measurement = await run(service, Load("/", BODIES, requests=3))
         assert [request.body["inputs"] for request in service.requests] == ["a", "b", "c"]
     assert [type(outcome) for outcome in measurement.outcomes] == [Rejection, Success, Success]
@@ -96,7 +96,7 @@ async def test_a_rejected_client_pauses_and_continues_with_the_next_request() ->
 
 
 async def test_a_client_that_honors_retry_after_waits_and_sends_the_same_request_again() -> None:
-    async with FakeService(lambda n, request: refusal("overloaded", 1) if n == 0 else translation()) as service:
+    async with FakeService(lambda n, request: rejection("overloaded", 1) if n == 0 else translation()) as service:
         measurement = await run(service, Load("/", BODIES, requests=2, honors_retry_after=True))
         assert [request.body["inputs"] for request in service.requests] == ["a", "a", "b"]
     assert [type(outcome) for outcome in measurement.outcomes] == [Rejection, Success, Success]
@@ -104,7 +104,7 @@ async def test_a_client_that_honors_retry_after_waits_and_sends_the_same_request
 
 
 async def test_no_client_waits_for_a_retry_beyond_the_end() -> None:
-    async with FakeService(lambda n, request: refusal("draining", 60)) as service:
+    async with FakeService(lambda n, request: rejection("draining", 60)) as service:
         load = Load("/", BODIES, duration_s=0.2, honors_retry_after=True)
         measurement = await run(service, load)
     assert measurement.outcomes == [Rejection("draining", 60)]

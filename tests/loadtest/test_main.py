@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from loadtest.__main__ import duration, main, parse_arguments
-from tests.loadtest.fake_service import FakeService, Reply, refusal, translation, whole
+from tests.loadtest.fake_service import FakeService, Reply, rejection, translation, whole
 
 pytestmark = pytest.mark.anyio
 
@@ -59,13 +59,13 @@ async def test_a_run_prints_a_table_and_writes_its_configuration_and_figures(
 async def test_each_endpoint_gets_a_valid_request(
     sentences: Path, arguments: tuple[str, ...], path: str, body: dict[str, Any]
 ) -> None:
-    async with FakeService(lambda n, request: refusal("loading")) as service:
+    async with FakeService(lambda n, request: rejection("loading")) as service:
         await run_main(service, sentences, "--requests", "1", *arguments)
         assert [(request.path, request.body) for request in service.requests] == [(path, body)]
 
 
 async def test_a_run_with_only_rejections_is_no_failure(sentences: Path) -> None:
-    async with FakeService(lambda n, request: refusal("overloaded")) as service:
+    async with FakeService(lambda n, request: rejection("overloaded")) as service:
         assert await run_main(service, sentences, "--requests", "2") == 0
 
 

@@ -80,8 +80,8 @@ async def test_an_engine_that_dies_fails_its_calls_and_ends_the_process(
             raise SystemExit
 
         monkeypatch.setattr(Engine, "step", die)
-        answer = await running.post("/v1/generate", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
+        response = await running.post("/v1/generate", {"inputs": "x"})
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
         await until(lambda: bool(running.exit_codes))
         assert running.exit_codes == [1]
 
@@ -107,8 +107,8 @@ async def test_a_step_longer_than_the_request_timeout_ends_the_process(start: St
     backend = make_backend(faults=Faults(hang=hang))
     async with start(backend, request_timeout_s=0.3, queue_timeout_s=0.3) as running:
         try:
-            answer = await running.post("/v1/generate", {"inputs": "x"})
-            assert answer.json()["error"]["code"] == "deadline_exceeded"
+            response = await running.post("/v1/generate", {"inputs": "x"})
+            assert response.json()["error"]["code"] == "deadline_exceeded"
             await until(lambda: bool(running.exit_codes))
             assert running.exit_codes == [1]
         finally:

@@ -151,14 +151,14 @@ async def test_each_call_is_one_line_that_agrees_with_its_response_and_omits_its
 ) -> None:
     async with start() as running:
         body = {"inputs": [SECRET, "x"], "parameters": {"max_new_tokens": 40}}
-        answer = (await running.post("/v1/generate", body, **{"X-Request-Id": "mine"})).json()
+        response = (await running.post("/v1/generate", body, **{"X-Request-Id": "mine"})).json()
         await running.post("/v1/generate", {"inputs": SECRET, "stream": True})
         await running.post("/v1/generate", {"inputs": SECRET, SECRET: 1})
         for path in ("/health/live", "/health/ready", "/health", "/v2/health/live", "/v2/health/ready", "/metrics"):
             await running.client.get(path)
     calls = [line for line in lines(logged) if line["message"] == "request"]
     assert [line["status"] for line in calls] == [200, 200, 422]  # health checks are debug
-    whole, stream, refused = calls
+    whole, stream, rejected = calls
     assert (whole["request_id"], whole["route"], whole["method"], whole["model"]) == (
         "mine",
         "/v1/generate",
@@ -166,15 +166,15 @@ async def test_each_call_is_one_line_that_agrees_with_its_response_and_omits_its
         "fake",
     )
     assert whole["code"] is None
-    assert (whole["input_tokens"], whole["output_tokens"]) == tuple(answer["usage"].values())
+    assert (whole["input_tokens"], whole["output_tokens"]) == tuple(response["usage"].values())
     for part in ("tokenize", "queue", "encode", "decode"):
-        assert whole[f"{part}_ms"] == answer["timings_ms"][part]
-    assert whole["total_ms"] >= answer["timings_ms"]["total"]
-    assert whole["finish_reasons"] == [output["finish_reason"] for output in answer["outputs"]]
+        assert whole[f"{part}_ms"] == response["timings_ms"][part]
+    assert whole["total_ms"] >= response["timings_ms"]["total"]
+    assert whole["finish_reasons"] == [output["finish_reason"] for output in response["outputs"]]
     assert 0 < stream["ttft_ms"] <= stream["total_ms"]
-    assert (refused["code"], refused["model"]) == ("invalid_parameter", None)
+    assert (rejected["code"], rejected["model"]) == ("invalid_parameter", None)
     assert SECRET not in logged.text
-    for output in answer["outputs"]:
+    for output in response["outputs"]:
         assert json.dumps(output["text"])[1:-1] not in logged.text
 
 

@@ -84,8 +84,8 @@ async def test_metrics_agree_with_the_responses(start: Start) -> None:
             {"inputs": "Hund", "parameters": {"max_new_tokens": 1}},
             {"inputs": "Hund", "stream": True, "parameters": {"max_new_tokens": 3, "min_new_tokens": 3}},
         ]
-        answers = [await running.post("/v1/generate", body) for body in bodies]
-        usage = [answer.json()["usage"] for answer in answers[:2]]
+        responses = [await running.post("/v1/generate", body) for body in bodies]
+        usage = [response.json()["usage"] for response in responses[:2]]
         model = '{model_name="fake"}'
         tokens_of_stream = 3
         assert await running.metric(f"sightline_prompt_tokens_total{model}") == (
@@ -157,10 +157,10 @@ async def test_a_slow_reader_does_not_increase_token_latencies(start: Start) -> 
 async def test_tokens_of_all_outputs_count_and_those_of_a_prefix_do_not(start: Start) -> None:
     async with start() as running:
         parameters = {"num_beams": 3, "num_return_sequences": 2, "target_prefix": "a dog", "max_new_tokens": 6}
-        answer = (await running.post("/v1/generate", {"inputs": "x", "parameters": parameters})).json()
+        response = (await running.post("/v1/generate", {"inputs": "x", "parameters": parameters})).json()
         counted = await running.metric('sightline_generation_tokens_total{model_name="fake"}')
-        assert counted == answer["usage"]["output_tokens"]
-        reason = answer["outputs"][0]["finish_reason"]
+        assert counted == response["usage"]["output_tokens"]
+        reason = response["outputs"][0]["finish_reason"]
         labels = f'{{finished_reason="{reason}",model_name="fake"}}'
         assert await running.metric(f"sightline_request_success_total{labels}") == 1
 

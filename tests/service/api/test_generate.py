@@ -13,19 +13,19 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_the_response_has_the_generated_tokens_and_their_text(running: Running, tokenizer: TextTokenizer) -> None:
-    answer = await generate(running, "a dog", max_new_tokens=32)
+    response = await generate(running, "a dog", max_new_tokens=32)
     expected = running.backend.runners[0].expected(tokenizer.encode("a dog"), 32)
-    output = answer["outputs"][0]
+    output = response["outputs"][0]
     assert [token["id"] for token in output["tokens"]] == expected
     assert output["text"] == tokenizer.decode(expected)
     assert (output["index"], output["rank"], output["finish_reason"]) == (0, 0, "eos")
     assert output["tokens"][-1]["text"] == "</s>"
     assert output["score"] == pytest.approx(sum(token["logprob"] for token in output["tokens"]))
     assert output["seed"] is output["attention"] is None
-    assert answer["model"] == "fake"
-    assert answer["usage"] == {"input_tokens": 3, "output_tokens": len(expected)}
-    assert set(answer["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
-    assert all(value >= 0 for value in answer["timings_ms"].values())
+    assert response["model"] == "fake"
+    assert response["usage"] == {"input_tokens": 3, "output_tokens": len(expected)}
+    assert set(response["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
+    assert all(value >= 0 for value in response["timings_ms"].values())
 
 
 async def test_outputs_keep_the_order_of_the_inputs(running: Running) -> None:
@@ -63,9 +63,7 @@ async def test_sampling_is_reproducible_from_the_seed_that_is_returned(running: 
 
 
 async def test_seeds_wrap_around_after_the_largest(running: Running) -> None:
-    """The second input of a call with the largest seed was answered with a seed that the service
-    then refused.
-    """
+    """Regression: after the largest seed, the next input returned a seed that requests reject."""
     outputs = (await generate(running, ["x", "x"], do_sample=True, seed=MAX_SEED))["outputs"]
     assert [output["seed"] for output in outputs] == [MAX_SEED, 0]
 
@@ -75,16 +73,16 @@ async def test_the_default_model_is_the_configured_one_or_the_first_by_name(
 ) -> None:
     async with start(make_backend("b", "a")) as running:
         assert (await generate(running, "x"))["model"] == "a"
-        answer = await running.post("/v1/generate", {"inputs": "x", "model": "b"})
-        assert answer.json()["model"] == "b"
+        response = await running.post("/v1/generate", {"inputs": "x", "model": "b"})
+        assert response.json()["model"] == "b"
     async with start(make_backend("b", "a"), default_model="b") as running:
         assert (await generate(running, "x"))["model"] == "b"
 
 
 async def test_input_too_long_reports_both_numbers_and_the_input(running: Running) -> None:
     for text, found in (("x" * 70, "72"), ("a dog " * 3000, "at least")):
-        answer = await running.post("/v1/generate", {"inputs": ["ok", text]})
-        error = answer.json()["error"]
+        response = await running.post("/v1/generate", {"inputs": ["ok", text]})
+        error = response.json()["error"]
         assert (error["code"], error["param"]) == ("input_too_long", "inputs[1]")
         assert found in error["message"] and "64" in error["message"]
     assert running.backend.runners[0].num_encodes == 0  # one bad input fails the whole call
@@ -96,8 +94,8 @@ async def test_a_failed_call_does_not_affect_others(
     poison = tokenizer.encode("~")[1]
     async with start(make_backend(faults=Faults(nan_id=poison))) as running:
         bodies = [{"inputs": "a dog"}, {"inputs": ["a dog", "~"]}, {"inputs": "Hund"}]
-        answers = await asyncio.gather(*(running.post("/v1/generate", body) for body in bodies))
-        assert [answer.status_code for answer in answers] == [200, 500, 200]
+        responses = await asyncio.gather(*(running.post("/v1/generate", body) for body in bodies))
+        assert [response.status_code for response in responses] == [200, 500, 200]
         await until(lambda: running.backend.num_busy == 0)
 
 
@@ -116,8 +114,8 @@ async def test_a_rejected_call_is_never_tokenised(start: Start, make_backend: Ma
         first = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
         await until(lambda: running.backend.num_busy == 1)
         # Too long to be taken, which only tokenising would tell.
-        answer = await running.post("/v1/generate", {"inputs": ["x" * 70] * 3})
-        assert answer.json()["error"]["code"] == "overloaded"
+        response = await running.post("/v1/generate", {"inputs": ["x" * 70] * 3})
+        assert response.json()["error"]["code"] == "overloaded"
         hang.set()
         assert (await first).status_code == 200
 

@@ -17,13 +17,13 @@ def ids_of(output: Any) -> list[int]:
 
 
 async def test_several_sequences_of_an_input_are_ordered_by_index_and_rank(running: Running) -> None:
-    answer = await generate(running, ["a dog", "Hund"], num_beams=4, num_return_sequences=3, max_new_tokens=12)
-    outputs = answer["outputs"]
+    response = await generate(running, ["a dog", "Hund"], num_beams=4, num_return_sequences=3, max_new_tokens=12)
+    outputs = response["outputs"]
     assert [(output["index"], output["rank"]) for output in outputs] == [
         (i, rank) for i in range(2) for rank in range(3)
     ]
     assert len({tuple(ids_of(output)) for output in outputs[:3]}) == 3
-    assert answer["usage"]["output_tokens"] == sum(len(output["tokens"]) for output in outputs)
+    assert response["usage"]["output_tokens"] == sum(len(output["tokens"]) for output in outputs)
     assert all(output["seed"] is None for output in outputs)
     alone = await generate(running, "Hund", num_beams=4, max_new_tokens=12)
     assert alone["outputs"][0]["tokens"] == outputs[3]["tokens"]
@@ -91,11 +91,11 @@ async def test_the_end_token_is_generated_if_every_token_is_suppressed(
 async def test_a_prefix_starts_the_text_and_is_not_in_the_tokens(
     running: Running, tokenizer: TextTokenizer, parameters: dict[str, Any]
 ) -> None:
-    answer = await generate(running, "x", target_prefix="a dog", max_new_tokens=6, **parameters)
-    for output in answer["outputs"]:
+    response = await generate(running, "x", target_prefix="a dog", max_new_tokens=6, **parameters)
+    for output in response["outputs"]:
         assert output["text"] == "a dog" + b"".join(map(tokenizer.bytes_of, ids_of(output))).decode("utf-8", "replace")
         assert len(output["tokens"]) <= 6
-    assert answer["usage"]["output_tokens"] == sum(len(output["tokens"]) for output in answer["outputs"])
+    assert response["usage"]["output_tokens"] == sum(len(output["tokens"]) for output in response["outputs"])
 
 
 async def test_a_text_continues_a_prefix_as_if_the_model_had_generated_it(
@@ -126,8 +126,8 @@ async def test_a_prefix_must_leave_space_for_one_token(running: Running, tokeniz
     assert size == 63  # of 64: a space is put before it
     output = (await generate(running, "x", target_prefix="x" * 62))["outputs"][0]
     assert (len(output["tokens"]), output["finish_reason"] in ("eos", "length")) == (1, True)
-    answer = await running.post("/v1/generate", {"inputs": "x", "parameters": {"target_prefix": "x" * 63}})
-    error = answer.json()["error"]
+    response = await running.post("/v1/generate", {"inputs": "x", "parameters": {"target_prefix": "x" * 63}})
+    error = response.json()["error"]
     assert (error["code"], error["param"]) == ("input_too_long", "parameters.target_prefix")
     assert "64" in error["message"] and "63" in error["message"]
 
@@ -156,8 +156,8 @@ async def test_alternatives_of_each_token_are_sorted_by_probability(running: Run
 
 async def test_the_number_of_beams_is_limited_by_the_rows(start: Start) -> None:
     async with start(max_rows=4) as running:
-        answer = await running.post("/v1/generate", {"inputs": "x", "parameters": {"num_beams": 5}})
-        error = answer.json()["error"]
+        response = await running.post("/v1/generate", {"inputs": "x", "parameters": {"num_beams": 5}})
+        error = response.json()["error"]
         assert (error["code"], error["param"]) == ("invalid_parameter", "parameters.num_beams")
         assert "5" in error["message"] and "4" in error["message"]
         outputs = (await generate(running, ["x"] * 32, num_beams=4, max_new_tokens=4))["outputs"]
@@ -174,7 +174,7 @@ async def test_beams_with_all_parameters_share_one_batch(running: Running) -> No
     ]
     together = await asyncio.gather(*(generate(running, "two men", **parameters) for parameters in calls))
     alone = [await generate(running, "two men", **parameters) for parameters in calls]
-    assert [answer["outputs"] for answer in together] == [answer["outputs"] for answer in alone]
+    assert [response["outputs"] for response in together] == [response["outputs"] for response in alone]
 
 
 async def test_null_equals_an_absent_field_if_the_default_is_none(running: Running) -> None:
@@ -196,7 +196,7 @@ async def test_null_equals_an_absent_field_if_the_default_is_none(running: Runni
 async def test_parameters_beyond_the_model_are_rejected_before_it_runs(
     running: Running, parameters: dict[str, Any], code: str, param: str
 ) -> None:
-    answer = await running.post("/v1/generate", {"inputs": ["x", "y"], "parameters": parameters})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (422, code, f"parameters.{param}")
+    response = await running.post("/v1/generate", {"inputs": ["x", "y"], "parameters": parameters})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (422, code, f"parameters.{param}")
     assert running.backend.runners[0].num_encodes == 0

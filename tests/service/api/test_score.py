@@ -9,20 +9,20 @@ pytestmark = pytest.mark.anyio
 
 
 async def score(running: Running, inputs: Any, targets: Any, **fields: Any) -> Any:
-    answer = await running.post("/v1/score", {"inputs": inputs, "targets": targets, **fields})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/v1/score", {"inputs": inputs, "targets": targets, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def test_a_score_is_the_sum_over_the_targets_tokens_and_its_end_token(running: Running) -> None:
-    answer = await score(running, "a dog", "a Hund")
-    (output,) = answer["outputs"]
+    response = await score(running, "a dog", "a Hund")
+    (output,) = response["outputs"]
     assert set(output) == {"index", "score", "tokens"}
     assert [token["text"] for token in output["tokens"]] == [" a", " H", "un", "d", "</s>"]
     assert output["score"] == pytest.approx(sum(token["logprob"] for token in output["tokens"]))
     assert all(token["logprob"] < 0 and "alternatives" not in token for token in output["tokens"])
-    assert answer["usage"] == {"input_tokens": 3, "output_tokens": 5}
-    assert set(answer["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
+    assert response["usage"] == {"input_tokens": 3, "output_tokens": 5}
+    assert set(response["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
 
 
 async def test_scores_equal_the_log_probabilities_of_generation(running: Running) -> None:
@@ -46,8 +46,8 @@ async def test_targets_keep_their_order_and_have_the_scores_that_they_have_alone
 
 async def test_a_target_may_be_as_long_as_the_model_writes(running: Running) -> None:
     assert len((await score(running, "x", "x" * 62))["outputs"][0]["tokens"]) == 64
-    answer = await running.post("/v1/score", {"inputs": ["x", "y"], "targets": ["ok", "x" * 63]})
-    error = answer.json()["error"]
+    response = await running.post("/v1/score", {"inputs": ["x", "y"], "targets": ["ok", "x" * 63]})
+    error = response.json()["error"]
     assert (error["code"], error["param"]) == ("input_too_long", "targets[1]")
     assert "65" in error["message"] and "64" in error["message"]
 
@@ -71,8 +71,12 @@ async def test_a_target_may_be_as_long_as_the_model_writes(running: Running) -> 
     ],
 )
 async def test_invalid_requests_to_score_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
-    answer = await running.post("/v1/score", body)
-    assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["param"]) == (422, code, param)
+    response = await running.post("/v1/score", body)
+    assert (response.status_code, response.json()["error"]["code"], response.json()["error"]["param"]) == (
+        422,
+        code,
+        param,
+    )
     assert running.backend.runners[0].num_encodes == 0
 
 
@@ -80,8 +84,8 @@ async def test_a_model_that_does_not_generate_does_not_score(start: Start, make_
     backend = make_backend()
     backend.manifests = (backend.manifests[0].model_copy(update={"tasks": ("encode",)}),)
     async with start(backend) as running:
-        answer = await running.post("/v1/score", {"inputs": "x", "targets": "y"})
-        assert answer.json()["error"]["code"] == "unsupported_task"
+        response = await running.post("/v1/score", {"inputs": "x", "targets": "y"})
+        assert response.json()["error"]["code"] == "unsupported_task"
 
 
 async def test_scoring_has_the_deadlines_and_the_admission_of_generation(
@@ -89,8 +93,8 @@ async def test_scoring_has_the_deadlines_and_the_admission_of_generation(
 ) -> None:
     async with start(make_backend(step_s=0.02)) as running:
         body = {"inputs": "x", "targets": "y" * 60}
-        answer = await running.post("/v1/score", body, **{"X-Request-Timeout-Ms": "50"})
-        assert answer.json()["error"]["code"] == "deadline_exceeded"
+        response = await running.post("/v1/score", body, **{"X-Request-Timeout-Ms": "50"})
+        assert response.json()["error"]["code"] == "deadline_exceeded"
         await until(lambda: running.backend.num_busy == 0)
         service = running.app.state.service
         assert service.admissions["fake"].num_sequences == 0

@@ -13,24 +13,24 @@ SPECIAL = 3  # number of special tokens at the start of the vocabulary
 
 
 async def ask(running: Running, **body: Any) -> list[Any]:
-    answer = await running.post("/v1/similar", body)
-    assert answer.status_code == 200, answer.text
-    assert set(answer.json()) == {"model", "neighbours"}
-    return list(answer.json()["neighbours"])
+    response = await running.post("/v1/similar", body)
+    assert response.status_code == 200, response.text
+    assert set(response.json()) == {"model", "neighbours"}
+    return list(response.json()["neighbours"])
 
 
-async def refusal(running: Running, **body: Any) -> tuple[int, str, str | None]:
-    answer = await running.post("/v1/similar", body)
-    error = answer.json()["error"]
-    return answer.status_code, error["code"], error["param"]
+async def error_of(running: Running, **body: Any) -> tuple[int, str, str | None]:
+    response = await running.post("/v1/similar", body)
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
 
 
 def slowly(tokenizer: TextTokenizer, words: list[str], top_k: int) -> list[tuple[int, float]]:
     """The nearest tokens and their scores, vector by vector."""
     units = [row / np.linalg.norm(row) for row in fake_table(len(tokenizer)).astype(np.float64)]
     ids = [id_ for word in words for id_ in tokenizer.encode(word, add_special_tokens=False)]
-    wanted = units[ids[0]] if len(ids) == 1 else units[ids[1]] - units[ids[0]] + units[ids[2]]
-    scores = {id_: float(wanted @ unit / np.linalg.norm(wanted)) for id_, unit in enumerate(units)}
+    query = units[ids[0]] if len(ids) == 1 else units[ids[1]] - units[ids[0]] + units[ids[2]]
+    scores = {id_: float(query @ unit / np.linalg.norm(query)) for id_, unit in enumerate(units)}
     others = [id_ for id_ in scores if id_ >= SPECIAL and id_ not in ids]
     return [(id_, scores[id_]) for id_ in sorted(others, key=lambda id_: -scores[id_])[:top_k]]
 
@@ -65,11 +65,11 @@ async def test_a_side_is_read_by_its_own_tokenizer(running: Running) -> None:
 
 
 async def test_a_string_of_several_tokens_is_rejected_with_their_number(running: Running) -> None:
-    answer = await running.post("/v1/similar", {"analogy": ["dog", "Hund und Hund", "a"]})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (422, "invalid_parameter", "analogy[1]")
+    response = await running.post("/v1/similar", {"analogy": ["dog", "Hund und Hund", "a"]})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (422, "invalid_parameter", "analogy[1]")
     assert "analogy[1] is 9 tokens" in error["message"] and "/v1/tokenize" in error["message"]
-    assert "Hund" not in answer.text
+    assert "Hund" not in response.text
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ async def test_a_string_of_several_tokens_is_rejected_with_their_number(running:
     ],
 )
 async def test_invalid_requests_to_similar_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
-    assert (await refusal(running, **body))[1:] == (code, param)
+    assert (await error_of(running, **body))[1:] == (code, param)
 
 
 async def test_a_model_without_the_graph_is_an_error_that_names_the_list_of_models(
@@ -107,9 +107,9 @@ async def test_a_model_without_the_graph_is_an_error_that_names_the_list_of_mode
     tasks = ("generate", "encode", "attention")
     backend.manifests = (backend.manifests[0].model_copy(update={"similar": None, "tasks": tasks}),)
     async with start(backend) as running:
-        answer = await running.post("/v1/similar", {"token": "dog"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unsupported_task")
-        assert "GET /v1/models" in answer.json()["error"]["message"]
+        response = await running.post("/v1/similar", {"token": "dog"})
+        assert (response.status_code, response.json()["error"]["code"]) == (422, "unsupported_task")
+        assert "GET /v1/models" in response.json()["error"]["message"]
 
 
 async def test_embeddings_that_are_not_finite_are_an_internal_error_of_one_call(
@@ -117,7 +117,7 @@ async def test_embeddings_that_are_not_finite_are_an_internal_error_of_one_call(
 ) -> None:
     (poisoned,) = tokenizer.encode("dog", add_special_tokens=False)
     async with start(make_backend(faults=Faults(nan_id=poisoned))) as running:
-        assert await refusal(running, token="dog") == (500, "internal", None)
+        assert await error_of(running, token="dog") == (500, "internal", None)
         assert await ask(running, token="a")
 
 

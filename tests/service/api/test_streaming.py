@@ -30,12 +30,12 @@ def open_stream(wire: Wire, body: dict[str, Any]) -> tuple[http.client.HTTPConne
 
 
 def events(wire: Wire, body: dict[str, Any]) -> list[str]:
-    connection, answer = open_stream(wire, body)
+    connection, response = open_stream(wire, body)
     with contextlib.closing(connection):
-        assert answer.status == 200
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        assert answer.headers["cache-control"] == "no-cache"
-        frames = answer.read().decode().split("\n\n")
+        assert response.status == 200
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["cache-control"] == "no-cache"
+        frames = response.read().decode().split("\n\n")
         assert frames[-1] == ""
         return frames[:-1]
 
@@ -104,10 +104,10 @@ def test_too_many_maps_end_the_stream_with_an_error(serve: Serve, make_backend: 
 
 def test_tokens_are_sent_as_they_are_generated(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.02)) as wire:
-        connection, answer = open_stream(wire, {"inputs": "x", "parameters": {"min_new_tokens": 10}})
+        connection, response = open_stream(wire, {"inputs": "x", "parameters": {"min_new_tokens": 10}})
         with contextlib.closing(connection):
             arrivals = []
-            while line := answer.readline():
+            while line := response.readline():
                 if line.startswith(b"data:"):
                     arrivals.append(time.monotonic())
         assert arrivals[9] - arrivals[0] > 5 * 0.02
@@ -116,8 +116,8 @@ def test_tokens_are_sent_as_they_are_generated(serve: Serve, make_backend: MakeB
 def test_an_error_before_the_first_token_has_its_own_status(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(faults=Faults(step_calls=frozenset({1})))) as wire:
         assert wire.post("/v1/generate", {"inputs": "x", "stream": True})[0] == 500
-        status, answer = wire.post("/v1/generate", {"inputs": "x" * 70, "stream": True})
-        assert (status, answer["error"]["code"]) == (422, "input_too_long")
+        status, response = wire.post("/v1/generate", {"inputs": "x" * 70, "stream": True})
+        assert (status, response["error"]["code"]) == (422, "input_too_long")
 
 
 def test_an_error_after_the_first_token_is_an_event_and_ends_the_stream(
@@ -163,11 +163,11 @@ def test_a_client_that_disconnects_frees_its_rows_within_a_step(
         connection.request("POST", "/v1/generate", body, {"Content-Type": "application/json"})
         runner, engine = wire.backend.runners[0], wire.backend.engines[0]
         wait_until(lambda: engine.num_running == 2)
-        answer = connection.getresponse() if is_streaming else None
+        response = connection.getresponse() if is_streaming else None
         steps = runner.num_steps
         leave(connection)
-        if answer is not None:
-            answer.close()
+        if response is not None:
+            response.close()
         wire.wait_idle()
         # One step is under way when the client leaves; the news may need some more on a busy
         # machine, of 60.
@@ -196,7 +196,7 @@ def test_a_client_that_disconnects_is_not_logged_as_an_error(
 
 def test_a_client_that_disconnects_from_the_queue_needs_no_step(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.02), max_rows=1) as wire:
-        first, answer = open_stream(wire, {"inputs": "x", "parameters": LONG})
+        first, response = open_stream(wire, {"inputs": "x", "parameters": LONG})
         waiting = wire.http()
         waiting.request("POST", "/v1/generate", b'{"inputs":"y"}', {"Content-Type": "application/json"})
         engine = wire.backend.engines[0]
@@ -204,7 +204,7 @@ def test_a_client_that_disconnects_from_the_queue_needs_no_step(serve: Serve, ma
         leave(waiting)
         wait_until(lambda: engine.num_waiting == 0)
         assert wire.backend.runners[0].num_encodes == 1
-        answer.read()
+        response.read()
         first.close()
 
 
@@ -214,7 +214,7 @@ def test_a_client_that_stops_reading_is_disconnected_and_affects_no_other(
     with serve(make_backend(), write_timeout_s=0.2) as wire:
         stuck = wire.connect()
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        # Pipelined answers of half a megabyte each fill every buffer on the way.
+        # Pipelined responses of half a megabyte each fill every buffer on the way.
         body = orjson.dumps({"inputs": "x" * 60, "targets": "y" * 60})
         head = b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         stuck.sendall((head + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 40)
@@ -241,7 +241,7 @@ def test_a_pipelining_client_that_disconnects_cancels_its_running_request(
 
 
 @contextlib.contextmanager
-def large_answer(wire: Wire) -> Iterator[socket.socket]:
+def large_response(wire: Wire) -> Iterator[socket.socket]:
     """To a client whose machine takes little of it at a time."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -256,14 +256,14 @@ def large_request() -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def assert_is_whole(answer: bytes) -> None:
-    head, _, content = answer.partition(b"\r\n\r\n")
+def assert_is_whole(response: bytes) -> None:
+    head, _, content = response.partition(b"\r\n\r\n")
     assert b"content-length: %d" % len(content) in head and len(content) > 1_000_000
     assert len(orjson.loads(content)["outputs"]) == 8
 
 
 def test_a_large_response_keeps_its_reservation_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
-    with serve(make_backend(), write_timeout_s=30) as wire, large_answer(wire) as client:
+    with serve(make_backend(), write_timeout_s=30) as wire, large_response(wire) as client:
         service = wire.server._service
         admission = service.admissions["fake"]
         wait_until(lambda: wire.backend.runners[0].num_steps >= 60)
@@ -275,14 +275,14 @@ def test_a_large_response_keeps_its_reservation_until_it_is_read(serve: Serve, m
 
 
 def test_a_slow_reader_gets_a_large_response_completely(serve: Serve, make_backend: MakeBackend) -> None:
-    """The whole answer had the time of one piece: a reader of a megabyte a second got ten."""
-    with serve(make_backend(), write_timeout_s=0.3) as wire, large_answer(wire) as client:
-        answer, started = b"", time.monotonic()
+    """Regression: the timeout of one piece applied to the whole response."""
+    with serve(make_backend(), write_timeout_s=0.3) as wire, large_response(wire) as client:
+        response, started = b"", time.monotonic()
         while data := client.recv(20_000):
-            answer += data
+            response += data
             time.sleep(0.01)
         assert time.monotonic() - started > 2 * 0.3
-        assert_is_whole(answer)
+        assert_is_whole(response)
 
 
 def logged_call(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def test_a_client_that_reads_nothing_is_disconnected_after_the_timeout(
     line said nothing.
     """
     caplog.set_level(logging.INFO, logs.access_logger.name)
-    with serve(make_backend(), write_timeout_s=0.5) as wire, large_answer(wire) as client:
+    with serve(make_backend(), write_timeout_s=0.5) as wire, large_response(wire) as client:
         assert client.recv(1).startswith(b"H")  # the response has begun
         started = time.monotonic()
         wait_until(lambda: not wire.server.server_state.connections)
@@ -318,7 +318,7 @@ def test_a_client_that_leaves_a_large_response_unread_is_logged_as_disconnected(
 ) -> None:
     caplog.set_level(logging.INFO, logs.access_logger.name)
     with serve(make_backend(), write_timeout_s=30) as wire:
-        with large_answer(wire) as client:
+        with large_response(wire) as client:
             client.recv(1)
         line = logged_call(caplog)
         assert (line["status"], line["code"]) == (200, "client_closed_request")
@@ -345,12 +345,12 @@ def test_bytes_in_kernel_buffers_count_as_unread(serve: Serve, make_backend: Mak
     """The server's own buffer shrinks in steps of 100 kB and more, and between them seemed to stand
     still.
     """
-    with serve(make_backend(), write_timeout_s=0.5) as wire, large_answer(wire) as client:
-        answer, end = b"", time.monotonic() + 2.5
+    with serve(make_backend(), write_timeout_s=0.5) as wire, large_response(wire) as client:
+        response, end = b"", time.monotonic() + 2.5
         while time.monotonic() < end:  # 50 kB a second
-            answer += client.recv(1000)
+            response += client.recv(1000)
             time.sleep(0.02)
-        assert_is_whole(answer + read_all(client))
+        assert_is_whole(response + read_all(client))
 
 
 def test_the_service_responds_after_two_hundred_clients_disconnect(serve: Serve, make_backend: MakeBackend) -> None:

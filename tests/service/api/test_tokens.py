@@ -6,20 +6,20 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_tokens_are_returned_with_their_offsets_in_the_input(running: Running) -> None:
-    answer = (await running.post("/v1/tokenize", {"inputs": ["a dog", "x"]})).json()
-    assert answer["model"] == "fake"
-    assert [(one["text"], one["start"], one["end"], one["special"]) for one in answer["outputs"][0]] == [
+    response = (await running.post("/v1/tokenize", {"inputs": ["a dog", "x"]})).json()
+    assert response["model"] == "fake"
+    assert [(one["text"], one["start"], one["end"], one["special"]) for one in response["outputs"][0]] == [
         (" a", 0, 1, False),
         (" dog", 1, 5, False),
         ("</s>", 5, 5, True),
     ]
-    assert len(answer["outputs"]) == 2
+    assert len(response["outputs"]) == 2
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
 async def test_special_tokens_can_be_left_out(running: Running, side: str) -> None:
-    answer = await running.post("/v1/tokenize", {"inputs": "a", "add_special_tokens": False, "side": side})
-    assert [one["text"] for one in answer.json()["outputs"][0]] == [" a"]
+    response = await running.post("/v1/tokenize", {"inputs": "a", "add_special_tokens": False, "side": side})
+    assert [one["text"] for one in response.json()["outputs"][0]] == [" a"]
 
 
 async def test_detokenize_reverses_tokenize(running: Running) -> None:
@@ -44,21 +44,21 @@ async def test_detokenize_reverses_tokenize(running: Running) -> None:
     ],
 )
 async def test_unknown_ids_are_rejected(running: Running, ids: object, code: str, param: str) -> None:
-    answer = await running.post("/v1/detokenize", {"ids": ids})
-    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (code, param)
+    response = await running.post("/v1/detokenize", {"ids": ids})
+    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == (code, param)
 
 
 async def test_too_many_ids_are_rejected_with_their_count(running: Running) -> None:
     for ids in ([[1] * 120_000], [[1] * 60_000] * 2):
-        answer = await running.post("/v1/detokenize", {"ids": ids})
-        assert answer.json()["error"]["code"] == "response_too_large"
-        assert "120000 ids" in answer.json()["error"]["message"]
+        response = await running.post("/v1/detokenize", {"ids": ids})
+        assert response.json()["error"]["code"] == "response_too_large"
+        assert "120000 ids" in response.json()["error"]["message"]
     assert len((await running.post("/v1/detokenize", {"ids": [[40] * 100_000]})).json()["texts"][0]) >= 100_000
 
 
 async def test_unknown_ids_in_a_long_list_are_rejected_with_their_index(running: Running) -> None:
-    answer = await running.post("/v1/detokenize", {"ids": [[1] * 60_000, [1, 10**6]]})
-    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("invalid_parameter", "ids[1][1]")
+    response = await running.post("/v1/detokenize", {"ids": [[1] * 60_000, [1, 10**6]]})
+    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == ("invalid_parameter", "ids[1][1]")
 
 
 async def test_an_empty_list_of_ids_is_an_empty_text(running: Running) -> None:
@@ -70,7 +70,7 @@ async def test_too_much_text_is_rejected_with_its_length_before_tokenisation(run
     health checks for 9 s.
     """
     for inputs in ("ä" * 60_000, ["x" * 60_000, "y" * 60_000]):
-        answer = await running.post("/v1/tokenize", {"inputs": inputs})
-        assert answer.json()["error"]["code"] == "response_too_large"
-        assert "120000 bytes" in answer.json()["error"]["message"]
+        response = await running.post("/v1/tokenize", {"inputs": inputs})
+        assert response.json()["error"]["code"] == "response_too_large"
+        assert "120000 bytes" in response.json()["error"]["message"]
     assert (await running.post("/v1/tokenize", {"inputs": "x" * 100_000})).status_code == 200

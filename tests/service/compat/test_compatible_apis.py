@@ -28,11 +28,11 @@ pytestmark = pytest.mark.anyio
 
 class PlainError(BaseModel):
     error: str
-    told: str
+    reported: str
 
 
 FORMAT = ErrorFormat(
-    lambda error, message, param, request_id: orjson.dumps({"error": message, "told": error.code}), PlainError
+    lambda error, message, param, request_id: orjson.dumps({"error": message, "reported": error.code}), PlainError
 )
 
 
@@ -80,10 +80,10 @@ async def test_a_disabled_api_is_404_and_not_described(start: Start, api: str) -
         assert len(of_api) >= 2
         for method, path in of_api:
             address = path.replace("{model_name}", "fake").replace("{model_version}", "1")
-            answer = await without.client.request(method, address, json={"inputs": "a dog"})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), path
-            answer = await whole.client.request(method, address, json={"inputs": "a dog"})
-            assert answer.status_code != 404, path
+            response = await without.client.request(method, address, json={"inputs": "a dog"})
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found"), path
+            response = await whole.client.request(method, address, json={"inputs": "a dog"})
+            assert response.status_code != 404, path
 
 
 async def test_without_any_compatible_api_the_native_routes_are_there(start: Start) -> None:
@@ -104,8 +104,8 @@ async def test_without_any_compatible_api_the_native_routes_are_there(start: Sta
 )
 async def test_an_error_has_the_shape_of_its_route(start: Start, body: dict[str, Any], status: int, code: str) -> None:
     async with start(max_body_bytes=4000) as running:
-        answer = await with_plain_route(running).post("/plain", body)
-        assert (answer.status_code, answer.json()["told"]) == (status, code)
+        response = await with_plain_route(running).post("/plain", body)
+        assert (response.status_code, response.json()["reported"]) == (status, code)
         own = await running.post("/v1/generate", body)
         assert (own.status_code, own.json()["error"]["code"]) == (status, code)
 
@@ -114,12 +114,12 @@ async def test_errors_of_the_router_and_the_engine_have_the_shape_of_the_route(
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with start(make_backend(faults=Faults(step_calls=frozenset({1})))) as running:
-        answer = await with_plain_route(running).client.get("/plain")
-        assert (answer.status_code, answer.json()["told"]) == (405, "method_not_allowed")
-        answer = await running.post("/plain", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["told"]) == (500, "internal")
-        answer = await running.post("/plain", {"inputs": "x"}, **{"content-type": "text/plain"})
-        assert (answer.status_code, answer.json()["told"]) == (415, "unsupported_media_type")
+        response = await with_plain_route(running).client.get("/plain")
+        assert (response.status_code, response.json()["reported"]) == (405, "method_not_allowed")
+        response = await running.post("/plain", {"inputs": "x"})
+        assert (response.status_code, response.json()["reported"]) == (500, "internal")
+        response = await running.post("/plain", {"inputs": "x"}, **{"content-type": "text/plain"})
+        assert (response.status_code, response.json()["reported"]) == (415, "unsupported_media_type")
 
 
 async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
@@ -127,18 +127,26 @@ async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
 ) -> None:
     loading = threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
-        answer = await with_plain_route(running).post("/plain", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["told"], answer.headers["retry-after"]) == (503, "loading", "1")
+        response = await with_plain_route(running).post("/plain", {"inputs": "x"})
+        assert (response.status_code, response.json()["reported"], response.headers["retry-after"]) == (
+            503,
+            "loading",
+            "1",
+        )
         loading.set()
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
         body = {"inputs": ["x", "x"]}
         late = asyncio.ensure_future(with_plain_route(running).post("/plain", body, **{"x-request-timeout-ms": "500"}))
         await until(lambda: running.backend.num_busy == 2)
-        answer = await running.post("/plain", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["told"], answer.headers["retry-after"]) == (503, "overloaded", "1")
-        answer = await late
-        assert (answer.status_code, answer.json()["told"]) == (504, "deadline_exceeded")
+        response = await running.post("/plain", {"inputs": "x"})
+        assert (response.status_code, response.json()["reported"], response.headers["retry-after"]) == (
+            503,
+            "overloaded",
+            "1",
+        )
+        response = await late
+        assert (response.status_code, response.json()["reported"]) == (504, "deadline_exceeded")
         hang.set()
 
 
@@ -146,11 +154,11 @@ async def test_an_error_in_a_stream_has_the_shape_of_its_route(start: Start, mak
     backend: FakeBackend = make_backend(faults=Faults(step_calls=frozenset({4})))
     async with start(backend) as running:
         body = {"inputs": "x", "stream": True, "parameters": {"min_new_tokens": 20}}
-        answer = await with_plain_route(running).post("/plain", body)
-        assert answer.status_code == 200
-        kind, data = answer.text.rstrip().splitlines()[-2:]
+        response = await with_plain_route(running).post("/plain", body)
+        assert response.status_code == 200
+        kind, data = response.text.rstrip().splitlines()[-2:]
         assert kind == "event: error"
-        assert json.loads(data.removeprefix("data: "))["told"] == "internal"
+        assert json.loads(data.removeprefix("data: "))["reported"] == "internal"
 
 
 async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running) -> None:
@@ -159,8 +167,8 @@ async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running
     for status, code in expected:
         content = responses[status]["content"]["application/json"]
         assert content["schema"]["$ref"].endswith("/PlainError")
-        assert content["examples"][code]["value"] == {"error": ERRORS[code].message, "told": code}
-    # A head that comes too slowly is refused before its route is known, a body by its route.
+        assert content["examples"][code]["value"] == {"error": ERRORS[code].message, "reported": code}
+    # A slow head is rejected before its route is known, a slow body by its route.
     shapes = responses["408"]["content"]["application/json"]["schema"]["anyOf"]
     assert [one["$ref"].rsplit("/", 1)[1] for one in shapes] == ["ErrorResponse", "PlainError"]
 

@@ -45,8 +45,11 @@ async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Runn
 async def test_the_task_of_the_model_chooses_the_route(
     running: Running, model: str, path: str, body: dict[str, Any]
 ) -> None:
-    answer = await running.post(f"/?model={model}", body)
-    assert (answer.status_code, answer.content) == (200, (await running.post(f"{path}?model={model}", body)).content)
+    response = await running.post(f"/?model={model}", body)
+    assert (response.status_code, response.content) == (
+        200,
+        (await running.post(f"{path}?model={model}", body)).content,
+    )
 
 
 async def test_a_generated_text_is_returned_in_a_list(running: Running) -> None:
@@ -58,8 +61,11 @@ async def test_a_translation_model_returns_translation_text(start: Start, tokeni
     manifest = fake_manifest(vocabulary=len(tokenizer))
     manifest = manifest.model_copy(update={"languages": Languages(sources=("en",), targets=("de",))})
     async with start(FakeBackend(tokenizer, (manifest,))) as running:
-        (answer,) = (await running.post("/", {"inputs": "a dog"})).json()
-        assert answer == {"generated_text": answer["generated_text"], "translation_text": answer["generated_text"]}
+        (response,) = (await running.post("/", {"inputs": "a dog"})).json()
+        assert response == {
+            "generated_text": response["generated_text"],
+            "translation_text": response["generated_text"],
+        }
 
 
 @pytest.mark.parametrize(
@@ -97,13 +103,13 @@ async def test_a_translation_model_returns_translation_text(start: Start, tokeni
 async def test_the_body_is_validated_as_by_the_chosen_route(
     running: Running, path: str, body: dict[str, Any], status: int, error: str
 ) -> None:
-    answer = await running.post(path, body)
-    assert (answer.status_code, answer.json()) == (status, {"error": error, "error_type": "validation"})
+    response = await running.post(path, body)
+    assert (response.status_code, response.json()) == (status, {"error": error, "error_type": "validation"})
 
 
 async def test_a_body_that_is_no_object_is_rejected(running: Running) -> None:
-    answer = await running.post("/", ["a dog"])
-    assert (answer.status_code, answer.json()["error"]) == (422, "The body must be a JSON object.")
+    response = await running.post("/", ["a dog"])
+    assert (response.status_code, response.json()["error"]) == (422, "The body must be a JSON object.")
 
 
 async def test_info_has_the_limits_of_the_model_and_of_the_service(start: Start, make_backend: MakeBackend) -> None:

@@ -1,6 +1,4 @@
-"""LibreTranslate's routes: which model translates, what each field does, and what is refused. Over
-the fake model.
-"""
+"""Routes of LibreTranslate over the fake model: the choice of the model, the fields, the errors."""
 
 import threading
 from collections.abc import Callable
@@ -37,16 +35,16 @@ def translating(make_backend: MakeBackend) -> Translating:
 
 
 async def translate(running: Running, q: Any = "a dog", source: str = "en", target: str = "de", **options: Any) -> Any:
-    answer = await running.post("/translate", {"q": q, "source": source, "target": target, **options})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/translate", {"q": q, "source": source, "target": target, **options})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-async def refusal(running: Running, status: int = 422, **body: Any) -> str:
-    answer = await running.post("/translate", {"q": "a dog", "source": "en", "target": "de"} | body)
-    assert answer.status_code == status, answer.text
-    assert set(answer.json()) == {"error"}
-    message: str = answer.json()["error"]
+async def error_message(running: Running, status: int = 422, **body: Any) -> str:
+    response = await running.post("/translate", {"q": "a dog", "source": "en", "target": "de"} | body)
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error"}
+    message: str = response.json()["error"]
     return message
 
 
@@ -70,12 +68,12 @@ async def test_alternatives_are_the_next_distinct_texts_of_a_beam_search(
     async with start(translating(a="en-de"), default_model="a") as running:
         own = await generate(running, ["a dog", "Hund"], num_beams=4, num_return_sequences=4)
         texts = [[output["text"] for output in own["outputs"] if output["index"] == index] for index in (0, 1)]
-        answer = await translate(running, ["a dog", "Hund"], alternatives=3)
-        assert answer["translatedText"] == [best for best, *_ in texts]
-        assert answer["alternatives"] == [list(dict.fromkeys(others)) for _, *others in texts]
-        assert len(answer["alternatives"][0]) == 3
+        response = await translate(running, ["a dog", "Hund"], alternatives=3)
+        assert response["translatedText"] == [best for best, *_ in texts]
+        assert response["alternatives"] == [list(dict.fromkeys(others)) for _, *others in texts]
+        assert len(response["alternatives"][0]) == 3
         one = await translate(running, "Hund", alternatives=3)
-        assert one == {key: value[1] for key, value in answer.items()}
+        assert one == {key: value[1] for key, value in response.items()}
 
 
 async def test_beams_that_differ_only_in_tokens_are_one_text(start: Start, translating: Translating) -> None:
@@ -83,8 +81,8 @@ async def test_beams_that_differ_only_in_tokens_are_one_text(start: Start, trans
         own = await generate(running, "x", num_beams=8, num_return_sequences=8)
         texts = [output["text"] for output in own["outputs"]]
         assert len(set(texts)) < 8  # bytes that are no characters are all shown alike
-        answer = await translate(running, "x", alternatives=7)
-        assert [answer["translatedText"], *answer["alternatives"]] == list(dict.fromkeys(texts))
+        response = await translate(running, "x", alternatives=7)
+        assert [response["translatedText"], *response["alternatives"]] == list(dict.fromkeys(texts))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +113,7 @@ async def test_languages_of_no_model_are_rejected(
     start: Start, translating: Translating, source: str, target: str
 ) -> None:
     async with start(translating(a="en-de")) as running:
-        message = await refusal(running, source=source, target=target)
+        message = await error_message(running, source=source, target=target)
         field = "target" if source == "auto" else "source"
         assert message == f"{field}: No model translates between these languages. Supported: en to de."
 
@@ -127,7 +125,7 @@ async def test_letter_case_of_languages_makes_no_difference(start: Start, transl
 
 async def test_auto_is_rejected_if_it_requires_language_detection(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de", b="fr-de", c="en-fr")) as running:
-        message = await refusal(running, source="auto")
+        message = await error_message(running, source="auto")
         assert message.startswith("source must name a language: languages are not detected")
         await translate(running, source="auto", target="fr")
 
@@ -166,7 +164,7 @@ async def test_invalid_fields_are_rejected_by_name(
     start: Start, translating: Translating, body: dict[str, Any], said: str
 ) -> None:
     async with start(translating(a="en-de"), max_rows=4) as running:
-        assert (await refusal(running, **body)).startswith(said)
+        assert (await error_message(running, **body)).startswith(said)
 
 
 async def test_a_missing_field_is_named(start: Start, translating: Translating) -> None:
@@ -174,9 +172,9 @@ async def test_a_missing_field_is_named(start: Start, translating: Translating) 
         for name in ("q", "source", "target"):
             body = {"q": "x", "source": "en", "target": "de"}
             del body[name]
-            answer = await running.post("/translate", body)
-            assert answer.status_code == 422
-            assert answer.json()["error"].startswith((f"{name}: ", f"{name} "))
+            response = await running.post("/translate", body)
+            assert response.status_code == 422
+            assert response.json()["error"].startswith((f"{name}: ", f"{name} "))
 
 
 async def test_a_form_is_equivalent_to_json(start: Start, translating: Translating) -> None:
@@ -192,8 +190,8 @@ async def test_a_form_is_equivalent_to_json(start: Start, translating: Translati
         for content in (urlencode(fields), urlencode(fields, safe="“ä”"), "q=x&" + urlencode(fields)):
             for charset in ("", "; charset=utf-8", ";charset=UTF-8"):
                 headers = {"content-type": FORM["content-type"] + charset}
-                answer = await running.client.post("/translate", content=content.encode(), headers=headers)
-                assert (answer.status_code, answer.json()) == (200, expected)
+                response = await running.client.post("/translate", content=content.encode(), headers=headers)
+                assert (response.status_code, response.json()) == (200, expected)
 
 
 @pytest.mark.parametrize(
@@ -217,20 +215,20 @@ async def test_an_invalid_form_is_rejected(
     start: Start, translating: Translating, content: bytes, status: int, said: str
 ) -> None:
     async with start(translating(a="en-de")) as running:
-        answer = await running.client.post("/translate", content=content, headers=FORM)
-        assert answer.status_code == status
-        assert answer.json()["error"].startswith(said)
+        response = await running.client.post("/translate", content=content, headers=FORM)
+        assert response.status_code == status
+        assert response.json()["error"].startswith(said)
 
 
 async def test_only_translate_accepts_forms_and_no_other_content_types(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de")) as running:
-        answer = await running.client.post("/v1/generate", content=b"inputs=x", headers=FORM)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
-        assert "The Content-Type must be application/json, in UTF-8" in answer.json()["error"]["message"]
+        response = await running.client.post("/v1/generate", content=b"inputs=x", headers=FORM)
+        assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
+        assert "The Content-Type must be application/json, in UTF-8" in response.json()["error"]["message"]
         for other in ("", "text/plain", "multipart/form-data", FORM["content-type"] + "; charset=latin-1"):
-            answer = await running.client.post("/translate", content=b"q=x", headers={"content-type": other})
-            assert answer.status_code == 415
-            assert answer.json()["error"].startswith(
+            response = await running.client.post("/translate", content=b"q=x", headers={"content-type": other})
+            assert response.status_code == 415
+            assert response.json()["error"].startswith(
                 f"The Content-Type must be application/json or {FORM['content-type']},"
             )
 
@@ -255,26 +253,26 @@ async def test_errors_of_overload_and_of_the_engine_have_their_status_and_the_sh
 ) -> None:
     loading = threading.Event()
     async with start(translating({"wait_for": loading}, a="en-de")) as running:
-        for answer in (
+        for response in (
             await running.post("/translate", {"q": "x", "source": "en", "target": "de"}),
             await running.client.get("/languages"),
         ):
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert answer.json() == {"error": "The models are being loaded. Retry later."}
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+            assert response.json() == {"error": "The models are being loaded. Retry later."}
         loading.set()
     async with start(translating({"faults": Faults(step_calls=frozenset({1}))}, a="en-de")) as running:
-        assert (await refusal(running, 500)).startswith("Internal error; the log has the details")
+        assert (await error_message(running, 500)).startswith("Internal error; the log has the details")
     hang = threading.Event()
     hanging = translating({"faults": Faults(hang=hang)}, a="en-de")
     async with start(hanging, request_timeout_s=0.3, queue_timeout_s=0.2) as running:
         try:
             assert (
-                await refusal(running, 504)
+                await error_message(running, 504)
                 == "The request did not finish before its deadline (X-Request-Timeout-Ms, SIGHTLINE_REQUEST_TIMEOUT_S)."
             )
         finally:
             hang.set()
     async with start(translating(a="en-de"), max_body_bytes=2000) as running:
-        assert (await refusal(running, 413, q="x" * 3000)).startswith("The body must be at most")
-        answer = await running.client.get("/translate")
-        assert (answer.status_code, set(answer.json())) == (405, {"error"})
+        assert (await error_message(running, 413, q="x" * 3000)).startswith("The body must be at most")
+        response = await running.client.get("/translate")
+        assert (response.status_code, set(response.json())) == (405, {"error"})

@@ -1,6 +1,4 @@
-"""POST .../infer of the Open Inference Protocol: what each output holds, which parameters it has,
-what is refused.
-"""
+"""POST .../infer of the Open Inference Protocol: its outputs, parameters and errors."""
 
 import asyncio
 import json
@@ -30,18 +28,18 @@ def body_of(texts: Any, *outputs: str, **parameters: Any) -> dict[str, Any]:
 
 async def infer(running: Running, texts: Any, *outputs: str, model: str = "fake", **parameters: Any) -> Any:
     """The outputs by name, as arrays."""
-    answer = await running.post(f"/v2/models/{model}/infer", body_of(texts, *outputs, **parameters))
-    assert answer.status_code == 200, answer.text
-    content = answer.json()
+    response = await running.post(f"/v2/models/{model}/infer", body_of(texts, *outputs, **parameters))
+    assert response.status_code == 200, response.text
+    content = response.json()
     assert (content["model_name"], content["model_version"]) == (model, "1")
     return {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in content["outputs"]}
 
 
-async def refused(running: Running, body: Any, path: str = INFER) -> str:
-    answer = await running.post(path, body)
-    assert answer.status_code == 422, answer.text
-    assert list(answer.json()) == ["error"]
-    message: str = answer.json()["error"]
+async def error_message(running: Running, body: Any, path: str = INFER) -> str:
+    response = await running.post(path, body)
+    assert response.status_code == 422, response.text
+    assert list(response.json()) == ["error"]
+    message: str = response.json()["error"]
     return message
 
 
@@ -68,14 +66,14 @@ async def test_the_default_outputs_are_the_text_and_its_tokens(running: Running)
 
 
 async def test_parameters_are_those_of_generate(running: Running) -> None:
-    wanted: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "num_beams": 3,
         "num_return_sequences": 2,
         "length_penalty": 0.5,
         "target_prefix": ["a", "Hund"],
     }
-    outputs = await infer(running, TEXTS, "text_output", "score", **wanted)
-    own = (await generate(running, TEXTS, **wanted))["outputs"]
+    outputs = await infer(running, TEXTS, "text_output", "score", **requested)
+    own = (await generate(running, TEXTS, **requested))["outputs"]
     assert list(outputs["text_output"]) == [one["text"] for one in own]
     assert outputs["score"] == pytest.approx([one["score"] for one in own])
     assert len(own) == 4
@@ -86,9 +84,9 @@ async def test_parameters_are_those_of_generate(running: Running) -> None:
 
 async def test_alternatives_are_five_or_the_requested_number(running: Running) -> None:
     cases: list[tuple[dict[str, Any], int]] = [({}, 5), ({"top_logprobs": 2}, 2), ({"top_logprobs": 0}, 0)]
-    for wanted, count in cases:
+    for requested, count in cases:
         (output,) = (await generate(running, "a dog", top_logprobs=5))["outputs"]
-        outputs = await infer(running, ["a dog"], "top_token_ids", "top_logprobs", **wanted)
+        outputs = await infer(running, ["a dog"], "top_token_ids", "top_logprobs", **requested)
         if count == 0:
             assert outputs["top_logprobs"].shape == (1, len(output["tokens"]), 0)
             continue
@@ -109,8 +107,8 @@ async def test_maps_and_their_tokens_are_padded_to_one_tensor(
         kinds = [one.kind for one in manifest.attention]
         asked = [name for kind in kinds for name in (f"attention_{kind}", f"attention_{kind}_shape")]
         outputs = await infer(running, TEXTS, *asked, *names, layers=[-1], target_prefix="a", max_new_tokens=9)
-        wanted = {"return_attention": {"layers": [1]}, "target_prefix": "a", "max_new_tokens": 9}
-        own = [one["attention"] for one in (await generate(running, TEXTS, **wanted))["outputs"]]
+        requested = {"return_attention": {"layers": [1]}, "target_prefix": "a", "max_new_tokens": 9}
+        own = [one["attention"] for one in (await generate(running, TEXTS, **requested))["outputs"]]
         for row, attention in enumerate(own):
             for one in attention["maps"]:
                 shape = outputs[f"attention_{one['kind']}_shape"][row]
@@ -133,9 +131,9 @@ async def test_maps_whose_rows_do_not_sum_to_1_are_marked(
         for is_binary in (False, True):
             body = body_of(TEXTS, "attention_encoder", "attention_cross", "text_output", reduce=reduce)
             body["parameters"]["binary_data_output"] = is_binary
-            answer = await running.post(INFER, body)
-            length = int(answer.headers.get("Inference-Header-Content-Length", len(answer.content)))
-            encoder, cross, text = json.loads(answer.content[:length])["outputs"]
+            response = await running.post(INFER, body)
+            length = int(response.headers.get("Inference-Header-Content-Length", len(response.content)))
+            encoder, cross, text = json.loads(response.content[:length])["outputs"]
             assert encoder["parameters"]["normalized"] is False
             assert cross["parameters"]["normalized"] is is_normalized
             assert "normalized" not in text.get("parameters", {})
@@ -162,9 +160,9 @@ async def test_only_requested_outputs_are_computed(running: Running) -> None:
 
 async def test_embeddings_are_those_of_encode(running: Running) -> None:
     cases: list[dict[str, Any]] = [{}, {"pooling": "max", "normalize": True}, {"pooling": "none"}]
-    for wanted in cases:
-        own = (await running.post("/v1/encode", {"inputs": TEXTS, **wanted})).json()
-        outputs = await infer(running, TEXTS, "embedding", "embedding_shape", **wanted)
+    for requested in cases:
+        own = (await running.post("/v1/encode", {"inputs": TEXTS, **requested})).json()
+        outputs = await infer(running, TEXTS, "embedding", "embedding_shape", **requested)
         shapes = own.get("shapes") or [[own["dimensions"]]] * 2
         assert outputs["embedding_shape"].tolist() == shapes
         for tensor, embedding, shape in zip(outputs["embedding"], own["embeddings"], shapes, strict=True):
@@ -201,8 +199,8 @@ async def test_the_tasks_of_a_call_share_one_reservation(start: Start) -> None:
 
 
 async def test_the_id_is_returned(running: Running) -> None:
-    answer = (await running.post(INFER, body_of(["a dog"]) | {"id": "q7"})).json()
-    assert answer["id"] == "q7"
+    response = (await running.post(INFER, body_of(["a dog"]) | {"id": "q7"})).json()
+    assert response["id"] == "q7"
     assert "id" not in (await running.post(INFER, body_of(["a dog"]))).json()
 
 
@@ -238,7 +236,7 @@ async def test_the_id_is_returned(running: Running) -> None:
 async def test_an_error_names_the_parameter_or_the_output(
     running: Running, outputs: list[str], parameters: dict[str, Any], message: str
 ) -> None:
-    assert (await refused(running, body_of(["a dog"], *outputs, **parameters))).startswith(message)
+    assert (await error_message(running, body_of(["a dog"], *outputs, **parameters))).startswith(message)
 
 
 def test_the_openapi_document_has_exactly_the_parameters_that_affect_outputs() -> None:
@@ -261,7 +259,7 @@ async def test_unsupported_fields_are_rejected_by_name(running: Running, part: s
     body[part][0]["parameters"] = {field: value}
     default = '""' if field == "shared_memory_region" else "0"
     expected = f"{part}[0].parameters.{field} must be {default} or null: other values are not supported."
-    assert await refused(running, body) == expected
+    assert await error_message(running, body) == expected
     body[part][0]["parameters"] = {field: None}
     assert (await running.post(INFER, body)).status_code == 200
 
@@ -279,7 +277,7 @@ async def test_unsupported_fields_are_rejected_by_name(running: Running, part: s
 async def test_a_text_is_validated_as_on_other_routes_and_named_by_its_row(
     running: Running, texts: Any, message: str
 ) -> None:
-    assert (await refused(running, body_of(texts))).startswith(message)
+    assert (await error_message(running, body_of(texts))).startswith(message)
 
 
 async def test_padding_counts_towards_the_size_of_a_response(start: Start, tokenizer: TextTokenizer) -> None:
@@ -287,19 +285,21 @@ async def test_padding_counts_towards_the_size_of_a_response(start: Start, token
     async with start(FakeBackend(tokenizer, (fake_manifest(layers=4, heads=2, **sizes),))) as running:
         texts = ["x" * 290, *["x"] * 3]
         assert (await infer(running, texts[:1], "attention_encoder"))["attention_encoder"].size < 1_000_000
-        message = await refused(running, body_of(texts, "attention_encoder"))
+        message = await error_message(running, body_of(texts, "attention_encoder"))
         assert message.startswith("The padded tensors have at least 2")
         texts = ["x" * 246, "x"]
         assert (await infer(running, texts, "attention_encoder"))["attention_encoder"].size < 1_000_000
-        message = await refused(running, body_of(texts, "attention_encoder", "attention_cross", min_new_tokens=20))
+        message = await error_message(
+            running, body_of(texts, "attention_encoder", "attention_cross", min_new_tokens=20)
+        )
         assert message.startswith("The tensors have at least 10")
 
 
 async def test_errors_have_their_status_and_the_protocols_shape(start: Start, make_backend: MakeBackend) -> None:
     async with start(make_backend(faults=Faults(step_calls=frozenset({1}))), max_body_bytes=1000) as running:
         for path in ("/v2/models/nobody/infer", "/v2/models/fake/versions/2/infer"):
-            answer = await running.post(path, body_of(["x"]))
-            assert (answer.status_code, list(answer.json())) == (404, ["error"])
+            response = await running.post(path, body_of(["x"]))
+            assert (response.status_code, list(response.json())) == (404, ["error"])
         for body, headers, status in (
             (body_of(["x" * 1000]), {}, 413),
             (body_of(["x"]), {"content-type": "text/plain"}, 415),
@@ -308,11 +308,11 @@ async def test_errors_have_their_status_and_the_protocols_shape(start: Start, ma
             (body_of(["x"]), {"x-request-timeout-ms": "0"}, 422),
             (body_of(["x"]), {}, 500),
         ):
-            answer = await running.post(INFER, body, **headers)
-            assert answer.status_code == status
-            assert isinstance(answer.json()["error"], str) and list(answer.json()) == ["error"]
-        answer = await running.client.put(INFER)
-        assert (answer.status_code, list(answer.json()), answer.headers["allow"]) == (405, ["error"], "POST")
+            response = await running.post(INFER, body, **headers)
+            assert response.status_code == status
+            assert isinstance(response.json()["error"], str) and list(response.json()) == ["error"]
+        response = await running.client.put(INFER)
+        assert (response.status_code, list(response.json()), response.headers["allow"]) == (405, ["error"], "POST")
 
 
 async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
@@ -320,17 +320,17 @@ async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
 ) -> None:
     loading = threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
-        answer = await running.post(INFER, body_of(["x"]))
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert answer.json() == {"error": "The models are being loaded. Retry later."}
+        response = await running.post(INFER, body_of(["x"]))
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json() == {"error": "The models are being loaded. Retry later."}
         loading.set()
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
         late = asyncio.ensure_future(running.post(INFER, body_of(["x", "x"]), **{"x-request-timeout-ms": "500"}))
         await until(lambda: running.backend.num_busy == 2)
-        answer = await running.post(INFER, body_of(["x"]))
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert answer.json() == {
+        response = await running.post(INFER, body_of(["x"]))
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json() == {
             "error": "The queue is full: 2 of 2 sequences are running or waiting (SIGHTLINE_MAX_WAITING_SEQUENCES), "
             "and a call of 1 needs space for 1. Retry later."
         }

@@ -28,8 +28,8 @@ async def test_the_text_equals_that_of_generate(running: Running, parameters: di
     (own,) = (await generate(running, "a dog", **parameters))["outputs"]
     for path in (GENERATE, "/v2/models/fake/versions/1/generate"):
         body = {"id": "q7", "text_input": "a dog", "parameters": {**parameters, "stream": False}}
-        answer = await running.post(path, body)
-        assert answer.json() == {
+        response = await running.post(path, body)
+        assert response.json() == {
             "id": "q7",
             "model_name": "fake",
             "model_version": "1",
@@ -43,9 +43,9 @@ async def test_the_pieces_of_a_stream_form_the_whole_text(running: Running) -> N
     (own,) = (await generate(running, "a dog", max_new_tokens=9))["outputs"]
     for path in (STREAM, "/v2/models/fake/versions/1/generate_stream"):
         body = {"id": "q7", "text_input": "a dog", "parameters": {"max_new_tokens": 9, "stream": True}}
-        answer = await running.post(path, body)
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        *pieces, end = events(answer.text)
+        response = await running.post(path, body)
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        *pieces, end = events(response.text)
         assert len(pieces) == len(own["tokens"])
         assert "".join(piece["text_output"] for piece in pieces) == own["text"]
         assert all("finish_reason" not in piece for piece in pieces)
@@ -76,9 +76,9 @@ async def test_the_content_type_header_is_optional(running: Running) -> None:
     ],
 )
 async def test_the_body_is_validated(running: Running, path: str, body: dict[str, Any], message: str) -> None:
-    answer = await running.post(path, body)
-    assert answer.status_code == 422
-    assert answer.json()["error"].startswith(message)
+    response = await running.post(path, body)
+    assert response.status_code == 422
+    assert response.json()["error"].startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ async def test_the_body_is_validated(running: Running, path: str, body: dict[str
 async def test_an_error_names_the_parameter(
     running: Running, path: str, parameters: dict[str, Any], message: str
 ) -> None:
-    answer = await running.post(path, {"text_input": "a dog", "parameters": parameters})
-    assert answer.status_code == 422
-    assert answer.json()["error"] == (message if message.startswith("Beam ") else f"parameters.{message}")
+    response = await running.post(path, {"text_input": "a dog", "parameters": parameters})
+    assert response.status_code == 422
+    assert response.json()["error"] == (message if message.startswith("Beam ") else f"parameters.{message}")
 
 
 async def test_another_model_version_or_type_is_rejected(running: Running) -> None:

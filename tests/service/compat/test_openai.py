@@ -1,6 +1,4 @@
-"""OpenAI's routes: what each field does, what is refused and how it is named. In process, over the
-fake model.
-"""
+"""Routes of OpenAI, in process, over the fake model: fields, errors, streams."""
 
 import base64
 import json
@@ -21,21 +19,21 @@ pytestmark = pytest.mark.anyio
 
 
 async def complete(running: Running, prompt: Any, **options: Any) -> Any:
-    answer = await running.post("/v1/completions", {"prompt": prompt, **options})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/v1/completions", {"prompt": prompt, **options})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def error_of(running: Running, path: str, body: dict[str, Any]) -> Any:
-    answer = await running.post(path, body)
-    assert answer.status_code == 422, answer.text
-    return answer.json()["error"]
+    response = await running.post(path, body)
+    assert response.status_code == 422, response.text
+    return response.json()["error"]
 
 
 async def stream(running: Running, prompt: Any, **options: Any) -> list[Any]:
-    answer = await running.post("/v1/completions", {"prompt": prompt, "stream": True, **options})
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    *frames, done, rest = answer.text.split("\n\n")
+    response = await running.post("/v1/completions", {"prompt": prompt, "stream": True, **options})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *frames, done, rest = response.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
@@ -50,20 +48,20 @@ async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Runnin
 
 
 async def test_a_completion_equals_the_text_of_generate(running: Running) -> None:
-    answer = await complete(running, ["a dog", "Hund"], model="fake", max_tokens=20)
+    response = await complete(running, ["a dog", "Hund"], model="fake", max_tokens=20)
     own = await generate(running, ["a dog", "Hund"], max_new_tokens=20)
-    assert [choice["text"] for choice in answer["choices"]] == [output["text"] for output in own["outputs"]]
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
-    assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
-    assert {choice["logprobs"] for choice in answer["choices"]} == {None}
+    assert [choice["text"] for choice in response["choices"]] == [output["text"] for output in own["outputs"]]
+    assert [choice["index"] for choice in response["choices"]] == [0, 1]
+    assert {choice["finish_reason"] for choice in response["choices"]} == {"stop"}
+    assert {choice["logprobs"] for choice in response["choices"]} == {None}
     input_tokens, output_tokens = own["usage"].values()
-    assert answer["usage"] == {
+    assert response["usage"] == {
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": input_tokens + output_tokens,
     }
-    assert (answer["object"], answer["model"]) == ("text_completion", "fake")
-    assert answer["id"].startswith("cmpl-")
+    assert (response["object"], response["model"]) == ("text_completion", "fake")
+    assert response["id"].startswith("cmpl-")
 
 
 async def test_nulls_and_default_values_change_nothing(running: Running) -> None:
@@ -182,21 +180,21 @@ async def test_a_placeholder_is_the_default_model_and_the_response_names_it(
 ) -> None:
     async with start(make_backend("first", "second"), default_model="second") as running:
         for name in sorted(PLACEHOLDER_MODELS):
-            answer = await running.post(path, {**body, "model": name})
-            assert answer.status_code == 200
-            assert '"model":"second"' in answer.text
+            response = await running.post(path, {**body, "model": name})
+            assert response.status_code == 200
+            assert '"model":"second"' in response.text
         assert (await running.post(path, {**body, "model": "TGI"})).status_code == 404
 
 
 async def test_a_served_model_can_have_the_name_of_a_placeholder(start: Start, make_backend: MakeBackend) -> None:
     async with start(make_backend("a", "tgi"), default_model="a") as running:
-        answer = await running.post("/v1/completions", {"prompt": "x", "model": "tgi"})
-        assert answer.json()["model"] == "tgi"
+        response = await running.post("/v1/completions", {"prompt": "x", "model": "tgi"})
+        assert response.json()["model"] == "tgi"
 
 
 async def test_an_unknown_model_is_404_and_a_model_that_cannot_generate_is_422(running: Running) -> None:
-    answer = await running.post("/v1/completions", {"prompt": "x", "model": "gpt"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+    response = await running.post("/v1/completions", {"prompt": "x", "model": "gpt"})
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "model")
 
 
 @pytest.mark.parametrize("prefix", ["a Hund", ["a", "Hund"]])
@@ -227,11 +225,11 @@ async def test_seeds_of_samples_are_consecutive_and_each_prompt_is_counted_once(
 
 
 async def test_with_beams_n_selects_the_best_beams(running: Running) -> None:
-    answer = await complete(running, ["a dog", "Hund"], num_beams=4, n=2, best_of=2, length_penalty=0.6, max_tokens=9)
+    response = await complete(running, ["a dog", "Hund"], num_beams=4, n=2, best_of=2, length_penalty=0.6, max_tokens=9)
     options = {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.6, "max_new_tokens": 9}
     own = await generate(running, ["a dog", "Hund"], **options)
-    assert [choice["text"] for choice in answer["choices"]] == [output["text"] for output in own["outputs"]]
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in response["choices"]] == [output["text"] for output in own["outputs"]]
+    assert [choice["index"] for choice in response["choices"]] == [0, 1, 2, 3]
 
 
 async def test_lengths_can_be_fixed(running: Running) -> None:
@@ -251,9 +249,9 @@ async def test_a_stop_string_ends_the_text_with_the_reason_stop(running: Running
 
 @pytest.mark.parametrize("prefix", [None, "a dog", "naïve 🙂"])
 async def test_logprobs_have_each_token_with_its_offset_in_the_text(running: Running, prefix: str | None) -> None:
-    answer = await complete(running, "a dog", logprobs=2, max_tokens=20, target_prefix=prefix)
+    response = await complete(running, "a dog", logprobs=2, max_tokens=20, target_prefix=prefix)
     own = await generate(running, "a dog", top_logprobs=2, max_new_tokens=20, target_prefix=prefix)
-    text, logprobs = answer["choices"][0]["text"], answer["choices"][0]["logprobs"]
+    text, logprobs = response["choices"][0]["text"], response["choices"][0]["logprobs"]
     tokens = own["outputs"][0]["tokens"]
     assert logprobs["tokens"] == [token["text"] for token in tokens]
     assert logprobs["token_logprobs"] == [token["logprob"] for token in tokens]
@@ -354,16 +352,16 @@ async def test_a_causal_model_continues_the_prompt_and_echo_returns_it(causal: R
 
 async def test_an_embedding_is_the_normalized_mean_in_both_encodings(running: Running) -> None:
     inputs = ["a dog", "Hund"]
-    answer = (await running.post("/v1/embeddings", {"input": inputs, "dimensions": 4, "user": "x"})).json()
+    response = (await running.post("/v1/embeddings", {"input": inputs, "dimensions": 4, "user": "x"})).json()
     own = (await running.post("/v1/encode", {"inputs": inputs, "normalize": True})).json()
-    assert [one["embedding"] for one in answer["data"]] == own["embeddings"]
-    assert [(one["index"], one["object"]) for one in answer["data"]] == [(0, "embedding"), (1, "embedding")]
+    assert [one["embedding"] for one in response["data"]] == own["embeddings"]
+    assert [(one["index"], one["object"]) for one in response["data"]] == [(0, "embedding"), (1, "embedding")]
     tokens = own["usage"]["input_tokens"]
-    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
-    assert (answer["object"], answer["model"]) == ("list", "fake")
+    assert response["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert (response["object"], response["model"]) == ("list", "fake")
     packed = (await running.post("/v1/embeddings", {"input": "a dog", "encoding_format": "base64"})).json()
     vector = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4")
-    np.testing.assert_allclose(vector, answer["data"][0]["embedding"], rtol=1e-6)
+    np.testing.assert_allclose(vector, response["data"][0]["embedding"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +386,7 @@ async def test_metrics_and_limits_apply_to_the_openai_api(start: Start) -> None:
     async with start(max_body_bytes=200) as running:
         await complete(running, "a dog")
         assert await running.metric('sightline_http_requests_total{route="/v1/completions",status="200"}') == 1
-        answer = await running.post("/v1/completions", {"prompt": "x" * 300})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+        response = await running.post("/v1/completions", {"prompt": "x" * 300})
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
         late = await running.post("/v1/completions", {"prompt": "x"}, **{"x-request-timeout-ms": "no"})
         assert late.json()["error"]["param"] == "X-Request-Timeout-Ms"

@@ -1,6 +1,4 @@
-"""OpenAI's chat completions: how a dialogue becomes a prompt, and the answer a message. In process,
-over the fake.
-"""
+"""Chat completions of OpenAI, in process, over the fake model: prompts and replies."""
 
 import json
 from collections.abc import AsyncIterator
@@ -30,15 +28,15 @@ async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]
 
 
 async def converse(running: Running, messages: Any, **options: Any) -> Any:
-    answer = await running.post("/v1/chat/completions", {"messages": messages, **options})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/v1/chat/completions", {"messages": messages, **options})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def stream(running: Running, messages: Any, **options: Any) -> list[Any]:
     body = {"messages": messages, "stream": True, **options}
-    answer = await running.post("/v1/chat/completions", body)
-    *frames, done, rest = answer.text.split("\n\n")
+    response = await running.post("/v1/chat/completions", body)
+    *frames, done, rest = response.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
@@ -52,19 +50,19 @@ def messages(*contents: str, system: str | None = None) -> list[dict[str, str]]:
 
 
 async def test_a_reply_equals_the_continuation_of_the_dialogue_by_generate(chat: Running) -> None:
-    answer = await converse(chat, messages("a dog", "Hund", "x", system="y"), max_tokens=12)
+    response = await converse(chat, messages("a dog", "Hund", "x", system="y"), max_tokens=12)
     own = await generate(chat, "U: y a dog\nB: Hund\nU: x\nB:", max_new_tokens=12)
-    (choice,) = answer["choices"]
+    (choice,) = response["choices"]
     assert choice["message"] == {"role": "assistant", "content": own["outputs"][0]["text"], "refusal": None}
     assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "stop")
     input_tokens, output_tokens = own["usage"].values()
-    assert answer["usage"] == {
+    assert response["usage"] == {
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": input_tokens + output_tokens,
     }
-    assert (answer["object"], answer["model"]) == ("chat.completion", "fake")
-    assert answer["id"].startswith("chatcmpl-")
+    assert (response["object"], response["model"]) == ("chat.completion", "fake")
+    assert response["id"].startswith("chatcmpl-")
 
 
 async def test_a_dialogue_has_the_format_of_the_training(tokenizer: TextTokenizer) -> None:
@@ -135,9 +133,9 @@ async def test_fields_with_their_default_values_change_nothing(chat: Running) ->
     ],
 )
 async def test_unsupported_fields_are_rejected_by_name(chat: Running, option: str, value: Any) -> None:
-    answer = await chat.post("/v1/chat/completions", {"messages": HELLO, option: value})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (422, "unsupported_parameter", option)
+    response = await chat.post("/v1/chat/completions", {"messages": HELLO, option: value})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (422, "unsupported_parameter", option)
 
 
 @pytest.mark.parametrize(
@@ -191,18 +189,18 @@ async def test_unsupported_fields_are_rejected_by_name(chat: Running, option: st
 async def test_an_error_names_the_field_of_the_request(
     chat: Running, body: dict[str, Any], code: str, param: str | None
 ) -> None:
-    answer = await chat.post("/v1/chat/completions", body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (422, code), error
+    response = await chat.post("/v1/chat/completions", body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (422, code), error
     assert error["param"] == (param or "messages[0].content")
     assert "max_new_tokens" not in error["message"]
 
 
 async def test_both_names_of_the_length_mean_the_same(chat: Running) -> None:
     for options in ({"max_tokens": 5}, {"max_completion_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 5}):
-        answer = await converse(chat, HELLO, ignore_eos=True, **options)
-        assert answer["usage"]["completion_tokens"] == 5
-        assert answer["choices"][0]["finish_reason"] == "length"
+        response = await converse(chat, HELLO, ignore_eos=True, **options)
+        assert response["usage"]["completion_tokens"] == 5
+        assert response["choices"][0]["finish_reason"] == "length"
 
 
 async def test_logprobs_have_each_token_with_its_bytes(chat: Running) -> None:

@@ -16,11 +16,11 @@ def client_of(wire: Wire, max_retries: int = 2) -> OpenAI:
     return OpenAI(base_url=f"http://127.0.0.1:{wire.port}/v1", api_key="none", max_retries=max_retries, timeout=20)
 
 
-def calls_refused(wire: Wire) -> int:
+def num_rejected_calls(wire: Wire) -> int:
     """Return the number of completions that got 503."""
     _, text = wire.get("/metrics")
-    wanted = b'sightline_http_requests_total{route="/v1/completions",status="503"} '
-    return sum(int(float(line.removeprefix(wanted))) for line in text.splitlines() if line.startswith(wanted))
+    prefix = b'sightline_http_requests_total{route="/v1/completions",status="503"} '
+    return sum(int(float(line.removeprefix(prefix))) for line in text.splitlines() if line.startswith(prefix))
 
 
 def test_a_full_queue_is_retried_after_the_time_of_retry_after(serve: Serve, make_backend: MakeBackend) -> None:
@@ -33,7 +33,7 @@ def test_a_full_queue_is_retried_after_the_time_of_retry_after(serve: Serve, mak
         wait_until(lambda: backend.num_busy == 2)
 
         def release() -> None:
-            wait_until(lambda: calls_refused(wire) == 1)
+            wait_until(lambda: num_rejected_calls(wire) == 1)
             hang.set()
 
         releasing = threading.Thread(target=release)

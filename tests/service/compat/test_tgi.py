@@ -1,6 +1,4 @@
-"""Text Generation Inference's routes: each field, each refusal, streams. In process, over the fake
-model.
-"""
+"""Routes of Text Generation Inference, in process, over the fake model: fields, errors, streams."""
 
 import asyncio
 import json
@@ -18,16 +16,16 @@ pytestmark = pytest.mark.anyio
 
 
 async def text_generation(running: Running, inputs: str, **parameters: Any) -> Any:
-    answer = await running.post("/generate", {"inputs": inputs, "parameters": parameters})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/generate", {"inputs": inputs, "parameters": parameters})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def stream(running: Running, inputs: str, path: str = "/generate_stream", **parameters: Any) -> list[Any]:
     body = {"inputs": inputs, "parameters": parameters}
-    answer = await running.post(path, body if path == "/generate_stream" else body | {"stream": True})
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    *frames, rest = answer.text.split("\n\n")
+    response = await running.post(path, body if path == "/generate_stream" else body | {"stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *frames, rest = response.text.split("\n\n")
     assert rest == ""
     return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
@@ -112,10 +110,10 @@ async def test_nulls_and_default_values_change_nothing(running: Running) -> None
 )
 async def test_unsupported_fields_are_rejected_by_name(running: Running, name: str, value: Any) -> None:
     for path in ("/generate", "/generate_stream", "/"):
-        answer = await running.post(path, {"inputs": "a dog", "parameters": {name: value}})
-        assert answer.status_code == 422
-        assert answer.json()["error_type"] == "validation"
-        assert answer.json()["error"].startswith((f"parameters.{name}: ", f"parameters.{name} "))
+        response = await running.post(path, {"inputs": "a dog", "parameters": {name: value}})
+        assert response.status_code == 422
+        assert response.json()["error_type"] == "validation"
+        assert response.json()["error"].startswith((f"parameters.{name}: ", f"parameters.{name} "))
         code = 'sightline_request_failure_total{code="unsupported_parameter"}'
     assert await running.metric(code) == 3
 
@@ -144,11 +142,11 @@ async def test_unsupported_fields_are_rejected_by_name(running: Running, name: s
 async def test_an_error_starts_with_the_path_of_the_invalid_value(
     running: Running, body: dict[str, Any], param: str
 ) -> None:
-    answer = await running.post("/generate", body)
-    assert answer.status_code == 422
-    assert set(answer.json()) == {"error", "error_type"}
-    assert answer.json()["error"].startswith((f"{param}: ", f"{param} "))
-    assert answer.json()["error_type"] == "validation"
+    response = await running.post("/generate", body)
+    assert response.status_code == 422
+    assert set(response.json()) == {"error", "error_type"}
+    assert response.json()["error"].startswith((f"{param}: ", f"{param} "))
+    assert response.json()["error_type"] == "validation"
 
 
 @pytest.mark.parametrize(
@@ -177,9 +175,9 @@ async def test_a_returned_seed_reproduces_the_text(running: Running) -> None:
 async def test_a_stop_string_ends_the_text_and_is_removed_from_it(running: Running) -> None:
     own = (await generate(running, "two men", repetition_penalty=1.5))["outputs"][0]["text"]
     stop = own[2:4]
-    answer = await text_generation(running, "two men", repetition_penalty=1.5, stop=[stop], details=True)
-    assert answer["generated_text"] == own[: own.index(stop)]
-    assert answer["details"]["finish_reason"] == "stop_sequence"
+    response = await text_generation(running, "two men", repetition_penalty=1.5, stop=[stop], details=True)
+    assert response["generated_text"] == own[: own.index(stop)]
+    assert response["details"]["finish_reason"] == "stop_sequence"
     short = await text_generation(running, "two men", max_new_tokens=2, details=True)
     assert (short["details"]["finish_reason"], short["details"]["generated_tokens"]) == ("length", 2)
 
@@ -221,8 +219,8 @@ async def test_the_pieces_of_a_stream_form_the_whole_response(
 
 async def test_the_streaming_route_always_streams(running: Running) -> None:
     for value in (False, None):
-        answer = await running.post("/generate_stream", {"inputs": "x", "stream": value})
-        assert (answer.status_code, answer.json()["error"]) == (422, "stream must be True.")
+        response = await running.post("/generate_stream", {"inputs": "x", "stream": value})
+        assert (response.status_code, response.json()["error"]) == (422, "stream must be True.")
 
 
 async def test_a_causal_model_continues_the_prompt(causal: Running) -> None:
@@ -244,10 +242,10 @@ async def test_a_model_that_cannot_generate_is_an_error_that_explains_how_to_nam
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with start(classifying(make_backend()), default_model="judge") as running:
-        answer = await running.post("/generate", {"inputs": "a dog"})
-        assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
-        assert "judge cannot do the task generate" in answer.json()["error"]
-        assert "?model=NAME" in answer.json()["error"]
+        response = await running.post("/generate", {"inputs": "a dog"})
+        assert (response.status_code, response.json()["error_type"]) == (422, "validation")
+        assert "judge cannot do the task generate" in response.json()["error"]
+        assert "?model=NAME" in response.json()["error"]
         named = await running.post("/generate?model=fake", {"inputs": "a dog"})
         assert named.json() == {"generated_text": (await generate_with(running, "fake"))["text"]}
         missing = await running.post("/generate?model=gpt", {"inputs": "a dog"})
@@ -267,9 +265,9 @@ async def test_errors_have_the_statuses_of_the_service_and_the_types_of_tgi(
 ) -> None:
     hang, loading = threading.Event(), threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
-        answer = await running.post("/generate", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["error_type"]) == (503, "overloaded")
-        assert answer.headers["retry-after"] == "1"
+        response = await running.post("/generate", {"inputs": "x"})
+        assert (response.status_code, response.json()["error_type"]) == (503, "overloaded")
+        assert response.headers["retry-after"] == "1"
         loading.set()
     backend = make_backend(faults=Faults(hang=hang))
     async with start(backend, max_rows=1, max_waiting_sequences=1, max_body_bytes=100) as running:
@@ -289,8 +287,8 @@ async def test_errors_have_the_statuses_of_the_service_and_the_types_of_tgi(
         assert (plain.status_code, plain.json()["error_type"]) == (415, "validation")
         assert (await running.client.get("/generate")).json()["error_type"] == "validation"
     async with start(make_backend(faults=Faults(step_calls=frozenset({1})))) as running:
-        answer = await running.post("/generate", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["error_type"]) == (500, "generation")
+        response = await running.post("/generate", {"inputs": "x"})
+        assert (response.status_code, response.json()["error_type"]) == (500, "generation")
 
 
 async def test_an_error_in_a_stream_is_its_last_event(start: Start, make_backend: MakeBackend) -> None:

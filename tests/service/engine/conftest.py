@@ -56,8 +56,8 @@ class Harness:
 
     def search(self, source: Sequence[int], num_beams: int, deadline: float = FAR, **parameters: Any) -> ActiveRequest:
         """Submit a beam search that returns all beams."""
-        wanted = {"num_beams": num_beams, "num_return_sequences": num_beams, **parameters}
-        return self.generate(source, deadline, parameters=GenerateParameters(**wanted))
+        all_parameters = {"num_beams": num_beams, "num_return_sequences": num_beams, **parameters}
+        return self.generate(source, deadline, parameters=GenerateParameters(**all_parameters))
 
     def encode(self, source: Sequence[int], deadline: float = FAR) -> ActiveRequest:
         return self.submit(EncodeRequest("e", tuple(source), deadline))

@@ -71,8 +71,8 @@ def test_a_target_token_attends_to_no_later_token() -> None:
 
 @pytest.mark.parametrize("max_new_tokens", [1, 24])
 def test_maps_in_a_batch_equal_those_alone(max_new_tokens: int) -> None:
-    wanted = [ALL, frozenset({"cross"}), frozenset[str](), frozenset({"decoder", "encoder"})]
-    requests = [request_of(*pair, max_new_tokens) for pair in zip(SOURCES, wanted, strict=True)]
+    requested = [ALL, frozenset({"cross"}), frozenset[str](), frozenset({"decoder", "encoder"})]
+    requests = [request_of(*pair, max_new_tokens) for pair in zip(SOURCES, requested, strict=True)]
     for request, together in zip(requests, run(requests), strict=True):
         (alone,) = run([request])
         assert set(together.attention) == set(alone.attention) == request.attention
@@ -137,8 +137,8 @@ def run_with_slots(requests: list[GenerateRequest]) -> list[Target]:
 
 
 def test_maps_of_projected_keys_have_source_tokens_as_rows_and_the_columns_of_the_manifest() -> None:
-    wanted = [frozenset({"encoder_slots"}), ALL | {"encoder_slots"}, ALL, frozenset({"encoder_slots", "cross"})]
-    requests = [request_of(*pair) for pair in zip(SOURCES, wanted, strict=True)]
+    requested = [frozenset({"encoder_slots"}), ALL | {"encoder_slots"}, ALL, frozenset({"encoder_slots", "cross"})]
+    requests = [request_of(*pair) for pair in zip(SOURCES, requested, strict=True)]
     for source, request, target in zip(SOURCES, requests, run_with_slots(requests), strict=True):
         assert set(target.attention) == request.attention
         (alone,) = run_with_slots([request])

@@ -51,7 +51,7 @@ def weights_of_those_drawn(logits: NDArray[np.float32], parameters: GeneratePara
     drawn = np.zeros(len(logits))
     for id_, weight, middle in zip(ids, weights, middles, strict=True):
         only_draw = iter([float(middle)])
-        with contextlib.suppress(StopIteration):  # the token was refused, and another draw wanted
+        with contextlib.suppress(StopIteration):  # the token was rejected and another draw requested
             if draw_token(ids, weights, parameters.top_p, only_draw.__next__) == id_:
                 drawn[id_] = weight
     return drawn

@@ -182,7 +182,7 @@ class Simulation:
         generated = final.targets[0].tokens[len(request.target_prefix) :]
         assert streamed == (list(generated) if request.stream else [])
 
-    def check_answers(self) -> None:
+    def check_results(self) -> None:
         for client in self.clients.values():
             (final,) = client.finals
             request, source = client.request, client.request.source_ids
@@ -210,7 +210,7 @@ def test_every_request_ends_exactly_once_with_the_correct_result(seed: int, has_
         simulation.step()
     while simulation.engine.has_work:
         simulation.step()
-    simulation.check_answers()
+    simulation.check_results()
     kinds = {type(client.finals[0]) for client in simulation.clients.values()}
     assert kinds >= {Generated, Encoded}
     assert simulation.runner.num_moved and simulation.runner.num_branched

@@ -53,7 +53,7 @@ def request(source: tuple[int, ...] = SOURCE, **fields: Any) -> GenerateRequest:
     return GenerateRequest("r", source, FAR, **fields)
 
 
-class Answer:
+class EventCollector:
     """Collects the events of one request."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Answer:
     def put(self, event: Event) -> None:
         self._events.put_nowait(event)
 
-    def __aiter__(self) -> "Answer":
+    def __aiter__(self) -> "EventCollector":
         return self
 
     async def __anext__(self) -> Event:
@@ -83,10 +83,10 @@ class Answer:
         return self._final
 
 
-def submit(worker: Worker, model: str, request: Request) -> Answer:
-    answer = Answer()
-    answer.cancel = worker.submit(model, request, answer.put).cancel
-    return answer
+def submit(worker: Worker, model: str, request: Request) -> EventCollector:
+    collector = EventCollector()
+    collector.cancel = worker.submit(model, request, collector.put).cancel
+    return collector
 
 
 async def test_a_single_request_gets_its_result() -> None:
@@ -100,31 +100,31 @@ async def test_a_single_request_gets_its_result() -> None:
 
 async def test_tokens_stream_in_order_and_the_result_comes_last() -> None:
     async with running(runner_of()) as worker:
-        ticket = submit(worker, "m0", request(stream=True))
-        *tokens, final = [event async for event in ticket]
+        collector = submit(worker, "m0", request(stream=True))
+        *tokens, final = [event async for event in collector]
         assert isinstance(final, Generated)
         (target,) = final.targets
         assert [event.token for event in tokens if isinstance(event, TokenEvent)] == list(target.tokens)
         assert len(tokens) == len(target.tokens)
-        assert await ticket.result() is final
-        assert [event async for event in ticket] == []
+        assert await collector.result() is final
+        assert [event async for event in collector] == []
 
 
 async def test_tokens_arrive_during_the_generation() -> None:
     async with running(runner_of(step_s=0.01)) as worker:
-        ticket = submit(worker, "m0", request(stream=True, parameters=LONG))
-        assert isinstance(await anext(ticket), TokenEvent)
-        ticket.cancel()
-        assert await ticket.result() == Cancelled()
+        collector = submit(worker, "m0", request(stream=True, parameters=LONG))
+        assert isinstance(await anext(collector), TokenEvent)
+        collector.cancel()
+        assert await collector.result() == Cancelled()
 
 
 async def test_many_requests_to_two_models_get_correct_results() -> None:
     runners = runner_of(max_rows=2), runner_of(max_rows=3)
     async with running(*runners) as worker:
         sources = [(3 + place, 5, 6) for place in range(20)]
-        tickets = [submit(worker, f"m{place % 2}", request(source)) for place, source in enumerate(sources)]
-        for source, ticket in zip(sources, tickets, strict=True):
-            final = await ticket.result()
+        collectors = [submit(worker, f"m{place % 2}", request(source)) for place, source in enumerate(sources)]
+        for source, collector in zip(sources, collectors, strict=True):
+            final = await collector.result()
             assert isinstance(final, Generated)
             assert ids_of(final.targets[0]) == runners[0].expected(source, 24)
 
@@ -141,11 +141,11 @@ async def test_an_idle_worker_sleeps_and_wakes_for_each_request() -> None:
 
 async def test_cancelling_twice_or_after_the_end_does_nothing() -> None:
     async with running(runner_of(step_s=0.005)) as worker:
-        ticket = submit(worker, "m0", request(parameters=LONG))
-        ticket.cancel()
-        ticket.cancel()
-        assert await ticket.result() == Cancelled()
-        ticket.cancel()
+        collector = submit(worker, "m0", request(parameters=LONG))
+        collector.cancel()
+        collector.cancel()
+        assert await collector.result() == Cancelled()
+        collector.cancel()
         done = submit(worker, "m0", request())
         assert isinstance(await done.result(), Generated)
         done.cancel()
@@ -195,46 +195,46 @@ def test_results_for_a_loop_that_is_closed_do_not_kill_the_thread() -> None:
 
 async def test_stopping_finishes_running_requests_and_rejects_new_ones() -> None:
     async with running(runner_of(max_rows=1, step_s=0.002)) as worker:
-        tickets = [submit(worker, "m0", request(parameters=LONG)) for _ in range(3)]
+        collectors = [submit(worker, "m0", request(parameters=LONG)) for _ in range(3)]
         stopping = asyncio.create_task(worker.stop(timeout_s=5))
         await asyncio.sleep(0)
         assert await submit(worker, "m0", request()).result() == Failed("draining")
         await stopping
         assert not worker.is_alive
-        for ticket in tickets:
-            assert isinstance(await ticket.result(), Generated)
+        for collector in collectors:
+            assert isinstance(await collector.result(), Generated)
 
 
 async def test_stopping_fails_requests_that_take_too_long() -> None:
     async with running(runner_of(max_rows=1, step_s=0.02)) as worker:
-        tickets = [submit(worker, "m0", request(parameters=LONG)) for _ in range(3)]
+        collectors = [submit(worker, "m0", request(parameters=LONG)) for _ in range(3)]
         await worker.stop(timeout_s=0.1)
-        assert [await ticket.result() for ticket in tickets] == [Failed("draining")] * 3
+        assert [await collector.result() for collector in collectors] == [Failed("draining")] * 3
         assert not worker.is_alive
 
 
 async def test_a_second_stop_does_not_wait() -> None:
     async with running(runner_of(max_rows=1, step_s=0.02)) as worker:
-        ticket = submit(worker, "m0", request(parameters=LONG))
+        collector = submit(worker, "m0", request(parameters=LONG))
         stopping = asyncio.create_task(worker.stop(timeout_s=5))
         await asyncio.sleep(0)
         await worker.stop(timeout_s=0)
         assert worker.is_alive and not stopping.done()
         await stopping
-        assert isinstance(await ticket.result(), Generated)
+        assert isinstance(await collector.result(), Generated)
 
 
 async def test_stopping_does_not_wait_for_a_call_that_hangs() -> None:
     release = threading.Event()
     async with running(runner_of(faults=Faults(hang=release))) as worker:
-        ticket = submit(worker, "m0", request(stream=True))
+        collector = submit(worker, "m0", request(stream=True))
         await worker.stop(timeout_s=0.05)
         release.set()
         while worker.is_alive:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0)  # the events of the late step have come
-        assert [event async for event in ticket] == [Failed("draining")]
-        assert await ticket.result() == Failed("draining")
+        assert [event async for event in collector] == [Failed("draining")]
+        assert await collector.result() == Failed("draining")
 
 
 async def test_stopping_a_worker_that_never_started_is_harmless() -> None:
@@ -250,9 +250,9 @@ async def test_a_dead_thread_fails_every_request_now_and_later() -> None:
 
     runner = Deadly(fake_manifest(), 4)
     async with running(runner) as worker:
-        tickets = [submit(worker, "m0", request(parameters=GenerateParameters(max_new_tokens=1)))]
-        tickets += [submit(worker, "m0", request(parameters=LONG, stream=True)) for _ in range(2)]
-        finals = [await ticket.result() for ticket in tickets]
+        collectors = [submit(worker, "m0", request(parameters=GenerateParameters(max_new_tokens=1)))]
+        collectors += [submit(worker, "m0", request(parameters=LONG, stream=True)) for _ in range(2)]
+        finals = [await collector.result() for collector in collectors]
         assert finals == [Failed("engine_dead")] * 3
         assert not worker.is_alive
         assert await submit(worker, "m0", request()).result() == Failed("engine_dead")

@@ -28,9 +28,9 @@ async def test_compressed_bodies_are_read_as_plain_ones(start: Start) -> None:
             ("", BODY),
         ):
             headers = {"content-type": "application/json", "content-encoding": coding}
-            answer = await running.client.post("/v1/generate", content=content, headers=headers)
-            assert answer.status_code == 200, answer.text
-            assert answer.json()["outputs"] == plain.json()["outputs"]
+            response = await running.client.post("/v1/generate", content=content, headers=headers)
+            assert response.status_code == 200, response.text
+            assert response.json()["outputs"] == plain.json()["outputs"]
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ async def test_invalid_compressed_data_is_rejected(
 ) -> None:
     async with start() as running:
         headers = {"content-type": "application/json", "content-encoding": coding}
-        answer = await running.client.post("/v1/generate", content=content, headers=headers)
-        error = answer.json()["error"]
+        response = await running.client.post("/v1/generate", content=content, headers=headers)
+        error = response.json()["error"]
         assert error["code"] == code
         assert message in error["message"]
 
@@ -64,10 +64,10 @@ async def test_the_limit_applies_to_the_decompressed_size_of_a_body(start: Start
         headers = {"content-type": "application/json", "content-encoding": "gzip"}
         for size, status in ((4096, 200), (4097, 413)):
             content = gzip.compress(BODY.ljust(size))
-            answer = await running.client.post("/v1/generate", content=content, headers=headers)
-            assert answer.status_code == status
-        assert answer.json()["error"]["code"] == "body_too_large"
-        assert "at most 4096 bytes after decompression" in answer.json()["error"]["message"]
+            response = await running.client.post("/v1/generate", content=content, headers=headers)
+            assert response.status_code == status
+        assert response.json()["error"]["code"] == "body_too_large"
+        assert "at most 4096 bytes after decompression" in response.json()["error"]["message"]
 
 
 def test_a_bomb_is_never_decompressed_beyond_the_limit() -> None:

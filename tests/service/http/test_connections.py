@@ -1,4 +1,4 @@
-"""Limits on connections: each is named in the answer, in the metric and in the log."""
+"""Limits on connections: each is named in the response, in the metric and in the log."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from tests.service.conftest import Serve, Wire, read_all, wait_until
 GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-def refused(wire: Wire) -> bytes:
+def rejection(wire: Wire) -> bytes:
     """Return the response to a new connection, whether or not it sends a request first."""
     with wire.connect() as connection:
         with contextlib.suppress(OSError):
@@ -29,8 +29,8 @@ def refused(wire: Wire) -> bytes:
         return read_all(connection)
 
 
-def check(answer: bytes, message: str) -> None:
-    head, _, body = answer.partition(b"\r\n\r\n")
+def check(response: bytes, message: str) -> None:
+    head, _, body = response.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
     assert b"retry-after: 1" in head and b"connection: close" in head
     error = json.loads(body)["error"]
@@ -71,7 +71,7 @@ def test_connections_beyond_a_limit_are_503_and_others_continue(
         open_ones = [stack.enter_context(wire.connect()) for _ in range(3)]
         assert all(is_served(connection) for connection in open_ones)
         for _ in range(20):
-            check(refused(wire), message)
+            check(rejection(wire), message)
         assert all(is_served(connection) for connection in open_ones)
         assert count(wire, open_ones[0], limit) == 20
         # Once for all of them, until ten seconds are over.
@@ -102,7 +102,7 @@ def test_another_address_has_connections_of_its_own(serve: Serve) -> None:
         assert is_served(first)
         with socket.create_connection(("127.0.0.1", wire.port), 10, source_address=("127.0.0.9", 0)) as other:
             assert is_served(other)
-        check(refused(wire), "This address has 1 open connections")
+        check(rejection(wire), "This address has 1 open connections")
 
 
 @pytest.mark.parametrize(
@@ -157,17 +157,17 @@ def test_clients_get_an_error_at_the_descriptor_limit(serve: Serve, caplog: pyte
         assert is_served(first)
         # Of two descriptors for each connection the client's end is one, in this test.
         with descriptor_limit(connections.DESCRIPTOR_RESERVE + 20):
-            answers = []
+            responses = []
             for _ in range(18):
                 connection = stack.enter_context(wire.connect())
                 connection.sendall(GET)
-                answers.append(connection.recv(65536))
-            assert all(answers)
-            num_refused = sum(answer.startswith(b"HTTP/1.1 503 ") for answer in answers)
-            assert 5 <= num_refused <= 10
-            check(answers[-1], "The service has no file descriptor left for another connection")
+                responses.append(connection.recv(65536))
+            assert all(responses)
+            num_rejected = sum(response.startswith(b"HTTP/1.1 503 ") for response in responses)
+            assert 5 <= num_rejected <= 10
+            check(responses[-1], "The service has no file descriptor left for another connection")
             assert is_served(first)
-        assert count(wire, first, "descriptors") == num_refused
+        assert count(wire, first, "descriptors") == num_rejected
         (line,) = [record for record in caplog.records if record.name == "service.http.connections"]
         assert line.levelno == logging.WARNING and getattr(line, logs.FIELDS)["limit"] == "descriptors"
 
@@ -187,14 +187,14 @@ def test_the_log_reports_rejected_connections_once_in_ten_seconds_with_their_num
 ) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    told: list[Limit] = []
-    limits = ConnectionLimits(1, 1, told.append)
+    reported: list[Limit] = []
+    limits = ConnectionLimits(1, 1, reported.append)
     limits.admit("a", 5)
     for step in range(21):
         now = 100.0 + step
         with pytest.raises(ApiError, match="overloaded"):
             limits.admit("b", 6)
-    assert told == ["connections"] * 21
+    assert reported == ["connections"] * 21
     assert [getattr(record, logs.FIELDS)["rejected"] for record in caplog.records] == [1, 10, 10]
     limits.release("a")
     limits.admit("b", 6)

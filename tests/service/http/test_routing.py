@@ -1,6 +1,4 @@
-"""Bad bodies: every one has its own refusal, quickly and without an echo, and the
-service lives on.
-"""
+"""Invalid bodies: each gets a fast error that does not repeat its content."""
 
 import time
 from collections.abc import AsyncIterator
@@ -48,10 +46,10 @@ MALFORMED: dict[str, bytes] = {
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=list(MALFORMED))
 async def test_invalid_json_is_a_short_and_fast_400(running: Running, body: bytes) -> None:
     started = time.perf_counter()
-    answer = await running.client.post("/v1/generate", content=body, headers={"content-type": "application/json"})
+    response = await running.client.post("/v1/generate", content=body, headers={"content-type": "application/json"})
     assert time.perf_counter() - started < 2
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "malformed_json")
-    assert len(answer.content) < 2048
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "malformed_json")
+    assert len(response.content) < 2048
     assert (await running.client.get("/health/live")).status_code == 200
 
 
@@ -118,9 +116,9 @@ NOT_ALLOWED: list[tuple[Any, str, str | None]] = [
 @pytest.mark.anyio
 async def test_an_invalid_value_is_422_with_its_path_and_without_its_content(running: Running) -> None:
     for body, code, param in NOT_ALLOWED:
-        answer = await running.post("/v1/generate", body)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["param"]) == (422, code, param), body
+        response = await running.post("/v1/generate", body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (422, code, param), body
         assert MARKER not in error["message"].replace(param or "", "")
         assert error["message"].endswith(".")
 
@@ -142,11 +140,11 @@ async def test_huge_invalid_values_cost_as_much_as_small_ones_and_are_never_retu
         ("/v1/attention", {"inputs": "x", "kinds": [MARKER] * 50_000}),
     ):
         started = time.perf_counter()
-        answer = await running.post(path, body)
+        response = await running.post(path, body)
         assert time.perf_counter() - started < 2, path
-        assert answer.status_code == 422, answer.text
-        assert len(answer.content) < 2048
-        assert MARKER + MARKER not in answer.text
+        assert response.status_code == 422, response.text
+        assert len(response.content) < 2048
+        assert MARKER + MARKER not in response.text
 
 
 @pytest.mark.anyio
@@ -161,8 +159,8 @@ async def test_huge_invalid_values_cost_as_much_as_small_ones_and_are_never_retu
     ],
 )
 async def test_another_content_type_is_415(running: Running, headers: dict[str, str]) -> None:
-    answer = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers=headers)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+    response = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
 
 
 @pytest.mark.anyio
@@ -170,21 +168,21 @@ async def test_another_content_type_is_415(running: Running, headers: dict[str, 
     "kind", ["application/json", "application/json; charset=utf-8", 'Application/JSON;charset="UTF-8"']
 )
 async def test_json_in_utf_8_is_accepted_with_any_spelling_of_the_charset(running: Running, kind: str) -> None:
-    answer = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers={"content-type": kind})
-    assert answer.status_code == 200
+    response = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers={"content-type": kind})
+    assert response.status_code == 200
 
 
 @pytest.mark.anyio
 async def test_the_last_value_of_a_repeated_key_is_used(running: Running) -> None:
     body = b'{"inputs":["x","y"],"inputs":"x"}'
-    answer = await running.client.post("/v1/generate", content=body, headers={"content-type": "application/json"})
-    assert len(answer.json()["outputs"]) == 1
+    response = await running.client.post("/v1/generate", content=body, headers={"content-type": "application/json"})
+    assert len(response.json()["outputs"]) == 1
 
 
 @pytest.mark.anyio
 async def test_a_nul_character_is_a_character(running: Running) -> None:
-    answer = await running.post("/v1/tokenize", {"inputs": "a\x00b"})
-    assert [token["text"] for token in answer.json()["outputs"][0]] == [" a", "\x00", "b", "</s>"]
+    response = await running.post("/v1/tokenize", {"inputs": "a\x00b"})
+    assert [token["text"] for token in response.json()["outputs"][0]] == [" a", "\x00", "b", "</s>"]
 
 
 @pytest.mark.anyio
@@ -198,12 +196,12 @@ async def test_the_body_limit_is_exact_to_the_byte(start: Start, is_chunked: boo
                 yield body[:60]
                 yield body[60:]
 
-            answer = await running.client.post(
+            response = await running.client.post(
                 "/v1/generate",
                 content=chunks() if is_chunked else body,
                 headers={"content-type": "application/json"},
             )
-            assert answer.status_code == status
+            assert response.status_code == status
 
 
 JSON = st.recursive(

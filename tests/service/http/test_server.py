@@ -14,7 +14,7 @@ import pytest
 from service.api.endpoint import Endpoint
 from service.http import server
 from service.http.call import HttpCall
-from tests.service.api.test_streaming import large_answer
+from tests.service.api.test_streaming import large_response
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
 from tests.support.fake_runner import Faults
 
@@ -26,8 +26,8 @@ def terminate(wire: Wire) -> None:
     wire.server.handle_exit(signal.SIGTERM, None)
 
 
-def post_in_thread(wire: Wire, body: Any, answers: list[tuple[int, Any]]) -> threading.Thread:
-    thread = threading.Thread(target=lambda: answers.append(wire.post("/v1/generate", body)))
+def post_in_thread(wire: Wire, body: Any, responses: list[tuple[int, Any]]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: responses.append(wire.post("/v1/generate", body)))
     thread.start()
     return thread
 
@@ -38,8 +38,8 @@ def test_running_requests_finish_while_new_ones_are_rejected(serve: Serve, make_
         content = orjson.dumps({"inputs": "x", "stream": True, "parameters": LONG})
         connection.request("POST", "/v1/generate", content, {"Content-Type": "application/json"})
         stream = connection.getresponse()
-        answers: list[tuple[int, Any]] = []
-        unary = post_in_thread(wire, {"inputs": "y", "parameters": LONG}, answers)
+        responses: list[tuple[int, Any]] = []
+        unary = post_in_thread(wire, {"inputs": "y", "parameters": LONG}, responses)
         wait_until(lambda: wire.backend.engines[0].num_running == 2)
         terminate(wire)
         status, body = wire.get("/health/ready")
@@ -48,7 +48,7 @@ def test_running_requests_finish_while_new_ones_are_rejected(serve: Serve, make_
         assert wire.get("/health/live")[0] == 200
         assert stream.read().endswith(b"data: [DONE]\n\n")
         unary.join()
-        assert answers[0][0] == 200
+        assert responses[0][0] == 200
         wire.thread.join(timeout=10)
         assert not wire.thread.is_alive()
         assert wire.server.exit_code == 0
@@ -75,8 +75,8 @@ def test_the_listener_closes_after_the_drain_window(serve: Serve) -> None:
 def test_requests_that_do_not_finish_in_time_get_the_error_draining(serve: Serve, make_backend: MakeBackend) -> None:
     hang = threading.Event()
     with serve(make_backend(faults=Faults(hang=hang)), drain_s=0, shutdown_timeout_s=2) as wire:
-        answers: list[tuple[int, Any]] = []
-        unary = post_in_thread(wire, {"inputs": "x"}, answers)
+        responses: list[tuple[int, Any]] = []
+        unary = post_in_thread(wire, {"inputs": "x"}, responses)
         wait_until(lambda: wire.backend.engines[0].num_running == 1)
         started = time.monotonic()
         terminate(wire)
@@ -85,7 +85,7 @@ def test_requests_that_do_not_finish_in_time_get_the_error_draining(serve: Serve
         assert time.monotonic() - started < 5  # two to finish, one to give up the call that hangs, and not that twice
         assert not wire.thread.is_alive()
         hang.set()
-        assert (answers[0][0], answers[0][1]["error"]["code"]) == (503, "draining")
+        assert (responses[0][0], responses[0][1]["error"]["code"]) == (503, "draining")
 
 
 def test_idle_connections_and_stalled_uploads_do_not_delay_the_shutdown(serve: Serve) -> None:
@@ -113,8 +113,8 @@ def test_an_upload_that_outlasts_the_shutdown_timeout_gets_the_error_draining(se
         )
         wait_until(lambda: len(wire.server.server_state.tasks) == 1)
         terminate(wire)
-        answer = read_all(stalled)
-        assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"draining"' in answer
+        response = read_all(stalled)
+        assert response.startswith(b"HTTP/1.1 503 ") and b'"code":"draining"' in response
         wire.thread.join(timeout=3)
         assert not wire.thread.is_alive()
 
@@ -124,7 +124,7 @@ def test_responses_cut_by_the_shutdown_are_one_log_line_each_without_a_traceback
 ) -> None:
     monkeypatch.setattr(server, "RESPONSE_S", 1)
     caplog.set_level(logging.INFO)
-    with serve(drain_s=0, shutdown_timeout_s=0.1, write_timeout_s=60) as wire, large_answer(wire) as client:
+    with serve(drain_s=0, shutdown_timeout_s=0.1, write_timeout_s=60) as wire, large_response(wire) as client:
         wait_until(lambda: bool(wire.backend.runners[0].num_steps))
         wire.wait_idle()
         time.sleep(0.3)  # until all buffers on the way are full

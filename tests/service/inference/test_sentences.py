@@ -207,8 +207,8 @@ async def test_a_long_text_leaves_capacity_in_the_queue(start: Start, translatin
         assert running.app.state.service.admissions["fake"].num_sequences == 2
         short = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "a"}))
         await until(lambda: running.backend.num_busy == 3)
-        refused = await running.post("/v1/generate", {"inputs": ["a", "b"]})
-        assert refused.json()["error"]["code"] == "overloaded"
+        rejected = await running.post("/v1/generate", {"inputs": ["a", "b"]})
+        assert rejected.json()["error"]["code"] == "overloaded"
         hang.set()
         assert [(await one).status_code for one in (short, long)] == [200, 200]
 

@@ -43,10 +43,10 @@ def test_cuda_is_chosen_if_a_device_reports_memory(monkeypatch: pytest.MonkeyPat
 def test_cuda_is_not_chosen_on_a_machine_without_a_device(
     says: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(*_: object) -> object:
+    def reject(*_: object) -> object:
         raise RuntimeError(says)
 
-    offer_cuda(monkeypatch, refuse)
+    offer_cuda(monkeypatch, reject)
     assert choose_provider("auto") == "cpu"
     with pytest.raises(RuntimeUnavailableError, match=rf"^CUDA cannot be used here: {reason}$"):
         choose_provider("cuda")
