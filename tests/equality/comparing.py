@@ -104,7 +104,7 @@ def _parts_at_near_tie(
 
 def _beam_score(model: TranslationModel, request: GenerateRequest, ids: Ids) -> float:
     rows = forced_log_probs(model, request, ids)
-    total = sum(_processed(model, request, row, ids[:place])[ids[place]] for place, row in enumerate(rows))
+    total = sum(_processed(model, request, row, ids[:position])[ids[position]] for position, row in enumerate(rows))
     return float(total / len(ids) ** request.parameters.length_penalty)
 
 

@@ -181,8 +181,8 @@ def test_weights_that_are_not_finite_are_rejected_in_every_tensor(copied: Path) 
     assert sum(tensor.size for tensor in tensors) * 4 > 0.9 * len(good)
     for tensor, value in itertools.product(tensors, (np.nan, -np.inf)):
         weights = bytearray(good)
-        place = tensor.offset + tensor.size // 2 * 4
-        weights[place : place + 4] = np.float32(value).tobytes()
+        start = tensor.offset + tensor.size // 2 * 4
+        weights[start : start + 4] = np.float32(value).tobytes()
         (copied / "weights.bin").write_bytes(weights)
         files = manifest.files | record_files(copied, ["weights.bin"])
         with pytest.raises(BundleError, match=r"copied/weights\.bin has weights that are not finite numbers"):

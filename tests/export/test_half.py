@@ -109,7 +109,7 @@ def test_a_step_writes_only_its_position(half: Path) -> None:
     before = {name: array.copy() for name, array in states.items()}
     run_step(sessions, states, [5, 6, 7], [0, 3, 7], [len(source) for source in SOURCES], ["top_ids"])
     for name, array in states.items():
-        changed = {tuple(place) for place in np.argwhere((array != before[name]).any(axis=(1, 3)))}
+        changed = {tuple(index) for index in np.argwhere((array != before[name]).any(axis=(1, 3)))}
         assert changed == ({(0, 0), (1, 3), (2, 7)} if name.startswith("self_") else set())
 
 

@@ -69,19 +69,19 @@ def test_the_quantised_graph_reads_the_shared_table(
     out = tmp_path / "small"
     quantize_bundle(bundle, out, recipe, None, calibration=toy_sentences[:2])
     assert np.abs(compared(out) - compared(bundle)).max() <= largest
-    read = {name: places(out / name) for name in ("encoder.onnx", "step.onnx", "similar.onnx")}
+    read = {name: tensor_locations(out / name) for name in ("encoder.onnx", "step.onnx", "similar.onnx")}
     assert read["similar.onnx"]
     assert read["similar.onnx"] <= read["encoder.onnx"] | read["step.onnx"]
 
 
-def places(graph: Path) -> set[tuple[str, ...]]:
+def tensor_locations(graph: Path) -> set[tuple[str, ...]]:
     """Return the positions of a graph's weights in the weight file."""
     tensors = onnx.load_model(graph, load_external_data=False).graph.initializer
     return {tuple(entry.value for entry in tensor.external_data) for tensor in tensors if tensor.external_data}
 
 
 def test_the_float32_graph_adds_no_weights(bundle: Path) -> None:
-    assert places(bundle / "similar.onnx") < places(bundle / "step.onnx")
+    assert tensor_locations(bundle / "similar.onnx") < tensor_locations(bundle / "step.onnx")
 
 
 def test_a_runner_of_each_kind_compares(bundle: Path, tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ class Operation:
         """The path and the body that ask this model."""
         parameters = {one["name"]: one["in"] for one in self.described["parameters"]}
         path, query = self.path, {}
-        for name, place in parameters.items():
-            if place == "path":
+        for name, location in parameters.items():
+            if location == "path":
                 path = path.replace(f"{{{name}}}", "1" if "version" in name else model)
             elif name == "model":
                 query[name] = model

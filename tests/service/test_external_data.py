@@ -107,9 +107,9 @@ def test_a_file_that_is_no_model_is_rejected(data: bytes) -> None:
 def test_finite_numbers_are_distinguished_by_their_type(tmp_path: Path, dtype: type[np.floating]) -> None:
     numbers, data_type = np.zeros(70_000, dtype), helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     tensor = ExternalTensor("weights", data_type, 2 * numbers.itemsize, len(numbers) - 2)
-    for place, value, is_well in ((0, np.nan, True), (2, 1, True), (69_999, -np.inf, False), (2, np.nan, False)):
+    for index, value, is_well in ((0, np.nan, True), (2, 1, True), (69_999, -np.inf, False), (2, np.nan, False)):
         changed = numbers.copy()
-        changed[place] = value
+        changed[index] = value
         changed.tofile(tmp_path / "weights")
         assert are_finite(tmp_path / "weights", [tensor]) == is_well
     as_integers = ExternalTensor("weights", TensorProto.INT64, 0, len(numbers))

@@ -365,9 +365,9 @@ def spoil(bundle: Path, tensor: str, value: float) -> None:
     for graph in read_manifest(bundle).graphs:
         for initializer in onnx.load_model(bundle / graph.file, load_external_data=False).graph.initializer:
             if initializer.name == tensor:
-                place = {entry.key: entry.value for entry in initializer.external_data}
-                first = int(place["offset"])
-                weights[first : first + int(place["length"])].view(np.float32)[:] = value
+                location = {entry.key: entry.value for entry in initializer.external_data}
+                first = int(location["offset"])
+                weights[first : first + int(location["length"])].view(np.float32)[:] = value
                 is_found = True
     assert is_found
     weights.tofile(bundle / "weights.bin")

@@ -29,7 +29,7 @@ async def test_the_response_has_the_generated_tokens_and_their_text(running: Run
 
 
 async def test_outputs_keep_the_order_of_the_inputs(running: Running) -> None:
-    inputs = [f"sentence {place}" for place in range(32)]
+    inputs = [f"sentence {index}" for index in range(32)]
     together = (await generate(running, inputs))["outputs"]
     assert [output["index"] for output in together] == list(range(32))
     for text, output in zip(inputs[:4], together, strict=False):

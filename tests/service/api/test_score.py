@@ -36,12 +36,12 @@ async def test_scores_equal_the_log_probabilities_of_generation(running: Running
 
 
 async def test_targets_keep_their_order_and_have_the_scores_that_they_have_alone(running: Running) -> None:
-    inputs, targets = [f"sentence {place}" for place in range(32)], ["x" * (place + 1) for place in range(32)]
+    inputs, targets = [f"sentence {index}" for index in range(32)], ["x" * (index + 1) for index in range(32)]
     outputs = (await score(running, inputs, targets))["outputs"]
     assert [output["index"] for output in outputs] == list(range(32))
-    for place in (0, 7, 31):
-        alone = (await score(running, inputs[place], targets[place]))["outputs"][0]
-        assert alone["tokens"] == outputs[place]["tokens"]
+    for index in (0, 7, 31):
+        alone = (await score(running, inputs[index], targets[index]))["outputs"][0]
+        assert alone["tokens"] == outputs[index]["tokens"]
 
 
 async def test_a_target_may_be_as_long_as_the_model_writes(running: Running) -> None:

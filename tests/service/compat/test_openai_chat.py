@@ -44,7 +44,7 @@ async def stream(running: Running, messages: Any, **options: Any) -> list[Any]:
 def messages(*contents: str, system: str | None = None) -> list[dict[str, str]]:
     """Return messages of user and assistant in turn."""
     said = [
-        {"role": "assistant" if place % 2 else "user", "content": content} for place, content in enumerate(contents)
+        {"role": "assistant" if index % 2 else "user", "content": content} for index, content in enumerate(contents)
     ]
     return ([{"role": "system", "content": system}] if system else []) + said
 

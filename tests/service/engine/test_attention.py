@@ -148,7 +148,7 @@ def test_maps_of_projected_keys_have_source_tokens_as_rows_and_the_columns_of_th
             continue
         assert target.attention["encoder_slots"].shape == (3, 2, len(source), 4)
         for layer, head, row, slot in np.ndindex(3, 2, len(source), 4):
-            weights = [1 + (source[row] + place + 3 * head + 5 * layer) % 7 for place in range(4)]
+            weights = [1 + (source[row] + index + 3 * head + 5 * layer) % 7 for index in range(4)]
             given = target.attention["encoder_slots"][layer, head, row, slot]
             np.testing.assert_allclose(given, weights[slot] / sum(weights), rtol=1e-6)
 

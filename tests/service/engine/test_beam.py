@@ -171,8 +171,8 @@ def test_beams_and_samples_in_a_batch_equal_those_alone(max_rows: int) -> None:
         GenerateParameters(do_sample=True, top_p=0.9, top_k=7, seed=5),
     ]
     requests = [
-        GenerateRequest("r", source, FAR, parameters, target_prefix=(9, 8, 7)[:place])
-        for place, source in enumerate(SOURCES[:3])
+        GenerateRequest("r", source, FAR, parameters, target_prefix=(9, 8, 7)[:index])
+        for index, source in enumerate(SOURCES[:3])
         for parameters in asked
     ]
     for request, targets in zip(requests, run(manifest, max_rows, requests), strict=True):
@@ -281,8 +281,8 @@ def test_each_token_of_a_beam_has_the_alternatives_at_its_position(reads_all: bo
     slow = slow_logits(harness.runner.manifest, SOURCES[4])
     for target in harness.generated(active).targets:
         ids = ids_of(target)
-        for place, token in enumerate(target.tokens):
-            (logits,) = slow([[1, *ids[:place]]])
+        for position, token in enumerate(target.tokens):
+            (logits,) = slow([[1, *ids[:position]]])
             logprobs = logits - np.log(np.exp(logits).sum())
             best = np.argsort(-logprobs)[:4]
             assert [id_ for id_, _ in token.alternatives] == best.tolist()
@@ -322,7 +322,7 @@ def test_a_beam_with_scores_that_are_not_finite_ends_only_its_search() -> None:
     for row, failing in ((1, 0), (3, 1), (7, 2)):
         harness, handles = run_with_nan(2, [row])
         finals = [harness.final(active) for active in handles]
-        assert finals == [Failed("internal") if place == failing else one for place, one in enumerate(expected)]
+        assert finals == [Failed("internal") if index == failing else one for index, one in enumerate(expected)]
 
 
 def test_scores_of_rows_without_a_beam_are_ignored() -> None:

@@ -362,7 +362,7 @@ def test_small_calls_are_stepped_in_proportion_to_all_rows(num_small: int, most_
         harness.submit(GenerateRequest("large", source, FAR, long))
     harness.engine.step()
     exactly = GenerateParameters(max_new_tokens=15, min_new_tokens=15)
-    small = [harness.submit(GenerateRequest(f"{place}", SOURCES[7], FAR, exactly)) for place in range(num_small)]
+    small = [harness.submit(GenerateRequest(f"{index}", SOURCES[7], FAR, exactly)) for index in range(num_small)]
     for _ in range(most_steps):
         harness.engine.step()
     assert all(isinstance(harness.events[one][-1], Generated) for one in small)
@@ -371,7 +371,7 @@ def test_small_calls_are_stepped_in_proportion_to_all_rows(num_small: int, most_
 
 def test_calls_of_one_row_each_take_a_step_at_a_time() -> None:
     harness = Harness(runner=CheckedRunner(max_rows=32))
-    handles = [harness.submit(GenerateRequest(f"call {place}", one, FAR)) for place, one in enumerate(SOURCES)]
+    handles = [harness.submit(GenerateRequest(f"call {index}", one, FAR)) for index, one in enumerate(SOURCES)]
     harness.engine.step()
     runner = harness.runner
     assert isinstance(runner, CheckedRunner)

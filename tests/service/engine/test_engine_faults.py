@@ -69,8 +69,8 @@ class BadFirstState(FakeRunner):
         given = dict(super().encode(source_ids, source_lengths, names))
         given["first_hash"] = np.zeros((len(source_ids), 1), np.float32)
         for row in np.flatnonzero((source_ids == BREAKING).any(axis=1)):
-            place = source_lengths[row] if self._in_padding else source_lengths[row] - 1
-            given[self._name][row, place if self._name == "source_state" else 0] = self._value
+            position = source_lengths[row] if self._in_padding else source_lengths[row] - 1
+            given[self._name][row, position if self._name == "source_state" else 0] = self._value
         return given
 
     def init_rows(
@@ -192,8 +192,8 @@ def test_a_request_whose_row_breaks_the_decoder_fails_alone(call: int, victim: i
         run_mates(FaultyRunner(FakeRunner(fake_manifest(), 8), Fault("step", number, "poison", row=row)))
         for number in (0, call)
     )
-    for place, ((_, final), (_, right)) in enumerate(zip(given, expected, strict=True)):
-        if place == victim:
+    for index, ((_, final), (_, right)) in enumerate(zip(given, expected, strict=True)):
+        if index == victim:
             assert final == Failed("internal")
         else:
             assert_same_results(final, right)
@@ -276,8 +276,8 @@ def test_a_first_state_that_is_not_finite_fails_its_own_request_alone(
     assert runner.num_encodes == 1  # no graph has failed, so there is no retry
     assert harness.final(handles[1]) == Failed("internal")
     assert [record.getMessage() for record in caplog.records][:1] == ["the encoder returned values that are not finite"]
-    for place in (0, 2, 3):
-        assert harness.ids(handles[place]) == harness.expected(sources[place])
+    for index in (0, 2, 3):
+        assert harness.ids(handles[index]) == harness.expected(sources[index])
     assert isinstance(harness.final(encoding), Encoded)
 
 

@@ -78,16 +78,21 @@ def test_suppressed_tokens_are_always_forbidden() -> None:
 
 def test_the_end_token_is_forbidden_before_the_minimum_length() -> None:
     processor = MinNewTokens(3, [END])
-    assert [forbidden(processor, [START, 4, 4], place) for place in range(5)] == [[END], [END], [END], [], []]
+    assert [forbidden(processor, [START, 4, 4], position) for position in range(5)] == [[END], [END], [END], [], []]
 
 
 def test_every_end_token_is_forbidden_before_the_minimum_length() -> None:
-    assert [forbidden(MinNewTokens(2, (END, 4)), [START], place) for place in (1, 2)] == [[END, 4], []]
+    assert [forbidden(MinNewTokens(2, (END, 4)), [START], position) for position in (1, 2)] == [[END, 4], []]
 
 
 def test_the_last_token_can_be_forced_to_be_the_end() -> None:
     forced = [0.0 if token == END else -math.inf for token in range(len(SCORES))]
-    assert [changed(ForceEnd(3, END), SCORES, [START], place) for place in range(4)] == [SCORES, SCORES, forced, SCORES]
+    assert [changed(ForceEnd(3, END), SCORES, [START], position) for position in range(4)] == [
+        SCORES,
+        SCORES,
+        forced,
+        SCORES,
+    ]
     (first, *_, last) = make_processors(GenerateParameters(suppress_tokens=(4,)), (END, 5), (3,), 2)
     assert forbidden(first, [START]) == [3, 4]
     processors = make_processors(GenerateParameters(suppress_tokens=(END,)), (END, 5), (), 2)

@@ -127,11 +127,11 @@ def test_a_random_number_selects_the_token_by_cumulative_probability(seed: int, 
     rng = np.random.default_rng(seed)
     weights = np.where(rng.random(size) < 0.5, rng.random(size), 0.0)
     weights[rng.integers(size)] = 1.0
-    place = draw_token(np.arange(size), weights, 1.0, lambda: share)
+    index = draw_token(np.arange(size), weights, 1.0, lambda: share)
     running, drawn = np.cumsum(weights), share * weights.sum()
-    assert weights[place] > 0
-    assert running[place] - weights[place] <= drawn + 1e-9
-    assert drawn <= running[place] + 1e-9
+    assert weights[index] > 0
+    assert running[index] - weights[index] <= drawn + 1e-9
+    assert drawn <= running[index] + 1e-9
 
 
 @pytest.mark.parametrize("top_p", [0.05, 0.6, 1.0])

@@ -115,7 +115,7 @@ def test_a_small_call_overtakes_the_sequences_of_a_large_one() -> None:
 
 
 def test_calls_take_turns() -> None:
-    calls = [waiting(8 * number + place, call="abc"[number]) for number in range(3) for place in range(8)]
+    calls = [waiting(8 * number + index, call="abc"[number]) for number in range(3) for index in range(8)]
     scheduler = scheduler_of(*calls)
     calls_in_order = [id_ // 8 for id_ in order_of(scheduler)]
     # Every second turn is the oldest's, which is of the first call until that is done; the others

@@ -31,8 +31,8 @@ def test_every_kind_of_request_gets_its_result_in_any_mix(max_batch_tokens: int)
     harness = Harness(max_batch_tokens=max_batch_tokens)
     handles = [
         active
-        for place, source in enumerate(SOURCES)
-        for active in (harness.submit(request(place)), harness.encode(source), harness.generate(source))
+        for index, source in enumerate(SOURCES)
+        for active in (harness.submit(request(index)), harness.encode(source), harness.generate(source))
     ]
     harness.run()
     kinds = [Compared, Encoded, Generated] * len(SOURCES)
@@ -41,9 +41,9 @@ def test_every_kind_of_request_gets_its_result_in_any_mix(max_batch_tokens: int)
 
 def test_at_most_one_comparison_runs_between_steps() -> None:
     harness = Harness()
-    handles = [harness.submit(request(place)) for place in range(3)]
+    handles = [harness.submit(request(index)) for index in range(3)]
     for done in range(4):
-        assert [active.has_ended for active in handles] == [place < done for place in range(3)]
+        assert [active.has_ended for active in handles] == [index < done for index in range(3)]
         harness.engine.step()
 
 

@@ -153,12 +153,12 @@ class Simulation:
         """Check that the oldest request that could be scheduled was scheduled."""
         if not calls:
             return
-        arrivals = {client: place for place, client in enumerate(self.clients.values())}
+        arrivals = {client: index for index, client in enumerate(self.clients.values())}
         oldest = min(arrivals[self.sources[source[0]]] for source in calls[0])
         passed = [
             client
-            for client, place in arrivals.items()
-            if place < oldest and not client.finals and not self.runs(client)
+            for client, index in arrivals.items()
+            if index < oldest and not client.finals and not self.runs(client)
         ]
         assert all(isinstance(client.request, GenerateRequest) for client in passed)
         if passed:  # only requests that need no row may pass, and only where rows are full

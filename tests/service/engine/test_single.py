@@ -84,8 +84,8 @@ def test_a_scored_target_has_the_log_probabilities_of_the_same_generated_text() 
     assert harness.target(forced).finish_reason == harness.target(other).finish_reason == "forced"
     assert harness.ids(other) == [END, 7]  # not even the end token ends it early
     slow = slow_logits(harness.runner.manifest, SOURCES[3])
-    for place, token in enumerate(harness.target(other).tokens):
-        (logits,) = slow([[1, END][: place + 1]])
+    for position, token in enumerate(harness.target(other).tokens):
+        (logits,) = slow([[1, END][: position + 1]])
         assert token.logprob == pytest.approx(float(logits[token.id] - np.log(np.exp(logits).sum())), abs=1e-5)
 
 
@@ -109,7 +109,7 @@ def test_a_prefix_changes_what_comes_after_it() -> None:
     harness.run()
     ids, slow = harness.ids(active), slow_logits(harness.runner.manifest, SOURCES[3])
     assert ids[:2] == [40, 30]
-    assert ids[2:] == [int(slow([[1, *ids[:place]]])[0].argmax()) for place in range(2, len(ids))]
+    assert ids[2:] == [int(slow([[1, *ids[:position]]])[0].argmax()) for position in range(2, len(ids))]
 
 
 def test_a_prefix_counts_only_towards_the_limit_of_the_model() -> None:
@@ -161,8 +161,8 @@ def test_alternatives_have_the_probabilities_of_the_model_before_processors(para
     (target,) = run_alone(request, manifest).targets
     ids, slow = ids_of(target), slow_logits(manifest, SOURCES[5])
     assert len(ids) > len(prefix)
-    for place, token in enumerate(target.tokens):
-        (logits,) = slow([[1, *ids[:place]]])
+    for position, token in enumerate(target.tokens):
+        (logits,) = slow([[1, *ids[:position]]])
         logprobs = logits - np.log(np.exp(logits).sum())
         assert [id_ for id_, _ in token.alternatives] == np.argsort(-logprobs)[:5].tolist()
         best = sorted(logprobs, reverse=True)[:5]
@@ -189,12 +189,12 @@ def test_greedy_processors_act_on_logits_and_the_prefix_counts() -> None:
         request = GenerateRequest("r", source, FAR, parameters, target_prefix=prefix)
         (target,) = run_alone(request, manifest).targets
         ids, slow = ids_of(target), slow_logits(manifest, source)
-        for place in range(len(prefix), len(ids)):
-            read = [1, *ids[:place]]
+        for position in range(len(prefix), len(ids)):
+            read = [1, *ids[:position]]
             logits = slow([read])[0].astype(np.float64)
             seen = [logits[token] / 1.7 if token in read else logits[token] for token in range(9)]
             for token in range(9):
                 repeats = (read[-1], token) in pairwise(read)
-                if repeats or token in (0, 4) or (token == END and place < len(prefix) + 4):
+                if repeats or token in (0, 4) or (token == END and position < len(prefix) + 4):
                     seen[token] = -math.inf
-            assert ids[place] == int(np.argmax(seen))
+            assert ids[position] == int(np.argmax(seen))

@@ -41,7 +41,7 @@ def runner_of(max_rows: int = 4, **settings: Any) -> FakeRunner:
 @asynccontextmanager
 async def running(*runners: FakeRunner) -> AsyncIterator[Worker]:
     """Yield a worker with models m0, m1, ... and stop it at the end."""
-    worker = Worker({f"m{place}": Engine(runner) for place, runner in enumerate(runners)})
+    worker = Worker({f"m{index}": Engine(runner) for index, runner in enumerate(runners)})
     worker.start()
     try:
         yield worker
@@ -121,8 +121,8 @@ async def test_tokens_arrive_during_the_generation() -> None:
 async def test_many_requests_to_two_models_get_correct_results() -> None:
     runners = runner_of(max_rows=2), runner_of(max_rows=3)
     async with running(*runners) as worker:
-        sources = [(3 + place, 5, 6) for place in range(20)]
-        collectors = [submit(worker, f"m{place % 2}", request(source)) for place, source in enumerate(sources)]
+        sources = [(3 + index, 5, 6) for index in range(20)]
+        collectors = [submit(worker, f"m{index % 2}", request(source)) for index, source in enumerate(sources)]
         for source, collector in zip(sources, collectors, strict=True):
             final = await collector.result()
             assert isinstance(final, Generated)

@@ -411,10 +411,10 @@ def test_a_client_that_sends_a_whole_large_body_can_read_its_413(serve: Serve) -
 def test_responses_to_pipelined_requests_keep_their_order(serve: Serve) -> None:
     with serve(**QUICK) as wire:
         request = POST + b"Content-Length: %d\r\n" % len(BODY)
-        data = b"".join(request + b"X-Request-Id: r%d\r\n\r\n" % place + BODY for place in range(5))
+        data = b"".join(request + b"X-Request-Id: r%d\r\n\r\n" % index + BODY for index in range(5))
         response = exchange(wire, data)
         ids = [line for line in response.split(b"\r\n") if line.startswith(b"x-request-id")]
-        assert ids == [b"x-request-id: r%d" % place for place in range(5)]
+        assert ids == [b"x-request-id: r%d" % index for index in range(5)]
 
 
 def test_only_a_limited_number_of_pipelined_requests_is_read(serve: Serve) -> None:

@@ -128,7 +128,7 @@ async def test_huge_invalid_values_cost_as_much_as_small_ones_and_are_never_retu
     for path, body in (
         ("/v1/generate", {"inputs": list(range(100_000))}),
         ("/v1/generate", {"inputs": 1, "parameters": {"stop": [MARKER] * 50_000}}),
-        ("/v1/generate", {MARKER + str(place): 0 for place in range(30_000)}),
+        ("/v1/generate", {MARKER + str(index): 0 for index in range(30_000)}),
         ("/v1/generate", {"inputs": MARKER * 80_000}),
         ("/v1/detokenize", {"ids": [["x"] * 100_000]}),
         ("/v1/detokenize", {"ids": [[True] * 100_000]}),

@@ -32,8 +32,8 @@ def test_a_state_of_fixed_size_is_passed_from_step_to_step(runner: OnnxRunner) -
 def test_a_state_that_grows_with_the_target_is_updated_in_place(runner: OnnxRunner) -> None:
     admit(runner, 0, [3], [4])
     step(runner, [10, 20])
-    step(runner, [11, 21], place=1)
-    assert step(runner, [12, 22], SHOWN, place=2)["read_shown"] == [[10, 11, 12, 0, 0], [20, 21, 22, 0, 0]]
+    step(runner, [11, 21], position=1)
+    assert step(runner, [12, 22], SHOWN, position=2)["read_shown"] == [[10, 11, 12, 0, 0], [20, 21, 22, 0, 0]]
 
 
 def test_rows_keep_their_states_and_a_moved_row_continues(runner: OnnxRunner) -> None:
@@ -47,10 +47,10 @@ def test_rows_keep_their_states_and_a_moved_row_continues(runner: OnnxRunner) ->
 def test_a_move_copies_all_states_up_to_the_used_positions(runner: OnnxRunner) -> None:
     admit(runner, 0, [1, 1, 1, 1, 1, 1])
     admit(runner, 1, [7, 8, 9])
-    for place in range(3):
-        step(runner, [10 + place, 20 + place], place=place)
+    for position in range(3):
+        step(runner, [10 + position, 20 + position], position=position)
     runner.move(1, 0, target_tokens=2, source_tokens=3)
-    given = step(runner, [5], (*OUTPUTS, *SHOWN), place=4)
+    given = step(runner, [5], (*OUTPUTS, *SHOWN), position=4)
     assert given["logits"] == [[24 + 63 + 5, 63 + 5]]
     assert given["source_shown"] == [[7, 8, 9, 1, 1, 1]]
     assert given["read_shown"] == [[20, 21, 12, 0, 5]]
@@ -66,10 +66,10 @@ def test_several_rows_start_from_one_example(runner: OnnxRunner) -> None:
 
 def test_a_fork_copies_only_states_that_steps_change(runner: OnnxRunner) -> None:
     admit(runner, 0, [1], [2], [3], [4])
-    for place in range(3):
-        step(runner, [10 + place, 20 + place, 30 + place, 40 + place], place=place)
+    for position in range(3):
+        step(runner, [10 + position, 20 + position, 30 + position, 40 + position], position=position)
     runner.fork([2, 2], [0, 3], target_tokens=2)
-    given = step(runner, [5, 6, 7, 8], (*OUTPUTS, *SHOWN), place=4)
+    given = step(runner, [5, 6, 7, 8], (*OUTPUTS, *SHOWN), position=4)
     assert given["logits"] == [[101, 98], [71, 69], [103, 100], [104, 101]]  # 3 + 30 + 31 + 32 + 5, and so on
     first_slots = [row[0] for row in given["source_shown"]]
     assert first_slots == [1, 2, 3, 4]  # forked rows have the same source, so it is not copied
@@ -80,8 +80,8 @@ def test_forked_rows_are_independent(runner: OnnxRunner) -> None:
     admit(runner, 0, [1], examples=[0, 0])
     step(runner, [10, 99])
     runner.fork([0], [1], target_tokens=1)
-    step(runner, [2, 3], place=1)
-    assert step(runner, [0, 0], SHOWN, place=2)["read_shown"] == [[10, 2, 0, 0, 0], [10, 3, 0, 0, 0]]
+    step(runner, [2, 3], position=1)
+    assert step(runner, [0, 0], SHOWN, position=2)["read_shown"] == [[10, 2, 0, 0, 0], [10, 3, 0, 0, 0]]
 
 
 def test_a_reused_row_keeps_no_state(runner: OnnxRunner) -> None:
@@ -132,9 +132,9 @@ def test_only_the_most_recent_kinds_of_steps_stay_bound(folder: Path, monkeypatc
     runner = running_total(folder, max_source_tokens=6, max_target_tokens=5, max_rows=8)
     admit(runner, 0, [1], [2], [3], [4], [5], [6], [7], [8])
     totals = [*range(1, 9)]
-    for place in range(4):
+    for position in range(4):
         for rows in range(1, 9):
-            given = step(runner, [10] * rows, place=place)["logits"]
+            given = step(runner, [10] * rows, position=position)["logits"]
             totals[:rows] = [total + 10 for total in totals[:rows]]
             assert [total for total, _ in given] == totals[:rows]
     assert len(bound) == 3

@@ -65,8 +65,8 @@ def read(runner: Runner, rows: Sequence[tuple[Sequence[int], int]], age: int) ->
     return {name: array.copy() for name, array in given.items()}
 
 
-def rows_of(*places: int) -> list[tuple[list[int], int]]:
-    return [(TARGETS[place], len(SOURCES[place])) for place in places]
+def rows_of(*indices: int) -> list[tuple[list[int], int]]:
+    return [(TARGETS[index], len(SOURCES[index])) for index in indices]
 
 
 def largest_difference(given: Mapping[str, NDArray[np.float32]], other: Mapping[str, NDArray[np.float32]]) -> float:

@@ -99,11 +99,11 @@ def test_rows_of_different_ages_survive_every_growth(runner: OnnxRunner) -> None
 
 def test_a_row_is_moved_and_forked_after_a_growth_as_before(runner: OnnxRunner) -> None:
     admit(runner, 0, [1] * 70, [2] * 70, [3] * 70, [4] * 70)
-    for place in range(70):
-        step(runner, [100 + place, 200 + place, 300 + place, 400 + place], place=place)
+    for position in range(70):
+        step(runner, [100 + position, 200 + position, 300 + position, 400 + position], position=position)
     runner.move(3, 0, target_tokens=70, source_tokens=70)
     runner.fork([2], [1], target_tokens=70)
-    given = step(runner, [5, 6, 7], SHOWN, place=70)
+    given = step(runner, [5, 6, 7], SHOWN, position=70)
     targets = [row[:71] for row in given["read_shown"]]
     assert targets == [
         [*range(400, 470), 5],
@@ -117,11 +117,11 @@ def test_growth_beyond_32_rows_keeps_the_states_of_earlier_rows(totals: Path) ->
     runner = running_total(totals, MAX_SOURCE, MAX_TARGET, max_rows=70)
     for row in range(70):
         admit(runner, row, [row + 1])
-        given = step(runner, [7] * (row + 1), SHOWN, place=row)
+        given = step(runner, [7] * (row + 1), SHOWN, position=row)
         assert [shown[0] for shown in given["source_shown"]] == list(range(1, row + 2))
-    # A row has read one token at each place since it was admitted.
-    read = step(runner, [7] * 70, SHOWN, place=69)["read_shown"]
-    assert [[place for place, value in enumerate(row) if value] for row in read] == [
+    # A row has read one token at each position since it was admitted.
+    read = step(runner, [7] * 70, SHOWN, position=69)["read_shown"]
+    assert [[position for position, value in enumerate(row) if value] for row in read] == [
         list(range(row, 70)) for row in range(70)
     ]
 
