@@ -45,11 +45,6 @@ def export(arguments: argparse.Namespace) -> BaseModel:
                 f"{arguments.checkpoint} is a training run, and only Firefox translation models have a shortlist; "
                 "leave out --shortlist"
             )
-        if arguments.ops != "contrib":
-            raise ValueError(
-                f"--ops {arguments.ops} needs a folder that is imported, from Hugging Face or Firefox, but "
-                f"{arguments.checkpoint} is a training run, whose graphs need operators of ONNX Runtime; omit --ops"
-            )
         return _heavy("export")(arguments)
     return import_folder(arguments, kind)
 
@@ -143,8 +138,8 @@ def add_metadata(parser: argparse.ArgumentParser) -> None:
         "--ops",
         choices=get_args(Ops),
         default="contrib",
-        help="operators of an imported model: contrib includes those of ONNX Runtime, which Sightline needs for "
-        "serving; standard has only those of ONNX, for other runtimes (default: contrib)",
+        help="operators of the graphs: contrib includes those of ONNX Runtime, which Sightline needs for serving; "
+        "standard has only those of ONNX, for other runtimes (default: contrib)",
     )
 
 

@@ -35,6 +35,7 @@ from service.bundle import (
     Graph,
     Limits,
     Manifest,
+    Ops,
     Tokens,
     Verification,
     read_bundle,
@@ -50,6 +51,7 @@ def export_bundle(
     sentences: Sequence[str],
     tolerance: float | None = None,
     half_weights: bool = False,
+    ops: Ops = "contrib",
 ) -> Manifest:
     """Export a checkpoint to a bundle, verify it, and choose the heads that align words.
 
@@ -63,27 +65,33 @@ def export_bundle(
         tolerance: largest allowed difference from PyTorch; derived from float32 rounding by
             default.
         half_weights: round matrices to float16, which halves the files. Computation stays float32.
+        ops: operators of the graphs.
 
     Raises:
         VerificationError: ONNX Runtime and PyTorch differ; nothing is written.
         BundleError: `bundle` exists and is not a folder without subfolders.
         FileNotFoundError: a file of the checkpoint is missing.
         ValueError: the checkpoint cannot be read (see `load_model`), a sentence is too long (see
-            `verify`), or a weight is too large for float16.
+            `verify`), a weight is too large for float16, or a recurrent model shall have standard
+            operators.
     """
     model, tokenizer = _load(checkpoint, half_weights)
+    if isinstance(model, RecurrentModel) and ops != "contrib":
+        raise ValueError(
+            f"{checkpoint} is a recurrent model, whose graphs need operators of ONNX Runtime; omit --ops standard"
+        )
     with replacing(bundle) as folder:
         with WeightFile(folder / WEIGHTS, half_weights) as weights:
             if isinstance(model, RecurrentModel):
                 graphs = recurrent.build(model, weights)
             else:
-                graphs = trained.build(model, weights)
+                graphs = trained.build(model, weights, ops)
         entries = write_graphs(folder, graphs)
         shutil.copyfile(checkpoint / TOKENIZER, folder / TOKENIZER)
         source_tokenizer = _source_tokenizer(model, tokenizer)
         if source_tokenizer is not tokenizer:
             source_tokenizer.save(str(folder / PROMPT_TOKENIZER))
-        manifest = _manifest(folder, model, metadata, graphs, entries, half_weights)
+        manifest = _manifest(folder, model, metadata, ops, graphs, entries, half_weights)
         sessions = open_sessions(folder, manifest)
         verification = verify(sessions, model, source_tokenizer, sentences, tolerance)
         alignment = choose_alignment(sessions, folder, sentences)
@@ -146,6 +154,7 @@ def _manifest(
     folder: Path,
     model: Model,
     metadata: BundleMetadata,
+    ops: Ops,
     graphs: Graphs,
     entries: Mapping[str, Graph],
     half_weights: bool,
@@ -161,6 +170,7 @@ def _manifest(
         license=metadata.license,
         created=int(time.time()),
         dtype="float32",
+        ops=ops,
         tasks=graphs.tasks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         half_weights=half_weights,

@@ -26,12 +26,12 @@ from export.quality import ParallelText
 from export.text_quality import PlainText, text_ids
 from model.data.text import numbered_sentences
 from model.data.tokenizer import encode_lines, read_tokenizer
-from service.bundle import Alignment, BundleError, Quantization, Verification, read_bundle, read_manifest
+from service.bundle import Alignment, BundleError, Ops, Quantization, Verification, read_bundle, read_manifest
 
 
 def export(arguments: argparse.Namespace) -> Verification:
     clean_up(arguments.out)  # before the metadata of the existing bundle is read
-    return _export(arguments, arguments.checkpoint, arguments.out, metadata_of(arguments))
+    return _export(arguments, arguments.checkpoint, arguments.out, metadata_of(arguments), arguments.ops)
 
 
 def zoo(arguments: argparse.Namespace) -> Verification:
@@ -72,7 +72,9 @@ def _zoo_metadata(name: str) -> BundleMetadata:
     )
 
 
-def _export(arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metadata: BundleMetadata) -> Verification:
+def _export(
+    arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metadata: BundleMetadata, ops: Ops = "contrib"
+) -> Verification:
     from export.bundle import export_bundle
     from model.checkpoint import load_parts
 
@@ -80,7 +82,8 @@ def _export(arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metad
     config, tokenizer = load_parts(checkpoint)
     lengths = _lengths(numbered, tokenizer)
     sentences = _drop_too_long(config.max_positions, numbered, lengths, arguments.sentences, "--sentences")
-    manifest = export_bundle(checkpoint, bundle, metadata, sentences, arguments.tolerance, arguments.half_weights)
+    tolerance, half_weights = arguments.tolerance, arguments.half_weights
+    manifest = export_bundle(checkpoint, bundle, metadata, sentences, tolerance, half_weights, ops)
     print(f"{bundle}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
     assert manifest.verification is not None
     return manifest.verification

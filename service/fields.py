@@ -240,9 +240,8 @@ _TEXTS_OR_PAIRS = {
     "minItems": 1,
     "maxItems": MAX_INPUTS,
 }
-TextsOrPairs = Annotated[
-    Texts, PlainValidator(check_texts_or_pairs), WithJsonSchema({"anyOf": [_TEXT_SCHEMA, _TEXTS_OR_PAIRS]})
-]
+TEXTS_OR_PAIRS_SCHEMA: dict[str, Any] = {"anyOf": [_TEXT_SCHEMA, _TEXTS_OR_PAIRS]}
+TextsOrPairs = Annotated[Texts, PlainValidator(check_texts_or_pairs), WithJsonSchema(TEXTS_OR_PAIRS_SCHEMA)]
 TextsWithoutIds = Annotated[Texts, PlainValidator(check_texts_without_ids), WithJsonSchema({"anyOf": _TEXTS})]
 Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(_TEXT_SCHEMA)]
 Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**_TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]

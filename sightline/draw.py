@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from service import __version__
-from service.bundle import BundleError, Manifest, read_manifest
-from service.discovery import find_bundles
+from service.bundle import BundleError, Manifest
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.attention import AttentionInput, AttentionOutput, attention
@@ -20,6 +19,7 @@ from service.metrics import Metrics, ModelMetrics
 from service.parameters import AttentionSelection
 from service.runtime.provider import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
+from sightline.bundles import choose_bundle
 from sightline.parser import EXIT_USAGE, Parser
 
 EXIT_FAILED = 1
@@ -85,7 +85,9 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         if not parsed.text.strip():
             raise DrawError("TEXT is blank; give the text that the model reads")
         settings = make_settings({name: getattr(parsed, name) for name in flags})
-        folder, manifest = choose_bundle(parsed.bundle, settings)
+        folder, manifest = choose_bundle(
+            parsed.bundle, settings, lambda one: bool(one.attention), "has no attention maps"
+        )
         settings = settings.model_copy(update={"default_model": manifest.name})
         output, svg = asyncio.run(make_picture(folder, manifest, settings, parsed))
         write_picture(parsed.out, svg, parsed.scale)
@@ -108,25 +110,6 @@ def _picture_file(text: str) -> Path:
     if path.suffix not in SUFFIXES:
         raise argparse.ArgumentTypeError(f"its name must end with {' or '.join(SUFFIXES)}, got {text}")
     return path
-
-
-def choose_bundle(folder: Path | None, settings: Settings) -> tuple[Path, Manifest]:
-    """Return the bundle of a folder, or the default model of the folder of bundles.
-
-    Raises:
-        BundleError: there is no such bundle.
-    """
-    if folder is not None:
-        return folder, read_manifest(folder)
-    found = find_bundles(
-        settings.bundles, settings.default_model, lambda _, error: print(f"warning: {error}", file=sys.stderr)
-    )
-    named = [one for one, manifest in found.items() if manifest.name == settings.default_model]
-    able = [one for one, manifest in found.items() if manifest.attention]
-    if not named and not able:
-        raise BundleError(f"no bundle in {settings.bundles} has attention maps; name one with --bundle")
-    folder = (named or sorted(able, key=lambda one: found[one].name))[0]
-    return folder, found[folder]
 
 
 async def make_picture(

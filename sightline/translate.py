@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service import __version__
-from service.bundle import MAX_BEAMS, BundleError, Manifest, read_manifest
-from service.discovery import find_bundles
+from service.bundle import MAX_BEAMS, BundleError, Manifest
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
@@ -23,6 +22,7 @@ from service.metrics import Metrics, ModelMetrics
 from service.parameters import GenerateParameters
 from service.runtime.provider import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
+from sightline.bundles import choose_bundle
 from sightline.output import Output, OutputError, OutputFile, StandardOutput
 from sightline.parser import EXIT_INTERRUPTED, EXIT_USAGE, Parser
 from sightline.progress import ProgressBar
@@ -76,7 +76,13 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
     parsed = parser.parse_args(arguments)
     try:
         settings = make_settings({**{name: getattr(parsed, name) for name in flags}, **NO_LIMITS})
-        folder, manifest = choose_bundle(parsed.bundle, settings)
+        folder, manifest = choose_bundle(
+            parsed.bundle,
+            settings,
+            lambda one: "generate" in one.tasks,
+            "cannot translate",
+            rank=lambda one: (one.languages is None, one.name),
+        )
         source = read_source(parsed.file)
         if parsed.out is not None and parsed.file != "-" and parsed.out.exists() and parsed.out.samefile(parsed.file):
             raise OutputError(f"{parsed.out} is the file to translate; choose another --out")
@@ -115,29 +121,6 @@ def _num_beams(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_BEAMS):
         raise argparse.ArgumentTypeError(f"it must be a whole number from 1 to {MAX_BEAMS}, got {text}")
     return int(text)
-
-
-def choose_bundle(folder: Path | None, settings: Settings) -> tuple[Path, Manifest]:
-    """Return the bundle of a folder, or the default model of the folder of bundles.
-
-    Raises:
-        BundleError: there is no such bundle, or it cannot generate text.
-    """
-    if folder is None:
-
-        def warn(failed: Path, error: BundleError) -> None:
-            print(f"warning: {error}", file=sys.stderr)
-
-        found = find_bundles(settings.bundles, settings.default_model, warn)
-        able = [one for one, manifest in found.items() if "generate" in manifest.tasks]
-        named = [one for one, manifest in found.items() if manifest.name == settings.default_model]
-        if not named and not able:
-            raise BundleError(f"no bundle in {settings.bundles} can translate; name one with --bundle")
-        folder = named[0] if named else min(able, key=lambda one: (found[one].languages is None, found[one].name))
-    manifest = read_manifest(folder)
-    if "generate" not in manifest.tasks:
-        raise BundleError(f"{folder} cannot translate: its tasks are {', '.join(manifest.tasks)}")
-    return folder, manifest
 
 
 def read_source(file: str) -> Source:

@@ -23,6 +23,7 @@ from model.checkpoint import CONFIG
 from model.config import SPECIAL_IDS, ModelConfig, architecture_of
 from model.layers.embedding import sinusoidal_positions
 from model.layers.linformer import matrix_indices
+from service.bundle import Ops
 
 NORM = Norm("layer", 1e-5)  # epsilon of `torch.nn.LayerNorm`
 PROJECTIONS = "projections.matrices"  # (matrices, k, P) of a Linformer
@@ -32,7 +33,7 @@ HARMLESS_KEYS = ("architecture", "d_ff", "dropout", "word_dropout", *SPECIAL_IDS
 Trained = Transformer | Classifier | CausalModel
 
 
-def build(model: Trained, file: WeightFile) -> Graphs:
+def build(model: Trained, file: WeightFile, ops: Ops = "contrib") -> Graphs:
     """Build the graphs of a trained model; their constants are added to `file`.
 
     Raises:
@@ -40,7 +41,7 @@ def build(model: Trained, file: WeightFile) -> Graphs:
             ignore.
     """
     tensors = state_tensors(model)
-    graphs = build_graphs(*describe(model.config, tensors), file)
+    graphs = build_graphs(*describe(model.config, tensors), file, ops)
     tensors.check_all_read()
     return graphs
 

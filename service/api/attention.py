@@ -7,9 +7,9 @@ from pydantic import ConfigDict, Field, model_validator
 
 from service.api.endpoint import JSON, SVG, TASK_ERRORS, Endpoint, Raw, prefers
 from service.api.messages import Messages, check_dialogue, prompt_of
-from service.api.types import INPUTS, SAME_FORM, Inputs, ModelName, check_targets
+from service.api.types import INPUTS_OR_PAIRS, SAME_FORM, Inputs, ModelName, check_targets
 from service.errors import ApiError
-from service.fields import NULL, TEXTS_SCHEMA, Texts, field_error, object_schema
+from service.fields import NULL, TEXTS_OR_PAIRS_SCHEMA, Texts, TextsOrPairs, field_error, object_schema
 from service.inference.attention import TARGET_PARAMETERS, AttentionInput, AttentionResult, attention
 from service.inference.call import Call
 from service.inference.generate import parameters_for
@@ -24,7 +24,13 @@ GENERATING_PARAMETERS = tuple(name for name in PARAMETER_NAMES if name not in TA
 
 class AttentionBody(AttentionSelection, GivenParameters):
     model: ModelName = None
-    inputs: Annotated[Inputs | None, Field(description=f"{INPUTS} Required, unless `messages` are given.")] = None
+    inputs: Annotated[
+        TextsOrPairs | None,
+        Field(
+            description=f"{INPUTS_OR_PAIRS} Models that generate text read no pairs. Required, unless `messages` are "
+            "given."
+        ),
+    ] = None
     messages: Messages | None = Field(
         default=None, description="Dialogue with a chat model, instead of `inputs`; as in `POST /v1/chat/completions`."
     )
@@ -72,7 +78,7 @@ class AttentionBody(AttentionSelection, GivenParameters):
             "allOf": [
                 {
                     "anyOf": [
-                        object_schema("inputs", inputs=TEXTS_SCHEMA, messages=NULL),
+                        object_schema("inputs", inputs=TEXTS_OR_PAIRS_SCHEMA, messages=NULL),
                         object_schema(
                             "messages",
                             inputs=NULL,

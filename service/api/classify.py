@@ -5,16 +5,13 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from service.api.endpoint import TASK_ERRORS, Endpoint
-from service.api.types import INPUTS, ModelName, Truncate
+from service.api.types import INPUTS_OR_PAIRS, ModelName, Truncate
 from service.fields import RequestBody, TextsOrPairs
 from service.inference.call import Call
 from service.inference.classify import ClassifyInput, ClassifyResult, classify
 from service.parameters import ReturnAttention
 
 FIELD_NAMES = {name: f"return_attention.{name}" for name in ("kinds", "layers", "heads", "prompt_rows")}
-
-
-INPUTS_OR_PAIRS = f"{INPUTS} A pair of texts in the list is a list of two, `[text, pair]`."
 
 
 class ClassifyBody(RequestBody):

@@ -8,6 +8,7 @@ from service.fields import TEXTS_SCHEMA, TextOrTexts, Texts, field_error, object
 from service.settings import DEFAULT_MAX_INPUTS
 
 INPUTS = f"A text, or a list of texts: up to {DEFAULT_MAX_INPUTS} unless SIGHTLINE_MAX_INPUTS sets another limit."
+INPUTS_OR_PAIRS = f"{INPUTS} A pair of texts in the list is a list of two, `[text, pair]`."
 Inputs = Annotated[TextOrTexts, Field(description=INPUTS)]
 ModelName = Annotated[
     str | None, Field(max_length=128, description="Name of the model; the default model for the task if absent.")

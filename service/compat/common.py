@@ -52,6 +52,8 @@ def manifest_of_query(
 ) -> Manifest:
     """Return the manifest of the model that the query `?model=` names, or of the default model.
 
+    See `Call.manifest` for the parameters.
+
     Raises:
         ApiError: see `Call.manifest`.
     """

@@ -78,6 +78,9 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
     model = await call.model(request.model, "attention")
     if "generate" not in model.manifest.tasks:
         return await _encoder_attention(call, model, request)
+    if isinstance(request.inputs, Texts) and request.inputs.seconds is not None:
+        message = f"It must have no pairs of texts, because {model.name} generates text from a single text."
+        raise ApiError("unsupported_parameter", message, field="inputs")
     parameters = request.parameters or parameters_for(model, {})
     languages = choose_languages(model, parameters.source_language, parameters.target_language)
     maps = MapWriter(call, model, request.selection, languages)

@@ -137,7 +137,8 @@ class Call:
                 `task`.
         """
         service = self.service
-        requested = self._requested(name, task, default_for)
+        default_task = default_for or task or "generate"
+        requested = service.default_models.get(default_task, service.default_model) if name is None else name
         manifest = service.manifests.get(requested)
         if manifest is None:
             if not service.is_loaded or requested in service.replaced_models:
@@ -152,15 +153,6 @@ class Call:
             raise ApiError("unsupported_task", message, field="model")
         return manifest
 
-    def _requested(self, name: str | None, task: Task | None, default_for: DefaultTask | None) -> str:
-        """Return the name of the requested model, or of the default model of a task."""
-        service = self.service
-        return (
-            service.default_models.get(default_for or task or "generate", service.default_model)
-            if name is None
-            else name
-        )
-
     async def model(
         self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
     ) -> ServedModel:
@@ -172,11 +164,13 @@ class Call:
             ApiError: see `manifest` and `load_on_first_use`.
         """
         service = self.service
-        model = service.models.get(self._requested(name, task, default_for))
+        default_task = default_for or task or "generate"
+        requested = service.default_models.get(default_task, service.default_model) if name is None else name
+        model = service.models.get(requested)
         if model is None or (task is not None and task not in model.manifest.tasks):
-            manifest = self.manifest(name, task, default_for)
-            model = await load_on_first_use(service, manifest.name, self.num_bytes, self.seconds_left)
-            self.manifest(manifest.name, task)  # the bundle may have changed since the service started
+            self.manifest(name, task, default_for)
+            model = await load_on_first_use(service, requested, self.num_bytes, self.seconds_left)
+            self.manifest(requested, task)  # the bundle may have changed since the service started
         return model
 
     def reserve(

@@ -438,7 +438,7 @@ export class Panel {
     const { results } = await request("/v1/rerank", { ...this._base, query: this.side.query, documents }, signal);
     this.outputs = results;
     this._output.replaceChildren(bars(results.map(one => [documents[one.index], one.relevance_score])));
-    this._setEncoderMaps([this.side.query, documents[results[0].index]]);
+    this._setEncoderMaps([[this.side.query, documents[results[0].index]]]);
   }
 
   async _run_encode(signal) {

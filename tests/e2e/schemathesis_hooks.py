@@ -46,6 +46,10 @@ BEYOND_JSON_SCHEMA = (
     r"The attention maps have more than \d+ numbers",
     r"The attention maps of this call are too large",
     r"cannot align words, because it has no cross-attention",
+    r"must have no pairs of texts, because [\w-]+ generates text from a single text",
+    # A picture shows one map.
+    r"A picture shows one (input|kind of attention)",
+    r"A picture of this view shows one layer",
     # It compares no two values.
     r"must be at most [\w.]+ \(\d+\), got \d+",
     # The description does not contain the settings.

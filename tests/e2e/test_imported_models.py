@@ -86,7 +86,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     checkpoints, bundles = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("bundles")
-    made = {"ranker": _ranker(), "chat": _chat(), "t5": _t5(), "m2m": _m2m(), "mbart": _mbart()}
+    made = {"ranker": _ranker(), "chat": _chat(), "t5": random_t5(), "m2m": _m2m(), "mbart": _mbart()}
     record = Verification(
         sentences=0,
         tolerance=0.0,
@@ -104,7 +104,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             tokenizer.save(str(checkpoints / name / "tokenizer.json"))
             (checkpoints / name / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
             import_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
-        made["marian"] = _write_marian(checkpoints / "marian")
+        made["marian"] = write_marian_folder(checkpoints / "marian")
         import_checkpoint(checkpoints / "marian", bundles / "marian", BundleMetadata("marian"))
         _write_firefox(checkpoints / "firefox")
         for name, options in (("firefox", ImportOptions()), ("firefox-shortlist", ImportOptions(shortlist=True))):
@@ -147,7 +147,7 @@ def _words(*special: str) -> Tokenizer:
     return tokenizer
 
 
-def _t5() -> tuple[Any, Tokenizer, str]:
+def random_t5() -> tuple[Any, Tokenizer, str]:
     config = T5Config(
         vocab_size=64, d_model=28, d_kv=8, num_heads=3, d_ff=37, num_layers=2, num_decoder_layers=1,
         pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
@@ -234,7 +234,7 @@ def _bert_encoder() -> tuple[Any, Tokenizer]:
 
 def _t5_encoder() -> tuple[Any, Tokenizer]:
     config = T5Config(vocab_size=64, d_model=28, d_kv=8, num_heads=3, d_ff=37, num_layers=2)
-    return _random(T5EncoderModel(config), 9), _t5()[1]
+    return _random(T5EncoderModel(config), 9), random_t5()[1]
 
 
 # Like LaBSE, distiluse, and GTR or Sentence-T5.
@@ -256,7 +256,7 @@ def _sentencepiece(*special: str) -> bytes:
     return write_sentencepiece(SentencePieceModel(pieces))
 
 
-def _write_marian(folder: Path) -> tuple[Any, Tokenizer, str]:
+def write_marian_folder(folder: Path) -> tuple[Any, Tokenizer, str]:
     """Write a model with two SentencePiece models and vocab.json, as Marian has them."""
     vocabulary = ["</s>", "<unk>", *_pieces(*WORDS), "▁", "<pad>"]
     pad_id = len(vocabulary) - 1

@@ -5,6 +5,7 @@ import shutil
 from argparse import Namespace
 from pathlib import Path
 
+import onnx
 import pytest
 
 from export import __main__ as export_main
@@ -13,9 +14,10 @@ from export.__main__ import SENTENCES, main
 from export.bundle import BundleMetadata, quantize_bundle
 from export.verify import VerificationError
 from model.architectures.causal import CausalModel
+from model.architectures.recurrent import RecurrentModel
 from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
-from model.config import CausalConfig, TransformerConfig
+from model.config import CausalConfig, RecurrentConfig, TransformerConfig
 from model.data.tokenizer import read_tokenizer
 from service.bundle import ChatTemplate, Languages, Verification, read_bundle, read_manifest, write_manifest
 from tests.export.products import everywhere
@@ -82,13 +84,28 @@ def test_missing_files_exit_with_2_and_one_line(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_training_run_has_no_standard_operators(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_training_run_may_have_standard_operators(checkpoint: Path, tmp_path: Path, sentences_path: Path) -> None:
+    arguments = [str(checkpoint), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]
+    assert main([*arguments, "--ops", "standard"]) == 0
+    manifest = read_bundle(tmp_path / "toy")
+    assert manifest.ops == "standard" and manifest.verification is not None
+    for graph in manifest.graphs:
+        onnx.checker.check_model(str(tmp_path / "toy" / graph.file), full_check=True)
+        proto = onnx.load(tmp_path / "toy" / graph.file, load_external_data=False)
+        assert {node.domain for node in proto.graph.node} == {""}
+
+
+def test_a_recurrent_model_has_no_standard_operators(
+    checkpoint: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(checkpoint), "--out", str(tmp_path / "toy"), "--ops", "standard"]) == 2
+    config = RecurrentConfig(read_tokenizer(checkpoint / "tokenizer.json").get_vocab_size())
+    model = RecurrentModel(config)
+    save_checkpoint(tmp_path / "recurrent", config, model.state_dict(), checkpoint / "tokenizer.json", {})
+    arguments = [str(tmp_path / "recurrent"), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]
+    assert main([*arguments, "--ops", "standard"]) == 2
     assert capsys.readouterr().err == (
-        f"error: --ops standard needs a folder that is imported, from Hugging Face or Firefox, but {checkpoint} is a "
-        "training run, whose graphs need operators of ONNX Runtime; omit --ops\n"
+        f"error: {tmp_path}/recurrent is a recurrent model, whose graphs need operators of ONNX Runtime; omit --ops "
+        "standard\n"
     )
     assert not (tmp_path / "toy").exists()
 

@@ -19,7 +19,7 @@ from tokenizers import models as tokenizer_models
 from export.builder import CONTRIB, STANDARD_OPSET, GraphBuilder, WeightFile
 from export.checkpoint import Tensors, open_folder
 from export.description import Activation, Description
-from export.families import firefox
+from export.families import firefox, trained
 from export.families.table import FAMILIES, describe, find_family
 from export.firefox.shortlist import Shortlist
 from export.graphs.decoder import decoder_graph, states
@@ -37,8 +37,10 @@ from export.verify_imported import (
     rounding_error,
 )
 from export.weights import Weights
+from model.architectures.factory import build_model
 from service.bundle import Ops, read_bundle
 from sightline.__main__ import main as sightline
+from tests.equality.systems import small
 from tests.export import decoder_models, encoder_models, imported, test_firefox_models, test_seq2seq_families
 
 Array = NDArray[Any]
@@ -47,6 +49,8 @@ READ = (11, 0, 7)  # tokens of each row that are read alone, before steps of all
 CHUNK = 4  # of a prompt of a decoder-only model
 STEPS = 3
 POSITIONS = max(READ) + STEPS + 2  # of a cache; some are never used
+# One system of each architecture and kind of attention that training runs have.
+TRAINED = ("transformer", "single-head-without-weights", "linformer", "sentiment", "chat-gatt")
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,18 @@ def with_shortlist(folder: Path) -> Model:
     return replace(model, description=replace(model.description, shortlist=shortlist))
 
 
+def trained_system(name: str) -> Callable[[Path], Model]:
+    def make(_: Path) -> Model:
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(0)
+            model = build_model(small(name)(47)).eval()
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        return Model(*trained.describe(model.config, trained.state_tensors(model)))
+
+    return make
+
+
 CASES: dict[str, Callable[[Path], Model]] = {
     **{name: encoder(name) for name in encoder_models.FAMILIES},
     "tagger": encoder("bert", "ForTokenClassification"),
@@ -119,6 +135,7 @@ CASES: dict[str, Callable[[Path], Model]] = {
     **{case.name: seq2seq(case) for case in test_seq2seq_families.CASES},
     "firefox": student,
     "firefox with a shortlist": with_shortlist,
+    **{name: trained_system(name) for name in TRAINED},
 }
 SECOND_RUNTIME = ("modernbert with biases", "qwen3-windows", "flan-t5", "firefox")  # one of each kind
 
@@ -197,6 +214,8 @@ def of_source(name: str, array: Array, size: int) -> Array:
     """Return an output of the encoder for one row without padding."""
     if name.startswith("encoder_attention"):
         return array[:, :size, :size]
+    if name.startswith("encoder_slots"):  # its columns are no tokens
+        return array[:, :size]
     if name.startswith("cross_"):
         return array[:, :size]
     return array[:size] if name in ("hidden", "token_label_logprobs") else array
@@ -334,7 +353,8 @@ def test_sessions_of_the_export_run_both_forms(name: str, models: Callable[[str]
 
 
 def test_every_family_is_compared(models: Callable[[str], Model]) -> None:
-    assert {models(name).description.family for name in CASES} == {*(one.name for one in FAMILIES), "firefox"}
+    families = {*(family.name for family in FAMILIES), *trained.FAMILIES, "firefox"}
+    assert {models(name).description.family for name in CASES} == families
 
 
 def test_several_rows_may_read_several_tokens(models: Callable[[str], Model], tmp_path: Path) -> None:

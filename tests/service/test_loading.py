@@ -396,9 +396,9 @@ def test_weights_that_are_not_finite_are_rejected_although_their_hashes_match(
 @pytest.mark.parametrize(
     ("kind", "tensor", "task"),
     [
-        ("classifier", "output.weight", "encode"),
-        ("transformer", "encoder.1.feed_forward.outer.norm.weight", "encode"),
-        ("transformer", "decoder.1.feed_forward.outer.norm.weight", "generate"),
+        ("classifier", "head.output.weight", "encode"),
+        ("transformer", "encoder.1.feed_forward_norm.weight", "encode"),
+        ("transformer", "decoder.1.feed_forward_norm.weight", "generate"),
         ("recurrent", "embedding", "similar"),
     ],
 )

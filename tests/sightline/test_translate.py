@@ -302,7 +302,7 @@ def test_a_line_that_is_not_utf_8_is_named(translated: Translate) -> None:
         ),
         (
             ["{tmp}/text", "--bundle", "{judge}"],
-            "{judge} cannot translate: its tasks are encode, attention, classify, similar",
+            "{judge} cannot translate; its tasks are encode, attention, classify, similar",
         ),
         (["{tmp}/text", "--bundle", "{bundle}", "--out", "{tmp}/no/out"], "{tmp}/no/out: No such file"),
         (["{tmp}/text", "--bundle", "{bundle}", "--threads", "x"], "SIGHTLINE_THREADS (--threads): Input should be"),
@@ -361,7 +361,8 @@ def test_without_a_bundle_the_default_model_or_the_first_that_translates_is_used
     arguments = ["translate", str(tmp_path / "source2"), "--bundles", str(folder), "--out", str(tmp_path / "out")]
     assert main(arguments) == 2
     assert (
-        capfdbinary.readouterr().err.decode() == f"error: no bundle in {folder} can translate; name one with --bundle\n"
+        capfdbinary.readouterr().err.decode()
+        == f"error: no bundle in {folder} can be used: each of them cannot translate; name one with --bundle\n"
     )
     shutil.copytree(bundle, folder / "toy")
     (folder / "broken").mkdir()
@@ -376,7 +377,7 @@ def test_without_a_bundle_the_default_model_or_the_first_that_translates_is_used
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SIGHTLINE_DEFAULT_MODEL", "toy-classifier")
         assert main([*arguments[:-1], str(tmp_path / "out2")]) == 2
-        assert b"classifier cannot translate: its tasks are" in capfdbinary.readouterr().err
+        assert b"classifier cannot translate; its tasks are" in capfdbinary.readouterr().err
 
 
 def test_an_engine_that_fails_is_an_error_that_keeps_the_lines_before(

@@ -195,9 +195,12 @@ async def test_texts_without_entities_have_empty_rows(running: Running) -> None:
     [
         (rerank_body(["a"], TEXTS), "query has no effect on the requested outputs."),
         (tag_body(TEXTS, aggregation="max"), "parameters.aggregation must be 'none' or 'simple'"),
-        (tag_body(TEXTS, ignore_labels="O"), "parameters.ignore_labels must be a valid list"),
+        (tag_body(TEXTS, ignore_labels="O"), "parameters.ignore_labels must be a list, got a string."),
         (tag_body(TEXTS, raw_scores=True), "parameters.raw_scores has no effect on the requested outputs."),
-        (tag_body(TEXTS, "relevance_score"), "outputs[0].name: The model has num_entities, entity_labels,"),
+        (
+            tag_body(TEXTS, "relevance_score"),
+            "outputs[0].name must be an output of tagger: num_entities, entity_labels,",
+        ),
     ],
 )
 async def test_an_invalid_request_to_a_tagger_is_an_error(running: Running, body: Any, message: str) -> None:

@@ -1,0 +1,86 @@
+"""POST /v1/attention with pictures as responses, and with pairs of texts."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import pytest
+
+from tests.service.conftest import MakeBackend, Start, classifying
+
+pytestmark = pytest.mark.anyio
+
+PATH = "/v1/attention"
+SVG = {"accept": "image/svg+xml"}
+
+
+def titles(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "title"),
+    [
+        ({}, "fake: Cross-attention, layer 1, 2 heads"),
+        ({"draw": "alignment", "layers": [0], "heads": [1]}, "fake: Cross-attention, layer 0, head 1"),
+        ({"kinds": ["decoder"], "reduce": "max"}, "fake: Decoder self-attention, layer 1, 2 heads"),
+        ({"kinds": ["encoder"], "draw": "heads"}, "fake: Encoder self-attention"),
+        ({"targets": "a dog", "units": "words"}, "fake: Cross-attention, layer 1, 2 heads"),
+    ],
+)
+async def test_clients_that_accept_svg_get_a_picture(start: Start, fields: dict[str, Any], title: str) -> None:
+    async with start() as running:
+        response = await running.client.post(PATH, json={"inputs": "a dog", **fields}, headers=SVG)
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "image/svg+xml; charset=utf-8"
+        assert titles(response.text)[0] == title
+        has_source = fields.get("draw") != "heads" and fields.get("kinds") != ["decoder"]
+        assert ("dog" in titles(response.text)) == has_source
+
+
+async def test_the_field_draw_asks_for_a_picture_too(start: Start) -> None:
+    async with start() as running:
+        response = await running.post(PATH, {"inputs": "a dog", "draw": "heatmap"})
+        assert response.headers["content-type"] == "image/svg+xml; charset=utf-8"
+        response = await running.client.post(PATH, json={"inputs": "a dog"}, headers={"accept": "*/*"})
+        assert response.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"inputs": ["a", "dog"]}, "inputs", "inputs: A picture shows one input; send one text."),
+        (
+            {"kinds": ["cross", "encoder"]},
+            "kinds",
+            "kinds: A picture shows one kind of attention; select one.",
+        ),
+        (
+            {"layers": [0, 1]},
+            "layers",
+            "layers: A picture of this view shows one layer; select one, or the view heads.",
+        ),
+    ],
+)
+async def test_a_picture_shows_one_map(start: Start, fields: dict[str, Any], param: str, message: str) -> None:
+    async with start() as running:
+        response = await running.client.post(PATH, json={"inputs": "a dog", **fields}, headers=SVG)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["message"]) == (422, param, message)
+
+
+async def test_an_encoder_reads_pairs_of_texts_and_draws_them(start: Start, make_backend: MakeBackend) -> None:
+    async with start(classifying(make_backend())) as running:
+        body = {"model": "judge", "inputs": [["a dog", "Hund"]]}
+        (output,) = (await running.post(PATH, body)).json()["outputs"]
+        assert len(output["source_tokens"]) > len((await running.post(PATH, {**body, "inputs": "a dog"})).json())
+        assert set(output["source_offsets"]) == {None}
+        picture = await running.post(PATH, {**body, "draw": "heatmap"})
+        assert re.match("judge: Encoder self-attention", titles(picture.text)[0])
+
+
+async def test_a_model_that_generates_text_reads_no_pairs(start: Start) -> None:
+    async with start() as running:
+        error = (await running.post(PATH, {"inputs": [["a", "dog"]]})).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", "inputs")
+        assert error["message"] == "inputs must have no pairs of texts, because fake generates text from a single text."
