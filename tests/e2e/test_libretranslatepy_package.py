@@ -36,7 +36,7 @@ def test_a_paragraph_is_the_translation_of_its_sentences(shipped: RunningServer)
 
 
 def test_a_text_of_500_sentences_is_translated_in_one_call(shipped: RunningServer) -> None:
-    """Texts with more sentences than a call may have inputs were rejected."""
+    """Regression: texts with more sentences than the maximum number of inputs were rejected."""
     lines = SENTENCES.read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if len(split_sentences(line, "en", 9).sentences) == 1]  # type: ignore[union-attr]
     lines = (lines * 3)[:500]

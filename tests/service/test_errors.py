@@ -1,4 +1,4 @@
-"""The table of errors is whole, and every code in it is caused over HTTP at least once."""
+"""The table of errors is complete, and tests cause every code over HTTP."""
 
 import asyncio
 import json
@@ -151,9 +151,7 @@ async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
 async def test_a_call_that_would_wait_too_long_is_rejected_at_once_and_an_admitted_one_never(
     start: Start, make_backend: MakeBackend
 ) -> None:
-    """Calls were admitted, and failed when one of their sequences had waited for
-    queue_timeout_s.
-    """
+    """Regression: calls were admitted and failed after queue_timeout_s in the queue."""
     hang = threading.Event()
     backend = make_backend(faults=Faults(hang=hang))
     async with start(backend, max_rows=1, queue_timeout_s=0.05) as running:

@@ -1,4 +1,4 @@
-"""Every knob of generation shows its effect over HTTP."""
+"""Effects of all generation parameters over HTTP."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The routes over a model that goes on with its input."""
+"""The routes with a decoder-only model, which continues its input."""
 
 import json
 from collections.abc import AsyncIterator

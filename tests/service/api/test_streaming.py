@@ -1,4 +1,4 @@
-"""Streams over a real socket: what is sent, when, and what happens when it is cut off."""
+"""Streams over a real socket: events, their times, errors and disconnections."""
 
 import contextlib
 import gc
@@ -89,7 +89,7 @@ def test_the_first_piece_contains_the_prefix(serve: Serve) -> None:
 
 
 def test_too_many_maps_end_the_stream_with_an_error(serve: Serve, make_backend: MakeBackend) -> None:
-    """Tokens that had come together with the event at fault were thrown away."""
+    """Regression: tokens of the step that failed were lost."""
     backend = make_backend()
     maps = tuple(one.model_copy(update={"heads": 200}) for one in backend.manifests[0].attention)
     backend.manifests = (backend.manifests[0].model_copy(update={"attention": maps}),)
@@ -180,9 +180,7 @@ def test_a_client_that_disconnects_frees_its_rows_within_a_step(
 def test_a_client_that_disconnects_is_not_logged_as_an_error(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gather that was cancelled was thrown away: asyncio logged an error with a traceback for
-    each such client.
-    """
+    """Regression: asyncio logged an error with a traceback for each client that disconnected."""
     with serve(make_backend(step_s=0.02)) as wire:
         connection = wire.http()
         body = orjson.dumps({"inputs": ["x", "y"], "parameters": LONG})
@@ -299,8 +297,8 @@ def logged_call(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
 def test_a_client_that_reads_nothing_is_disconnected_after_the_timeout(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It had twice the time: what its machine took in at the start counted as read. And its log
-    line said nothing.
+    """Regression: bytes in kernel buffers counted as read, which doubled the timeout, and the log
+    line had no error code.
     """
     caplog.set_level(logging.INFO, logs.access_logger.name)
     with serve(make_backend(), write_timeout_s=0.5) as wire, large_response(wire) as client:
@@ -342,8 +340,8 @@ def test_a_client_that_disconnects_after_the_whole_response_has_no_error_code(
 
 
 def test_bytes_in_kernel_buffers_count_as_unread(serve: Serve, make_backend: MakeBackend) -> None:
-    """The server's own buffer shrinks in steps of 100 kB and more, and between them seemed to stand
-    still.
+    """Regression: the buffer of the server shrinks in steps of at least 100 kB, which looked like
+    no progress.
     """
     with serve(make_backend(), write_timeout_s=0.5) as wire, large_response(wire) as client:
         response, end = b"", time.monotonic() + 2.5

@@ -66,8 +66,8 @@ async def test_an_empty_list_of_ids_is_an_empty_text(running: Running) -> None:
 
 
 async def test_too_much_text_is_rejected_with_its_length_before_tokenisation(running: Running) -> None:
-    """Tokens were counted only after tokenising: sixteen bodies of 1 MB took 3 GB and held up
-    health checks for 9 s.
+    """Regression: tokens were counted only after tokenisation: sixteen bodies of 1 MB used 3 GB and
+    delayed health checks by 9 s.
     """
     for inputs in ("ä" * 60_000, ["x" * 60_000, "y" * 60_000]):
         response = await running.post("/v1/tokenize", {"inputs": inputs})

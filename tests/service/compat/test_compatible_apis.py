@@ -1,6 +1,4 @@
-"""Every compatibility API: it can be switched off, and its errors have its own shape wherever they
-arise.
-"""
+"""Every compatible API can be disabled, and all errors on its routes have its own shape."""
 
 import asyncio
 import json

@@ -1,6 +1,4 @@
-"""The huggingface_hub package where things go wrong: errors, full houses, broken streams. Over real
-sockets.
-"""
+"""The huggingface_hub package over real sockets: errors, full queues and broken streams."""
 
 import threading
 from collections.abc import Iterator

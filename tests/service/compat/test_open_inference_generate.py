@@ -1,6 +1,4 @@
-"""POST .../generate and .../generate_stream of the Open Inference Protocol: one text in, one text
-out.
-"""
+"""POST .../generate and .../generate_stream of the Open Inference Protocol."""
 
 import json
 from typing import Any

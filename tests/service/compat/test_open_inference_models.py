@@ -1,6 +1,4 @@
-"""The Open Inference Protocol about the server and its models: health, metadata, configuration,
-statistics, index.
-"""
+"""Open Inference Protocol: health, metadata, configuration, statistics and index of models."""
 
 import threading
 from typing import Any

@@ -1,6 +1,4 @@
-"""The wire of .../infer: tensors in JSON and as bytes behind it, both ways, and bodies that are not
-what they say.
-"""
+"""Tensors of .../infer in JSON and as binary data, both ways, and invalid bodies."""
 
 import json
 import struct

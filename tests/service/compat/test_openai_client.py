@@ -1,6 +1,4 @@
-"""The openai package where things go wrong: retries, errors by class, streams that break. Over real
-sockets.
-"""
+"""The openai package over real sockets: retries, classes of errors and broken streams."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Compressed bodies: the limit counts what they decompress to."""
+"""Compressed bodies: limits apply to the decompressed size."""
 
 import gzip
 import tracemalloc

@@ -85,9 +85,7 @@ def test_connections_beyond_a_limit_are_503_and_others_continue(
 
 
 def test_a_rejected_client_that_continues_to_send_can_read_the_error(serve: Serve) -> None:
-    """A connection with unread data is reset when it is closed, and the reset overtakes what was
-    written.
-    """
+    """Closing a connection with unread data resets it, and the client may lose the response."""
     with serve(max_connections=1) as wire, wire.connect() as first:
         assert is_served(first)
         for _ in range(20):
@@ -150,8 +148,8 @@ def descriptor_limit(num_free: int) -> Iterator[None]:
 
 
 def test_clients_get_an_error_at_the_descriptor_limit(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    """The event loop closes what it cannot accept: connections were reset, and nothing was logged
-    or counted.
+    """Regression: the event loop reset connections that it could not accept, without a log line or
+    a count.
     """
     with serve() as wire, wire.connect() as first, contextlib.ExitStack() as stack:
         assert is_served(first)

@@ -1,4 +1,4 @@
-"""The API describes itself: completely, with examples that work, and without the internet."""
+"""The OpenAPI document and its page: complete, with valid examples, and without other hosts."""
 
 import asyncio
 import gzip

@@ -176,7 +176,7 @@ def drip_until_closed(connection: socket.socket, byte: bytes, timeout_s: float =
 
 
 def test_the_rest_of_an_unread_body_is_subject_to_the_timeout(serve: Serve) -> None:
-    """Any byte stops uvicorn's keep-alive timer, so a body that drips would go on for ever."""
+    """Any byte stops the keep-alive timer of uvicorn, so a slow body would never end."""
     with serve(**QUICK) as wire, wire.connect() as connection:
         connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nx")
         assert b" 404 " in connection.recv(65536).split(b"\r\n")[0]
@@ -190,7 +190,7 @@ def test_an_idle_connection_is_closed_after_the_keep_alive_time(serve: Serve) ->
 
 
 def test_bytes_after_a_response_start_the_timeout_of_the_next_head(serve: Serve) -> None:
-    """Any byte stops uvicorn's keep-alive timer, those of an empty line too."""
+    """Any byte, also that of an empty line, stops the keep-alive timer of uvicorn."""
     with serve(**QUICK) as wire, wire.connect() as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")

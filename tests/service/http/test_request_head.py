@@ -1,4 +1,4 @@
-"""The head of a request by table: what is served, in origin form, and what is 400."""
+"""Tables of request heads that are served, in origin form, and of those that are 400."""
 
 import httptools
 import pytest

@@ -1,4 +1,4 @@
-"""The end in two stages, on a real socket."""
+"""Shutdown in two stages, on a real socket."""
 
 import contextlib
 import logging

@@ -206,8 +206,8 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 
 
 async def test_the_document_allows_what_a_model_accepts(start: Start, make_backend: MakeBackend) -> None:
-    """The document required `do_sample: true` for a temperature, also for models that sample by
-    default.
+    """Regression: the document required `do_sample: true` for a temperature, also for models that
+    sample by default.
     """
     paths = {"GenerateBody": "/v1/generate", "CompletionBody": "/v1/completions"}
     accepted = [False] * len(METHODS)
