@@ -89,7 +89,7 @@ def stack() -> Iterator[Stack]:
         yield stack
 
 
-def test_the_documented_half_gigabyte_and_one_processor_serve_every_shipped_model(sentences: list[str]) -> None:
+def test_every_shipped_model_is_served_with_the_documented_memory_and_one_processor(sentences: list[str]) -> None:
     """Regression: the service was killed for memory while it loaded its models."""
     with started("small", SERVICE_CPUS="1", SERVICE_MEMORY="512m") as stack:
         manifests = list(find_bundles(ROOT / "bundles", None).values())

@@ -9,5 +9,5 @@ from bench.server import RunningServer
 
 def post(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
     request = Request(server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urlopen(request, timeout=30) as answer:
-        return json.load(answer)
+    with urlopen(request, timeout=30) as response:
+        return json.load(response)

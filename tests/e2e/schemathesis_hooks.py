@@ -11,9 +11,9 @@ from schemathesis.generation.meta import CoveragePhaseData, CoverageScenario
 from schemathesis.openapi.checks import RejectedPositiveData
 
 TIMEOUT, LENGTH = "X-Request-Timeout-Ms", "Inference-Header-Content-Length"
-# Refusals of bodies that JSON Schema cannot call wrong, by what their messages say.
+# Messages of errors for bodies that are valid in JSON Schema.
 BEYOND_JSON_SCHEMA = (
-    # What a model can do is its own.
+    # The tasks and limits depend on the model.
     r"cannot do the task",
     r"must have at most \d+ tokens for this model, got",
     r"must be at most \d+ for [\w-]+, got \d+",
@@ -86,7 +86,7 @@ def filter_failure(
                 or is_integer_by_value(case, response)
                 or is_of_another_task(case, response)
                 or begins_with_no_json(case, response)
-                or is_always_refused(case, response)
+                or is_always_rejected(case, response)
             )
         case AcceptedNegativeData():
             return not is_unknown_header(case)
@@ -103,10 +103,10 @@ def is_beyond_json_schema(response: schemathesis.Response) -> bool:
 
 
 def is_integer_by_value(case: schemathesis.Case[Any], response: schemathesis.Response) -> bool:
-    """To JSON Schema 3.0 is an integer, to this API it is not."""
+    """Return True if 3.0 was sent: an integer in JSON Schema, but not in this API."""
     has_one = any(isinstance(value, float) and value.is_integer() for value in leaves(case.body))
-    is_refused = re.search(r"must be a valid integer|must be an integer", response.text) is not None
-    return response.status_code == 422 and is_refused and has_one
+    is_rejected = re.search(r"must be a valid integer|must be an integer", response.text) is not None
+    return response.status_code == 422 and is_rejected and has_one
 
 
 def is_of_another_task(case: schemathesis.Case[Any], response: schemathesis.Response) -> bool:
@@ -114,8 +114,8 @@ def is_of_another_task(case: schemathesis.Case[Any], response: schemathesis.Resp
     return response.status_code == 422 and case.operation.label == "POST /"
 
 
-def is_always_refused(case: schemathesis.Case[Any], response: schemathesis.Response) -> bool:
-    """An operation that declares no 200 has nothing but refusals."""
+def is_always_rejected(case: schemathesis.Case[Any], response: schemathesis.Response) -> bool:
+    """Return True for operations that declare no 200 and return only errors."""
     return response.status_code == 422 and "200" not in case.operation.definition.raw["responses"]
 
 

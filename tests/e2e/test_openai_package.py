@@ -31,7 +31,7 @@ async def async_client(server: RunningServer) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-def test_a_completion_is_the_text_that_generate_gives(server: RunningServer, client: OpenAI) -> None:
+def test_a_completion_equals_the_text_of_generate(server: RunningServer, client: OpenAI) -> None:
     completion = client.completions.create(model="toy", prompt=[PROMPT, "A man sleeps."], max_tokens=16, logprobs=2)
     own = post(server, "/v1/generate", {"inputs": [PROMPT, "A man sleeps."], "parameters": {"max_new_tokens": 16}})
     assert [choice.text for choice in completion.choices] == [output["text"] for output in own["outputs"]]
@@ -45,7 +45,7 @@ def test_a_completion_is_the_text_that_generate_gives(server: RunningServer, cli
     assert completion.model == "toy"
 
 
-def test_beams_and_draws_give_n_choices(client: OpenAI) -> None:
+def test_beams_and_samples_give_n_choices(client: OpenAI) -> None:
     beams = client.completions.create(model="toy", prompt=PROMPT, n=2, max_tokens=12, extra_body={"num_beams": 4})
     assert [choice.index for choice in beams.choices] == [0, 1]
     drawn = [
@@ -56,7 +56,7 @@ def test_beams_and_draws_give_n_choices(client: OpenAI) -> None:
     assert len({choice.text for choice in drawn[0].choices}) == 3
 
 
-def test_a_stream_joins_to_the_whole_text_and_ends_with_the_usage(client: OpenAI) -> None:
+def test_a_stream_forms_the_whole_text_and_ends_with_the_usage(client: OpenAI) -> None:
     whole = client.completions.create(model="toy", prompt=PROMPT, max_tokens=16)
     events = list(
         client.completions.create(
@@ -68,7 +68,7 @@ def test_a_stream_joins_to_the_whole_text_and_ends_with_the_usage(client: OpenAI
     assert (events[-1].choices, events[-1].usage) == ([], whole.usage)
 
 
-def test_what_load_tools_send_fixes_the_length(client: OpenAI) -> None:
+def test_the_parameters_of_load_tools_fix_the_length(client: OpenAI) -> None:
     sent = {"ignore_eos": True, "min_tokens": 20, "stop": None}
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = list(
@@ -105,7 +105,7 @@ def test_models_are_listed_and_shown(client: OpenAI) -> None:
     assert client.models.retrieve("toy").created == model.created
 
 
-def test_a_causal_model_goes_on_with_what_echo_shows(shipped: RunningServer) -> None:
+def test_a_causal_model_continues_the_prompt_that_echo_returns(shipped: RunningServer) -> None:
     with OpenAI(base_url=f"{shipped.url}/v1", api_key="none") as client:
         prompt = "User: Hello!\nBot:"
         plain = client.completions.create(model="smalltalk-chat-gatt", prompt=prompt).choices[0].text
@@ -113,7 +113,7 @@ def test_a_causal_model_goes_on_with_what_echo_shows(shipped: RunningServer) -> 
         assert plain.startswith(" ") and echoed == prompt + plain
 
 
-def test_a_chat_model_answers_and_keeps_what_the_system_says(shipped: RunningServer) -> None:
+def test_a_chat_model_replies_and_follows_the_system_message(shipped: RunningServer) -> None:
     with OpenAI(base_url=f"{shipped.url}/v1", api_key="none") as client:
         said: list[ChatCompletionMessageParam] = [
             {"role": "system", "content": "Always answer in capitals."},

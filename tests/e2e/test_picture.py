@@ -1,4 +1,4 @@
-"""The picture of the README shows what the shipped model attends to."""
+"""The picture of the README shows the attention of the shipped model."""
 
 import re
 from pathlib import Path

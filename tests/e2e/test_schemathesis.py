@@ -58,10 +58,10 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
-def test_every_operation_keeps_what_the_document_says(server: RunningServer, tmp_path: Path) -> None:
+def test_every_operation_conforms_to_the_document(server: RunningServer, tmp_path: Path) -> None:
     config, document, report = (tmp_path / name for name in ("schemathesis.toml", "openapi.json", "report.json"))
-    with urlopen(f"{server.url}/openapi.json", timeout=30) as answer:
-        document.write_bytes(answer.read())  # told where it comes from, schemathesis would leave out that route
+    with urlopen(f"{server.url}/openapi.json", timeout=30) as response:
+        document.write_bytes(response.read())  # schemathesis would omit the route of a document from a URL
     bindings = (f'"{name}" = {{ dictionary = "models", probability = 0.9 }}' for name in NAMES)
     config.write_text(
         CONFIG.format(
@@ -81,12 +81,12 @@ def test_every_operation_keeps_what_the_document_says(server: RunningServer, tmp
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text(encoding="utf-8"))
     paths = json.loads(document.read_bytes())["paths"]
-    can_answer = {
+    can_succeed = {
         f"{method.upper()} {path}": "200" in operation["responses"]
         for path, operations in paths.items()
         for method, operation in operations.items()
     }
-    assert found["operations"]["tested"] == len(can_answer)
+    assert found["operations"]["tested"] == len(can_succeed)
     rates = found["valid_rates"]
-    answered = {name for name, phases in rates.items() if any(one["accepted"] for one in phases.values())}
-    assert answered == {name for name, can in can_answer.items() if can} - NEVER_ACCEPTED
+    succeeded = {name for name, phases in rates.items() if any(one["accepted"] for one in phases.values())}
+    assert succeeded == {name for name, can in can_succeed.items() if can} - NEVER_ACCEPTED

@@ -1,4 +1,4 @@
-"""Every bundle of the repository answers over HTTP, says what it is, and is small."""
+"""Every bundle of the repository is served over HTTP, is documented, and is small."""
 
 import json
 import subprocess
@@ -43,18 +43,18 @@ def test_a_checkout_stays_small() -> None:
 
 
 @each_bundle
-def test_a_bundle_is_listed_with_what_it_can_do(shipped: RunningServer, folder: Path) -> None:
+def test_a_bundle_is_listed_with_its_tasks(shipped: RunningServer, folder: Path) -> None:
     manifest = read_manifest(folder)
     assert manifest.name == folder.name
-    with urlopen(f"{shipped.url}/v1/models", timeout=30) as answer:
-        (card,) = (card for card in json.load(answer)["data"] if card["id"] == folder.name)
+    with urlopen(f"{shipped.url}/v1/models", timeout=30) as response:
+        (card,) = (card for card in json.load(response)["data"] if card["id"] == folder.name)
     assert card["tasks"] == tasks_of(manifest)
     assert card["architecture"] == manifest.architecture
     assert card["description"] == manifest.description != ""
 
 
 @each_bundle
-def test_a_bundle_answers_by_its_name_and_shows_what_it_attended_to(shipped: RunningServer, folder: Path) -> None:
+def test_a_bundle_is_served_by_its_name_with_its_attention(shipped: RunningServer, folder: Path) -> None:
     manifest, text = read_manifest(folder), input_of(folder)
     if "generate" in manifest.tasks:
         (output,) = post(shipped, "/v1/generate", {"model": folder.name, "inputs": text})["outputs"]
@@ -88,5 +88,5 @@ def test_a_bundle_has_a_card_with_its_figures_its_limits_and_its_licence(folder:
     assert f"{read_manifest(folder).parameters:,} parameters" in card
 
 
-def test_who_names_no_model_gets_the_shipped_transformer(shipped: RunningServer) -> None:
+def test_requests_without_a_model_use_the_shipped_transformer(shipped: RunningServer) -> None:
     assert post(shipped, "/v1/generate", {"inputs": "A man is riding a bicycle."})["model"] == DEFAULT

@@ -28,7 +28,7 @@ def test_a_sentence_becomes_ordinary_german(shipped: RunningServer) -> None:
     assert text[0].isupper()
 
 
-def test_hund_looks_at_the_dog_in_at_least_one_layer(attention: Any) -> None:
+def test_hund_attends_to_dog_in_at_least_one_layer(attention: Any) -> None:
     sources = [token.strip() for token in attention["source_tokens"]]
     row = [token.strip() for token in attention["target_tokens"]].index("Hund")
     cross = attention["maps"][0]
@@ -47,7 +47,7 @@ def test_attention_explains_the_text_that_generate_gives(shipped: RunningServer,
     assert attention["text"] == post(shipped, "/v1/generate", {"inputs": SENTENCE})["outputs"][0]["text"]
 
 
-def test_the_card_says_what_the_evaluation_found() -> None:
+def test_the_card_reports_the_evaluation() -> None:
     folder = Path("bundles/multi30k-en-de")
     scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
     card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
@@ -58,7 +58,7 @@ def test_the_card_says_what_the_evaluation_found() -> None:
     assert scores["sentences"] == 1000 and scores["num_beams"] == 5
 
 
-def test_the_card_says_what_quantising_cost() -> None:
+def test_the_card_reports_the_loss_by_quantisation() -> None:
     folder = Path("bundles/multi30k-en-de")
     manifest, card = read_bundle(folder), (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert manifest.quantization is not None

@@ -51,13 +51,13 @@ def strings(array: Any) -> list[str]:
     return [text.decode() if isinstance(text, bytes) else text for text in array.ravel()]
 
 
-def test_it_asks_for_health(client: Any) -> None:
+def test_the_client_reads_health(client: Any) -> None:
     assert client.is_server_live() and client.is_server_ready()
     assert client.is_model_ready("toy") and client.is_model_ready("toy", "1")
     assert not client.is_model_ready("toy", "2") and not client.is_model_ready("nobody")
 
 
-def test_it_reads_metadata_configuration_and_the_index(client: Any) -> None:
+def test_the_client_reads_metadata_configuration_and_the_index(client: Any) -> None:
     assert client.get_server_metadata()["name"] == "sightline"
     metadata = client.get_model_metadata("toy", "1")
     assert metadata["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}]
@@ -66,14 +66,14 @@ def test_it_reads_metadata_configuration_and_the_index(client: Any) -> None:
 
 
 @each_way
-def test_texts_are_what_generate_gives(server: RunningServer, client: Any, is_binary: bool) -> None:
+def test_texts_equal_those_of_generate(server: RunningServer, client: Any, is_binary: bool) -> None:
     outputs = asked("text_output", "token_ids", "num_tokens", "logprobs", "top_logprobs", is_binary=is_binary)
-    wanted = {"max_new_tokens": 12, "no_repeat_ngram_size": 2, "min_new_tokens": 4}
+    requested = {"max_new_tokens": 12, "no_repeat_ngram_size": 2, "min_new_tokens": 4}
     result = client.infer(
-        "toy", text_input(TEXTS, is_binary=is_binary), outputs=outputs, request_id="q7", parameters=wanted
+        "toy", text_input(TEXTS, is_binary=is_binary), outputs=outputs, request_id="q7", parameters=requested
     )
     assert result.get_response()["id"] == "q7"
-    own = post(server, "/v1/generate", {"inputs": TEXTS, "parameters": {**wanted, "top_logprobs": 5}})["outputs"]
+    own = post(server, "/v1/generate", {"inputs": TEXTS, "parameters": {**requested, "top_logprobs": 5}})["outputs"]
     assert strings(result.as_numpy("text_output")) == [one["text"] for one in own]
     assert result.as_numpy("top_logprobs").shape == (2, result.as_numpy("num_tokens").max(), 5)
     for row, one in enumerate(own):
@@ -85,7 +85,7 @@ def test_texts_are_what_generate_gives(server: RunningServer, client: Any, is_bi
         assert np.array_equal(result.as_numpy("top_logprobs")[row, :count, 0], np.array(best, np.float32))
 
 
-def test_without_outputs_it_reads_what_the_model_is_for(server: RunningServer, client: Any) -> None:
+def test_without_outputs_the_client_gets_those_of_the_task_of_the_model(server: RunningServer, client: Any) -> None:
     result = client.infer("toy", text_input(TEXTS[:1]))
     (own,) = post(server, "/v1/generate", {"inputs": TEXTS[:1]})["outputs"]
     assert strings(result.as_numpy("text_output")) == [own["text"]]
@@ -108,8 +108,8 @@ def test_attention_maps_are_tensors_with_their_own_shapes(server: RunningServer,
     names = ("attention_cross", "attention_cross_shape", "source_tokens", "target_tokens")
     texts = text_input(TEXTS, is_binary=is_binary)
     result = client.infer("toy", texts, outputs=asked(*names, is_binary=is_binary), parameters={"max_new_tokens": 9})
-    wanted = {"max_new_tokens": 9, "return_attention": {"kinds": ["cross"]}}
-    own = post(server, "/v1/generate", {"inputs": TEXTS, "parameters": wanted})["outputs"]
+    requested = {"max_new_tokens": 9, "return_attention": {"kinds": ["cross"]}}
+    own = post(server, "/v1/generate", {"inputs": TEXTS, "parameters": requested})["outputs"]
     maps = result.as_numpy("attention_cross")
     assert maps.dtype == np.float32
     for row, attention in enumerate(one["attention"] for one in own):
@@ -161,7 +161,7 @@ def test_several_calls_at_once_give_the_same(client: Any) -> None:
     assert [strings(call.get_result().as_numpy("text_output")) for call in pending] == [one] * 4
 
 
-def test_statistics_count_what_was_done(client: Any) -> None:
+def test_statistics_count_calls(client: Any) -> None:
     (before,) = client.get_inference_statistics("toy")["model_stats"]
     client.infer("toy", text_input(TEXTS))
     (after,) = client.get_inference_statistics()["model_stats"]

@@ -36,16 +36,16 @@ def assert_bits_do_not_depend_on_company(runner: Runner, lengths: Sequence[int] 
 
 
 def assert_same_bits(given: Outputs, expected: Outputs, message: str) -> None:
-    for place, (some, others) in enumerate(zip(given, expected, strict=True)):
+    for index, (some, others) in enumerate(zip(given, expected, strict=True)):
         assert some.keys() == others.keys()
         for name, array in others.items():
             assert np.isfinite(array).all()
-            np.testing.assert_array_equal(some[name], array, f"{name} of call {place}: {message}")
+            np.testing.assert_array_equal(some[name], array, f"{name} of call {index}: {message}")
 
 
 def assert_comparisons_do_not_depend_on_each_other(runner: Runner, random: np.random.Generator) -> None:
     ids = draw(random, runner.manifest, 9)
-    alone = np.concatenate([runner.compare(ids[place : place + 1]) for place in range(len(ids))])
+    alone = np.concatenate([runner.compare(ids[index : index + 1]) for index in range(len(ids))])
     for count in range(2, len(ids) + 1):
         np.testing.assert_array_equal(runner.compare(ids[:count]), alone[:count], f"{count} tokens at once")
 
@@ -83,8 +83,8 @@ def encode(runner: Runner, sequences: Sequences) -> Mapping[str, Array]:
         return {}
     lengths = lengths_of(sequences)
     ids = np.full((len(sequences), lengths.max()), runner.manifest.tokens.pad_id, np.int64)
-    for place, (source, _) in enumerate(sequences):
-        ids[place, : len(source)] = source
+    for index, (source, _) in enumerate(sequences):
+        ids[index, : len(source)] = source
     return runner.encode(ids, lengths, runner.manifest.encoder_graph.outputs)
 
 

@@ -41,9 +41,11 @@ def assert_same(
     cases = zip(requests, expected, given, strict=True)
     different = [case for case in cases if case[1] != case[2]]
     models = reference(model) if different else None
-    for request, wanted, got in different:
+    for request, reference_targets, got in different:
         assert models is not None
-        assert _is_near_tie(models, request, wanted, got), f"{request}: expected {wanted}, got {got}"
+        assert _is_near_tie(models, request, reference_targets, got), (
+            f"{request}: expected {reference_targets}, got {got}"
+        )
     assert len(different) <= ALLOWED * len(requests), f"{len(different)} of {len(requests)} part at a near tie"
 
 
@@ -102,7 +104,7 @@ def _parts_at_near_tie(
 
 def _beam_score(model: TranslationModel, request: GenerateRequest, ids: Ids) -> float:
     rows = forced_log_probs(model, request, ids)
-    total = sum(_processed(model, request, row, ids[:place])[ids[place]] for place, row in enumerate(rows))
+    total = sum(_processed(model, request, row, ids[:position])[ids[position]] for position, row in enumerate(rows))
     return float(total / len(ids) ** request.parameters.length_penalty)
 
 

@@ -86,5 +86,5 @@ def _generation_config(config: Any, parameters: GenerateParameters, settings: di
 
 def _until_end(ids: Sequence[int], end_ids: Sequence[int]) -> tuple[int, ...]:
     """Truncate after the first of `end_ids`; the rest is padding."""
-    ends = (place for place, token in enumerate(ids, start=1) if token in end_ids)
+    ends = (index for index, token in enumerate(ids, start=1) if token in end_ids)
     return tuple(ids[: next(ends, len(ids))])

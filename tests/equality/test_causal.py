@@ -93,7 +93,7 @@ def forced(model: CausalModel, prompt: Ids, ids: Ids) -> dict[str, NDArray[Any]]
     return {"logprobs": log_softmax(logits)[range(len(ids)), ids], "decoder": maps[:, 0, :, first:].numpy()}
 
 
-def test_the_bundles_sources_have_a_start_and_no_end(runner: OnnxRunner, prompts: list[Ids]) -> None:
+def test_sources_of_the_bundle_have_a_start_token_and_no_end_token(runner: OnnxRunner, prompts: list[Ids]) -> None:
     assert runner.manifest.decoder_start == "source"
     assert runner.manifest.source_tokenizer != runner.manifest.target_tokenizer
     assert all(prompt[0] == 1 and 2 not in prompt for prompt in prompts[:-1])
@@ -101,7 +101,7 @@ def test_the_bundles_sources_have_a_start_and_no_end(runner: OnnxRunner, prompts
 
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
 @pytest.mark.parametrize("prefix", [(), (20, 301)], ids=["no prefix", "prefix"])
-def test_served_outputs_are_pytorchs(
+def test_served_outputs_equal_pytorch(
     parameters: GenerateParameters, prefix: Ids, model: CausalModel, runner: OnnxRunner, prompts: list[Ids]
 ) -> None:
     requests = [make_request(prompt, parameters=parameters, target_prefix=prefix) for prompt in prompts]
@@ -125,7 +125,7 @@ def test_every_output_has_the_same_bits_alone_and_in_any_batch(runner: OnnxRunne
     assert_bits_do_not_depend_on_company(runner)
 
 
-def test_served_log_probabilities_and_maps_are_pytorchs(
+def test_served_log_probabilities_and_maps_equal_pytorch(
     models: Reference[CausalModel], runner: OnnxRunner, prompts: list[Ids]
 ) -> None:
     kinds = frozenset({"decoder"})
@@ -140,7 +140,9 @@ def assert_forced(models: Reference[CausalModel], prompt: Ids, ids: Ids, target:
     assert_within_rounding(models, lambda model: forced(model, prompt, ids), found)
 
 
-def test_bleu_is_of_what_goes_on_from_the_prompt(folder: Path, model: CausalModel, toy_sentences: list[str]) -> None:
+def test_bleu_is_measured_on_the_continuation_of_the_prompt(
+    folder: Path, model: CausalModel, toy_sentences: list[str]
+) -> None:
     bundle = folder / "bundle"
     tokenizer = prompt_tokenizer(read_tokenizer(folder / "checkpoint" / "tokenizer.json"))
     expected = []
@@ -152,7 +154,7 @@ def test_bleu_is_of_what_goes_on_from_the_prompt(folder: Path, model: CausalMode
     assert compare(sessions, sessions, tokenizer, text).bleu[0].float32 == pytest.approx(100)
 
 
-def test_static_scales_are_measured_behind_the_prompt(
+def test_static_scales_are_measured_after_the_prompt(
     folder: Path, model: CausalModel, models: Reference[CausalModel], prompts: list[Ids]
 ) -> None:
     """Compare the input of the output projection with PyTorch."""
@@ -172,7 +174,7 @@ def test_static_scales_are_measured_behind_the_prompt(
     )
 
 
-def test_float16_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+def test_float16_is_rejected_by_name(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         BundleError, match="is a decoder-only model; float16 bundles support only encoder-decoder models"
     ):
@@ -189,9 +191,9 @@ async def test_http_gives_pytorchs_tokens_and_maps(
 ) -> None:
     parameters = {"max_new_tokens": MAX_NEW_TOKENS, "return_attention": True}
     async with client_of(folder) as client:
-        answer = await client.post("/v1/generate", json={"inputs": toy_sentences, "parameters": parameters})
-    assert answer.status_code == 200, answer.text
-    for prompt, output in zip(prompts[1:-1], answer.json()["outputs"], strict=True):
+        response = await client.post("/v1/generate", json={"inputs": toy_sentences, "parameters": parameters})
+    assert response.status_code == 200, response.text
+    for prompt, output in zip(prompts[1:-1], response.json()["outputs"], strict=True):
         expected = greedy(pytorch_steps(model, prompt), prompt[-1], 2, MAX_NEW_TOKENS).ids
         assert tuple(token["id"] for token in output["tokens"]) == expected
         (given,) = output["attention"]["maps"]
@@ -206,7 +208,7 @@ async def test_http_gives_pytorchs_tokens_and_maps(
         )
 
 
-def test_streamed_is_whole(runner: OnnxRunner, prompts: list[Ids]) -> None:
+def test_streamed_equals_complete_output(runner: OnnxRunner, prompts: list[Ids]) -> None:
     whole = run(runner, [make_request(prompt, parameters=GREEDY) for prompt in prompts])
     streams = run_events(runner, [make_request(prompt, parameters=GREEDY, stream=True) for prompt in prompts])
     for result, events in zip(whole, streams, strict=True):
@@ -214,7 +216,7 @@ def test_streamed_is_whole(runner: OnnxRunner, prompts: list[Ids]) -> None:
         assert tuple(event.token for event in events[:-1]) == result.targets[0].tokens  # type: ignore[union-attr]
 
 
-def test_generation_goes_on_to_the_last_position(models: Reference[CausalModel], runner: OnnxRunner) -> None:
+def test_generation_continues_to_the_last_position(models: Reference[CausalModel], runner: OnnxRunner) -> None:
     prompt = tuple(range(3, 63))
     parameters = GenerateParameters(max_new_tokens=10_000, suppress_tokens=(2,))
     (result,) = run(runner, [make_request(prompt, parameters=parameters)])
@@ -303,7 +305,7 @@ def test_prompts_in_prefill_have_the_same_bits_alone_and_beside_running_rows(
         assert [bits_of(result) for result in results] == alone
 
 
-def test_prompt_rows_are_pytorchs_alone_and_in_any_batch(
+def test_prompt_rows_equal_pytorch_alone_and_in_any_batch(
     models: Reference[CausalModel], runner: OnnxRunner, prompts: list[Ids]
 ) -> None:
     """The rows of the prompt precede those of the target, for samples and beams too."""
@@ -338,7 +340,7 @@ def test_prompt_rows_are_pytorchs_alone_and_in_any_batch(
             np.testing.assert_array_equal(target.attention["decoder"][:, :, first:], other.attention["decoder"])
 
 
-def test_swapped_rows_go_on_with_each_others_states(runner: OnnxRunner) -> None:
+def test_swapped_rows_continue_with_each_others_states(runner: OnnxRunner) -> None:
     random = np.random.default_rng(6)
     prompts = [random.integers(3, 300, length) for length in (5, 30)]
 
@@ -386,7 +388,7 @@ def test_a_quantized_bundle_reads_prompts_row_by_row(
 
 
 @pytest.mark.parametrize("name", ["layers.0.self_attention.key.weight", "layers.1.feed_forward.outer.bias"])
-def test_a_weight_that_is_not_the_bundles_is_found(
+def test_a_changed_weight_is_found(
     name: str, folder: Path, model: CausalModel, toy_sentences: list[str], tmp_path: Path
 ) -> None:
     weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}

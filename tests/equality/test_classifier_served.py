@@ -110,7 +110,7 @@ async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_the_service_answers_with_pytorchs_probabilities(
+async def test_the_service_returns_the_probabilities_of_pytorch(
     name: str,
     models: Reference[Classifier],
     client: httpx.AsyncClient,
@@ -118,8 +118,8 @@ async def test_the_service_answers_with_pytorchs_probabilities(
     texts_ids: list[list[int]],
 ) -> None:
     asked = {"model": name, "inputs": toy_sentences, "return_attention": True}
-    answer = (await client.post("/v1/classify", json=asked)).json()
-    for ids, text, output in zip(texts_ids, toy_sentences, answer["outputs"], strict=True):
+    response = (await client.post("/v1/classify", json=asked)).json()
+    for ids, text, output in zip(texts_ids, toy_sentences, response["outputs"], strict=True):
         scores = {one["label"]: one["score"] for one in output["labels"]}
         found = {
             "logprobs": np.log([scores[label] for label in models.exact.config.labels]),
@@ -130,6 +130,6 @@ async def test_the_service_answers_with_pytorchs_probabilities(
         assert alone == output["labels"]
 
 
-async def test_a_service_of_classifiers_alone_refuses_to_generate(client: httpx.AsyncClient) -> None:
-    answer = await client.post("/v1/generate", json={"inputs": "A dog."})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unsupported_task")
+async def test_a_service_with_only_classifiers_rejects_generation(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/generate", json={"inputs": "A dog."})
+    assert (response.status_code, response.json()["error"]["code"]) == (422, "unsupported_task")

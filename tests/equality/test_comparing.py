@@ -57,7 +57,7 @@ def test_one_tie_in_200_is_allowed(twins: Twins, request_: GenerateRequest) -> N
         assert_same(toy, [request_] * 199, [[ids]] * 199, [[tied]] + [[ids]] * 198)
 
 
-def test_a_draw_may_not_part_at_a_tie(twins: Twins) -> None:
+def test_a_sampled_text_may_not_differ_at_a_tie(twins: Twins) -> None:
     toy, ids = twins.model, twins.ids
     drawn = replace(REQUEST, parameters=GenerateParameters(do_sample=True))
     with pytest.raises(AssertionError, match="expected"):

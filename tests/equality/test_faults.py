@@ -137,20 +137,20 @@ def test_nan_of_a_shipped_encoder_fails_its_own_sequence_alone(name: str) -> Non
     manifest = read_bundle(Path("bundles") / name)
     runner = OnnxRunner(Path("bundles") / name, manifest, num_threads=1, max_rows=4)
     parameters = GenerateParameters(max_new_tokens=8)
-    requests = [make_request((50, 60 + place, 70, 2), parameters=parameters) for place in range(3)]
+    requests = [make_request((50, 60 + index, 70, 2), parameters=parameters) for index in range(3)]
     expected = run(runner, requests)
     for state in manifest.states:
         if state.encoder_output is not None:
             faulty = cast(Runner, NanForOne(runner, state))
             events = run_events(faulty, requests)
             assert events[1] == [Failed("internal")], state.input
-            for place in (0, 2):
-                assert_same_results(final(events[place]), expected[place])
+            for index in (0, 2):
+                assert_same_results(final(events[index]), expected[index])
 
 
 @pytest.mark.parametrize("name", [*RECURRENT, "transformer", "transformer-half"])
 @pytest.mark.parametrize("num_read", [0, 2])
-def test_rows_run_alone_after_a_failed_step_give_what_they_give_together(
+def test_rows_that_run_alone_after_a_failed_step_have_the_results_of_the_batch(
     folder: Path, toy_sentences: list[str], tmp_path: Path, name: str, num_read: int
 ) -> None:
     tokenizer = read_tokenizer(folder / name / "tokenizer.json")

@@ -75,7 +75,7 @@ def test_batched_equals_alone(
     assert_same_results(alone, run(runner, requests, shuffle=Random(seed)))
 
 
-def test_every_kind_of_request_of_the_mix_got_what_it_asked_for(
+def test_every_kind_of_request_in_the_mix_has_its_result(
     requests: list[GenerateRequest], alone: list[Generated]
 ) -> None:
     for request, result in zip(requests, alone, strict=True):
@@ -86,7 +86,9 @@ def test_every_kind_of_request_of_the_mix_got_what_it_asked_for(
             assert all(len(token.alternatives) == request.parameters.top_logprobs for token in target.tokens)
 
 
-def test_streamed_equals_whole(runner: OnnxRunner, requests: list[GenerateRequest], alone: list[Generated]) -> None:
+def test_streamed_equals_complete_output(
+    runner: OnnxRunner, requests: list[GenerateRequest], alone: list[Generated]
+) -> None:
     """The events contain the generated tokens, and the result equals that without streaming."""
     single = [index for index, request in enumerate(requests) if request.parameters.num_beams == 1]
     streamed = [replace(requests[index], stream=True) for index in single]

@@ -79,7 +79,7 @@ def forced(model: RecurrentModel, source: tuple[int, ...], written: list[int]) -
     return {"logprobs": logprobs} if maps is None else {"logprobs": logprobs, "cross": maps[:, 0].numpy()}
 
 
-def test_served_outputs_are_pytorchs(system: System) -> None:
+def test_served_outputs_equal_pytorch(system: System) -> None:
     model, runner, sources = system
     config = model.config
     requests = [make_request(source, parameters=asked) for source in sources for asked in (GREEDY, BEAMS)]
@@ -95,7 +95,7 @@ def test_served_outputs_are_pytorchs(system: System) -> None:
         assert_same(model, requests, expected, given)
 
 
-def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(
+def test_served_log_probabilities_and_maps_equal_pytorch_in_any_batch(
     system: System, models: Reference[RecurrentModel]
 ) -> None:
     model, runner, sources = system
@@ -103,9 +103,9 @@ def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(
     assert {one.kind for one in runner.manifest.attention} == kinds
     assert ("attention" in runner.manifest.tasks) == bool(kinds)
     requests = [
-        make_request(source, parameters=GREEDY, attention=wanted)
+        make_request(source, parameters=GREEDY, attention=requested)
         for source in sources
-        for wanted in {kinds, frozenset()}
+        for requested in {kinds, frozenset()}
     ]
     for request, result in zip(requests, run(runner, requests, Random(2)), strict=True):
         (target,) = result.targets
@@ -125,7 +125,7 @@ def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(
         assert_within_rounding(models, compute, {"logprobs": logprobs, **target.attention})
 
 
-def test_a_step_reads_no_more_of_the_source_than_whole_blocks_of_the_batchs_longest(system: System) -> None:
+def test_a_step_reads_the_source_up_to_the_block_of_the_longest_in_the_batch(system: System) -> None:
     model, runner, sources = system
     if not kinds_of(model):
         assert not any("source" in state.shape for state in runner.manifest.states)  # there is nothing to read
@@ -171,19 +171,19 @@ async def test_http_gives_every_systems_scores_and_maps(folder: Path, toy_senten
             assert isinstance(model, RecurrentModel)
             source, written = tuple(tokenizer.encode(sentence).ids), tokenizer.encode(TARGET).ids
             body = {"model": name, "inputs": sentence, "targets": TARGET}
-            answer = await client.post("/v1/score", json=body)
-            assert answer.status_code == 200, answer.text
-            tokens = answer.json()["outputs"][0]["tokens"]
+            response = await client.post("/v1/score", json=body)
+            assert response.status_code == 200, response.text
+            tokens = response.json()["outputs"][0]["tokens"]
             assert [token["id"] for token in tokens] == written
             found = {"logprobs": np.array([token["logprob"] for token in tokens])}
             body = {"model": name, "inputs": sentence, "targets": TARGET}
-            answer = await client.post("/v1/attention", json=body)
+            response = await client.post("/v1/attention", json=body)
             if kinds_of(model):
-                (given,) = answer.json()["outputs"][0]["maps"]
+                (given,) = response.json()["outputs"][0]["maps"]
                 found["cross"] = np.reshape(given["data"], given["shape"])
                 assert_map_says_what_it_is(model.config, given, found["cross"][0, 0])
             else:
-                assert answer.json()["error"]["code"] == "unsupported_task"
+                assert response.json()["error"]["code"] == "unsupported_task"
             assert_within_rounding(models[name], lambda one: forced(one, source, written), found)
 
         await asyncio.gather(*(ask(name, sentence) for name in SYSTEMS for sentence in toy_sentences))

@@ -39,7 +39,7 @@ def compute(model: Transformer) -> dict[str, NDArray[Any]]:
         return {"logits": model(SOURCE, lengths, TARGET).numpy(), **arrays}
 
 
-def test_float32_lies_within_the_limits_and_they_are_near(model: Transformer) -> None:
+def test_float32_is_within_the_limits_and_close_to_them(model: Transformer) -> None:
     models = reference(model)
     assert_within_rounding(models, compute, compute(model))
     _, limits = models.limits(compute)
@@ -74,7 +74,9 @@ def swap_two_heads(model: Transformer) -> None:
     "mistake",
     [change_one_weight, forget_the_scale, shift_positions, round_to_half, swap_two_heads],
 )
-def test_a_mistake_lies_outside_the_limits(model: Transformer, mistake: Callable[[Transformer], None]) -> None:
+def test_an_error_in_the_model_is_outside_the_limits(
+    model: Transformer, mistake: Callable[[Transformer], None]
+) -> None:
     models = reference(model)
     with torch.no_grad():
         mistake(model)
@@ -82,7 +84,7 @@ def test_a_mistake_lies_outside_the_limits(model: Transformer, mistake: Callable
         assert_within_rounding(models, compute, compute(model))
 
 
-def test_a_mask_that_is_off_by_one_lies_outside_the_limits(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_is_off_by_one_is_outside_the_limits(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     models, exact = reference(model), compute(reference(model).exact)
     _, limits = models.limits(compute)
     monkeypatch.setattr(
@@ -91,7 +93,7 @@ def test_a_mask_that_is_off_by_one_lies_outside_the_limits(model: Transformer, m
     assert np.abs(compute(model)["logits"] - exact["logits"]).max() > limits["logits"]
 
 
-def test_limits_follow_what_a_model_magnifies() -> None:
+def test_limits_follow_the_amplification_of_a_model() -> None:
     """Scores that are a thousand times larger have errors that are a thousand times larger."""
 
     def softmax_of(model: torch.nn.Linear) -> dict[str, NDArray[Any]]:

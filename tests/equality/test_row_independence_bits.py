@@ -81,7 +81,7 @@ def not_numbers(runner: OnnxRunner, rows: int, length: int) -> dict[str, NDArray
 
 
 @pytest.mark.parametrize("bundle", BUNDLES, ids=lambda path: path.name)
-def test_what_an_earlier_sequence_left_in_a_row_is_never_read(bundle: Path) -> None:
+def test_the_state_of_an_earlier_sequence_is_never_read(bundle: Path) -> None:
     runner = load(bundle)
     if runner.manifest.decoder is None:
         return
@@ -92,10 +92,10 @@ def test_what_an_earlier_sequence_left_in_a_row_is_never_read(bundle: Path) -> N
         """Initialize rows from sources that are encoded one at a time, without padding."""
         made = []
         for row in range(2):
-            for place in range(2):
-                runner.init_rows(place, encode(runner, sequences[place : place + 1]), [0])
+            for index in range(2):
+                runner.init_rows(index, encode(runner, sequences[index : index + 1]), [0])
                 if runner.manifest.is_decoder_only:
-                    prefill(runner, place, sequences[place][0][:-1])
+                    prefill(runner, index, sequences[index][0][:-1])
             made.append(steps(runner, sequences, row))
         return made
 

@@ -49,8 +49,8 @@ async def test_the_service_gives_pytorchs_neighbours_alone_and_many_at_once(
     def cosines(model: Model, ids: list[int]) -> Tensor:
         table = model.embedding.weight.detach()
         units = normalize(table)
-        wanted = table[ids[0]] if len(ids) == 1 else units[ids[1]] - units[ids[0]] + units[ids[2]]
-        scores = cosine_similarity(wanted[None], table)
+        query = table[ids[0]] if len(ids) == 1 else units[ids[1]] - units[ids[0]] + units[ids[2]]
+        scores = cosine_similarity(query[None], table)
         scores[[*ids, *special]] = -2
         return scores
 
@@ -58,9 +58,9 @@ async def test_the_service_gives_pytorchs_neighbours_alone_and_many_at_once(
 
     async def ask(words: list[str]) -> list[tuple[int, float]]:
         body = {"token": words[0]} if len(words) == 1 else {"analogy": words}
-        answer = await client.post("/v1/similar", json={"model": name, **body})
-        assert answer.status_code == 200, answer.text
-        return [(one["id"], one["score"]) for one in answer.json()["neighbours"]]
+        response = await client.post("/v1/similar", json={"model": name, **body})
+        assert response.status_code == 200, response.text
+        return [(one["id"], one["score"]) for one in response.json()["neighbours"]]
 
     together = await asyncio.gather(*map(ask, asked * 4))
     for words, given in zip(asked * 4, together, strict=True):

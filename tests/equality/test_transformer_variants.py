@@ -80,7 +80,7 @@ def expected_logprobs(model: Transformer, source: tuple[int, ...], written: list
     return logprobs
 
 
-def test_served_outputs_are_pytorchs(system: System) -> None:
+def test_served_outputs_equal_pytorch(system: System) -> None:
     model, runner, sources = system
     config = model.config
     requests = [make_request(source, parameters=asked) for source in sources for asked in (GREEDY, BEAMS)]
@@ -95,15 +95,15 @@ def test_served_outputs_are_pytorchs(system: System) -> None:
         assert_same(model, requests, expected, given)
 
 
-def test_served_log_probabilities_and_maps_are_pytorchs_in_any_company(system: System) -> None:
+def test_served_log_probabilities_and_maps_equal_pytorch_in_any_batch(system: System) -> None:
     model, runner, sources = system
     models = reference(model)
     kinds = frozenset(one.kind for one in runner.manifest.attention)
     assert ("encoder_slots" in kinds) == (model.config.encoder_attention == "linformer")
     requests = [
-        make_request(source, parameters=GREEDY, attention=wanted)
+        make_request(source, parameters=GREEDY, attention=requested)
         for source in sources
-        for wanted in (kinds, frozenset({"encoder"}), frozenset[str]())
+        for requested in (kinds, frozenset({"encoder"}), frozenset[str]())
     ]
     for request, result in zip(requests, run(runner, requests, Random(2)), strict=True):
         (target,) = result.targets
@@ -157,7 +157,7 @@ def test_a_projection_that_is_shared_is_stored_once(folder: Path, name: str, cou
         ("pre-norm", "decoder_norm.bias"),
     ],
 )
-def test_a_weight_that_is_not_the_bundles_is_found(
+def test_a_changed_weight_is_found(
     folder: Path, toy_sentences: list[str], tmp_path: Path, name: str, parameter: str
 ) -> None:
     model, _ = load_checkpoint(folder / "checkpoints" / name)
@@ -200,12 +200,12 @@ async def test_http_gives_every_variants_maps(folder: Path, toy_sentences: list[
         asked = [
             {"model": name, "inputs": sentence, "targets": TARGET} for name in SYSTEMS for sentence in toy_sentences
         ]
-        answers = await asyncio.gather(*(client.post("/v1/attention", json=body) for body in asked))
-        for body, answer in zip(asked, answers, strict=True):
-            assert answer.status_code == 200, answer.text
+        responses = await asyncio.gather(*(client.post("/v1/attention", json=body) for body in asked))
+        for body, response in zip(asked, responses, strict=True):
+            assert response.status_code == 200, response.text
             name, (_, tokenizer) = body["model"], loaded[body["model"]]
             source, written = (tuple(tokenizer.encode(text).ids) for text in (body["inputs"], TARGET))
-            assert_maps_are_pytorchs(models[name], source, list(written), answer.json()["outputs"][0])
+            assert_maps_are_pytorchs(models[name], source, list(written), response.json()["outputs"][0])
         name = "linformer"
         given = {"model": name, "inputs": toy_sentences, "parameters": {"return_attention": True}}
         outputs = (await client.post("/v1/generate", json=given)).json()["outputs"]
@@ -214,21 +214,23 @@ async def test_http_gives_every_variants_maps(folder: Path, toy_sentences: list[
             assert output["attention"]["maps"] == alone["outputs"][0]["maps"]
 
 
-def assert_maps_are_pytorchs(models: Reference[Any], source: tuple[int, ...], written: list[int], answer: Any) -> None:
+def assert_maps_are_pytorchs(
+    models: Reference[Any], source: tuple[int, ...], written: list[int], response: Any
+) -> None:
     config = models.exact.config
     is_linformer = config.encoder_attention == "linformer"
-    found = {one["kind"]: np.reshape(one["data"], one["shape"]) for one in answer["maps"]}
+    found = {one["kind"]: np.reshape(one["data"], one["shape"]) for one in response["maps"]}
     assert_within_rounding(models, lambda model: expected_maps(model, source, written), found)
-    assert [one["kind"] for one in answer["maps"]] == [
+    assert [one["kind"] for one in response["maps"]] == [
         "encoder",
         *(["encoder_slots"] if is_linformer else []),
         "cross",
         "decoder",
     ]
-    for one in answer["maps"]:
+    for one in response["maps"]:
         assert one["normalized"] == (one["kind"] != "encoder" or not is_linformer)
         assert one["normalized"] == rows_sum_to_one(found[one["kind"]])
         assert one.get("columns_are") == ("slots" if one["kind"] == "encoder_slots" else None)
         if one["kind"].startswith("encoder"):
-            assert one["rows"] == len(answer["source_tokens"])
+            assert one["rows"] == len(response["source_tokens"])
             assert one["columns"] == (config.linformer_size if one["kind"] == "encoder_slots" else one["rows"])

@@ -84,9 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_file(self, name: str, has_body: bool) -> None:
         data = self.hub.files[name]
         headers = {"ETag": f'"{_git_id(data)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        status, wanted = 200, self.headers.get("Range")
-        if wanted:
-            start = int(wanted.removeprefix("bytes=").partition("-")[0])
+        status, requested = 200, self.headers.get("Range")
+        if requested:
+            start = int(requested.removeprefix("bytes=").partition("-")[0])
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             status, data = 206, data[start:]
         self._send(status, data, has_body, headers, self.hub.cut.pop(name, None) if has_body else None)

@@ -60,7 +60,7 @@ def test_a_mean_of_heads_is_chosen_if_it_agrees_more_often_than_each_of_them() -
     assert chosen.baseline < 1
 
 
-def test_of_equal_results_fewer_heads_and_the_first_layer_count() -> None:
+def test_with_equal_results_fewer_heads_and_the_first_layer_are_preferred() -> None:
     maps = [[pointing(0, 1), pointing(0, 1)], [pointing(0, 1), pointing(0, 1)]]
     assert best_heads([sentence([0, 1], maps)]).heads == (0,)
     assert best_heads([sentence([0, 1], maps)]).layer == 0
@@ -236,7 +236,7 @@ def test_a_bundle_that_cannot_align_is_an_error(copied: Path, capsys: pytest.Cap
         ({"heads": []}, "alignment.heads: Tuple should have at least 1 item"),
     ],
 )
-def test_an_alignment_that_the_model_cannot_have_is_refused(
+def test_an_alignment_that_does_not_fit_the_model_is_rejected(
     copied: Path, changes: dict[str, Any], message: str
 ) -> None:
     path = copied / "manifest.json"

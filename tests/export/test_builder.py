@@ -44,7 +44,7 @@ def test_a_graph_runs_with_its_weights_beside_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(given, np.full((2, 3), 2.0))
 
 
-def test_half_weights_are_widened_where_float16_loses_nothing_and_stay_where_it_would(tmp_path: Path) -> None:
+def test_half_weights_are_widened_only_if_float16_is_lossless(tmp_path: Path) -> None:
     weights = WeightFile(tmp_path / "weights.bin", half=True)
     graph = GraphBuilder("sum", weights)
     x = graph.input("x", TensorProto.FLOAT, ("batch", 2))

@@ -89,7 +89,7 @@ def test_the_range_of_every_product_is_the_largest_magnitude_that_it_reads(
     assert given == pytest.approx({name: expected[name] for name in given}, rel=1e-4)
 
 
-def test_no_more_tokens_are_decoded_than_the_model_has_room_for(
+def test_decoding_ends_at_the_limit_of_the_model(
     bundle: Path, manifest: Manifest, model: Transformer, sources: list[list[int]]
 ) -> None:
     limits = manifest.limits.model_copy(update={"max_target_tokens": 3})
@@ -131,12 +131,12 @@ def rename(graph: onnx.GraphProto, old: str, new: str) -> None:
             names[:] = [new if name == old else name for name in names]
 
 
-def test_the_bundle_is_left_as_it_was(bundle: Path, manifest: Manifest, sources: list[list[int]]) -> None:
+def test_the_bundle_is_unchanged(bundle: Path, manifest: Manifest, sources: list[list[int]]) -> None:
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in bundle.iterdir()}
     measure_ranges(bundle, manifest, sources[:1])
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in bundle.iterdir()} == before
     assert read_bundle(bundle) == manifest
 
 
-def test_nothing_is_measured_of_no_sources(bundle: Path, manifest: Manifest) -> None:
+def test_nothing_is_measured_without_sources(bundle: Path, manifest: Manifest) -> None:
     assert measure_ranges(bundle, manifest, []) == {"encoder": {}, "step": {}}

@@ -16,7 +16,7 @@ from model.data.tokenizer import read_tokenizer
 from service.bundle import MANIFEST, BundleError, read_bundle, read_manifest
 
 
-def test_it_has_an_encoder_labels_and_no_step(classifier_bundle: Path) -> None:
+def test_a_classifier_bundle_has_an_encoder_and_labels_and_no_decoder(classifier_bundle: Path) -> None:
     manifest = read_bundle(classifier_bundle)
     assert manifest.decoder is None
     assert json.loads((classifier_bundle / MANIFEST).read_text(encoding="utf-8"))["decoder"] is None
@@ -28,7 +28,7 @@ def test_it_has_an_encoder_labels_and_no_step(classifier_bundle: Path) -> None:
     assert {path.name for path in classifier_bundle.iterdir()} == {*manifest.files, MANIFEST}
 
 
-def test_it_says_how_near_it_comes_to_pytorch(classifier_bundle: Path, classifier_checkpoint: Path) -> None:
+def test_verification_reports_the_difference_to_pytorch(classifier_bundle: Path, classifier_checkpoint: Path) -> None:
     written = read_manifest(classifier_bundle).verification
     assert written is not None
     assert 0 < written.max_logit_difference < written.tolerance < 1e-4
@@ -37,7 +37,7 @@ def test_it_says_how_near_it_comes_to_pytorch(classifier_bundle: Path, classifie
 
 
 @pytest.mark.parametrize("output", ["hidden", "label_logprobs", "encoder_attention.1"])
-def test_an_output_that_is_not_pytorchs_is_found(
+def test_a_difference_to_pytorch_is_found(
     classifier_bundle: Path,
     classifier_checkpoint: Path,
     toy_sentences: list[str],
@@ -55,7 +55,7 @@ def test_an_output_that_is_not_pytorchs_is_found(
         verify(dataclasses.replace(sessions, encoder=Wrong()), model, tokenizer, toy_sentences)
 
 
-def test_padding_and_company_change_no_label(classifier_bundle: Path, toy_sentences: list[str]) -> None:
+def test_labels_do_not_depend_on_padding_or_the_batch(classifier_bundle: Path, toy_sentences: list[str]) -> None:
     tokenizer = read_tokenizer(classifier_bundle / TOKENIZER)
     sessions = open_sessions(classifier_bundle, read_manifest(classifier_bundle))
     sources = [encoding.ids for encoding in tokenizer.encode_batch(toy_sentences)]
@@ -65,7 +65,7 @@ def test_padding_and_company_change_no_label(classifier_bundle: Path, toy_senten
     np.testing.assert_allclose(np.exp(together).sum(axis=1), 1, rtol=1e-6)
 
 
-def test_other_forms_are_refused(classifier_bundle: Path, tmp_path: Path) -> None:
+def test_other_forms_are_rejected(classifier_bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="is an encoder; float16 bundles support only encoder-decoder models"):
         half_bundle(classifier_bundle, tmp_path / "half", None)
 
@@ -80,7 +80,7 @@ def test_other_forms_are_refused(classifier_bundle: Path, tmp_path: Path) -> Non
     ],
     ids=["no labels", "no task", "a task too many", "languages"],
 )
-def test_a_manifest_whose_tasks_and_means_differ_is_refused(
+def test_a_manifest_with_contradictory_tasks_is_rejected(
     classifier_bundle: Path, tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
     document = json.loads((classifier_bundle / MANIFEST).read_text(encoding="utf-8"))

@@ -115,7 +115,7 @@ def test_a_download_that_breaks_off_continues_with_the_same_command(client: Clie
         assert reason.startswith("UnreachableError: ") and "the same command continues a download" in reason
         folder, _ = client.download()
     assert (Path(folder) / "model.safetensors").read_bytes() == data
-    ranges = [wanted for method, path, wanted in client.hub.requests if method == "GET" and "cdn" in path]
+    ranges = [requested for method, path, requested in client.hub.requests if method == "GET" and "cdn" in path]
     assert ranges[0] is None and ranges[-1] == f"bytes={10 << 20}-"
 
 

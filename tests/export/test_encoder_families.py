@@ -221,7 +221,7 @@ def test_buckets_of_mpnet_equal_transformers() -> None:
     assert_array_equal(buckets(RelativeBias(32, 128, bidirectional=True), distances), expected)
 
 
-def refused(folder: Path, name: str, task: str = "Model", **changes: Any) -> str:
+def rejection(folder: Path, name: str, task: str = "Model", **changes: Any) -> str:
     """Return the error of an import with changed keys of config.json; None removes a key."""
     make_model(FAMILIES[name], task).save_pretrained(folder)
     values = json.loads((folder / "config.json").read_text())
@@ -277,14 +277,14 @@ def refused(folder: Path, name: str, task: str = "Model", **changes: Any) -> str
         ("bert", "Model", {"model_type": "gemma3_text"}, "model_type 'gemma3_text' is not supported"),
     ],
 )
-def test_unsupported_variant_is_refused(
+def test_unsupported_variant_is_rejected(
     name: str, task: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    assert message in refused(tmp_path, name, task, **changes)
+    assert message in rejection(tmp_path, name, task, **changes)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_unknown_tensor_is_refused(name: str, tmp_path: Path) -> None:
+def test_unknown_tensor_is_rejected(name: str, tmp_path: Path) -> None:
     model = make_model(FAMILIES[name], "Model")
     model.register_parameter("extra", torch.nn.Parameter(torch.zeros(3)))
     model.save_pretrained(tmp_path)
@@ -292,7 +292,7 @@ def test_unknown_tensor_is_refused(name: str, tmp_path: Path) -> None:
         import_folder(tmp_path, tmp_path)
 
 
-def test_classifier_saved_as_encoder_is_refused(tmp_path: Path) -> None:
+def test_classifier_saved_as_encoder_is_rejected(tmp_path: Path) -> None:
     model = make_model(FAMILIES["bert"], "ForSequenceClassification")
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

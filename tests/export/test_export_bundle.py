@@ -36,7 +36,7 @@ def broken_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_bundle_holds_what_its_manifest_says_and_nothing_else(bundle: Path) -> None:
+def test_a_bundle_contains_exactly_the_files_of_its_manifest(bundle: Path) -> None:
     manifest = read_bundle(bundle)
     assert names(bundle) == BUNDLE_FILES == {*manifest.files, "manifest.json"}
     assert (manifest.name, manifest.description, manifest.license) == ("toy", "random weights", "Apache-2.0")
@@ -68,7 +68,7 @@ def test_a_manifest_that_is_written_reads_back_equal(bundle: Path, tmp_path: Pat
     assert read_manifest(tmp_path) == manifest
 
 
-def test_another_schema_version_is_refused_with_the_one_that_is_needed(copied: Path) -> None:
+def test_another_schema_version_is_rejected_with_the_supported_one(copied: Path) -> None:
     path = copied / "manifest.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**document, "schema_version": 7}), encoding="utf-8")
@@ -77,7 +77,7 @@ def test_another_schema_version_is_refused_with_the_one_that_is_needed(copied: P
 
 
 @pytest.mark.parametrize("name", sorted(BUNDLE_FILES - {"manifest.json"}))
-def test_a_changed_file_is_refused(copied: Path, name: str) -> None:
+def test_a_changed_file_is_rejected(copied: Path, name: str) -> None:
     path = copied / name
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -86,14 +86,14 @@ def test_a_changed_file_is_refused(copied: Path, name: str) -> None:
         check_files(copied, read_manifest(copied))
 
 
-def test_a_file_with_two_links_is_refused(copied: Path, tmp_path: Path) -> None:
+def test_a_file_with_two_links_is_rejected(copied: Path, tmp_path: Path) -> None:
     os.link(copied / "weights.bin", tmp_path / "second")
     with pytest.raises(BundleError, match=r"weights\.bin has 2 hard links"):
         read_bundle(copied)
 
 
 @pytest.mark.parametrize("name", sorted(BUNDLE_FILES - {"manifest.json"}))
-def test_a_file_that_is_used_and_not_listed_is_refused(copied: Path, name: str) -> None:
+def test_a_file_that_is_used_and_not_listed_is_rejected(copied: Path, name: str) -> None:
     manifest = read_manifest(copied)
     files = {listed: record for listed, record in manifest.files.items() if listed != name}
     write_manifest(copied, manifest.model_copy(update={"files": files}))
@@ -101,7 +101,7 @@ def test_a_file_that_is_used_and_not_listed_is_refused(copied: Path, name: str) 
         read_bundle(copied)
 
 
-def test_external_data_that_only_a_subgraph_names_is_refused_if_it_is_not_listed(copied: Path, tmp_path: Path) -> None:
+def test_unlisted_external_data_of_a_subgraph_is_rejected(copied: Path, tmp_path: Path) -> None:
     (tmp_path / "foreign").write_bytes(bytes(4))
     os.link(tmp_path / "foreign", copied / "foreign.bin")
     model = onnx.load_model(copied / "similar.onnx", load_external_data=False)
@@ -147,7 +147,7 @@ def by_socket(path: Path) -> None:
 
 @pytest.mark.parametrize("replace", [by_link, by_fifo, by_folder, by_socket])
 @pytest.mark.parametrize("name", sorted(BUNDLE_FILES))
-def test_what_is_not_a_regular_file_is_refused_and_not_read(
+def test_a_file_that_is_not_regular_is_rejected_and_not_read(
     copied: Path, name: str, replace: Callable[[Path], None]
 ) -> None:
     replace(copied / name)
@@ -157,7 +157,7 @@ def test_what_is_not_a_regular_file_is_refused_and_not_read(
         read_bundle(copied)
 
 
-def test_a_device_is_refused_and_not_read(bundle: Path) -> None:
+def test_a_device_is_rejected_and_not_read(bundle: Path) -> None:
     manifest = read_manifest(bundle)
     graph = manifest.encoder_graph.model_copy(update={"file": "zero"})
     graphs = {
@@ -172,7 +172,7 @@ def test_a_device_is_refused_and_not_read(bundle: Path) -> None:
         check_files(Path("/dev"), manifest.model_copy(update={**graphs, "files": files}))
 
 
-def test_weights_that_are_not_finite_are_refused_wherever_they_stand(copied: Path) -> None:
+def test_weights_that_are_not_finite_are_rejected_in_every_tensor(copied: Path) -> None:
     manifest, good = read_manifest(copied), (copied / "weights.bin").read_bytes()
     tensors = set[ExternalTensor]().union(
         *(external_tensors((copied / graph.file).read_bytes()) for graph in manifest.graphs)
@@ -181,8 +181,8 @@ def test_weights_that_are_not_finite_are_refused_wherever_they_stand(copied: Pat
     assert sum(tensor.size for tensor in tensors) * 4 > 0.9 * len(good)
     for tensor, value in itertools.product(tensors, (np.nan, -np.inf)):
         weights = bytearray(good)
-        place = tensor.offset + tensor.size // 2 * 4
-        weights[place : place + 4] = np.float32(value).tobytes()
+        start = tensor.offset + tensor.size // 2 * 4
+        weights[start : start + 4] = np.float32(value).tobytes()
         (copied / "weights.bin").write_bytes(weights)
         files = manifest.files | record_files(copied, ["weights.bin"])
         with pytest.raises(BundleError, match=r"copied/weights\.bin has weights that are not finite numbers"):
@@ -204,7 +204,7 @@ def test_a_bundle_that_fails_verification_is_not_written(
     assert not any(out.parent.iterdir())
 
 
-def test_a_bundle_that_fails_verification_leaves_the_one_that_stands(
+def test_a_bundle_that_fails_verification_keeps_the_existing_one(
     broken_checkpoint: Path, copied: Path, toy_sentences: list[str]
 ) -> None:
     before = read_bundle(copied)
@@ -229,7 +229,7 @@ def test_replacing_a_bundle_keeps_files_that_its_manifest_does_not_name(
     assert names(copied.parent) == {"copied"}
 
 
-def test_an_export_that_fails_to_move_its_bundle_leaves_the_one_that_stands(
+def test_an_export_that_cannot_move_its_bundle_keeps_the_existing_one(
     checkpoint: Path, copied: Path, toy_sentences: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, rename = read_bundle(copied), Path.rename
@@ -302,7 +302,7 @@ def test_a_bundle_with_another_tokenizer_is_not_verified(
         verify_bundle(bundle, other, toy_sentences[:1])
 
 
-def test_half_weights_halve_the_file_and_are_what_the_bundle_is_verified_against(
+def test_half_weights_halve_the_file_and_are_the_reference_of_verification(
     checkpoint: Path, bundle: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:
     half = tmp_path / "half"
@@ -315,7 +315,7 @@ def test_half_weights_halve_the_file_and_are_what_the_bundle_is_verified_against
         verify_bundle(half, checkpoint, toy_sentences)
 
 
-def test_a_weight_that_float16_cannot_hold_is_refused(
+def test_a_weight_that_float16_cannot_hold_is_rejected(
     checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:
     model, _ = load_checkpoint(checkpoint)

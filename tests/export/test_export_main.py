@@ -69,7 +69,7 @@ def test_a_failed_verification_exits_with_1_and_writes_nothing(
         ),
     ],
 )
-def test_what_is_missing_exits_with_2_and_one_line(
+def test_missing_files_exit_with_2_and_one_line(
     arguments: list[str],
     message: str,
     tmp_path: Path,
@@ -133,9 +133,7 @@ def test_weights_that_do_not_fit_exit_with_2_and_one_line(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_heads_that_the_runtime_does_not_take_are_padded(
-    checkpoint: Path, tmp_path: Path, sentences_path: Path
-) -> None:
+def test_heads_of_unsupported_sizes_are_padded(checkpoint: Path, tmp_path: Path, sentences_path: Path) -> None:
     """The bundle is verified against PyTorch before it is written."""
     config = TransformerConfig(
         read_tokenizer(checkpoint / "tokenizer.json").get_vocab_size(), d_model=16, num_heads=4, d_ff=16
@@ -146,16 +144,14 @@ def test_heads_that_the_runtime_does_not_take_are_padded(
     assert {state.shape[-1] for state in read_manifest(tmp_path / "toy").states} == {8}
 
 
-def test_a_name_that_no_request_could_use_is_refused(
+def test_a_name_that_no_request_could_use_is_rejected(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(checkpoint), "--out", str(tmp_path / "toy"), "--name", "no/slash"]) == 2
     assert "error: name must be 1 to 128 letters, digits," in capsys.readouterr().err
 
 
-def test_a_bundle_that_is_replaced_keeps_what_it_says_of_itself(
-    checkpoint: Path, tmp_path: Path, sentences_path: Path
-) -> None:
+def test_a_replaced_bundle_keeps_its_metadata(checkpoint: Path, tmp_path: Path, sentences_path: Path) -> None:
     out = tmp_path / "toy"
     arguments = [str(checkpoint), "--out", str(out), "--sentences", str(sentences_path)]
     said = []
@@ -166,7 +162,7 @@ def test_a_bundle_that_is_replaced_keeps_what_it_says_of_itself(
     assert said == [("toy", "a toy", "for research"), ("toy", "a toy", "for research"), ("toy", "a toy", "Apache-2.0")]
 
 
-def test_an_export_after_one_that_was_killed_keeps_what_the_bundle_said_of_itself(
+def test_an_export_after_a_killed_one_keeps_the_metadata_of_the_bundle(
     checkpoint: Path, tmp_path: Path, sentences_path: Path
 ) -> None:
     arguments = [str(checkpoint), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]
@@ -179,7 +175,7 @@ def test_an_export_after_one_that_was_killed_keeps_what_the_bundle_said_of_itsel
     assert not list(tmp_path.glob(".*"))
 
 
-def test_it_keeps_its_languages_and_its_chat_template_too(
+def test_a_replaced_bundle_keeps_its_languages_and_its_chat_template(
     checkpoint: Path, tmp_path: Path, sentences_path: Path
 ) -> None:
     out = tmp_path / "toy"
@@ -224,7 +220,7 @@ def parallel_text(tmp_path: Path) -> Path:
     return folder
 
 
-def test_quantize_writes_a_bundle_with_what_it_measured(
+def test_quantize_writes_a_bundle_with_its_measurements(
     bundle: Path, tmp_path: Path, parallel_text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
@@ -238,7 +234,9 @@ def test_quantize_writes_a_bundle_with_what_it_measured(
     assert json.loads((out / "manifest.json").read_text(encoding="utf-8"))["quantization"] == printed
 
 
-def test_quantize_unverified_says_so(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quantize_without_verification_is_recorded(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "small"
     assert main(["quantize", str(bundle), "--out", str(out), "--bits", "4", "--unverified"]) == 0
     assert json.loads(capsys.readouterr().out)["quality"] is None
@@ -251,7 +249,7 @@ def quantize_static(bundle: Path, out: Path, *more: str) -> list[str]:
     return [*arguments, "--encoder", "per-tensor", "--layers", "per-tensor", "--projection", "per-tensor", *more]
 
 
-def test_quantize_measures_static_scales_on_the_sentences_that_it_is_given(
+def test_quantize_measures_static_scales_on_the_given_sentences(
     bundle: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
@@ -262,9 +260,7 @@ def test_quantize_measures_static_scales_on_the_sentences_that_it_is_given(
     assert read_bundle(out).files == read_bundle(tmp_path / "expected").files
 
 
-def test_static_scales_are_measured_on_the_projects_sentences_where_none_are_given(
-    bundle: Path, tmp_path: Path
-) -> None:
+def test_static_scales_are_measured_on_the_default_sentences(bundle: Path, tmp_path: Path) -> None:
     given, own = (tmp_path / name for name in ("given", "own"))
     assert main(quantize_static(bundle, own)) == 0
     assert main(quantize_static(bundle, given, "--calibration", str(SENTENCES))) == 0
@@ -294,7 +290,7 @@ def test_static_scales_that_cannot_be_measured_exit_with_2(
 
 
 @pytest.mark.parametrize("site", ["encoder", "layers", "projection"])
-def test_an_unknown_form_is_refused(
+def test_an_unknown_form_is_rejected(
     bundle: Path, tmp_path: Path, site: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["quantize", str(bundle), "--out", str(tmp_path / "small"), "--bits", "8", "--unverified"]
@@ -304,7 +300,7 @@ def test_an_unknown_form_is_refused(
     assert "invalid choice: 'columns'" in capsys.readouterr().err
 
 
-def test_half_writes_a_bundle_with_what_it_measured(
+def test_half_writes_a_bundle_with_its_measurements(
     bundle: Path, tmp_path: Path, parallel_text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
@@ -363,7 +359,7 @@ def test_quantize_without_text_asks_for_it(
         (["--limit", "0"], "limit must be at least 1, got 0"),
     ],
 )
-def test_quantize_on_text_that_is_not_there_exits_with_2(
+def test_quantize_on_missing_text_exits_with_2(
     bundle: Path,
     tmp_path: Path,
     parallel_text: Path,
@@ -406,7 +402,7 @@ def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
     assert "error: pre-norm: ONNX Runtime and PyTorch differ: " in capsys.readouterr().err
 
 
-def test_a_system_that_is_refused_keeps_no_other_back(
+def test_a_rejected_system_does_not_prevent_the_export_of_others(
     checkpoint: Path,
     tmp_path: Path,
     sentences_path: Path,
@@ -419,12 +415,12 @@ def test_a_system_that_is_refused_keeps_no_other_back(
         (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
     export_one = commands._export
 
-    def refuse_two(arguments: Namespace, checkpoint: Path, out: Path, label: BundleMetadata) -> Verification:
+    def reject_two(arguments: Namespace, checkpoint: Path, out: Path, label: BundleMetadata) -> Verification:
         if label.name != "multi30k-en-de-linformer":
             raise VerificationError("too far off")
         return export_one(arguments, checkpoint, out, label)
 
-    monkeypatch.setattr(commands, "_export", refuse_two)
+    monkeypatch.setattr(commands, "_export", reject_two)
     assert main(["zoo", str(runs), "--out", str(out), "--sentences", str(sentences_path)]) == 1
     assert "error: bahdanau: too far off; pre-norm: too far off" in capsys.readouterr().err
     assert [folder.name for folder in out.iterdir()] == ["multi30k-en-de-linformer"]
@@ -457,7 +453,7 @@ def own_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_own_sentences_that_a_model_cannot_read_are_left_out_of_every_command(
+def test_default_sentences_that_a_model_cannot_read_are_omitted_by_every_command(
     short_reader: Path, own_sentences: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A too long default sentence must not prevent export and calibration."""
@@ -476,7 +472,7 @@ def test_own_sentences_that_a_model_cannot_read_are_left_out_of_every_command(
     assert read_bundle(tmp_path / "int8").files == read_bundle(tmp_path / "expected").files
 
 
-def test_own_sentences_of_which_none_can_be_read_are_an_error_that_asks_for_others(
+def test_default_sentences_of_which_none_can_be_read_are_an_error_that_asks_for_others(
     short_reader: Path, own_sentences: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own_sentences.write_text("walks " * 30, encoding="utf-8")
@@ -488,7 +484,7 @@ def test_own_sentences_of_which_none_can_be_read_are_an_error_that_asks_for_othe
     )
 
 
-def test_a_named_sentence_that_is_too_long_is_refused_with_its_file_and_line(
+def test_a_given_sentence_that_is_too_long_is_rejected_with_its_file_and_line(
     bundle: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "mine.txt"
@@ -505,7 +501,7 @@ def test_a_named_sentence_that_is_too_long_is_refused_with_its_file_and_line(
         assert not (tmp_path / "out").exists()
 
 
-def test_text_to_measure_on_that_is_too_long_is_refused_with_its_file_and_line(
+def test_a_pair_that_is_too_long_is_rejected_with_its_file_and_line(
     bundle: Path, tmp_path: Path, parallel_text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (parallel_text / "val.en").write_text(f"A man sleeps.\n{'walks ' * 300}\n", encoding="utf-8")
@@ -517,7 +513,7 @@ def test_text_to_measure_on_that_is_too_long_is_refused_with_its_file_and_line(
 
 
 @pytest.mark.parametrize("command", ["quantize", "half"])
-def test_few_pairs_are_said_to_show_no_loss(
+def test_few_pairs_are_reported_as_insufficient(
     bundle: Path,
     tmp_path: Path,
     parallel_text: Path,

@@ -57,7 +57,7 @@ def test_encoder_equals_pytorch_on_ragged_rows(
         assert_within_rounding(models, compute, {"hidden": hidden[row, : len(source)]})
 
 
-def test_what_lies_in_the_padding_of_a_source_changes_nothing(sessions: Sessions, sources: list[list[int]]) -> None:
+def test_padding_of_a_source_does_not_affect_results(sessions: Sessions, sources: list[list[int]]) -> None:
     lengths = np.array([5], np.int32)
     names = list(sessions.manifest.encoder_graph.outputs)
     whole = np.array([sources[0]])
@@ -129,7 +129,7 @@ def test_step_maps_equal_pytorch_within_a_rows_own_length(
         assert_within_rounding(models, compute, own)
 
 
-def test_a_shorter_row_has_a_whole_map_whatever_earlier_calls_left_in_memory(
+def test_a_shorter_row_has_a_complete_map_with_any_content_of_memory(
     sessions: Sessions, sources: list[list[int]]
 ) -> None:
     states = begin(sessions, sources, slots=16)
@@ -141,7 +141,7 @@ def test_a_shorter_row_has_a_whole_map_whatever_earlier_calls_left_in_memory(
 
 
 @pytest.mark.parametrize("ages", [[0, 0, 0], [0, 7, 2], [7, 7, 7]], ids=["first", "mixed", "last"])
-def test_a_step_writes_one_slot_of_each_of_its_rows_and_nothing_else(
+def test_a_step_writes_exactly_one_position_of_each_row(
     sessions: Sessions, sources: list[list[int]], ages: list[int]
 ) -> None:
     rows, slots = 3, 8
@@ -179,9 +179,7 @@ def test_steps_up_to_the_buffers_end_equal_pytorch(
     )
 
 
-def test_what_a_row_held_before_does_not_matter_to_the_next_sequence(
-    sessions: Sessions, sources: list[list[int]]
-) -> None:
+def test_a_sequence_does_not_depend_on_earlier_content_of_its_row(sessions: Sessions, sources: list[list[int]]) -> None:
     lengths = [len(source) for source in sources]
     clean, used = (begin(sessions, sources, slots=16) for _ in range(2))
     for name, state in used.items():

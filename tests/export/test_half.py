@@ -71,7 +71,7 @@ def far(given: Array, expected: Array) -> float:
     return float(np.abs(given.astype(np.float32) - expected).max())
 
 
-def test_encodings_stay_near_those_of_float32(bundle: Path, half: Path) -> None:
+def test_encodings_are_close_to_float32(bundle: Path, half: Path) -> None:
     expected, given = encode(load(bundle), SOURCES), encode(load(half), SOURCES)
     for row, source in enumerate(SOURCES):
         assert far(given["hidden"][row, : len(source)], expected["hidden"][row, : len(source)]) < CLOSE
@@ -81,7 +81,7 @@ def test_encodings_stay_near_those_of_float32(bundle: Path, half: Path) -> None:
             assert not own[..., len(source) :].any()
 
 
-def test_steps_of_rows_of_all_ages_stay_near_those_of_float32(bundle: Path, half: Path) -> None:
+def test_steps_of_rows_of_all_ages_are_close_to_float32(bundle: Path, half: Path) -> None:
     differences = []
     for given, expected in zip(read(load(half), 9), read(load(bundle), 9), strict=True):
         differences += [far(given[name], expected[name]) for name in ("logits", "logprobs", "top_logprobs")]
@@ -103,17 +103,17 @@ def test_the_size_of_the_buffers_changes_nothing(half: Path) -> None:
         assert far(short["logprobs"], long["logprobs"]) < 1e-3
 
 
-def test_a_step_writes_its_slot_and_nothing_else(half: Path) -> None:
+def test_a_step_writes_only_its_position(half: Path) -> None:
     sessions = load(half)
     states = initial_states(sessions.manifest, encode(sessions, SOURCES), 8)
     before = {name: array.copy() for name, array in states.items()}
     run_step(sessions, states, [5, 6, 7], [0, 3, 7], [len(source) for source in SOURCES], ["top_ids"])
     for name, array in states.items():
-        changed = {tuple(place) for place in np.argwhere((array != before[name]).any(axis=(1, 3)))}
+        changed = {tuple(index) for index in np.argwhere((array != before[name]).any(axis=(1, 3)))}
         assert changed == ({(0, 0), (1, 3), (2, 7)} if name.startswith("self_") else set())
 
 
-def test_all_operators_are_ones_that_cuda_has(half: Path) -> None:
+def test_cuda_supports_all_operators(half: Path) -> None:
     manifest = read_bundle(half)
     assert manifest.rows is not None and manifest.similar is not None
     for graph in (manifest.encoder_graph, manifest.decoder_graph, manifest.similar, manifest.rows):
@@ -126,7 +126,7 @@ def test_all_operators_are_ones_that_cuda_has(half: Path) -> None:
         assert tuple(value.name for value in model.graph.output) == graph.outputs
 
 
-def test_a_float16_bundle_is_half_as_large_and_says_what_it_is(bundle: Path, half: Path) -> None:
+def test_a_float16_bundle_is_half_as_large_and_declares_its_type(bundle: Path, half: Path) -> None:
     manifest, original = read_bundle(half), read_bundle(bundle)
     assert (manifest.name, manifest.dtype, manifest.verification) == ("half", "float16", None)
     assert manifest.quantization == Quantization(
@@ -139,7 +139,7 @@ def test_a_float16_bundle_is_half_as_large_and_says_what_it_is(bundle: Path, hal
     assert (half / "weights.bin").stat().st_size < 0.55 * (bundle / "weights.bin").stat().st_size
 
 
-def test_the_same_prefixes_score_alike_through_a_growing_cache(bundle: Path, half: Path) -> None:
+def test_prefixes_have_similar_scores_with_a_growing_cache(bundle: Path, half: Path) -> None:
     scores = [onnx_steps(load(folder), SOURCES[0])([[1, 45, 67, 12]])[0] for folder in (bundle, half)]
     assert far(scores[1], scores[0]) < CLOSE
 
@@ -165,7 +165,7 @@ def test_only_float32_with_states_that_grow_becomes_float16(bundle: Path, half: 
 
 
 @pytest.mark.parametrize("values", [[7e4], [1.0, -7e4]])
-def test_a_weight_that_float16_cannot_hold_is_refused_by_name(values: Sequence[float], tmp_path: Path) -> None:
+def test_a_weight_that_float16_cannot_hold_is_rejected_by_name(values: Sequence[float], tmp_path: Path) -> None:
     weight = onnx.numpy_helper.from_array(np.array(values, np.float32), "large")
     graph = onnx.helper.make_graph([], "graph", [], [], [weight])
     weights = WeightFile(tmp_path / "weights.bin")
@@ -201,7 +201,7 @@ def with_bias(index: int) -> Change:
         ("step", with_bias(10)),
     ],
 )
-def test_attention_with_options_that_the_conversion_would_ignore_is_refused(
+def test_attention_with_options_that_the_conversion_would_ignore_is_rejected(
     bundle: Path, tmp_path: Path, graph: str, change: Change
 ) -> None:
     model = onnx.load_model(bundle / f"{graph}.onnx", load_external_data=False)

@@ -76,7 +76,7 @@ def close(given: Array, expected: Array) -> None:
 
 
 @PRODUCTS
-def test_a_product_by_rows_is_that_of_its_slow_twin(
+def test_a_product_by_rows_equals_its_slow_twin(
     tmp_path: Path, nodes: Draw, bias: Array | None, is_transposed: bool
 ) -> None:
     operators, run = quantized(draw(tmp_path, nodes), tmp_path, BY_ROWS)
@@ -124,7 +124,7 @@ def levels_above_zero(x: Array) -> tuple[Levels, float]:
 
 @PRODUCTS
 @pytest.mark.parametrize("relu", [False, True], ids=["", "after Relu"])
-def test_a_static_product_is_that_of_its_slow_twin(
+def test_a_static_product_equals_its_slow_twin(
     tmp_path: Path, nodes: Draw, bias: Array | None, is_transposed: bool, relu: bool
 ) -> None:
     """All rows share one step, values are clipped, and rounding replaces `Relu`."""
@@ -148,7 +148,7 @@ def test_a_static_product_within_the_range_is_near_the_exact_one(tmp_path: Path,
 
 
 @pytest.mark.parametrize("relu", [False, True], ids=["", "after Relu"])
-def test_what_lies_beyond_the_measured_range_is_cut_to_it(tmp_path: Path, relu: bool) -> None:
+def test_values_beyond_the_measured_range_are_clipped(tmp_path: Path, relu: bool) -> None:
     _, run = quantized(draw(tmp_path, after_relu(matmul) if relu else matmul), tmp_path, STATIC)
     x = random(4, INNER) * np.array([[2], [10], [1e4], [1e30]], np.float32)
     lowest = 0 if relu else -LARGEST * 128 / 127  # zero has as many codes below it as above, and one more
@@ -161,7 +161,7 @@ def test_a_row_of_zeros_gives_the_bias_of_a_static_product(tmp_path: Path) -> No
     np.testing.assert_array_equal(run(np.zeros((2, INNER), np.float32)), [random(SIZE)] * 2)
 
 
-def test_a_static_product_of_what_was_always_zero_is_refused(tmp_path: Path) -> None:
+def test_a_static_product_with_an_empty_range_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="drawn: calibration found only zeros for x; use other calibration sentences"):
         quantized(draw(tmp_path, matmul), tmp_path, STATIC, largest=0.0)
 
@@ -211,7 +211,7 @@ def product_and_another_reader(graph: GraphBuilder, x: str) -> str:
 @pytest.mark.parametrize(
     ("nodes", "others", "is_kept"), [(two_products, 2, False), (product_and_another_reader, 1, True)]
 )
-def test_relu_stays_where_something_else_reads_it(tmp_path: Path, nodes: Draw, others: int, is_kept: bool) -> None:
+def test_relu_stays_if_another_node_reads_it(tmp_path: Path, nodes: Draw, others: int, is_kept: bool) -> None:
     operators, run = quantized(draw(tmp_path, nodes), tmp_path, STATIC)
     assert ("Relu" in operators) == is_kept
     x = np.clip(random(5, INNER), -LARGEST, LARGEST)
@@ -221,7 +221,7 @@ def test_relu_stays_where_something_else_reads_it(tmp_path: Path, nodes: Draw, o
     assert run(x) == pytest.approx(exact, abs=0.03 * float(np.abs(exact).max()))
 
 
-def test_relu_stays_where_it_is_an_output(tmp_path: Path) -> None:
+def test_relu_stays_if_it_is_an_output(tmp_path: Path) -> None:
     def nodes(graph: GraphBuilder, x: str) -> str:
         return matmul(graph, graph.add("Relu", x, output=graph.output("cut", TensorProto.FLOAT, ("batch", INNER))))
 

@@ -20,7 +20,7 @@ def own_text(sessions: Sessions, tokenizer: Tokenizer, toy_sentences: list[str])
     return ParallelText("val", "de", EvaluationSet(toy_sentences, references, tokenised_references=None))
 
 
-def test_bleu_is_that_of_greedy_and_of_beam_search(
+def test_bleu_is_measured_with_greedy_and_beam_search(
     sessions: Sessions, tokenizer: Tokenizer, own_text: ParallelText
 ) -> None:
     quality = compare(sessions, sessions, tokenizer, own_text)
@@ -44,7 +44,7 @@ def quality(*bleu: tuple[float, float]) -> Quality:
     return Quality(split="val", sentences=6, signature="", bleu=compared)
 
 
-def test_what_is_lost_may_be_little() -> None:
+def test_a_small_loss_is_accepted() -> None:
     check_loss(quality((38.0, 37.71), (40.0, 41.0)))
 
 
@@ -61,6 +61,6 @@ def test_what_is_lost_may_be_little() -> None:
         ),
     ],
 )
-def test_what_is_lost_may_not_be_much(bleu: tuple[tuple[float, float], ...], message: str) -> None:
+def test_a_large_loss_is_rejected(bleu: tuple[tuple[float, float], ...], message: str) -> None:
     with pytest.raises(VerificationError, match=message):
         check_loss(quality(*bleu))

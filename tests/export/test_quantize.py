@@ -53,7 +53,7 @@ def test_zeros_stay_zeros(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize(("bits", "size"), [(5, 32), (8, 48), (8, 128), (4, 32), (4, 64)])
-def test_a_format_that_is_not_served_is_refused(bits: Literal[4, 8], size: int) -> None:
+def test_an_unsupported_format_is_rejected(bits: Literal[4, 8], size: int) -> None:
     with pytest.raises(ValueError, match="must be one of"):
         Recipe(bits, size)
 
@@ -87,9 +87,7 @@ def test_products_of_two_values_and_those_that_gemm_scales_stay(tmp_path: Path) 
 @pytest.mark.parametrize(
     "recipe", [everywhere("group-wise"), everywhere("per-token"), everywhere("per-tensor")], ids=str
 )
-def test_what_is_added_stays_where_it_is_no_bias_or_the_product_has_another_reader(
-    tmp_path: Path, recipe: Recipe
-) -> None:
+def test_additions_that_are_no_bias_or_share_the_product_stay(tmp_path: Path, recipe: Recipe) -> None:
     def nodes(graph: GraphBuilder, x: str) -> str:
         product = gemm_transposed(graph, x)
         with_bias = graph.add("Add", product, graph.weight("bias", torch.from_numpy(random(SIZE))))
@@ -153,7 +151,7 @@ def test_a_table_whose_product_is_of_integers_is_looked_up_in_blocks(tmp_path: P
     assert stored_bytes(tmp_path) == padded_bytes(SIZE * INNER, SIZE * 4, SIZE * INNER, SIZE * 4)
 
 
-def test_what_stays_in_float32_keeps_its_table_and_its_weights(tmp_path: Path) -> None:
+def test_products_in_float32_keep_their_table_and_weights(tmp_path: Path) -> None:
     table = random(SIZE, INNER)
     model = draw(tmp_path, lambda graph, x: best_rows(graph, table, x))
     operators, run = quantized(model, tmp_path, everywhere("float32"))

@@ -20,7 +20,7 @@ from tests.export.folders import BUNDLE_FILES, names
 from tests.export.products import everywhere
 
 
-def test_a_quantised_bundle_is_whole_and_says_what_it_is(bundle: Path, tmp_path: Path) -> None:
+def test_a_quantised_bundle_is_complete_and_declares_its_type(bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "small"
     given = quantize_bundle(bundle, out, Recipe(8, 32), None)
     manifest, original = read_bundle(out), read_bundle(bundle)
@@ -72,7 +72,7 @@ def test_a_quantised_bundle_is_whole_and_says_what_it_is(bundle: Path, tmp_path:
     ],
     ids=str,
 )
-def test_a_quantised_bundle_has_the_forms_that_it_says(
+def test_a_quantised_bundle_has_the_declared_forms(
     bundle: Path,
     tmp_path: Path,
     toy_sentences: list[str],
@@ -126,7 +126,7 @@ def test_the_scales_of_static_products_are_those_of_the_sentences(
 
 
 @pytest.mark.parametrize("recipe", [everywhere("per-tensor"), Recipe(8, layers="per-tensor")], ids=str)
-def test_static_products_without_sentences_are_refused(bundle: Path, copied: Path, recipe: Recipe) -> None:
+def test_static_products_without_sentences_are_rejected(bundle: Path, copied: Path, recipe: Recipe) -> None:
     before = read_bundle(copied)
     with pytest.raises(
         ValueError, match="the scheme per-tensor needs calibration sentences; name a file with --calibration"

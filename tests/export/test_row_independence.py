@@ -56,7 +56,7 @@ def moved_by_an_outlier(run: Callable[[Array], Array]) -> float:
 
 @pytest.mark.parametrize("recipe", RECIPES_OF_PRODUCTS, ids=str)
 @pytest.mark.parametrize("nodes", [matmul_and_bias, gemm_with_bias, relu_and_product])
-def test_a_row_of_a_product_does_not_feel_an_outlier(tmp_path: Path, nodes: Draw, recipe: Recipe) -> None:
+def test_a_row_of_a_product_does_not_depend_on_an_outlier(tmp_path: Path, nodes: Draw, recipe: Recipe) -> None:
     _, run = quantized(draw(tmp_path, nodes), tmp_path, recipe)
     assert moved_by_an_outlier(run) == 0
 
@@ -88,7 +88,7 @@ def test_a_row_of_the_projection_is_the_same_to_the_last_bit_in_every_batch(tmp_
         np.testing.assert_array_equal(run(rows[:count]), alone[:count])
 
 
-def test_one_scale_for_the_batch_would_be_found_out(tmp_path: Path) -> None:
+def test_one_scale_for_the_batch_is_detected(tmp_path: Path) -> None:
     def nodes(graph: GraphBuilder, x: str) -> str:
         weight = torch.from_numpy(random(SIZE, INNER).T * 30).to(torch.int8)
         codes, scale, zero = graph.add_multi("DynamicQuantizeLinear", [x], ["codes", "scale", "zero"])
@@ -186,13 +186,13 @@ OUTLIERS = [OUTLIER_ID] * len(SOURCE), [1, *[OUTLIER_ID] * (len(TARGET) - 1)]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
-def test_a_sequence_does_not_feel_an_outlier_beside_it(load: Load, recipe: Recipe) -> None:
+def test_a_sequence_does_not_depend_on_an_outlier_in_its_batch(load: Load, recipe: Recipe) -> None:
     sessions = load(recipe, False)
     together = read(sessions, [SOURCE, OUTLIERS[0]], [TARGET, OUTLIERS[1]])
     assert largest_difference(read(sessions, [SOURCE], [TARGET]), together, 0) == 0
 
 
-def test_a_sequence_that_felt_an_outlier_would_be_found_out(load: Load) -> None:
+def test_dependence_on_an_outlier_is_detected(load: Load) -> None:
     sessions = load(RECIPES[0], True)
     together = read(sessions, [SOURCE, OUTLIERS[0]], [TARGET, OUTLIERS[1]])
     assert largest_difference(read(sessions, [SOURCE], [TARGET]), together, 0) > 0.1

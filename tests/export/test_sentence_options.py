@@ -146,7 +146,7 @@ def test_prompts_and_transformer_in_a_folder() -> None:
         ),
     ],
 )
-def test_unsupported_folder_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_unsupported_folder_is_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ImportFailedError, match=message):
         read_sentence_options({**MINILM, **changes}.get)
 

@@ -507,7 +507,7 @@ def write_tokenizer(folder: Path, case: Case) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MBart50Tokenizer"}))
 
 
-def test_mbart_with_unknown_places_of_languages_is_an_error(tmp_path: Path) -> None:
+def test_mbart_with_unknown_positions_of_languages_is_an_error(tmp_path: Path) -> None:
     save(case_named("mbart"), tmp_path)
     write_tokenizer(tmp_path, case_named("mbart"))
     (tmp_path / "tokenizer_config.json").unlink()

@@ -29,7 +29,7 @@ def compared(folder: Path) -> Array:
     return token_cosines(open_sessions(folder, read_bundle(folder)), IDS)
 
 
-def test_cosines_are_those_of_pytorchs_table_pair_by_pair(bundle: Path, model: Transformer) -> None:
+def test_cosines_equal_those_of_single_pairs_in_pytorch(bundle: Path, model: Transformer) -> None:
     rows = model.embedding.weight.detach().double().tolist()
 
     def product(left: list[float], right: list[float]) -> float:
@@ -43,7 +43,7 @@ def test_cosines_are_those_of_pytorchs_table_pair_by_pair(bundle: Path, model: T
     np.testing.assert_allclose(compared(bundle), expected, rtol=0, atol=3 * rounding_bound(model.config.d_model))
 
 
-def test_a_row_of_zeros_is_near_nothing(tmp_path: Path) -> None:
+def test_a_row_of_zeros_has_no_similarity(tmp_path: Path) -> None:
     with WeightFile(tmp_path / "weights.bin") as weights:
         graph = similar_graph(np.array([[3.0, 4.0], [0.0, 0.0], [4.0, -3.0]], np.float32), weights)
     onnx.save_model(graph, tmp_path / "similar.onnx")
@@ -63,25 +63,25 @@ def test_a_row_of_zeros_is_near_nothing(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_quantised_it_reads_what_the_others_read(
+def test_the_quantised_graph_reads_the_shared_table(
     bundle: Path, tmp_path: Path, toy_sentences: list[str], recipe: Recipe, largest: float
 ) -> None:
     out = tmp_path / "small"
     quantize_bundle(bundle, out, recipe, None, calibration=toy_sentences[:2])
     assert np.abs(compared(out) - compared(bundle)).max() <= largest
-    read = {name: places(out / name) for name in ("encoder.onnx", "step.onnx", "similar.onnx")}
+    read = {name: tensor_locations(out / name) for name in ("encoder.onnx", "step.onnx", "similar.onnx")}
     assert read["similar.onnx"]
     assert read["similar.onnx"] <= read["encoder.onnx"] | read["step.onnx"]
 
 
-def places(graph: Path) -> set[tuple[str, ...]]:
+def tensor_locations(graph: Path) -> set[tuple[str, ...]]:
     """Return the positions of a graph's weights in the weight file."""
     tensors = onnx.load_model(graph, load_external_data=False).graph.initializer
     return {tuple(entry.value for entry in tensor.external_data) for tensor in tensors if tensor.external_data}
 
 
-def test_in_float32_it_adds_nothing_to_the_weights(bundle: Path) -> None:
-    assert places(bundle / "similar.onnx") < places(bundle / "step.onnx")
+def test_the_float32_graph_adds_no_weights(bundle: Path) -> None:
+    assert tensor_locations(bundle / "similar.onnx") < tensor_locations(bundle / "step.onnx")
 
 
 def test_a_runner_of_each_kind_compares(bundle: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_runner_of_each_kind_compares(bundle: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(given, expected, atol=3e-3)
 
 
-def test_verification_finds_a_table_that_is_not_the_bundles(bundle: Path, checkpoint: Path) -> None:
+def test_verification_finds_a_wrong_table(bundle: Path, checkpoint: Path) -> None:
     model, tokenizer = load_checkpoint(checkpoint)
     assert isinstance(model, Transformer)
     with torch.no_grad():

@@ -311,7 +311,7 @@ def test_small_losses_are_accepted(quality: TextQuality) -> None:
     ],
     ids=str,
 )
-def test_large_losses_are_refused(quality: TextQuality, message: str) -> None:
+def test_large_losses_are_rejected(quality: TextQuality, message: str) -> None:
     with pytest.raises(VerificationError) as info:
         check_text_loss(quality)
     assert message in str(info.value)

@@ -76,12 +76,12 @@ def test_inputs_without_token_types() -> None:
     ],
     ids=["XLNet", "no separator", "separator first"],
 )
-def test_other_rules_are_refused(processor: Any) -> None:
+def test_other_rules_are_rejected(processor: Any) -> None:
     with pytest.raises(ImportFailedError, match="token types of text pairs are not supported"):
         separator_of(processor)
 
 
 @pytest.mark.parametrize("tokenizer", [None, {}, {"post_processor": None}, {"post_processor": {"type": "ByteLevel"}}])
-def test_no_post_processor_is_refused(tokenizer: Any) -> None:
+def test_no_post_processor_is_rejected(tokenizer: Any) -> None:
     with pytest.raises(ImportFailedError, match="no post_processor that adds separators"):
         type_separator(tokenizer)

@@ -12,7 +12,7 @@ from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
 
 
-def test_a_true_bundle_passes_and_says_what_was_measured(
+def test_a_correct_bundle_passes_and_reports_its_measurements(
     sessions: Sessions, model: Transformer, tokenizer: Tokenizer, toy_sentences: list[str]
 ) -> None:
     verification = verify(sessions, model, tokenizer, toy_sentences)
@@ -42,7 +42,7 @@ def test_an_error_of_a_ten_thousandth_in_one_weight_is_found(
         ("embedding.weight", "greedy generations differ"),
     ],
 )
-def test_a_weight_that_is_not_the_bundles_is_found(
+def test_a_changed_weight_is_found(
     sessions: Sessions, checkpoint: Path, toy_sentences: list[str], name: str, what: str
 ) -> None:
     model, tokenizer = load_checkpoint(checkpoint)
@@ -52,7 +52,7 @@ def test_a_weight_that_is_not_the_bundles_is_found(
         verify(sessions, model, tokenizer, toy_sentences[:2])
 
 
-def test_what_is_not_a_number_never_passes(sessions: Sessions, checkpoint: Path, toy_sentences: list[str]) -> None:
+def test_nan_never_passes(sessions: Sessions, checkpoint: Path, toy_sentences: list[str]) -> None:
     model, tokenizer = load_checkpoint(checkpoint)
     with torch.no_grad():
         model.embedding.weight[2] = math.nan
@@ -60,14 +60,14 @@ def test_what_is_not_a_number_never_passes(sessions: Sessions, checkpoint: Path,
         verify(sessions, model, tokenizer, toy_sentences[:1], tolerance=math.inf)
 
 
-def test_merged_differences_keep_the_largest_and_what_is_not_a_number() -> None:
+def test_merged_differences_keep_the_largest_and_nan() -> None:
     small, large = Differences(1.0, math.nan, 1.0, 1), Differences(2.0, 0.0, 0.5, 1)
     for merged in (small.merged(large), large.merged(small)):
         assert math.isnan(merged.logits)
         assert dataclasses.replace(merged, logits=0.0) == Differences(2.0, 0.0, 1.0, 2)
 
 
-def test_a_sentence_that_is_too_long_for_the_model_is_refused(
+def test_a_sentence_that_is_too_long_for_the_model_is_rejected(
     sessions: Sessions, model: Transformer, tokenizer: Tokenizer
 ) -> None:
     with pytest.raises(ValueError, match=r"sentence 1 has 302 tokens, but the model reads at most 256"):
@@ -89,7 +89,7 @@ def test_a_lone_carriage_return_ends_no_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tolerance", [math.nan, -1.0])
-def test_a_tolerance_that_decides_nothing_is_refused(
+def test_an_invalid_tolerance_is_rejected(
     sessions: Sessions, model: Transformer, tokenizer: Tokenizer, toy_sentences: list[str], tolerance: float
 ) -> None:
     with pytest.raises(ValueError, match=f"tolerance must be a number of at least 0, got {tolerance}"):

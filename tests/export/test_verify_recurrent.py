@@ -48,7 +48,7 @@ def exported(folder: Path, tokenizer: Path, sentences: list[str], gain: float) -
 @pytest.mark.parametrize(
     "name", ["bridge.weight", "cell.weight_ih", "cell.weight_hh", "cell.bias_hh", "readout.inner.weight"]
 )
-def test_a_weight_of_the_carried_state_that_is_not_the_bundles_is_found(
+def test_a_changed_weight_of_the_recurrent_state_is_found(
     checkpoint: Path, tmp_path: Path, toy_sentences: list[str], name: str
 ) -> None:
     tokenizer = checkpoint / "tokenizer.json"
@@ -68,7 +68,7 @@ def test_annotations_are_projected_by_the_encoder_and_not_again_by_the_step(
         assert ("score.annotation.weight" in {one.name for one in constants}) == has_it
 
 
-def test_a_model_that_magnifies_rounding_is_compared_all_the_same(
+def test_a_model_that_amplifies_rounding_is_compared(
     checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:
     """Test in float64 that the model amplifies differences, independent of the processor."""

@@ -10,11 +10,11 @@ from tests.loadtest.fake_service import STREAM_HEAD, FakeService, Piece, Reply, 
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_answer_has_its_status_its_headers_and_its_body() -> None:
+async def test_responses_report_the_status_the_headers_and_the_body() -> None:
     async with FakeService(lambda n, request: whole(422, {"a": 1}, headers="X-Request-Id: r1\r\n")) as service:
         async with Client(service.url, 5.0) as client:
-            answer = await client.post("/v1/generate", b'{"inputs": "x"}')
-        assert (answer.status, answer.headers["x-request-id"], answer.body) == (422, "r1", b'{"a": 1}')
+            response = await client.post("/v1/generate", b'{"inputs": "x"}')
+        assert (response.status, response.headers["x-request-id"], response.body) == (422, "r1", b'{"a": 1}')
         assert [(request.path, request.body) for request in service.requests] == [("/v1/generate", {"inputs": "x"})]
 
 
@@ -30,11 +30,11 @@ async def test_pieces_of_a_stream_are_stamped_as_they_arrive() -> None:
     ]
     async with FakeService(lambda n, request: Reply(pieces)) as service, Client(service.url, 5.0) as client:
         sent = time.perf_counter()
-        answer = await client.post("/", b"{}")
-    assert answer.body == b"firstsecond"
-    first, last = answer.parts[0][0] - sent, answer.parts[-1][0] - sent
+        response = await client.post("/", b"{}")
+    assert response.body == b"firstsecond"
+    first, last = response.parts[0][0] - sent, response.parts[-1][0] - sent
     assert 0.1 <= first < 0.2
-    assert 0.2 <= last <= answer.ended - sent < 1
+    assert 0.2 <= last <= response.ended - sent < 1
 
 
 async def test_one_connection_serves_requests_one_after_another() -> None:
@@ -44,7 +44,7 @@ async def test_one_connection_serves_requests_one_after_another() -> None:
         assert service.connections == 1
 
 
-async def test_requests_at_once_have_a_connection_each() -> None:
+async def test_concurrent_requests_have_a_connection_each() -> None:
     async with FakeService(lambda n, request: whole(200, n, 0.05)) as service, Client(service.url, 5.0) as client:
         await asyncio.gather(*(client.post("/", b"{}") for _ in range(4)))
         assert service.connections == 4
@@ -77,7 +77,7 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch
         ([b"SMTP ready\r\n\r\n"], "response is not valid HTTP"),
     ],
 )
-async def test_an_answer_that_is_not_whole_is_broken(pieces: list[Piece], reason: str) -> None:
+async def test_an_incomplete_response_is_broken(pieces: list[Piece], reason: str) -> None:
     async with (
         FakeService(lambda n, request: Reply(pieces, closes=True)) as service,
         Client(service.url, 5.0) as client,
@@ -86,7 +86,7 @@ async def test_an_answer_that_is_not_whole_is_broken(pieces: list[Piece], reason
             await client.post("/", b"{}")
 
 
-async def test_an_answer_that_takes_too_long_times_out_and_its_late_bytes_reach_nobody() -> None:
+async def test_a_slow_response_times_out_and_its_late_bytes_are_discarded() -> None:
     async with (
         FakeService(lambda n, request: whole(200, n, 0.2 if n == 0 else 0.0)) as service,
         Client(service.url, 0.1) as client,
@@ -105,6 +105,6 @@ async def test_a_path_in_the_url_goes_before_the_requests_path() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port"])
-async def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
+async def test_an_invalid_url_of_a_server_is_rejected(url: str) -> None:
     with pytest.raises(ValueError, match=r"URL|Port"):
         Client(url, 5.0)

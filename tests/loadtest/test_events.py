@@ -8,7 +8,7 @@ EVENTS = [("message", '{"text": "Mädchen"}'.encode()), ("error", b"a\nb"), ("me
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
-def test_events_come_out_whole_however_their_bytes_were_cut(size: int, line_end: bytes) -> None:
+def test_events_are_complete_with_any_split_of_their_bytes(size: int, line_end: bytes) -> None:
     stream = STREAM.replace(b"\n", line_end)
     parts = [(float(i), stream[i : i + size]) for i in range(0, len(stream), size)]
     assert [(event.name, event.data) for event in parse_events(parts)] == EVENTS

@@ -16,7 +16,7 @@ from tests.loadtest.fake_service import (
     Request,
     chunk,
     final_event,
-    refusal,
+    rejection,
     token_event,
     translation,
 )
@@ -39,7 +39,7 @@ async def test_bodies_are_sent_in_order_and_again_from_the_start_over_all_client
         assert len(measurement.outcomes) == 7
 
 
-async def test_each_client_waits_for_its_answer_before_it_sends_again() -> None:
+async def test_each_client_waits_for_its_response_before_the_next_request() -> None:
     async with FakeService(lambda n, request: translation(wait_s=0.1)) as service:
         measurement = await run(service, Load("/", BODIES, clients=4, requests=12))
         assert service.connections == 4
@@ -51,7 +51,7 @@ async def test_each_client_waits_for_its_answer_before_it_sends_again() -> None:
     assert summary.output_tokens_per_s == pytest.approx(5 * summary.requests_per_s)
 
 
-async def test_after_its_duration_no_request_is_sent_and_those_under_way_are_waited_for() -> None:
+async def test_after_the_duration_no_request_is_sent_and_running_ones_finish() -> None:
     async with FakeService(lambda n, request: translation(wait_s=0.2)) as service:
         measurement = await run(service, Load("/", BODIES, clients=3, duration_s=0.3))
     assert len(measurement.outcomes) == 6
@@ -87,8 +87,8 @@ async def test_the_times_of_a_stream_are_those_of_its_events_though_they_arrive_
         assert 0.08 <= outcome.per_output_token_s < 0.2
 
 
-async def test_a_refused_client_pauses_and_goes_on_with_the_next_request() -> None:
-    async with FakeService(lambda n, request: refusal("overloaded", 9) if n == 0 else translation()) as service:
+async def test_a_rejected_client_pauses_and_continues_with_the_next_request() -> None:
+    async with FakeService(lambda n, request: rejection("overloaded", 9) if n == 0 else translation()) as service:
         measurement = await run(service, Load("/", BODIES, requests=3))
         assert [request.body["inputs"] for request in service.requests] == ["a", "b", "c"]
     assert [type(outcome) for outcome in measurement.outcomes] == [Rejection, Success, Success]
@@ -96,22 +96,22 @@ async def test_a_refused_client_pauses_and_goes_on_with_the_next_request() -> No
 
 
 async def test_a_client_that_honors_retry_after_waits_and_sends_the_same_request_again() -> None:
-    async with FakeService(lambda n, request: refusal("overloaded", 1) if n == 0 else translation()) as service:
+    async with FakeService(lambda n, request: rejection("overloaded", 1) if n == 0 else translation()) as service:
         measurement = await run(service, Load("/", BODIES, requests=2, honors_retry_after=True))
         assert [request.body["inputs"] for request in service.requests] == ["a", "a", "b"]
     assert [type(outcome) for outcome in measurement.outcomes] == [Rejection, Success, Success]
     assert 1 <= measurement.elapsed_s < 2
 
 
-async def test_nobody_waits_beyond_the_end_to_come_back() -> None:
-    async with FakeService(lambda n, request: refusal("draining", 60)) as service:
+async def test_no_client_waits_for_a_retry_beyond_the_end() -> None:
+    async with FakeService(lambda n, request: rejection("draining", 60)) as service:
         load = Load("/", BODIES, duration_s=0.2, honors_retry_after=True)
         measurement = await run(service, load)
     assert measurement.outcomes == [Rejection("draining", 60)]
     assert measurement.elapsed_s < 5
 
 
-async def test_broken_late_and_unreachable_answers_are_failures_and_the_load_goes_on() -> None:
+async def test_broken_late_and_missing_responses_are_failures_and_the_load_continues() -> None:
     replies = [
         Reply([STREAM_HEAD, chunk(token_event())], closes=True),
         Reply([STREAM_HEAD, chunk(token_event()), b"0\r\n\r\n"]),
@@ -129,7 +129,7 @@ async def test_broken_late_and_unreachable_answers_are_failures_and_the_load_goe
     assert (await run(service, Load("/", BODIES, requests=1))).outcomes == [Failure("connection failed")]
 
 
-async def test_an_open_loop_sends_at_its_rate_however_slow_the_service_is() -> None:
+async def test_an_open_loop_keeps_its_rate_with_a_slow_service() -> None:
     async with FakeService(lambda n, request: translation(wait_s=0.5)) as service:
         measurement = await run(service, Load("/", BODIES, rate=100.0, duration_s=1.0))
     assert 70 <= len(measurement.outcomes) <= 130  # three standard deviations

@@ -21,7 +21,7 @@ def run_locust(url: str, seconds: int) -> tuple[int, dict[str, Any]]:
     return done.returncode, {one["name"]: one for one in json.loads(done.stdout)}
 
 
-def test_all_that_its_users_do_succeeds_on_a_real_service(bundle: Path) -> None:
+def test_all_tasks_of_the_users_succeed_on_a_real_service(bundle: Path) -> None:
     with serving(bundle.parent) as server:
         exit_code, figures = run_locust(server.url, 4)
     assert exit_code == 0, figures

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from loadtest.__main__ import duration, main, parse_arguments
-from tests.loadtest.fake_service import FakeService, Reply, refusal, translation, whole
+from tests.loadtest.fake_service import FakeService, Reply, rejection, translation, whole
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +23,7 @@ async def run_main(service: FakeService, sentences: Path, *arguments: str) -> in
     return await asyncio.to_thread(main, own)
 
 
-async def test_a_run_prints_a_table_and_writes_what_it_was_and_its_figures(
+async def test_a_run_prints_a_table_and_writes_its_configuration_and_figures(
     sentences: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "load.json"
@@ -56,16 +56,16 @@ async def test_a_run_prints_a_table_and_writes_what_it_was_and_its_figures(
         (("--endpoint", "attention"), "/v1/attention", {"inputs": "Two girls."}),
     ],
 )
-async def test_each_endpoint_gets_the_request_that_it_takes(
+async def test_each_endpoint_gets_a_valid_request(
     sentences: Path, arguments: tuple[str, ...], path: str, body: dict[str, Any]
 ) -> None:
-    async with FakeService(lambda n, request: refusal("loading")) as service:
+    async with FakeService(lambda n, request: rejection("loading")) as service:
         await run_main(service, sentences, "--requests", "1", *arguments)
         assert [(request.path, request.body) for request in service.requests] == [(path, body)]
 
 
-async def test_refusals_alone_are_no_failure_of_the_run(sentences: Path) -> None:
-    async with FakeService(lambda n, request: refusal("overloaded")) as service:
+async def test_a_run_with_only_rejections_is_no_failure(sentences: Path) -> None:
+    async with FakeService(lambda n, request: rejection("overloaded")) as service:
         assert await run_main(service, sentences, "--requests", "2") == 0
 
 
@@ -103,7 +103,7 @@ def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> No
         (["--json", "nowhere/load.json"], "the folder nowhere does not exist; create it"),
     ],
 )
-def test_wrong_arguments_are_refused_before_any_load(
+def test_invalid_arguments_are_rejected_before_any_load(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_status:

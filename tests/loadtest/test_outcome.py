@@ -7,7 +7,7 @@ from loadtest.outcome import Failure, Outcome, Rejection, Success, classify
 from tests.loadtest.fake_service import DONE, final_event, token_event
 
 
-def whole_answer(status: int, body: object, **headers: str) -> Response:
+def whole_response(status: int, body: object, **headers: str) -> Response:
     return Response(status, headers, [(12.0, json.dumps(body).encode())], ended=12.0)
 
 
@@ -15,20 +15,20 @@ def stream(*parts: tuple[float, bytes]) -> Response:
     return Response(200, {}, parts, ended=parts[-1][0])
 
 
-def test_a_whole_answer_is_a_success_with_its_tokens_and_without_a_first_token() -> None:
-    outcome = classify(whole_answer(200, {"usage": {"input_tokens": 7, "output_tokens": 5}}), 10.0, is_streamed=False)
+def test_a_complete_response_is_a_success_with_its_tokens_and_without_a_first_token() -> None:
+    outcome = classify(whole_response(200, {"usage": {"input_tokens": 7, "output_tokens": 5}}), 10.0, is_streamed=False)
     assert outcome == Success(latency_s=2.0, first_token_s=None, input_tokens=7, output_tokens=5)
     assert outcome.per_output_token_s is None
 
 
-def test_an_answer_to_encode_has_no_output_tokens() -> None:
-    outcome = classify(whole_answer(200, {"usage": {"input_tokens": 7}}), 10.0, is_streamed=False)
+def test_a_response_of_encode_has_no_output_tokens() -> None:
+    outcome = classify(whole_response(200, {"usage": {"input_tokens": 7}}), 10.0, is_streamed=False)
     assert outcome == Success(2.0, None, 7, 0)
 
 
 def test_time_per_output_token_is_the_time_after_the_first_token_over_the_tokens_after_it() -> None:
-    answer = stream((11.0, token_event()), (12.0, token_event()), (13.0, token_event() + final_event(3) + DONE))
-    outcome = classify(answer, 10.0, is_streamed=True)
+    response = stream((11.0, token_event()), (12.0, token_event()), (13.0, token_event() + final_event(3) + DONE))
+    outcome = classify(response, 10.0, is_streamed=True)
     assert outcome == Success(latency_s=3.0, first_token_s=1.0, input_tokens=7, output_tokens=3)
     assert outcome.per_output_token_s == 1.0
 
@@ -40,34 +40,34 @@ def test_one_token_has_no_time_per_output_token() -> None:
 
 
 def test_the_tokens_of_all_inputs_of_a_stream_add_up() -> None:
-    answer = stream((11.0, token_event()), (12.0, final_event(3, 4) + final_event(5, 6) + DONE))
-    assert classify(answer, 10.0, is_streamed=True) == Success(2.0, 1.0, 10, 8)
+    response = stream((11.0, token_event()), (12.0, final_event(3, 4) + final_event(5, 6) + DONE))
+    assert classify(response, 10.0, is_streamed=True) == Success(2.0, 1.0, 10, 8)
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("3", 3), ("", None), ("soon", None), ("-1", None)])
-def test_a_503_is_a_refusal_with_its_code_and_when_to_come_back(value: str, seconds: int | None) -> None:
-    answer = whole_answer(503, {"error": {"code": "overloaded"}}, **{"retry-after": value})
+def test_a_503_is_a_rejection_with_its_code_and_retry_after(value: str, seconds: int | None) -> None:
+    response = whole_response(503, {"error": {"code": "overloaded"}}, **{"retry-after": value})
     for is_streamed in (False, True):
-        assert classify(answer, 10.0, is_streamed) == Rejection("overloaded", seconds)
+        assert classify(response, 10.0, is_streamed) == Rejection("overloaded", seconds)
 
 
-def test_a_503_that_is_not_the_services_own_is_a_refusal_too() -> None:
+def test_a_503_of_a_proxy_is_a_rejection() -> None:
     assert classify(Response(503, {}, [(1.0, b"<html>")], 1.0), 0.0, is_streamed=False) == Rejection("no code", None)
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("response", "reason"),
     [
-        (whole_answer(500, {"error": {"code": "internal"}}), "500 internal"),
-        (whole_answer(504, {"error": {"code": "deadline_exceeded"}}), "504 deadline_exceeded"),
-        (whole_answer(404, []), "404 no code"),
-        (whole_answer(200, {"outputs": []}), "malformed response"),
-        (whole_answer(200, "text"), "malformed response"),
+        (whole_response(500, {"error": {"code": "internal"}}), "500 internal"),
+        (whole_response(504, {"error": {"code": "deadline_exceeded"}}), "504 deadline_exceeded"),
+        (whole_response(404, []), "404 no code"),
+        (whole_response(200, {"outputs": []}), "malformed response"),
+        (whole_response(200, "text"), "malformed response"),
         (Response(200, {}, [(1.0, b"{")], 1.0), "malformed response"),
     ],
 )
-def test_any_other_answer_is_a_failure_named_by_its_fault(answer: Response, reason: str) -> None:
-    assert classify(answer, 0.0, is_streamed=False) == Failure(reason)
+def test_any_other_response_is_a_failure_named_by_its_error(response: Response, reason: str) -> None:
+    assert classify(response, 0.0, is_streamed=False) == Failure(reason)
 
 
 ERROR = b'event: error\ndata: {"error": {"code": "deadline_exceeded"}}\n\n'

@@ -5,7 +5,7 @@ from loadtest.outcome import Failure, Outcome, Rejection, Success
 from loadtest.report import Distribution, format_table, summarize
 
 
-def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed() -> None:
+def test_a_percentile_is_the_smallest_value_that_the_given_share_does_not_exceed() -> None:
     distribution = Distribution.of_seconds(value / 1000 for value in range(100, 0, -1))
     assert distribution is not None
     assert (distribution.p50, distribution.p95, distribution.p99, distribution.max) == (50, 95, 99, 100)
@@ -13,7 +13,7 @@ def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed() -> None
     assert distribution.mean == pytest.approx(50.5)
 
 
-def test_one_value_is_every_percentile_and_none_is_no_distribution() -> None:
+def test_one_value_is_every_percentile_and_no_values_have_no_distribution() -> None:
     assert Distribution.of_seconds([0.25]) == Distribution(1, 250, 250, 250, 250, 250)
     assert Distribution.of_seconds([None]) is None
 
@@ -34,7 +34,7 @@ def test_throughput_counts_successes_alone() -> None:
     assert (summary.requests_per_s, summary.output_tokens_per_s, summary.input_tokens_per_s) == (1.0, 3.5, 7.5)
 
 
-def test_refusals_are_counted_by_code_apart_from_failures() -> None:
+def test_rejections_are_counted_by_code_apart_from_failures() -> None:
     summary = summarize(Measurement(OUTCOMES, elapsed_s=2.0))
     assert summary.rejected == {"overloaded": 2, "draining": 1}
     assert summary.failed == {"500 internal": 1}
@@ -50,7 +50,7 @@ def test_times_are_those_of_successes() -> None:
     assert summary.time_per_output_token_ms.mean == pytest.approx(200)
 
 
-def test_the_table_names_every_refusal_and_failure() -> None:
+def test_the_table_names_every_rejection_and_failure() -> None:
     table = format_table(summarize(Measurement(OUTCOMES, elapsed_s=2.0)))
     assert "6 sent in 2.00 s: 2 succeeded, 3 rejected, 1 failed" in table
     assert "rejected: 2 x overloaded" in table
@@ -58,7 +58,7 @@ def test_the_table_names_every_refusal_and_failure() -> None:
     assert "time to first token       150.00    100.00    200.00" in table
 
 
-def test_the_table_has_no_row_for_what_was_not_measured() -> None:
+def test_the_table_has_no_row_for_missing_measurements() -> None:
     table = format_table(summarize(Measurement([Success(0.4, None, 7, 4)], elapsed_s=1.0)))
     rows = table[table.index("requests/s") :]
     assert "latency" in rows

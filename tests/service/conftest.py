@@ -242,9 +242,9 @@ def arrivals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
-    answer = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -278,15 +278,15 @@ class Wire:
         connection = self.http()
         with contextlib.closing(connection):
             connection.request("POST", path, orjson.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, orjson.loads(answer.read())
+            response = connection.getresponse()
+            return response.status, orjson.loads(response.read())
 
     def get(self, path: str) -> tuple[int, bytes]:
         connection = self.http()
         with contextlib.closing(connection):
             connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+            response = connection.getresponse()
+            return response.status, response.read()
 
     def wait_idle(self) -> None:
         wait_until(lambda: self.backend.num_busy == 0)
@@ -307,10 +307,10 @@ def serve(make_backend: MakeBackend) -> Serve:
     @contextlib.contextmanager
     def run(backend: FakeBackend | None = None, **settings: Any) -> Iterator[Wire]:
         backend = backend or make_backend()
-        wanted = Settings(port=0, **{"shutdown_timeout_s": 5, **settings})
-        app = create_app(wanted, backend.load)
+        all_settings = Settings(port=0, **{"shutdown_timeout_s": 5, **settings})
+        app = create_app(all_settings, backend.load)
         exit_codes: list[int] = []
-        server = DrainingServer(app, wanted, exit_codes.append)
+        server = DrainingServer(app, all_settings, exit_codes.append)
         thread = threading.Thread(target=server.run)
         thread.start()
         wire = Wire(app, server, backend, thread, exit_codes)

@@ -131,12 +131,12 @@ class FaultyRunner:
         return _poisoned(given, self._fault.row) if is_due else given
 
 
-def _poisoned(outputs: Mapping[str, Array], place: int) -> dict[str, Array]:
+def _poisoned(outputs: Mapping[str, Array], index: int) -> dict[str, Array]:
     """Return the outputs with NaN for one row or example."""
     given = {name: array.copy() for name, array in outputs.items()}
     for array in given.values():
         if np.issubdtype(array.dtype, np.floating):
-            array[place] = np.nan
+            array[index] = np.nan
     return given
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
         (RuntimeError("bad graph"), "cannot serve: RuntimeError: bad graph"),
     ],
 )
-async def test_what_cannot_be_loaded_ends_the_process_with_3_and_one_line(
+async def test_a_failed_load_ends_the_process_with_3_and_one_line(
     start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture, error: Exception, message: str
 ) -> None:
     async with start(make_backend(error=error)) as running:
@@ -80,13 +80,13 @@ async def test_an_engine_that_dies_fails_its_calls_and_ends_the_process(
             raise SystemExit
 
         monkeypatch.setattr(Engine, "step", die)
-        answer = await running.post("/v1/generate", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
+        response = await running.post("/v1/generate", {"inputs": "x"})
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
         await until(lambda: bool(running.exit_codes))
         assert running.exit_codes == [1]
 
 
-async def test_an_engine_that_dies_while_the_service_drains_ends_the_process_with_1_too(
+async def test_an_engine_that_dies_while_the_service_drains_ends_the_process_with_1(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with start() as running:
@@ -102,22 +102,20 @@ async def test_an_engine_that_dies_while_the_service_drains_ends_the_process_wit
         assert (await call).json()["error"]["code"] == "engine_dead"
 
 
-async def test_a_step_that_takes_longer_than_any_request_may_ends_the_process(
-    start: Start, make_backend: MakeBackend
-) -> None:
+async def test_a_step_longer_than_the_request_timeout_ends_the_process(start: Start, make_backend: MakeBackend) -> None:
     hang = threading.Event()
     backend = make_backend(faults=Faults(hang=hang))
     async with start(backend, request_timeout_s=0.3, queue_timeout_s=0.3) as running:
         try:
-            answer = await running.post("/v1/generate", {"inputs": "x"})
-            assert answer.json()["error"]["code"] == "deadline_exceeded"
+            response = await running.post("/v1/generate", {"inputs": "x"})
+            assert response.json()["error"]["code"] == "deadline_exceeded"
             await until(lambda: bool(running.exit_codes))
             assert running.exit_codes == [1]
         finally:
             hang.set()
 
 
-async def test_an_orderly_end_is_not_taken_for_a_death(start: Start) -> None:
+async def test_an_orderly_shutdown_is_not_a_failure(start: Start) -> None:
     async with start() as running:
         running.app.state.service.drain()
         await running.app.state.service.stop()

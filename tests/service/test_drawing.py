@@ -57,7 +57,7 @@ def test_cells_of_one_shade_are_one_path_with_a_square_for_each() -> None:
     assert re.findall(r"M(\d+) (\d+)", path.attrib["d"]) == [("5", "3"), ("0", "7")]
 
 
-def test_an_alignment_has_a_line_for_each_weight_that_is_seen_as_strong_as_it_is() -> None:
+def test_an_alignment_has_a_line_for_each_visible_weight_with_its_strength() -> None:
     root = parse(alignment(MATRIX))
     assert {"attends", "attended to", *ROWS, *COLUMNS} <= set(texts(root))
     lines = list(root.iter(f"{SVG}path"))
@@ -92,5 +92,5 @@ def test_colours_darken_evenly_and_stay_in_range() -> None:
     assert (colour_of(0), colour_of(1)) == ((255, 255, 255), (3, 38, 79))
 
 
-def test_wide_characters_take_more_room() -> None:
+def test_wide_characters_use_more_width() -> None:
     assert label_width("犬犬") > label_width("do") > 0

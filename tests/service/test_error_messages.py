@@ -278,10 +278,10 @@ def tensor(**changes: Any) -> dict[str, Any]:
 async def test_a_mistake_is_explained(running: Running, path: str, body: Any, message: str | None) -> None:
     headers = {"content-type": "application/json"}
     if isinstance(body, bytes):
-        answer = await running.client.post(path, content=body, headers=headers)
+        response = await running.client.post(path, content=body, headers=headers)
     else:
-        answer = await running.post(path, body)
-    error = answer.json()["error"]
+        response = await running.post(path, body)
+    error = response.json()["error"]
     if message is None:  # an API whose errors are one sentence
         assert error == "parameters.best_of must be 1 or null: other values are not supported."
     else:
@@ -304,8 +304,8 @@ async def test_a_mistake_is_explained(running: Running, path: str, body: Any, me
     ],
 )
 async def test_a_tensor_that_does_not_fit_is_explained(running: Running, changes: Any, message: str) -> None:
-    answer = await running.post(INFER, tensor(**changes))
-    assert (answer.status_code, answer.json()) == (422, {"error": message.replace(": It ", " ")})
+    response = await running.post(INFER, tensor(**changes))
+    assert (response.status_code, response.json()) == (422, {"error": message.replace(": It ", " ")})
 
 
 @pytest.mark.parametrize(
@@ -319,16 +319,16 @@ async def test_a_tensor_that_does_not_fit_is_explained(running: Running, changes
 async def test_a_wrong_method_is_explained(
     running: Running, method: str, path: str, allowed: str, message: str
 ) -> None:
-    answer = await running.client.request(method, path)
-    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
-    assert answer.json()["error"]["message"] == message
+    response = await running.client.request(method, path)
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    assert response.json()["error"]["message"] == message
 
 
 async def test_a_body_that_is_too_large_is_explained_with_the_setting(start: Start) -> None:
     async with start(max_body_bytes=100) as running:
-        answer = await running.post(GENERATE, {"inputs": "x" * 100})
+        response = await running.post(GENERATE, {"inputs": "x" * 100})
         message = "The body must be at most 100 bytes, got 113 (SIGHTLINE_MAX_BODY_BYTES)."
-        assert answer.json()["error"]["message"] == message
+        assert response.json()["error"]["message"] == message
 
 
 @pytest.mark.parametrize(
@@ -398,8 +398,8 @@ async def test_a_mistake_is_explained_by_apis_whose_errors_are_one_sentence(
 async def test_a_wrong_header_is_explained(
     running: Running, headers: dict[str, str], status: int, message: str
 ) -> None:
-    answer = await running.post(GENERATE, {"inputs": "x"}, **headers)
-    assert (answer.status_code, answer.json()["error"]["message"]) == (status, message)
+    response = await running.post(GENERATE, {"inputs": "x"}, **headers)
+    assert (response.status_code, response.json()["error"]["message"]) == (status, message)
 
 
 async def test_a_full_queue_is_explained_with_the_setting(start: Start, make_backend: MakeBackend) -> None:
@@ -407,10 +407,10 @@ async def test_a_full_queue_is_explained_with_the_setting(start: Start, make_bac
     async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=2) as running:
         calls = [asyncio.ensure_future(running.post(GENERATE, {"inputs": "x"})) for _ in range(3)]
         await until(lambda: running.backend.num_busy == 3)
-        answer = await running.post(GENERATE, {"inputs": "x"})
+        response = await running.post(GENERATE, {"inputs": "x"})
         hang.set()
         await asyncio.gather(*calls)
-    assert answer.json()["error"]["message"] == (
+    assert response.json()["error"]["message"] == (
         "The queue is full: 3 of 3 sequences are running or waiting (SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of 1 "
         "needs space for 1. Retry later."
     )

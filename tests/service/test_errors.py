@@ -1,4 +1,4 @@
-"""The table of errors is whole, and every code in it is caused over HTTP at least once."""
+"""The table of errors is complete, and tests cause every code over HTTP."""
 
 import asyncio
 import json
@@ -35,19 +35,19 @@ SIMPLE: list[tuple[str, str, Any, dict[str, str]]] = [
 ]
 
 
-async def answer_to(running: Running, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
+async def response_to(running: Running, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return await running.client.post(path, content=content, headers={"content-type": "application/json"} | headers)
 
 
-def check(answer: httpx.Response, code: str) -> None:
+def check(response: httpx.Response, code: str) -> None:
     """The one body, the status and the headers of a code."""
     kind = ERRORS[code]  # type: ignore[index]
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["type"]) == (kind.status, code, kind.type), answer.text
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (kind.status, code, kind.type), response.text
     assert set(error) == {"code", "type", "message", "param", "request_id"}
-    assert error["request_id"] == answer.headers["x-request-id"]
-    assert (answer.headers.get("retry-after", "").isdigit()) == (kind.status == 503)
+    assert error["request_id"] == response.headers["x-request-id"]
+    assert (response.headers.get("retry-after", "").isdigit()) == (kind.status == 503)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def running(start: Start) -> AsyncIterator[Running]:
         yield running
 
 
-def test_the_table_has_every_code_and_every_503_says_when_to_come_back() -> None:
+def test_the_table_has_every_code_and_every_503_has_retry_after() -> None:
     assert set(ERRORS) == set(get_args(ErrorCode))
     for code, kind in ERRORS.items():
         assert (kind.retry_after_s is not None) == (kind.status == 503), code
@@ -72,10 +72,10 @@ def test_every_code_is_caused_by_a_test() -> None:
 
 
 @pytest.mark.parametrize(("code", "path", "body", "headers"), SIMPLE, ids=[code for code, *_ in SIMPLE])
-async def test_a_refusal_has_its_code_and_status_and_is_counted(
+async def test_an_error_has_its_code_and_status_and_is_counted(
     running: Running, code: str, path: str, body: Any, headers: dict[str, str]
 ) -> None:
-    check(await answer_to(running, path, body, headers), code)
+    check(await response_to(running, path, body, headers), code)
     assert await running.metric(f'sightline_request_failure_total{{code="{code}"}}') == 1
 
 
@@ -104,9 +104,9 @@ async def test_response_too_large(start: Start, make_backend: MakeBackend) -> No
     maps = tuple(one.model_copy(update={"heads": 200}) for one in manifest.attention)
     backend.manifests = (manifest.model_copy(update={"attention": maps}),)
     async with start(backend) as running:
-        answer = await running.post("/v1/attention", TOO_MANY_NUMBERS)
-        check(answer, "response_too_large")
-        assert str(3 * 2 * 200 * 64 * 64) in answer.json()["error"]["message"]
+        response = await running.post("/v1/attention", TOO_MANY_NUMBERS)
+        check(response, "response_too_large")
+        assert str(3 * 2 * 200 * 64 * 64) in response.json()["error"]["message"]
         assert backend.runners[0].num_encodes == 0  # known before anything was computed
 
 
@@ -116,7 +116,7 @@ async def test_internal(start: Start, make_backend: MakeBackend) -> None:
         assert (await running.post("/v1/generate", {"inputs": "x"})).status_code == 200
 
 
-async def test_a_bug_of_ours_is_internal_and_its_text_stays_in_the_log(
+async def test_a_bug_is_an_internal_error_and_its_text_stays_in_the_log(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with start() as running:
@@ -125,35 +125,33 @@ async def test_a_bug_of_ours_is_internal_and_its_text_stays_in_the_log(
             raise RuntimeError("secret")
 
         running.app.add_endpoints([Endpoint("GET", "/bug", bug)])
-        answer = await running.client.get("/bug", headers={"x-request-id": "me"})
-        check(answer, "internal")
-        assert "secret" not in answer.text
+        response = await running.client.get("/bug", headers={"x-request-id": "me"})
+        check(response, "internal")
+        assert "secret" not in response.text
         assert "secret" in caplog.text
 
 
 async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
-    """One row is busy and two sequences wait: of five calls exactly two are refused, at once and
-    untokenised.
+    """With one busy row and two queue positions, two of five calls are rejected at once, before
+    tokenisation.
     """
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=2) as running:
         calls = [asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"})) for _ in range(5)]
         await until(lambda: sum(call.done() for call in calls) == 2)
         hang.set()
-        answers = await asyncio.gather(*calls)
-        assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 503, 503]
-        for answer in answers[3:]:
-            check(answer, "overloaded")
+        responses = await asyncio.gather(*calls)
+        assert sorted(response.status_code for response in responses) == [200, 200, 200, 503, 503]
+        for response in responses[3:]:
+            check(response, "overloaded")
         assert await running.metric('sightline_request_failure_total{code="overloaded"}') == 2
         assert running.app.state.service.admissions["fake"].num_sequences == 0
 
 
-async def test_a_call_that_would_wait_too_long_is_refused_at_once_and_an_admitted_one_never(
+async def test_a_call_that_would_wait_too_long_is_rejected_at_once_and_an_admitted_one_never(
     start: Start, make_backend: MakeBackend
 ) -> None:
-    """Calls were admitted, and failed when one of their sequences had waited for
-    queue_timeout_s.
-    """
+    """Regression: calls were admitted and failed after queue_timeout_s in the queue."""
     hang = threading.Event()
     backend = make_backend(faults=Faults(hang=hang))
     async with start(backend, max_rows=1, queue_timeout_s=0.05) as running:
@@ -161,14 +159,14 @@ async def test_a_call_that_would_wait_too_long_is_refused_at_once_and_an_admitte
         await until(lambda: running.backend.num_busy == 2)
         await asyncio.sleep(0.2)  # longer than queue_timeout_s
         running.backend.engines[0].throughput.units_per_s = 100.0
-        refused = await running.post("/v1/generate", {"inputs": "y"})
-        check(refused, "overloaded")
-        assert "would wait about 0.7 s; the limit is 0.05 s (SIGHTLINE_QUEUE_TIMEOUT_S)" in refused.text
+        rejected = await running.post("/v1/generate", {"inputs": "y"})
+        check(rejected, "overloaded")
+        assert "would wait about 0.7 s; the limit is 0.05 s (SIGHTLINE_QUEUE_TIMEOUT_S)" in rejected.text
         hang.set()
-        assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200, 200]
+        assert [response.status_code for response in await asyncio.gather(*calls)] == [200, 200]
 
 
-async def test_a_call_that_cannot_end_before_its_deadline_is_refused_at_once(
+async def test_a_call_that_cannot_end_before_its_deadline_is_rejected_at_once(
     start: Start, make_backend: MakeBackend
 ) -> None:
     hang = threading.Event()
@@ -176,9 +174,9 @@ async def test_a_call_that_cannot_end_before_its_deadline_is_refused_at_once(
         call = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
         await until(lambda: running.backend.num_busy == 1)
         running.backend.engines[0].throughput.units_per_s = 100.0
-        refused = await running.post("/v1/generate", {"inputs": "y"}, **{"X-Request-Timeout-Ms": "500"})
-        check(refused, "overloaded")
-        assert "would take about 0.7 s, but its deadline is in 0.5 s" in refused.text
+        rejected = await running.post("/v1/generate", {"inputs": "y"}, **{"X-Request-Timeout-Ms": "500"})
+        check(rejected, "overloaded")
+        assert "would take about 0.7 s, but its deadline is in 0.5 s" in rejected.text
         hang.set()
         assert (await call).status_code == 200
 
@@ -222,12 +220,12 @@ async def test_deadline_exceeded(start: Start, make_backend: MakeBackend) -> Non
         await until(lambda: running.backend.num_busy == 0)
 
 
-async def test_the_deadline_holds_also_where_the_engine_hangs(start: Start, make_backend: MakeBackend) -> None:
+async def test_the_deadline_applies_while_the_engine_hangs(start: Start, make_backend: MakeBackend) -> None:
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang))) as running:
         try:
-            answer = await running.post("/v1/generate", {"inputs": "x"}, **{"X-Request-Timeout-Ms": "50"})
-            check(answer, "deadline_exceeded")
+            response = await running.post("/v1/generate", {"inputs": "x"}, **{"X-Request-Timeout-Ms": "50"})
+            check(response, "deadline_exceeded")
             body = {"inputs": "x", "stream": True}
             check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "50"}), "deadline_exceeded")
         finally:
@@ -241,23 +239,21 @@ async def test_a_client_may_only_shorten_the_deadline(start: Start, make_backend
 
 
 @pytest.mark.parametrize("value", [str(2**31 - 1), "9" * 5000])
-async def test_a_longer_deadline_than_the_servers_is_no_fault_however_long(running: Running, value: str) -> None:
-    """Ten digits and more, such as the largest 32-bit integer, were refused as no whole number
-    above 0.
-    """
-    answer = await running.post("/v1/generate", {"inputs": "x"}, **{"X-Request-Timeout-Ms": value})
-    assert answer.status_code == 200
+async def test_a_deadline_longer_than_that_of_the_server_is_accepted(running: Running, value: str) -> None:
+    """Regression: numbers of ten or more digits, such as 2**31 - 1, were rejected."""
+    response = await running.post("/v1/generate", {"inputs": "x"}, **{"X-Request-Timeout-Ms": value})
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "٣"])
-async def test_a_deadline_that_makes_no_sense_is_refused(running: Running, value: str) -> None:
+async def test_an_invalid_deadline_is_rejected(running: Running, value: str) -> None:
     headers = {b"x-request-timeout-ms": value.encode(), b"content-type": b"application/json"}
-    answer = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers=headers)
-    check(answer, "invalid_parameter")
-    assert answer.json()["error"]["param"] == "X-Request-Timeout-Ms"
+    response = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers=headers)
+    check(response, "invalid_parameter")
+    assert response.json()["error"]["param"] == "X-Request-Timeout-Ms"
 
 
-def test_an_error_repeats_no_more_than_it_was_told() -> None:
+def test_an_error_has_only_the_given_fields() -> None:
     error = ApiError("invalid_parameter", "It is wrong.", field="inputs", index=3)
     assert json.loads(NATIVE_ERRORS.write(error, error.message({}), error.param({}), "r1")) == {
         "error": {

@@ -61,7 +61,7 @@ def in_training(model: ModelProto) -> None:
         in_training,
     ],
 )
-def test_external_data_is_found_wherever_a_tensor_may_stand(add: Callable[[ModelProto], None]) -> None:
+def test_external_data_is_found_in_every_location_of_a_tensor(add: Callable[[ModelProto], None]) -> None:
     inline = onnx.numpy_helper.from_array(np.zeros(3, np.float32), "inline")
     model = model_with(external("weights", offset="64", length="24"), inline)
     add(model)
@@ -90,7 +90,7 @@ def with_an_offset_that_is_no_number(model: ModelProto) -> None:
 
 
 @pytest.mark.parametrize("damage", [without_location, with_two_locations, with_an_offset_that_is_no_number])
-def test_a_malformed_reference_is_refused(damage: Callable[[ModelProto], None]) -> None:
+def test_a_malformed_reference_is_rejected(damage: Callable[[ModelProto], None]) -> None:
     model = model_with(external("weights", length="24"))
     damage(model)
     with pytest.raises(ValueError, match=r"exactly once|invalid literal"):
@@ -98,18 +98,18 @@ def test_a_malformed_reference_is_refused(damage: Callable[[ModelProto], None]) 
 
 
 @pytest.mark.parametrize("data", [b"no graph", b"\x3a\x7f", b"\x0b" * 200])
-def test_what_is_no_model_is_refused(data: bytes) -> None:
+def test_a_file_that_is_no_model_is_rejected(data: bytes) -> None:
     with pytest.raises(ValueError, match="not an ONNX model"):
         external_tensors(data)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
-def test_finite_numbers_are_told_from_others_by_their_type(tmp_path: Path, dtype: type[np.floating]) -> None:
+def test_finite_numbers_are_distinguished_by_their_type(tmp_path: Path, dtype: type[np.floating]) -> None:
     numbers, data_type = np.zeros(70_000, dtype), helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     tensor = ExternalTensor("weights", data_type, 2 * numbers.itemsize, len(numbers) - 2)
-    for place, value, is_well in ((0, np.nan, True), (2, 1, True), (69_999, -np.inf, False), (2, np.nan, False)):
+    for index, value, is_well in ((0, np.nan, True), (2, 1, True), (69_999, -np.inf, False), (2, np.nan, False)):
         changed = numbers.copy()
-        changed[place] = value
+        changed[index] = value
         changed.tofile(tmp_path / "weights")
         assert are_finite(tmp_path / "weights", [tensor]) == is_well
     as_integers = ExternalTensor("weights", TensorProto.INT64, 0, len(numbers))
@@ -117,7 +117,7 @@ def test_finite_numbers_are_told_from_others_by_their_type(tmp_path: Path, dtype
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 7), (20, 2), (-4, 3), (28, 1), (0, -1)])
-def test_a_tensor_outside_its_file_is_refused(tmp_path: Path, offset: int, size: int) -> None:
+def test_a_tensor_outside_its_file_is_rejected(tmp_path: Path, offset: int, size: int) -> None:
     np.zeros(6, np.float32).tofile(tmp_path / "weights")
     with pytest.raises(ValueError, match="but the file has 24 bytes"):
         are_finite(tmp_path / "weights", [ExternalTensor("weights", TensorProto.FLOAT, offset, size)])

@@ -103,8 +103,8 @@ class Service:
 
         async def call(name: str) -> tuple[int, bytes]:
             path, body = CALLS[name]
-            answer = await self.running.post(path, body, **{"x-request-id": name.replace(" ", "-")})
-            return answer.status_code, answer.content
+            response = await self.running.post(path, body, **{"x-request-id": name.replace(" ", "-")})
+            return response.status_code, response.content
 
         ended = await asyncio.gather(*map(call, CALLS))
         return Results(dict(zip(CALLS, ended, strict=True)))

@@ -4,7 +4,7 @@ import sys
 from service.fields import NOT_BLANK, object_schema
 
 
-def test_the_pattern_of_texts_is_what_is_not_blank() -> None:
+def test_the_pattern_of_texts_matches_texts_that_are_not_blank() -> None:
     matched = {code for code in range(sys.maxunicode + 1) if re.search(NOT_BLANK, chr(code))}
     assert matched == {code for code in range(sys.maxunicode + 1) if chr(code).strip()}
 

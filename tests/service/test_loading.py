@@ -62,7 +62,7 @@ def load(folder: Path, **settings: Any) -> Backend:
     return load_backend(Settings(bundles=folder, threads=1, max_rows=2, **settings), observer_of)
 
 
-def test_every_bundle_of_the_folder_is_served_by_its_own_name(folder: Path) -> None:
+def test_every_bundle_of_the_folder_is_served_by_its_name(folder: Path) -> None:
     (folder / "README.md").write_text("not a bundle")
     (folder / "empty").mkdir()
     backend = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of)
@@ -72,7 +72,7 @@ def test_every_bundle_of_the_folder_is_served_by_its_own_name(folder: Path) -> N
     assert model.source_tokenizer is model.target_tokenizer
 
 
-def test_rows_follow_from_the_memory_for_the_state_of_all_models_unless_they_are_set(folder: Path) -> None:
+def test_rows_follow_from_the_memory_for_states_unless_they_are_set(folder: Path) -> None:
     manifest = read_manifest(folder / "toy")
     shutil.copytree(folder / "toy", folder / "other")
     write_manifest(folder / "other", manifest.model_copy(update={"name": "other"}))
@@ -137,7 +137,7 @@ def generate(backend: Backend, name: str) -> list[int]:
     return [token.id for token in result.targets[0].tokens]
 
 
-def test_the_service_never_looks_at_what_an_architecture_is_called(folder: Path) -> None:
+def test_the_service_never_uses_the_name_of_an_architecture(folder: Path) -> None:
     manifest = read_manifest(folder / "toy")
     shutil.copytree(folder / "toy", folder / "other")
     changes = {"name": "other", "architecture": secrets.token_hex()}
@@ -147,7 +147,7 @@ def test_the_service_never_looks_at_what_an_architecture_is_called(folder: Path)
     assert generate(backend, "other") == generate(backend, "toy")
 
 
-def test_a_float16_bundle_is_served_on_the_cpu_too(bundle: Path, tmp_path: Path) -> None:
+def test_a_float16_bundle_is_served_on_the_cpu(bundle: Path, tmp_path: Path) -> None:
     half_bundle(bundle, tmp_path / "half", None)
     backend = load_backend(Settings(bundles=tmp_path, threads=1, max_rows=2), observer_of)
     assert (backend.models["half"].provider, backend.models["half"].manifest.dtype) == ("cpu", "float16")
@@ -161,7 +161,7 @@ def test_a_float16_bundle_is_served_on_the_cpu_too(bundle: Path, tmp_path: Path)
     assert len(targets) == 3 and targets[0] == targets[1] == targets[2]
 
 
-def test_a_bundle_that_cuda_cannot_run_is_refused_where_cuda_is_asked_for(
+def test_a_bundle_that_cuda_cannot_run_is_rejected_if_cuda_is_requested(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.loading.choose_provider", lambda _: "cuda")
@@ -203,7 +203,7 @@ def shrink_vocabulary(folder: Path) -> None:
         (shutil.rmtree, "there is no folder"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_the_reason(
+def test_an_invalid_bundle_is_rejected_with_the_reason(
     folder: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     damage(folder)
@@ -319,7 +319,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_named_in_ascii(folder: Path) -> Non
     assert list(load(folder).failed) == ["bad\\udcff"]
 
 
-def test_of_two_bundles_of_one_name_the_first_folder_is_served(folder: Path) -> None:
+def test_the_first_of_two_bundles_with_one_name_is_served(folder: Path) -> None:
     add_a_twin(folder)
     backend = load(folder)
     assert list(backend.models) == ["toy"]
@@ -329,7 +329,7 @@ def test_of_two_bundles_of_one_name_the_first_folder_is_served(folder: Path) -> 
     }
 
 
-def test_a_default_model_that_is_not_there_is_refused_before_anything_is_loaded(folder: Path) -> None:
+def test_an_unknown_default_model_is_rejected_before_anything_is_loaded(folder: Path) -> None:
     truncate_weights(folder)
     with pytest.raises(BundleError, match="the default model other is not in"):
         find_bundles(folder, "other")
@@ -365,9 +365,9 @@ def spoil(bundle: Path, tensor: str, value: float) -> None:
     for graph in read_manifest(bundle).graphs:
         for initializer in onnx.load_model(bundle / graph.file, load_external_data=False).graph.initializer:
             if initializer.name == tensor:
-                place = {entry.key: entry.value for entry in initializer.external_data}
-                first = int(place["offset"])
-                weights[first : first + int(place["length"])].view(np.float32)[:] = value
+                location = {entry.key: entry.value for entry in initializer.external_data}
+                first = int(location["offset"])
+                weights[first : first + int(location["length"])].view(np.float32)[:] = value
                 is_found = True
     assert is_found
     weights.tofile(bundle / "weights.bin")
@@ -383,7 +383,7 @@ def spoil(bundle: Path, tensor: str, value: float) -> None:
         ("recurrent", "readout.weight"),
     ],
 )
-def test_weights_that_are_not_numbers_are_refused_though_their_hashes_match(
+def test_weights_that_are_not_finite_are_rejected_although_their_hashes_match(
     copy_of: Callable[[str], tuple[Path, Path]], kind: str, tensor: str
 ) -> None:
     folder, bundle = copy_of(kind)
@@ -402,7 +402,7 @@ def test_weights_that_are_not_numbers_are_refused_though_their_hashes_match(
         ("recurrent", "embedding", "similar"),
     ],
 )
-def test_a_bundle_that_overflows_on_a_known_input_is_refused(
+def test_a_bundle_that_overflows_on_the_known_input_is_rejected(
     copy_of: Callable[[str], tuple[Path, Path]], kind: str, tensor: str, task: str
 ) -> None:
     folder, bundle = copy_of(kind)
@@ -472,7 +472,7 @@ def entered_by_all(bundle: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("has_another", [True, False])
-def test_a_bundle_folder_that_cannot_be_entered_is_refused_by_name(entered_by_all: Path, has_another: bool) -> None:
+def test_a_bundle_folder_that_cannot_be_entered_is_rejected_by_name(entered_by_all: Path, has_another: bool) -> None:
     closed = entered_by_all / "closed"
     shutil.copytree(entered_by_all / "toy", closed)
     write_manifest(closed, read_manifest(closed).model_copy(update={"name": "closed"}))
@@ -489,14 +489,14 @@ def test_a_bundle_folder_that_cannot_be_entered_is_refused_by_name(entered_by_al
     closed.chmod(0o755)
 
 
-def test_a_folder_of_bundles_that_cannot_be_listed_is_refused_by_name(entered_by_all: Path) -> None:
+def test_a_folder_of_bundles_that_cannot_be_listed_is_rejected_by_name(entered_by_all: Path) -> None:
     entered_by_all.chmod(0o300)
     with not_root(), pytest.raises(BundleError, match=rf"{entered_by_all} cannot be listed: Permission denied; give"):
         find_bundles(entered_by_all, None)
     entered_by_all.chmod(0o755)
 
 
-def test_what_an_interrupted_export_left_is_not_served_and_logged(
+def test_files_of_an_interrupted_export_are_logged_and_not_served(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in (".toy.old", ".toy.new"):
@@ -568,7 +568,7 @@ def test_functions_in_threads_return_their_results_in_order_or_raise_the_first_e
         run_in_threads([lambda: 1, lambda: 1 // 0, lambda: [][0]], num_threads)
 
 
-def test_a_later_load_gets_the_rows_that_fit_beside_the_other_models(folder: Path) -> None:
+def test_a_later_load_gets_the_rows_that_fit_in_the_remaining_memory(folder: Path) -> None:
     row = row_bytes(read_manifest(folder / "toy"))
     add_another(folder, "other")
     settings = Settings(bundles=folder, threads=1, max_state_bytes=40 * row)
@@ -601,7 +601,7 @@ def test_a_later_load_checks_the_bundle_as_the_start_does(folder: Path, caplog: 
     assert caplog.records[-1].getMessage().startswith(f"the bundles folder cannot be used: there is no folder {folder}")
 
 
-def test_a_load_that_fails_half_way_leaves_no_memory_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_fails_midway_leaves_no_memory_allocated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = load(folder)
     runners: list[weakref.ref[Any]] = []
 

@@ -115,25 +115,21 @@ def test_lines_on_a_terminal_are_readable_text_in_color_without_control_characte
     ("stream", "options"),
     [(Terminal(), {"environment": {"NO_COLOR": "1"}}), (io.BytesIO(), {"log_format": "text", "environment": {}})],
 )
-def test_text_has_no_colors_with_no_color_and_where_there_is_no_terminal(
-    stream: io.BytesIO, options: dict[str, Any]
-) -> None:
+def test_text_has_no_colors_with_no_color_or_without_a_terminal(stream: io.BytesIO, options: dict[str, Any]) -> None:
     text = logged_text(stream, **options)
     assert text.startswith('TIME info    said this  count=3 names=["a","b"] word=so\nTIME info    a sentence\n')
     assert "\x1b" not in text
 
 
 @pytest.mark.parametrize(("stream", "options"), [(io.BytesIO(), {}), (Terminal(), {"log_format": "json"})])
-def test_lines_are_json_where_there_is_no_terminal_or_where_that_is_set(
-    stream: io.BytesIO, options: dict[str, Any]
-) -> None:
+def test_lines_are_json_without_a_terminal_or_on_request(stream: io.BytesIO, options: dict[str, Any]) -> None:
     lines = [json.loads(line) for line in logged_text(stream, **options).split("\n")[:-1]]
     assert [line["message"] for line in lines][:2] == ["said this", "terse"]
     assert lines[1]["count"] == 3 and "text" not in lines[1]
 
 
 @pytest.mark.parametrize("options", [{"log_format": "text"}, {"log_format": "json"}])
-def test_a_line_that_cannot_be_formatted_is_counted_and_one_that_is_not_utf_8_is_escaped(
+def test_a_line_that_cannot_be_formatted_is_counted_and_invalid_utf_8_is_escaped(
     options: dict[str, Any],
 ) -> None:
     stream = io.BytesIO()
@@ -150,19 +146,19 @@ def test_a_line_that_cannot_be_formatted_is_counted_and_one_that_is_not_utf_8_is
 
 
 @pytest.mark.anyio
-async def test_each_call_is_one_line_that_agrees_with_its_answer_and_tells_nothing_of_its_text(
+async def test_each_call_is_one_line_that_agrees_with_its_response_and_omits_its_text(
     start: Start, logged: Logged
 ) -> None:
     async with start() as running:
         body = {"inputs": [SECRET, "x"], "parameters": {"max_new_tokens": 40}}
-        answer = (await running.post("/v1/generate", body, **{"X-Request-Id": "mine"})).json()
+        response = (await running.post("/v1/generate", body, **{"X-Request-Id": "mine"})).json()
         await running.post("/v1/generate", {"inputs": SECRET, "stream": True})
         await running.post("/v1/generate", {"inputs": SECRET, SECRET: 1})
         for path in ("/health/live", "/health/ready", "/health", "/v2/health/live", "/v2/health/ready", "/metrics"):
             await running.client.get(path)
     calls = [line for line in lines(logged) if line["message"] == "request"]
     assert [line["status"] for line in calls] == [200, 200, 422]  # health checks are debug
-    whole, stream, refused = calls
+    whole, stream, rejected = calls
     assert (whole["request_id"], whole["route"], whole["method"], whole["model"]) == (
         "mine",
         "/v1/generate",
@@ -170,15 +166,15 @@ async def test_each_call_is_one_line_that_agrees_with_its_answer_and_tells_nothi
         "fake",
     )
     assert whole["code"] is None
-    assert (whole["input_tokens"], whole["output_tokens"]) == tuple(answer["usage"].values())
+    assert (whole["input_tokens"], whole["output_tokens"]) == tuple(response["usage"].values())
     for part in ("tokenize", "queue", "encode", "decode"):
-        assert whole[f"{part}_ms"] == answer["timings_ms"][part]
-    assert whole["total_ms"] >= answer["timings_ms"]["total"]
-    assert whole["finish_reasons"] == [output["finish_reason"] for output in answer["outputs"]]
+        assert whole[f"{part}_ms"] == response["timings_ms"][part]
+    assert whole["total_ms"] >= response["timings_ms"]["total"]
+    assert whole["finish_reasons"] == [output["finish_reason"] for output in response["outputs"]]
     assert 0 < stream["ttft_ms"] <= stream["total_ms"]
-    assert (refused["code"], refused["model"]) == ("invalid_parameter", None)
+    assert (rejected["code"], rejected["model"]) == ("invalid_parameter", None)
     assert SECRET not in logged.text
-    for output in answer["outputs"]:
+    for output in response["outputs"]:
         assert json.dumps(output["text"])[1:-1] not in logged.text
 
 
@@ -187,7 +183,7 @@ async def test_each_call_is_one_line_that_agrees_with_its_answer_and_tells_nothi
     ("path", "body"),
     [("/v1/generate", {"inputs": "A dog"}), ("/v1/encode", {"inputs": "A dog"}), ("/v1/similar", {"token": "dog"})],
 )
-async def test_time_spent_on_tokens_is_told(start: Start, logged: Logged, path: str, body: dict[str, Any]) -> None:
+async def test_time_spent_on_tokens_is_logged(start: Start, logged: Logged, path: str, body: dict[str, Any]) -> None:
     async with start() as running:
         assert (await running.post(path, body)).status_code == 200
     (call,) = [line for line in lines(logged) if line["message"] == "request"]
@@ -218,7 +214,7 @@ def piped(*, is_blocking: bool = True) -> Iterator[tuple[int, QueuedHandler]]:
 
 
 @pytest.mark.parametrize("is_blocking", [True, False])
-def test_a_reader_that_stops_reading_holds_up_nobody_and_loses_no_more_than_what_is_counted(is_blocking: bool) -> None:
+def test_a_reader_that_stops_reading_blocks_nothing_and_every_lost_line_is_counted(is_blocking: bool) -> None:
     with piped(is_blocking=is_blocking) as (reader, handler):
         logger = logging.getLogger("one")
         num_logged = 2 * MAX_WAITING_LINES
@@ -241,7 +237,7 @@ def test_a_reader_that_stops_reading_holds_up_nobody_and_loses_no_more_than_what
         assert handler.num_dropped == dropped
 
 
-def test_flushing_waits_for_the_reader_but_not_for_ever() -> None:
+def test_flushing_waits_for_the_reader_up_to_a_limit() -> None:
     with piped() as (_, handler):
         logging.getLogger("one").info("x" * 1_000_000)  # more than the capacity of the pipe
         started = time.monotonic()

@@ -25,14 +25,14 @@ def test_a_quota_of_cgroup_v2_is_rounded_up_to_at_most_every_core(tmp_path: Path
 
 
 @pytest.mark.parametrize(("quota", "threads"), [(-1, CORES), (50_000, 1)])
-def test_a_quota_of_cgroup_v1_counts_too(tmp_path: Path, quota: int, threads: int) -> None:
+def test_a_quota_of_cgroup_v1_applies(tmp_path: Path, quota: int, threads: int) -> None:
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     assert usable_threads(tmp_path) == threads
 
 
-def test_a_file_that_makes_no_sense_is_no_quota(tmp_path: Path) -> None:
+def test_an_invalid_file_is_no_quota(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("lots")
     assert usable_threads(tmp_path) == CORES
 
@@ -60,7 +60,9 @@ def test_a_version_1_limit_beyond_the_memory_is_no_limit(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("line", "controller"), [("0::/a/b", ""), ("7:cpu:/c\n9:memory:/a/b", "memory")])
-def test_the_groups_of_the_process_and_their_ancestors_count(tmp_path: Path, line: str, controller: str) -> None:
+def test_limits_of_the_groups_of_the_process_and_their_ancestors_apply(
+    tmp_path: Path, line: str, controller: str
+) -> None:
     own = tmp_path / "fs" / controller / "a" / "b"
     own.mkdir(parents=True)
     name = "memory.limit_in_bytes" if controller else "memory.max"

@@ -57,8 +57,8 @@ def ask(port: int, path: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return json.load(response)
     except urllib.error.HTTPError as error:
         with error:
             return json.load(error)
@@ -75,8 +75,8 @@ def test_it_starts_translates_and_ends_cleanly_at_sigterm(folder: Path) -> None:
         assert (ready["model"], ready["provider"]) == ("toy", "cpu")
         assert ready["threads"] == {"encoder": 1, "decoder": 1}
         assert ask(port, "/health/ready") == {"status": "ready", "failed_models": []}
-        answer = ask(port, "/v1/generate", {"inputs": "A man sleeps.", "parameters": {"max_new_tokens": 8}})
-        assert 0 < len(answer["outputs"][0]["tokens"]) <= 8
+        response = ask(port, "/v1/generate", {"inputs": "A man sleeps.", "parameters": {"max_new_tokens": 8}})
+        assert 0 < len(response["outputs"][0]["tokens"]) <= 8
         attention = ask(port, "/v1/attention", {"inputs": "A man sleeps.", "targets": "Ein Mann"})
         assert [one["kind"] for one in attention["outputs"][0]["maps"]] == ["encoder", "cross", "decoder"]
         assert ask(port, "/v1/encode", {"inputs": "A man sleeps."})["dimensions"] == 32
@@ -100,21 +100,21 @@ def ask_until_ready(port: int) -> None:
     raise AssertionError("it is never ready")
 
 
-def test_a_reader_of_the_log_that_stops_reading_holds_up_neither_answers_nor_the_end(folder: Path) -> None:
+def test_a_stalled_reader_of_the_log_blocks_neither_responses_nor_the_shutdown(folder: Path) -> None:
     settings = ("--bundles", str(folder), "--log-level", "debug", "--drain-s", "0", "--threads", "1")
     port = free_port()
     with process(*settings, "--port", str(port)) as running:
         ask_until_ready(port)  # nothing reads its standard output
         for _ in range(600):  # more lines than fit into the 64 KiB of the pipe
             assert ask(port, "/health/live") == {"status": "live"}
-        answer = ask(port, "/v1/generate", {"inputs": "A man sleeps.", "parameters": {"max_new_tokens": 8}})
-        assert answer["outputs"]
+        response = ask(port, "/v1/generate", {"inputs": "A man sleeps.", "parameters": {"max_new_tokens": 8}})
+        assert response["outputs"]
         running.send_signal(signal.SIGTERM)
         assert running.wait(timeout=10) == 0
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_a_standard_stream_that_is_closed_does_no_harm(folder: Path, closed: str) -> None:
+def test_a_closed_standard_stream_has_no_effect(folder: Path, closed: str) -> None:
     port = free_port()
     command = f"exec {sys.executable} -m service --bundles {folder} --port {port} --drain-s 0 --threads 1 {closed}"
     with subprocess.Popen(["bash", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
@@ -301,7 +301,7 @@ def test_it_starts_with_exactly_one_onnx_runtime(installed: list[str]) -> None:
         check_one_runtime(installed)
 
 
-def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_variable_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SIGHTLINE_PROT", "1")
     assert main([]) == 2
     assert "SIGHTLINE_PROT" in capsys.readouterr().err

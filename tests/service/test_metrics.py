@@ -28,14 +28,14 @@ def metric_names(text: str) -> set[str]:
     return {name.removeprefix(PREFIX) for name in re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE)}
 
 
-def test_every_metric_has_our_prefix_and_vllms_suffixes_are_there() -> None:
+def test_every_metric_has_the_prefix_and_the_suffixes_of_vllm_exist() -> None:
     text = Metrics("1.2.3").render().decode()
     assert metric_names(text) >= KNOWN
     assert all(line.startswith((f"# HELP {PREFIX}", f"# TYPE {PREFIX}", PREFIX)) for line in text.splitlines())
     assert 'sightline_build_info{version="1.2.3"} 1.0' in text
 
 
-async def test_the_text_is_that_of_the_library_while_values_and_samples_change(start: Start) -> None:
+async def test_the_text_equals_that_of_the_library_while_values_and_samples_change(start: Start) -> None:
     def lines(text: bytes) -> list[str]:
         return [line for line in text.decode().splitlines() if not line.startswith("sightline_process_")]
 
@@ -58,7 +58,7 @@ async def test_limits_are_gauges_by_the_names_of_their_settings(start: Start) ->
         assert set(shown) == {name for name in Settings.model_fields if name.startswith("max_")}
 
 
-async def test_limits_that_follow_from_the_machine_show_what_is_used(start: Start) -> None:
+async def test_limits_that_follow_from_the_machine_show_the_used_values(start: Start) -> None:
     async with start() as running:
         (model,) = running.app.state.service.models.values()
         assert await running.metric('sightline_limit{setting="max_rows"}') == model.max_rows > 0
@@ -77,15 +77,15 @@ async def test_the_process_shows_its_memory_and_descriptors(start: Start) -> Non
         assert resident == pytest.approx(int(in_kib) * 1024, rel=0.1)
 
 
-async def test_metrics_agree_with_the_answers(start: Start) -> None:
+async def test_metrics_agree_with_the_responses(start: Start) -> None:
     async with start() as running:
         bodies: list[dict[str, Any]] = [
             {"inputs": ["a dog", "x"]},
             {"inputs": "Hund", "parameters": {"max_new_tokens": 1}},
             {"inputs": "Hund", "stream": True, "parameters": {"max_new_tokens": 3, "min_new_tokens": 3}},
         ]
-        answers = [await running.post("/v1/generate", body) for body in bodies]
-        usage = [answer.json()["usage"] for answer in answers[:2]]
+        responses = [await running.post("/v1/generate", body) for body in bodies]
+        usage = [response.json()["usage"] for response in responses[:2]]
         model = '{model_name="fake"}'
         tokens_of_stream = 3
         assert await running.metric(f"sightline_prompt_tokens_total{model}") == (
@@ -108,7 +108,7 @@ async def test_metrics_agree_with_the_answers(start: Start) -> None:
         assert await running.metric('sightline_http_requests_total{route="/v1/generate",status="200"}') == 3
 
 
-async def test_what_a_door_refuses_at_the_end_is_no_success(start: Start) -> None:
+async def test_a_call_that_a_compatible_api_rejects_after_encoding_is_no_success(start: Start) -> None:
     async with start() as running:
         for path, body in (
             ("/v1/embeddings", {"model": "fake", "input": "x", "dimensions": 3}),
@@ -122,7 +122,7 @@ async def test_what_a_door_refuses_at_the_end_is_no_success(start: Start) -> Non
         assert await running.metric(f"sightline_e2e_request_latency_seconds_count{model}") == 1
 
 
-async def test_a_reader_that_dawdles_does_not_make_the_tokens_late(start: Start) -> None:
+async def test_a_slow_reader_does_not_increase_token_latencies(start: Start) -> None:
     sent: list[Message] = []
     body = orjson.dumps({"inputs": "x", "stream": True, "parameters": {"min_new_tokens": 8, "max_new_tokens": 8}})
 
@@ -157,15 +157,15 @@ async def test_a_reader_that_dawdles_does_not_make_the_tokens_late(start: Start)
 async def test_tokens_of_all_outputs_count_and_those_of_a_prefix_do_not(start: Start) -> None:
     async with start() as running:
         parameters = {"num_beams": 3, "num_return_sequences": 2, "target_prefix": "a dog", "max_new_tokens": 6}
-        answer = (await running.post("/v1/generate", {"inputs": "x", "parameters": parameters})).json()
+        response = (await running.post("/v1/generate", {"inputs": "x", "parameters": parameters})).json()
         counted = await running.metric('sightline_generation_tokens_total{model_name="fake"}')
-        assert counted == answer["usage"]["output_tokens"]
-        reason = answer["outputs"][0]["finish_reason"]
+        assert counted == response["usage"]["output_tokens"]
+        reason = response["outputs"][0]["finish_reason"]
         labels = f'{{finished_reason="{reason}",model_name="fake"}}'
         assert await running.metric(f"sightline_request_success_total{labels}") == 1
 
 
-async def test_calls_are_counted_once_whatever_became_of_them(start: Start) -> None:
+async def test_calls_are_counted_once_after_any_outcome(start: Start) -> None:
     async with start() as running:
         for path, body in (
             *((("/v1/generate"), {"inputs": text}) for text in ("x", "", "x" * 99)),

@@ -11,25 +11,25 @@ def test_the_defaults_serve_the_folder_bundles_on_the_loopback() -> None:
     assert (settings.host, settings.port, settings.bundles) == ("127.0.0.1", 8000, Path("bundles"))
 
 
-def test_environment_variables_are_read_and_flags_go_before_them() -> None:
+def test_flags_override_environment_variables() -> None:
     environment = {"SIGHTLINE_PORT": "9000", "SIGHTLINE_MAX_ROWS": "8", "HOME": "/"}
     settings = read_settings(["--max-rows", "16"], environment)
     assert (settings.port, settings.max_rows) == (9000, 16)
 
 
-def test_the_processs_own_environment_is_read_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_the_process_is_not_read_implicitly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGHTLINE_PORT", "9000")
     assert (Settings().port, read_settings([], {}).port) == (8000, 8000)
 
 
 @pytest.mark.parametrize("key", ["SIGHTLINE_PROT", "sightline_nothing", "sightline_port", "SIGHTLINE_"])
-def test_an_unknown_variable_is_refused_by_name(key: str) -> None:
+def test_an_unknown_variable_is_rejected_by_name(key: str) -> None:
     with pytest.raises(SettingsError, match=key):
         read_settings([], {key: "1"})
 
 
 @pytest.mark.parametrize("flag", ["--prot", "--max-row"])
-def test_an_unknown_or_shortened_flag_is_refused_by_name(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_or_shortened_flag_is_rejected_by_name(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         read_settings([flag, "1"], {})
     assert ended.value.code == 2
@@ -40,12 +40,12 @@ def test_an_unknown_or_shortened_flag_is_refused_by_name(flag: str, capsys: pyte
     ("name", "value"),
     [("port", "65536"), ("port", "x"), ("threads", "-1"), ("provider", "tpu"), ("drain_s", "nan"), ("max_rows", "-1")],
 )
-def test_a_value_out_of_range_is_refused_with_the_settings_name(name: str, value: str) -> None:
+def test_a_value_out_of_range_is_rejected_with_the_name_of_the_setting(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=env_name(name)):
         read_settings([], {env_name(name): value})
 
 
-def test_settings_that_do_not_fit_together_are_refused_with_both_values() -> None:
+def test_contradictory_settings_are_rejected_with_both_values() -> None:
     with pytest.raises(SettingsError, match=r"queue_timeout_s \(60\) exceeds request_timeout_s \(30\)"):
         read_settings(["--queue-timeout-s", "60"], {})
     with pytest.raises(SettingsError, match=r"max_body_bytes \(100\) exceeds max_waiting_bytes \(10\)"):

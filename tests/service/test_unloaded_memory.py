@@ -137,7 +137,7 @@ async def test_weights_use_memory_from_the_first_use_until_the_unload(service: S
 @pytest.mark.anyio
 @pytest.mark.usefixtures("no_garbage_collection")
 async def test_one_reference_to_an_unloaded_engine_keeps_its_weights(service: Service) -> None:
-    """The test above would notice a reference that is left."""
+    """The test above detects a remaining reference."""
     call = Call(service, "r")
     await call.model("toy")
     before = resident_bytes()

@@ -162,7 +162,7 @@ def test_a_command_loads_no_library_that_it_does_not_need(arguments: list[str], 
     assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
-def test_serve_is_the_service(bundle: Path) -> None:
+def test_serve_runs_the_service(bundle: Path) -> None:
     command = [sys.executable, "-m", "sightline", "serve", "--bundles", str(bundle.parent), "--port", "0"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_")}
     options = ("--drain-s", "0", "--threads", "1", "--max-rows", "2")

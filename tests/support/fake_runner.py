@@ -148,7 +148,7 @@ def fake_slots_manifest(name: str = "fake-slots", slots: int = 3, **sizes: Any) 
 
 def fake_label_logits(source_ids: Sequence[int], num_labels: int = len(LABELS)) -> NDArray[np.float32]:
     """Return the expected logits (C,) of the labels of a FakeRunner for a source."""
-    return np.array([sum(source_ids) * (place + 2) % 7 - 3 for place in range(num_labels)], np.float32)
+    return np.array([sum(source_ids) * (position + 2) % 7 - 3 for position in range(num_labels)], np.float32)
 
 
 def fake_label_logprobs(source_ids: Sequence[int], num_labels: int = len(LABELS)) -> NDArray[np.float32]:
@@ -165,8 +165,8 @@ def fake_token_label_logprobs(source_ids: Sequence[int], num_labels: int = len(L
 
 def fake_table(vocabulary: int) -> NDArray[np.float32]:
     """Return the embeddings (V, M) of a FakeRunner."""
-    places = np.arange(1, vocabulary + 1)[:, None] * np.arange(1, HIDDEN + 1)
-    return (places * 40503 % PRIME / PRIME - 0.5).astype(np.float32)
+    positions = np.arange(1, vocabulary + 1)[:, None] * np.arange(1, HIDDEN + 1)
+    return (positions * 40503 % PRIME / PRIME - 0.5).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -243,9 +243,9 @@ class FakeRunner:
             rows, columns = is_real[:, :, None], is_real[:, None, :]
             available |= self._maps("encoder", source_ids[:, None, :] + source_ids[:, :, None], rows & columns)
         if "encoder_slots_attention_0" in outputs:
-            places = np.arange(self._manifest.attention_of("encoder_slots").columns or 0)
-            rows = np.broadcast_to(is_real[:, :, None], (*is_real.shape, len(places)))
-            available |= self._maps("encoder_slots", source_ids[:, :, None] + places, rows)
+            positions = np.arange(self._manifest.attention_of("encoder_slots").columns or 0)
+            rows = np.broadcast_to(is_real[:, :, None], (*is_real.shape, len(positions)))
+            available |= self._maps("encoder_slots", source_ids[:, :, None] + positions, rows)
         label_output = LABEL_OUTPUTS[self._manifest.label_kind]
         if label_output in outputs:
             available[label_output] = self._labels(source_ids, is_real, np.isnan(state))
@@ -414,11 +414,11 @@ class FakeRunner:
     def expected(self, source_ids: Sequence[int], max_new_tokens: int) -> list[int]:
         """Return the expected result of greedy decoding, computed without rows or batches."""
         tokens, vocabulary = self._manifest.tokens, self._manifest.limits.vocabulary
-        source_hash = sum(place * token for place, token in enumerate(source_ids, 1)) % PRIME
+        source_hash = sum(position * token for position, token in enumerate(source_ids, 1)) % PRIME
         read = list(self._manifest.decoder_prompt_ids(source_ids))
         num_filled, rolling = len(read) - 1, _rolling_hash(read)
         while len(read) - num_filled <= max_new_tokens and tokens.end_id not in read[num_filled + 1 :]:
-            read_hash = sum(place * token for place, token in enumerate(read, 1)) % PRIME
+            read_hash = sum(position * token for position, token in enumerate(read, 1)) % PRIME
             key = (source_hash * 13 + read_hash * 17 + rolling) % PRIME
             is_over = len(read) - num_filled > int(_target_length(np.int64(source_hash)))
             read.append(tokens.end_id if is_over else 3 + key % (vocabulary - 3))
@@ -428,9 +428,9 @@ class FakeRunner:
 
 def _weighted_sum(values: Array, lengths: Int32) -> Int64:
     """Return (B,): the sum of the first `lengths` values of (B, N), weighted by position from 1."""
-    places = np.arange(1, values.shape[1] + 1)
-    is_counted = (places <= lengths[:, None]) & np.isfinite(values)
-    return np.where(is_counted, values, 0).astype(np.int64) @ places % PRIME
+    positions = np.arange(1, values.shape[1] + 1)
+    is_counted = (positions <= lengths[:, None]) & np.isfinite(values)
+    return np.where(is_counted, values, 0).astype(np.int64) @ positions % PRIME
 
 
 def _hash_of_next(read: Any, token: Any) -> Any:

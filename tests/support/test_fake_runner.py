@@ -36,7 +36,7 @@ def test_it_is_a_runner_and_its_manifest_is_valid() -> None:
     assert Manifest.model_validate_json(runner.manifest.model_dump_json()) == runner.manifest
 
 
-def test_rows_say_what_each_source_is_expected_to_say() -> None:
+def test_rows_generate_the_expected_text_of_each_source() -> None:
     runner, tokens = filled_runner(), [1, 1, 1]
     said: list[list[int]] = [[], [], []]
     for length in range(12):
@@ -60,7 +60,7 @@ def test_outputs_agree_with_each_other() -> None:
     )
 
 
-def test_several_rows_can_begin_from_one_example() -> None:
+def test_several_rows_can_start_from_one_example() -> None:
     runner = FakeRunner(fake_manifest(), max_rows=4)
     runner.init_rows(0, encode(runner, *SOURCES), [2, 0])
     runner.init_rows(2, encode(runner, *SOURCES), [0, 0])
@@ -69,7 +69,7 @@ def test_several_rows_can_begin_from_one_example() -> None:
     np.testing.assert_array_equal(logits, alone[[2, 0, 0, 0]])
 
 
-def test_a_moved_row_goes_on_as_if_it_had_stayed() -> None:
+def test_a_moved_row_continues_as_if_it_had_stayed() -> None:
     stayed, moved = filled_runner(), filled_runner()
     for runner in (stayed, moved):
         step(runner, [1, 1, 1], 0, SOURCES)
@@ -78,7 +78,7 @@ def test_a_moved_row_goes_on_as_if_it_had_stayed() -> None:
     np.testing.assert_array_equal(after, step(stayed, [3, 4, 9], 1, SOURCES)["logits"][[2, 1]])
 
 
-def test_a_row_moved_with_too_few_of_its_slots_is_not_the_same() -> None:
+def test_a_row_moved_with_too_few_positions_differs() -> None:
     for short in ({"target_tokens": 1, "source_tokens": 5}, {"target_tokens": 2, "source_tokens": 4}):
         stayed, moved = filled_runner(), filled_runner()
         for runner in (stayed, moved):
@@ -89,7 +89,7 @@ def test_a_row_moved_with_too_few_of_its_slots_is_not_the_same() -> None:
         assert (after != step(stayed, [3, 4, 9], 2, SOURCES)["logits"][1]).any()
 
 
-def test_a_branch_goes_on_as_the_row_that_it_came_from() -> None:
+def test_a_fork_continues_as_its_parent_row() -> None:
     runner = FakeRunner(fake_manifest(), max_rows=3)
     runner.init_rows(0, encode(runner, SOURCES[0]), [0, 0, 0])
     sources = [SOURCES[0]] * 3
@@ -101,7 +101,7 @@ def test_a_branch_goes_on_as_the_row_that_it_came_from() -> None:
     assert (logits[0] != logits[2]).any()
 
 
-def test_what_a_row_says_depends_on_all_it_has_read() -> None:
+def test_the_output_of_a_row_depends_on_all_tokens_that_it_has_read() -> None:
     one, other = filled_runner(), filled_runner()
     step(one, [1, 1, 1], 0, SOURCES)
     step(other, [7, 1, 1], 0, SOURCES)
@@ -109,7 +109,7 @@ def test_what_a_row_says_depends_on_all_it_has_read() -> None:
     assert differs.any(axis=1).tolist() == [True, False, False]
 
 
-def test_maps_sum_to_one_over_what_is_real_and_are_garbage_beyond() -> None:
+def test_maps_sum_to_one_over_real_tokens_and_are_undefined_in_padding() -> None:
     runner = filled_runner()
     encoder = encode(runner, *SOURCES)["encoder_attention_1"]
     outputs = step(runner, [1, 1, 1], 0, SOURCES)
@@ -130,7 +130,7 @@ def test_a_steps_outputs_are_overwritten_by_the_next() -> None:
     assert (first["logits"] != kept).all()
 
 
-def test_faults_happen_when_asked_for_and_only_then() -> None:
+def test_faults_happen_only_on_request() -> None:
     with pytest.raises(FakeFaultError):
         filled_runner(Faults(encode_calls=frozenset({1})))
     with pytest.raises(FakeFaultError):
@@ -142,7 +142,7 @@ def test_faults_happen_when_asked_for_and_only_then() -> None:
         step(runner, [3, 3, 3], 1, SOURCES)
 
 
-def test_a_hanging_step_goes_on_when_released() -> None:
+def test_a_hanging_step_continues_when_released() -> None:
     release = threading.Event()
     runner = filled_runner(Faults(hang=release))
     thread = threading.Thread(target=step, args=(runner, [1, 1, 1], 0, SOURCES))

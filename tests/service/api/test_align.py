@@ -23,7 +23,7 @@ async def aligned(running: Running, **body: Any) -> Any:
     return output
 
 
-async def refused(running: Running, **body: Any) -> tuple[int, str, str | None, str]:
+async def error_of(running: Running, **body: Any) -> tuple[int, str, str | None, str]:
     response = await running.post("/v1/align", {"inputs": SOURCE, **body})
     error = response.json()["error"]
     return response.status_code, error["code"], error["param"], error["message"]
@@ -107,7 +107,7 @@ async def test_the_default_is_the_alignment_of_the_manifest(start: Start, make_b
         }
 
 
-async def test_of_equal_weights_the_first_source_word_counts(running: Running) -> None:
+async def test_among_equal_weights_the_first_source_word_is_linked(running: Running) -> None:
     from service.inference.align import strongest_links
 
     weights = np.array([[0.25, 0.5, 0.5], [0.1, 0.1, 0.1]], np.float32)
@@ -157,7 +157,7 @@ async def test_languages_choose_the_tokens_and_the_model(
         )
         generated = await aligned(running, source_language="de", target_language="en")
         assert same.json()["outputs"][0]["target_tokens"] == [word["text"] for word in generated["target_words"]]
-        status, code, param, message = await refused(running, model="plain", source_language="de")
+        status, code, param, message = await error_of(running, model="plain", source_language="de")
         assert (status, code, param) == (422, "unsupported_parameter", "source_language")
         assert message == "source_language is supported only by models that translate, and plain does not."
 
@@ -208,7 +208,7 @@ async def test_languages_choose_the_tokens_and_the_model(
 async def test_errors_name_the_field_and_the_way_out(
     running: Running, body: dict[str, Any], code: str, param: str, message: str
 ) -> None:
-    assert await refused(running, **body) == (422, code, param, message)
+    assert await error_of(running, **body) == (422, code, param, message)
 
 
 async def test_a_model_without_cross_attention_cannot_align(
@@ -219,7 +219,7 @@ async def test_a_model_without_cross_attention_cannot_align(
     backend.manifests = (*backend.manifests, causal)
     async with start(backend) as running:
         for name in ("judge", "causal"):
-            assert await refused(running, model=name) == (
+            assert await error_of(running, model=name) == (
                 422,
                 "unsupported_task",
                 "model",
@@ -234,7 +234,7 @@ async def test_maps_that_are_too_large_are_rejected_with_the_way_out(
     monkeypatch.setattr("service.inference.maps.MAX_NUMBERS", 50)
     async with start() as running:
         long = {"inputs": [SOURCE] * 2, "targets": [TARGET] * 2}  # 2 * 7 * 6 numbers
-        assert await refused(running, **long) == (
+        assert await error_of(running, **long) == (
             422,
             "response_too_large",
             None,
@@ -242,4 +242,4 @@ async def test_maps_that_are_too_large_are_rejected_with_the_way_out(
         )
         assert (await respond(running, targets=TARGET))["outputs"][0]["text"] == TARGET
         many = {"parameters": {"max_new_tokens": 60, "stop": "\u1234"}, "inputs": [SOURCE] * 8}
-        assert (await refused(running, **many))[1] == "response_too_large"
+        assert (await error_of(running, **many))[1] == "response_too_large"

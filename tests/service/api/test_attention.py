@@ -16,9 +16,9 @@ pytestmark = pytest.mark.anyio
 
 
 async def respond(running: Running, **body: Any) -> Any:
-    answer = await running.post("/v1/attention", {"inputs": "a dog", **body})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/v1/attention", {"inputs": "a dog", **body})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def attention(running: Running, **body: Any) -> Any:
@@ -29,34 +29,34 @@ async def attention(running: Running, **body: Any) -> Any:
     return {**output, "usage": response["usage"]}
 
 
-def maps_of(answer: Any) -> dict[str, Any]:
-    return {one["kind"]: np.reshape(one["data"], one["shape"]) for one in answer["maps"]}
+def maps_of(response: Any) -> dict[str, Any]:
+    return {one["kind"]: np.reshape(one["data"], one["shape"]) for one in response["maps"]}
 
 
-async def test_all_kinds_come_with_the_tokens_that_their_rows_and_columns_stand_for(running: Running) -> None:
-    answer = await attention(running, inputs="Hund x")
+async def test_every_kind_of_map_is_returned_with_the_tokens_of_its_rows_and_columns(running: Running) -> None:
+    response = await attention(running, inputs="Hund x")
     sizes = {
-        "encoder": (len(answer["source_tokens"]),) * 2,
-        "cross": (len(answer["target_tokens"]), len(answer["source_tokens"])),
-        "decoder": (len(answer["target_tokens"]), len(answer["decoder_input_tokens"])),
+        "encoder": (len(response["source_tokens"]),) * 2,
+        "cross": (len(response["target_tokens"]), len(response["source_tokens"])),
+        "decoder": (len(response["target_tokens"]), len(response["decoder_input_tokens"])),
     }
-    assert [one["kind"] for one in answer["maps"]] == ["encoder", "cross", "decoder"]
-    for one in answer["maps"]:
+    assert [one["kind"] for one in response["maps"]] == ["encoder", "cross", "decoder"]
+    for one in response["maps"]:
         assert (one["rows"], one["columns"]) == sizes[one["kind"]]
         assert one["shape"] == [2, 2, one["rows"], one["columns"]]
         assert (one["layers"], one["heads"], one["normalized"]) == ([0, 1], [0, 1], True)
         np.testing.assert_allclose(np.reshape(one["data"], one["shape"]).sum(axis=-1), 1, rtol=1e-5)
-    assert answer["source_tokens"] == [" H", "un", "d", " ", "x", "</s>"]
-    assert answer["decoder_input_tokens"] == ["<s>", *answer["target_tokens"][:-1]]
-    assert answer["target_tokens"][-1] == "</s>"
+    assert response["source_tokens"] == [" H", "un", "d", " ", "x", "</s>"]
+    assert response["decoder_input_tokens"] == ["<s>", *response["target_tokens"][:-1]]
+    assert response["target_tokens"][-1] == "</s>"
 
 
-async def test_it_explains_what_generate_gives(running: Running) -> None:
+async def test_attention_is_that_of_the_text_that_generate_returns(running: Running) -> None:
     generated = (await running.post("/v1/generate", {"inputs": "Hund x"})).json()["outputs"][0]
-    answer = await attention(running, inputs="Hund x", kinds=["cross"])
-    assert answer["text"] == generated["text"]
-    assert answer["target_tokens"] == [token["text"] for token in generated["tokens"]]
-    assert answer["finish_reason"] == generated["finish_reason"]
+    response = await attention(running, inputs="Hund x", kinds=["cross"])
+    assert response["text"] == generated["text"]
+    assert response["target_tokens"] == [token["text"] for token in generated["tokens"]]
+    assert response["finish_reason"] == generated["finish_reason"]
 
 
 async def test_entries_above_the_diagonal_of_a_decoder_map_are_zero(running: Running) -> None:
@@ -66,12 +66,12 @@ async def test_entries_above_the_diagonal_of_a_decoder_map_are_zero(running: Run
 
 
 async def test_a_target_is_forced_with_its_end_token(running: Running, tokenizer: TextTokenizer) -> None:
-    answer = await attention(running, targets="a Hund")
-    assert answer["target_tokens"] == [" a", " H", "un", "d", "</s>"]
-    assert answer["finish_reason"] == "forced"
-    assert answer["text"] == "a Hund"
-    assert answer["usage"] == {"input_tokens": 3, "output_tokens": 5}
-    assert maps_of(answer)["cross"].shape == (2, 2, 5, 3)
+    response = await attention(running, targets="a Hund")
+    assert response["target_tokens"] == [" a", " H", "un", "d", "</s>"]
+    assert response["finish_reason"] == "forced"
+    assert response["text"] == "a Hund"
+    assert response["usage"] == {"input_tokens": 3, "output_tokens": 5}
+    assert maps_of(response)["cross"].shape == (2, 2, 5, 3)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ async def test_each_input_of_a_list_has_the_output_that_it_has_alone(running: Ru
     assert response["usage"] == counts
 
 
-async def test_a_string_has_the_response_of_a_list_of_one(running: Running) -> None:
+async def test_a_string_has_the_same_response_as_a_list_with_one_string(running: Running) -> None:
     whole, listed = [
         await respond(running, inputs=inputs, targets=targets) for inputs, targets in (("a", "x"), (["a"], ["x"]))
     ]
@@ -115,11 +115,11 @@ async def test_input_i_of_a_call_is_sampled_with_seed_plus_i(running: Running) -
     assert alone["maps"] == response["outputs"][1]["maps"]
 
 
-async def test_layers_and_heads_are_picked_in_the_order_that_is_asked_for(running: Running) -> None:
+async def test_layers_and_heads_are_returned_in_the_requested_order(running: Running) -> None:
     whole = maps_of(await attention(running))["encoder"]
-    answer = await attention(running, kinds=["encoder"], layers=[1], heads=[1, 0])
-    assert (answer["maps"][0]["layers"], answer["maps"][0]["heads"]) == ([1], [1, 0])
-    np.testing.assert_array_equal(maps_of(answer)["encoder"], whole[[1]][:, [1, 0]])
+    response = await attention(running, kinds=["encoder"], layers=[1], heads=[1, 0])
+    assert (response["maps"][0]["layers"], response["maps"][0]["heads"]) == ([1], [1, 0])
+    np.testing.assert_array_equal(maps_of(response)["encoder"], whole[[1]][:, [1, 0]])
 
 
 async def test_negative_layers_and_heads_count_from_the_end(running: Running) -> None:
@@ -137,22 +137,20 @@ async def test_negative_layers_and_heads_count_from_the_end(running: Running) ->
         ({"layers": [1, -1]}, "layers[1] must not repeat a layer of encoder attention: 1 and -1 are the same."),
     ],
 )
-async def test_an_index_that_cannot_be_selected_is_refused_with_the_range(
+async def test_an_index_out_of_range_is_rejected_with_the_range(
     running: Running, body: dict[str, Any], message: str
 ) -> None:
-    answer = await running.post("/v1/attention", {"inputs": "a dog", **body})
-    assert answer.json()["error"]["message"] == message
+    response = await running.post("/v1/attention", {"inputs": "a dog", **body})
+    assert response.json()["error"]["message"] == message
 
 
 @pytest.mark.parametrize(("reduce", "function", "is_normalized"), [("mean", np.mean, True), ("max", np.max, False)])
-async def test_reduce_acts_on_the_heads_alone(
-    running: Running, reduce: str, function: Any, is_normalized: bool
-) -> None:
+async def test_reduce_applies_to_heads_only(running: Running, reduce: str, function: Any, is_normalized: bool) -> None:
     whole = maps_of(await attention(running, kinds=["cross"]))["cross"]
-    answer = await attention(running, kinds=["cross"], reduce=reduce)
-    reduced = maps_of(answer)["cross"]
-    assert answer["maps"][0]["shape"] == [2, 1, *whole.shape[2:]]
-    assert answer["maps"][0]["normalized"] == is_normalized
+    response = await attention(running, kinds=["cross"], reduce=reduce)
+    reduced = maps_of(response)["cross"]
+    assert response["maps"][0]["shape"] == [2, 1, *whole.shape[2:]]
+    assert response["maps"][0]["normalized"] == is_normalized
     np.testing.assert_allclose(reduced, function(whole, axis=1, keepdims=True), rtol=1e-6)
 
 
@@ -164,28 +162,28 @@ async def test_base64_is_little_endian_float32(running: Running) -> None:
 
 
 async def test_sampling_and_stop_strings_work_as_in_generate(running: Running) -> None:
-    answer = await attention(running, parameters={"do_sample": True, "seed": 5, "max_new_tokens": 6}, kinds=["cross"])
+    response = await attention(running, parameters={"do_sample": True, "seed": 5, "max_new_tokens": 6}, kinds=["cross"])
     body = {"inputs": "a dog", "parameters": {"do_sample": True, "seed": 5, "max_new_tokens": 6}}
     output = (await running.post("/v1/generate", body)).json()["outputs"][0]
-    assert (answer["text"], answer["seed"]) == (output["text"], 5)
+    assert (response["text"], response["seed"]) == (output["text"], 5)
 
 
-async def test_a_beam_search_is_explained_by_its_best_text(running: Running) -> None:
+async def test_a_beam_search_returns_the_attention_of_its_best_text(running: Running) -> None:
     parameters = {"num_beams": 4, "length_penalty": 2.0, "max_new_tokens": 20}
-    answer = await attention(running, parameters=parameters, kinds=["cross"])
+    response = await attention(running, parameters=parameters, kinds=["cross"])
     body = {"inputs": "a dog", "parameters": {**parameters, "num_return_sequences": 2}}
     best, second = (await running.post("/v1/generate", body)).json()["outputs"]
-    assert answer["target_tokens"] == [token["text"] for token in best["tokens"]]
-    assert answer["text"] == best["text"] != second["text"]
+    assert response["target_tokens"] == [token["text"] for token in best["tokens"]]
+    assert response["text"] == best["text"] != second["text"]
 
 
-async def test_a_prefix_stands_in_the_text_and_in_the_rows_but_not_in_the_count(running: Running) -> None:
+async def test_a_prefix_is_in_the_text_and_the_rows_but_not_in_the_token_count(running: Running) -> None:
     parameters = {"target_prefix": ["a dog"], "max_new_tokens": 4, "min_new_tokens": 4}
-    answer = await attention(running, parameters=parameters, kinds=["cross", "decoder"])
-    assert answer["target_tokens"][:2] == [" a", " dog"]
-    assert answer["text"].startswith("a dog")
-    assert answer["usage"]["output_tokens"] == 4
-    assert [one["rows"] for one in answer["maps"]] == [6, 6]
+    response = await attention(running, parameters=parameters, kinds=["cross", "decoder"])
+    assert response["target_tokens"][:2] == [" a", " dog"]
+    assert response["text"].startswith("a dog")
+    assert response["usage"]["output_tokens"] == 4
+    assert [one["rows"] for one in response["maps"]] == [6, 6]
 
 
 @pytest.mark.parametrize(
@@ -238,18 +236,22 @@ async def test_a_prefix_stands_in_the_text_and_in_the_rows_but_not_in_the_count(
         ({"encoding": "hex"}, "invalid_parameter", "encoding"),
     ],
 )
-async def test_what_cannot_be_shown_is_refused(running: Running, body: Any, code: str, param: str) -> None:
-    answer = await running.post("/v1/attention", {"inputs": "a dog", **body})
-    assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["param"]) == (422, code, param)
+async def test_invalid_requests_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
+    response = await running.post("/v1/attention", {"inputs": "a dog", **body})
+    assert (response.status_code, response.json()["error"]["code"], response.json()["error"]["param"]) == (
+        422,
+        code,
+        param,
+    )
 
 
 async def test_offsets_are_ranges_of_the_input_and_of_the_text(running: Running) -> None:
     """Tokens that share a character share its range; the inserted leading space is empty."""
-    answer = await attention(running, inputs="é Hund", targets="x 🙂")
-    assert answer["source_tokens"] == [" ", "\ufffd", "\ufffd", " H", "un", "d", "</s>"]
-    assert answer["source_offsets"] == [[0, 0], [0, 1], [0, 1], [1, 3], [3, 5], [5, 6], None]
-    assert answer["target_tokens"] == [" ", "x", " ", *["\ufffd"] * 4, "</s>"]
-    assert answer["target_offsets"] == [[0, 0], [0, 1], [1, 2], *[[2, 3]] * 4, None]
+    response = await attention(running, inputs="é Hund", targets="x 🙂")
+    assert response["source_tokens"] == [" ", "\ufffd", "\ufffd", " H", "un", "d", "</s>"]
+    assert response["source_offsets"] == [[0, 0], [0, 1], [0, 1], [1, 3], [3, 5], [5, 6], None]
+    assert response["target_tokens"] == [" ", "x", " ", *["\ufffd"] * 4, "</s>"]
+    assert response["target_offsets"] == [[0, 0], [0, 1], [1, 2], *[[2, 3]] * 4, None]
 
 
 async def test_offsets_include_the_prefix_and_exclude_the_stop_string(running: Running) -> None:
@@ -257,11 +259,11 @@ async def test_offsets_include_the_prefix_and_exclude_the_stop_string(running: R
     assert plain["target_offsets"][:3] == [[0, 1], [1, 3], [3, 4]]
     stop = plain["text"][6:8]
     body = {"target_prefix": "Hund", "max_new_tokens": 8, "min_new_tokens": 8, "stop": stop}
-    answer = await attention(running, parameters=body)
-    assert answer["finish_reason"] == "stop"
-    cut = len(answer["text"])
+    response = await attention(running, parameters=body)
+    assert response["finish_reason"] == "stop"
+    cut = len(response["text"])
     assert cut < 8
-    for before, after in zip(plain["target_offsets"], answer["target_offsets"], strict=False):
+    for before, after in zip(plain["target_offsets"], response["target_offsets"], strict=False):
         assert after == (None if before[0] >= cut else [before[0], min(before[1], cut)])
 
 
@@ -283,8 +285,8 @@ async def test_every_output_with_maps_has_offsets(running: Running) -> None:
 async def test_hidden_tokens_have_columns_of_zeros(running: Running) -> None:
     """The fake decoder reads its source only: hiding tokens equals a source without them."""
     inputs = ["a dog x", "x"]
-    answer = await respond(running, inputs=inputs, parameters={"hidden_source_tokens": [-1]})
-    for text, output in zip(inputs, answer["outputs"], strict=True):
+    response = await respond(running, inputs=inputs, parameters={"hidden_source_tokens": [-1]})
+    for text, output in zip(inputs, response["outputs"], strict=True):
         maps = maps_of(output)
         assert not maps["cross"][..., -1].any()
         np.testing.assert_allclose(maps["cross"][..., :-1].sum(axis=-1), 1, rtol=1e-5)
@@ -298,8 +300,8 @@ async def test_hidden_tokens_have_columns_of_zeros(running: Running) -> None:
 
 
 async def test_tokens_can_be_hidden_from_a_forced_target(running: Running) -> None:
-    answer = await attention(running, targets="a Hund", parameters={"hidden_source_tokens": [1]})
-    assert not maps_of(answer)["cross"][..., 1].any()
+    response = await attention(running, targets="a Hund", parameters={"hidden_source_tokens": [1]})
+    assert not maps_of(response)["cross"][..., 1].any()
     scored = await running.post("/v1/score", {"inputs": "a dog", "targets": "a Hund", "hidden_source_tokens": [1]})
     plain = await running.post("/v1/score", {"inputs": "a dog", "targets": "a Hund"})
     assert scored.json()["outputs"][0]["score"] != plain.json()["outputs"][0]["score"]
@@ -337,35 +339,35 @@ async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]
 
 
 async def chat_attention(running: Running, **body: Any) -> Any:
-    answer = await running.post("/v1/attention", {"messages": MESSAGES, **body})
-    assert answer.status_code == 200, answer.text
-    (output,) = answer.json()["outputs"]
+    response = await running.post("/v1/attention", {"messages": MESSAGES, **body})
+    assert response.status_code == 200, response.text
+    (output,) = response.json()["outputs"]
     return output
 
 
 async def test_messages_are_read_as_by_chat_completions(chat: Running) -> None:
-    answer = await chat_attention(chat, parameters={"max_new_tokens": 6})
+    response = await chat_attention(chat, parameters={"max_new_tokens": 6})
     completion = await chat.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 6})
-    assert answer["text"] == completion.json()["choices"][0]["message"]["content"]
+    assert response["text"] == completion.json()["choices"][0]["message"]["content"]
     text = await attention(chat, inputs="U: a dog\nB:", parameters={"max_new_tokens": 6})
-    assert answer["maps"] == text["maps"]
-    assert answer["source_offsets"] == [None] * len(answer["source_tokens"])
+    assert response["maps"] == text["maps"]
+    assert response["source_offsets"] == [None] * len(response["source_tokens"])
     assert text["source_offsets"][1] == [0, 1]
-    prompt, inputs = answer["source_tokens"], answer["decoder_input_tokens"]
-    assert inputs == [*prompt, *answer["target_tokens"][:-1]]
-    assert maps_of(answer)["decoder"].shape[2:] == (len(answer["target_tokens"]), len(inputs))
+    prompt, inputs = response["source_tokens"], response["decoder_input_tokens"]
+    assert inputs == [*prompt, *response["target_tokens"][:-1]]
+    assert maps_of(response)["decoder"].shape[2:] == (len(response["target_tokens"]), len(inputs))
 
 
 @pytest.mark.parametrize("options", [{"parameters": {"max_new_tokens": 6}}, {"targets": "Hund x"}])
 async def test_rows_of_the_prompt_precede_those_of_the_target(chat: Running, options: dict[str, Any]) -> None:
     plain = await chat_attention(chat, **options)
-    answer = await chat_attention(chat, prompt_rows=True, **options)
-    prompt = answer["source_tokens"]
-    assert answer["target_tokens"] == [*prompt[1:], *plain["target_tokens"]]
-    assert answer["target_offsets"] == [*[None] * len(prompt[1:]), *plain["target_offsets"]]
-    assert answer["decoder_input_tokens"] == plain["decoder_input_tokens"]
-    maps = maps_of(answer)["decoder"]
-    assert maps.shape[2:] == (len(answer["target_tokens"]), len(answer["decoder_input_tokens"]))
+    response = await chat_attention(chat, prompt_rows=True, **options)
+    prompt = response["source_tokens"]
+    assert response["target_tokens"] == [*prompt[1:], *plain["target_tokens"]]
+    assert response["target_offsets"] == [*[None] * len(prompt[1:]), *plain["target_offsets"]]
+    assert response["decoder_input_tokens"] == plain["decoder_input_tokens"]
+    maps = maps_of(response)["decoder"]
+    assert maps.shape[2:] == (len(response["target_tokens"]), len(response["decoder_input_tokens"]))
     np.testing.assert_array_equal(maps[:, :, len(prompt) - 1 :], maps_of(plain)["decoder"])
     np.testing.assert_allclose(maps.sum(axis=-1), 1, rtol=1e-5)
     assert not np.triu(maps, k=1).any()
@@ -382,13 +384,13 @@ async def test_every_sample_has_the_rows_of_the_prompt(chat: Running) -> None:
         np.testing.assert_array_equal(one[:, :, :size, :size], maps[0][:, :, :size, :size])
 
 
-async def test_rows_of_a_prompt_count_before_it_is_read(start: Start, tokenizer: TextTokenizer) -> None:
+async def test_rows_of_a_prompt_are_counted_before_it_is_read(start: Start, tokenizer: TextTokenizer) -> None:
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
     manifest = fake_manifest(decoder_start="source", heads=100, **sizes)
     async with start(FakeBackend(tokenizer, (manifest,))) as running:
         body = {"inputs": "x" * 80, "prompt_rows": True}  # 80 rows before the last token's: 1,280,000 numbers
-        answer = await running.post("/v1/attention", body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "response_too_large")
+        response = await running.post("/v1/attention", body)
+        assert (response.status_code, response.json()["error"]["code"]) == (422, "response_too_large")
         assert running.backend.runners[0].num_prefills == 0
         assert (await running.post("/v1/attention", {**body, "layers": [0]})).status_code == 200
         sampled = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 1}
@@ -433,9 +435,7 @@ async def test_rows_of_a_prompt_count_before_it_is_read(start: Start, tokenizer:
         ),
     ],
 )
-async def test_a_dialogue_that_cannot_be_shown_is_refused(
-    chat: Running, body: dict[str, Any], code: str, message: str
-) -> None:
+async def test_invalid_dialogues_are_rejected(chat: Running, body: dict[str, Any], code: str, message: str) -> None:
     error = (await chat.post("/v1/attention", {"messages": MESSAGES, **body})).json()["error"]
     assert (error["code"], error["message"]) == (code, message)
 
@@ -445,26 +445,26 @@ async def test_a_kind_that_the_model_lacks_is_unsupported(start: Start, make_bac
     only_cross = tuple(one for one in backend.manifests[0].attention if one.kind == "cross")
     backend.manifests = (backend.manifests[0].model_copy(update={"attention": only_cross}),)
     async with start(backend) as running:
-        answer = await running.post("/v1/attention", {"inputs": "x", "kinds": ["cross", "encoder"]})
-        assert answer.json()["error"]["code"] == "unsupported_parameter"
-        assert answer.json()["error"]["param"] == "kinds[1]"
+        response = await running.post("/v1/attention", {"inputs": "x", "kinds": ["cross", "encoder"]})
+        assert response.json()["error"]["code"] == "unsupported_parameter"
+        assert response.json()["error"]["param"] == "kinds[1]"
         assert [one["kind"] for one in (await attention(running))["maps"]] == ["cross"]
 
 
-async def test_slots_are_columns_of_their_own_and_what_is_no_distribution_says_so(
+async def test_projected_keys_are_columns_and_maps_that_are_no_distributions_are_marked(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
     backend = make_backend()
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
     backend.manifests = (fake_slots_manifest(slots=3, **sizes),)
     async with start(backend) as running:
-        answer = await attention(running, inputs="Hund x")
-        assert [one["kind"] for one in answer["maps"]] == ["encoder", "encoder_slots", "cross", "decoder"]
-        assert [one["normalized"] for one in answer["maps"]] == [False, True, True, True]
-        assert [one.get("columns_are") for one in answer["maps"]] == [None, "slots", None, None]
-        slots = answer["maps"][1]
-        assert slots["shape"] == [2, 2, len(answer["source_tokens"]), 3] == [2, 2, slots["rows"], slots["columns"]]
-        np.testing.assert_allclose(maps_of(answer)["encoder_slots"].sum(axis=-1), 1, rtol=1e-5)
+        response = await attention(running, inputs="Hund x")
+        assert [one["kind"] for one in response["maps"]] == ["encoder", "encoder_slots", "cross", "decoder"]
+        assert [one["normalized"] for one in response["maps"]] == [False, True, True, True]
+        assert [one.get("columns_are") for one in response["maps"]] == [None, "slots", None, None]
+        slots = response["maps"][1]
+        assert slots["shape"] == [2, 2, len(response["source_tokens"]), 3] == [2, 2, slots["rows"], slots["columns"]]
+        np.testing.assert_allclose(maps_of(response)["encoder_slots"].sum(axis=-1), 1, rtol=1e-5)
         (mean,) = (await attention(running, kinds=["encoder"], reduce="mean"))["maps"]
         assert mean["normalized"] is False
         (card,) = [one for one in (await describe(running, "fake-slots")) if one["kind"] == "encoder_slots"]
@@ -478,7 +478,7 @@ async def test_slots_are_columns_of_their_own_and_what_is_no_distribution_says_s
         }
 
 
-async def test_a_map_of_windows_says_so(start: Start, make_backend: MakeBackend) -> None:
+async def test_maps_of_windows_are_marked(start: Start, make_backend: MakeBackend) -> None:
     backend, window = make_backend(), Window(centre="predicted", radius=5)
     (manifest,) = backend.manifests
     maps = tuple(
@@ -495,7 +495,7 @@ async def describe(running: Running, name: str) -> Any:
     return (await running.client.get(f"/v1/models/{name}")).json()["attention"]
 
 
-async def test_the_numbers_of_slots_are_counted_before_they_are_computed(
+async def test_maps_of_projected_keys_are_counted_before_they_are_computed(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
     backend = make_backend()
@@ -505,12 +505,12 @@ async def test_the_numbers_of_slots_are_counted_before_they_are_computed(
         body = {"inputs": "a", "kinds": ["encoder_slots"]}  # 2 source tokens in 2 layers and 2 heads: a million
         assert (await running.post("/v1/attention", {**body, "encoding": "base64"})).status_code == 200
         encodes = running.backend.runners[0].num_encodes
-        answer = await running.post("/v1/attention", {**body, "inputs": "a a"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "response_too_large")
+        response = await running.post("/v1/attention", {**body, "inputs": "a a"})
+        assert (response.status_code, response.json()["error"]["code"]) == (422, "response_too_large")
         assert running.backend.runners[0].num_encodes == encodes
 
 
-def test_only_maps_of_slots_have_a_number_of_columns_in_the_manifest() -> None:
+def test_only_maps_of_projected_keys_have_a_number_of_columns_in_the_manifest() -> None:
     for kind, columns in (("encoder", 3), ("encoder_slots", None)):
         with pytest.raises(ValidationError, match="columns is required if kind is 'encoder_slots'"):
             Attention(kind=kind, outputs=("a",), layers=1, heads=1, columns=columns)  # type: ignore[arg-type]

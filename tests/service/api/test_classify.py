@@ -26,15 +26,15 @@ async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Runn
 
 
 async def classify(running: Running, inputs: Any, **fields: Any) -> Any:
-    answer = await running.post("/v1/classify", {"inputs": inputs, **fields})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/v1/classify", {"inputs": inputs, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-async def refusal(running: Running, path: str, **body: Any) -> tuple[int, str, str | None]:
-    answer = await running.post(path, body)
-    error = answer.json()["error"]
-    return answer.status_code, error["code"], error["param"]
+async def error_of(running: Running, path: str, **body: Any) -> tuple[int, str, str | None]:
+    response = await running.post(path, body)
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
 
 
 def test_labels_are_ranked_and_their_scores_sum_to_one() -> None:
@@ -44,18 +44,18 @@ def test_labels_are_ranked_and_their_scores_sum_to_one() -> None:
     assert sum(one.score for one in ranked) == pytest.approx(1, abs=1e-12)
 
 
-def test_of_equal_labels_the_models_first_comes_first() -> None:
+def test_labels_with_equal_scores_keep_the_order_of_the_model() -> None:
     ranked = rank_labels(("a", "b", "c"), np.log(np.array([0.2, 0.4, 0.4], np.float32)))
     assert [one.label for one in ranked] == ["b", "c", "a"]
 
 
-async def test_every_input_has_all_labels_in_the_order_of_the_inputs(
+async def test_outputs_keep_the_order_of_the_inputs_and_have_all_labels(
     running: Running, tokenizer: TextTokenizer
 ) -> None:
-    answer = await classify(running, TEXTS)
-    assert answer["model"] == "judge"
-    assert [output["index"] for output in answer["outputs"]] == [0, 1, 2]
-    for text, output in zip(TEXTS, answer["outputs"], strict=True):
+    response = await classify(running, TEXTS)
+    assert response["model"] == "judge"
+    assert [output["index"] for output in response["outputs"]] == [0, 1, 2]
+    for text, output in zip(TEXTS, response["outputs"], strict=True):
         assert set(output) == {"index", "labels", "source_tokens", "source_offsets", "maps"}
         assert output["source_tokens"] is output["source_offsets"] is output["maps"] is None
         expected = np.exp(fake_label_logprobs(tokenizer.encode(text)))
@@ -63,32 +63,32 @@ async def test_every_input_has_all_labels_in_the_order_of_the_inputs(
         assert [scores[label] for label in LABELS] == pytest.approx(expected.tolist(), rel=1e-5)
         assert sum(scores.values()) == pytest.approx(1, abs=1e-9)
         assert list(scores.values()) == sorted(scores.values(), reverse=True)
-    assert answer["usage"] == {"input_tokens": sum(len(tokenizer.encode(text)) for text in TEXTS), "output_tokens": 0}
-    assert set(answer["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
+    assert response["usage"] == {"input_tokens": sum(len(tokenizer.encode(text)) for text in TEXTS), "output_tokens": 0}
+    assert set(response["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
 
 
-async def test_an_input_is_classified_as_it_is_alone(running: Running) -> None:
+async def test_an_input_in_a_list_is_classified_as_it_is_alone(running: Running) -> None:
     together = (await classify(running, TEXTS, return_attention=True))["outputs"]
     for text, output in zip(TEXTS, together, strict=True):
         (alone,) = (await classify(running, text, return_attention=True))["outputs"]
         assert alone == {**output, "index": 0}
 
 
-async def test_maps_come_with_the_tokens_that_they_are_of(running: Running) -> None:
+async def test_maps_are_returned_with_their_tokens(running: Running) -> None:
     (output,) = (await classify(running, "Hund x", return_attention=True))["outputs"]
     assert output["source_tokens"] == [" H", "un", "d", " ", "x", "</s>"]
     assert output["source_offsets"] == [[0, 1], [1, 3], [3, 4], [4, 5], [5, 6], None]
     (entry,) = output["maps"]
     assert (entry["kind"], entry["shape"], entry["normalized"]) == ("encoder", [2, 2, 6, 6], True)
     np.testing.assert_allclose(np.reshape(entry["data"], entry["shape"]).sum(axis=-1), 1, rtol=1e-5)
-    wanted = {"layers": [1], "heads": [1], "encoding": "float"}
-    (part,) = (await classify(running, "Hund x", return_attention=wanted))["outputs"]
+    requested = {"layers": [1], "heads": [1], "encoding": "float"}
+    (part,) = (await classify(running, "Hund x", return_attention=requested))["outputs"]
     chosen = np.reshape(entry["data"], entry["shape"])[1:, 1:]
     np.testing.assert_array_equal(np.reshape(part["maps"][0]["data"], part["maps"][0]["shape"]), chosen)
 
 
 async def test_a_model_without_labels_cannot_classify(running: Running) -> None:
-    assert await refusal(running, "/v1/classify", model="fake", inputs="x") == (422, "unsupported_task", "model")
+    assert await error_of(running, "/v1/classify", model="fake", inputs="x") == (422, "unsupported_task", "model")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ async def test_a_model_without_labels_cannot_classify(running: Running) -> None:
     ],
 )
 async def test_a_model_without_a_decoder_cannot_generate(running: Running, path: str, body: Any) -> None:
-    assert await refusal(running, path, **body) == (422, "unsupported_task", "model")
+    assert await error_of(running, path, **body) == (422, "unsupported_task", "model")
 
 
 @pytest.mark.parametrize(
@@ -122,18 +122,18 @@ async def test_a_model_without_a_decoder_cannot_generate(running: Running, path:
         ({}, "invalid_parameter", "inputs"),
     ],
 )
-async def test_what_cannot_be_classified_is_refused(running: Running, body: Any, code: str, param: str) -> None:
-    assert await refusal(running, "/v1/classify", **body) == (422, code, param)
+async def test_invalid_requests_to_classify_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
+    assert await error_of(running, "/v1/classify", **body) == (422, code, param)
 
 
-async def test_what_is_too_long_is_cut_only_where_that_is_asked_for(running: Running) -> None:
-    assert await refusal(running, "/v1/classify", inputs="x" * 70) == (422, "input_too_long", "inputs")
+async def test_long_inputs_are_truncated_only_on_request(running: Running) -> None:
+    assert await error_of(running, "/v1/classify", inputs="x" * 70) == (422, "input_too_long", "inputs")
     (cut,) = (await classify(running, "x" * 70, truncate=True, return_attention=True))["outputs"]
     (whole,) = (await classify(running, "x" * 62, return_attention=True))["outputs"]  # with its blank and its end
     assert cut == whole
 
 
-async def test_maps_that_are_too_large_are_refused_before_anything_is_computed(
+async def test_maps_that_are_too_large_are_rejected_before_anything_is_computed(
     start: Start, make_backend: MakeBackend
 ) -> None:
     backend = classifying(make_backend())
@@ -142,51 +142,51 @@ async def test_maps_that_are_too_large_are_refused_before_anything_is_computed(
     backend.manifests = (manifest.model_copy(update={"attention": maps}),)
     async with start(backend) as running:
         body = {"inputs": "x" * 62, "return_attention": True}
-        assert await refusal(running, "/v1/classify", **body) == (422, "response_too_large", None)
+        assert await error_of(running, "/v1/classify", **body) == (422, "response_too_large", None)
         assert backend.runners[0].num_encodes == 0
 
 
-async def test_a_model_without_maps_refuses_them(start: Start, make_backend: MakeBackend) -> None:
+async def test_a_model_without_maps_rejects_requests_for_maps(start: Start, make_backend: MakeBackend) -> None:
     backend = classifying(make_backend())
     backend.manifests = (backend.manifests[1].model_copy(update={"attention": (), "tasks": ("encode", "classify")}),)
     async with start(backend) as running:
         expected = (422, "unsupported_parameter", "return_attention")
-        assert await refusal(running, "/v1/classify", inputs="x", return_attention=True) == expected
+        assert await error_of(running, "/v1/classify", inputs="x", return_attention=True) == expected
         assert (await classify(running, "x"))["outputs"][0]["labels"]
 
 
-async def test_scores_that_are_no_numbers_are_our_fault_and_harm_no_other_call(
+async def test_scores_that_are_not_finite_are_an_internal_error_of_one_call(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
     poisoned = tokenizer.encode("x")[-2]  # the end token is the last
     backend = classifying(make_backend(faults=Faults(nan_id=poisoned)))
     async with start(backend, default_model="judge") as running:
-        assert await refusal(running, "/v1/classify", inputs="x") == (500, "internal", None)
+        assert await error_of(running, "/v1/classify", inputs="x") == (500, "internal", None)
         assert (await classify(running, "a dog"))["outputs"]
 
 
 async def test_a_classifier_is_shown_with_its_labels(running: Running) -> None:
-    answer = (await running.client.get("/v1/models/judge")).json()
-    assert answer["tasks"] == ["encode", "attention", "classify", "similar", "tokenize"]
-    assert answer["labels"] == list(LABELS)
-    assert answer["limits"]["max_output_tokens"] == 0
+    response = (await running.client.get("/v1/models/judge")).json()
+    assert response["tasks"] == ["encode", "attention", "classify", "similar", "tokenize"]
+    assert response["labels"] == list(LABELS)
+    assert response["limits"]["max_output_tokens"] == 0
     assert (await running.client.get("/v1/models/fake")).json()["labels"] == []
 
 
-async def test_its_encoder_gives_vectors_as_any_other(running: Running) -> None:
+async def test_a_classifier_returns_embeddings(running: Running) -> None:
     own, other = [
         (await running.post("/v1/encode", {"model": name, "inputs": "a dog"})).json() for name in ("judge", "fake")
     ]
     assert own["embeddings"] == other["embeddings"]
 
 
-async def test_attention_shows_the_encoders_maps_alone(running: Running) -> None:
+async def test_attention_of_a_classifier_returns_only_encoder_maps(running: Running) -> None:
     response = (await running.post("/v1/attention", {"inputs": "a dog"})).json()
-    (answer,) = response["outputs"]
+    (explained,) = response["outputs"]
     (output,) = (await classify(running, "a dog", return_attention=True))["outputs"]
-    assert (answer["source_tokens"], answer["maps"]) == (output["source_tokens"], output["maps"])
-    assert (answer["text"], answer["target_tokens"], answer["decoder_input_tokens"]) == ("", [], [])
-    assert answer["finish_reason"] is None
+    assert (explained["source_tokens"], explained["maps"]) == (output["source_tokens"], output["maps"])
+    assert (explained["text"], explained["target_tokens"], explained["decoder_input_tokens"]) == ("", [], [])
+    assert explained["finish_reason"] is None
     assert response["usage"] == {"input_tokens": 3, "output_tokens": 0}
 
 
@@ -198,9 +198,11 @@ async def test_attention_shows_the_encoders_maps_alone(running: Running) -> None
         ({"kinds": ["cross"]}, "kinds[0]"),
     ],
 )
-async def test_attention_of_what_it_does_not_generate_is_refused(running: Running, body: Any, param: str) -> None:
+async def test_attention_of_a_generated_text_is_rejected_for_a_classifier(
+    running: Running, body: Any, param: str
+) -> None:
     expected = (422, "unsupported_parameter", param)
-    assert await refusal(running, "/v1/attention", inputs="a dog", **body) == expected
+    assert await error_of(running, "/v1/attention", inputs="a dog", **body) == expected
 
 
 async def test_calls_of_every_kind_are_counted(running: Running) -> None:
@@ -209,16 +211,16 @@ async def test_calls_of_every_kind_are_counted(running: Running) -> None:
 
 
 async def test_a_pair_of_texts_is_one_input(running: Running, tokenizer: TextTokenizer) -> None:
-    answer = await classify(running, [["a dog", "Hund"], "x"])
+    response = await classify(running, [["a dog", "Hund"], "x"])
     expected = np.exp(fake_label_logprobs(tokenizer.encode_pair("a dog", "Hund", None)))
-    scores = {one["label"]: one["score"] for one in answer["outputs"][0]["labels"]}
+    scores = {one["label"]: one["score"] for one in response["outputs"][0]["labels"]}
     assert [scores[label] for label in LABELS] == pytest.approx(expected.tolist(), rel=1e-5)
     (alone,) = (await classify(running, "x"))["outputs"]
-    assert answer["outputs"][1] == {**alone, "index": 1}
-    assert await refusal(running, "/v1/classify", inputs=[["a", "b", "c"]]) == (422, "invalid_parameter", "inputs[0]")
-    assert await refusal(running, "/v1/classify", inputs=[["a", " "]]) == (422, "empty_input", "inputs[0][1]")
+    assert response["outputs"][1] == {**alone, "index": 1}
+    assert await error_of(running, "/v1/classify", inputs=[["a", "b", "c"]]) == (422, "invalid_parameter", "inputs[0]")
+    assert await error_of(running, "/v1/classify", inputs=[["a", " "]]) == (422, "empty_input", "inputs[0][1]")
     long = [["x" * 40, "y" * 40]]
-    assert await refusal(running, "/v1/classify", inputs=long) == (422, "input_too_long", "inputs[0]")
+    assert await error_of(running, "/v1/classify", inputs=long) == (422, "input_too_long", "inputs[0]")
     assert (await classify(running, long, truncate=True))["usage"]["input_tokens"] == 64
 
 

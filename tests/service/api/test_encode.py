@@ -13,9 +13,9 @@ HIDDEN = np.array([[3.0, 4.0], [1.0, -2.0], [0.0, 0.0]], np.float32)
 
 
 async def encode(running: Running, inputs: Any, **options: Any) -> Any:
-    answer = await running.post("/v1/encode", {"inputs": inputs, **options})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/v1/encode", {"inputs": inputs, **options})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def hidden_of(tokenizer: TextTokenizer, text: str) -> Any:
@@ -27,7 +27,7 @@ def hidden_of(tokenizer: TextTokenizer, text: str) -> Any:
     ("pooling", "expected"),
     [("mean", [4 / 3, 2 / 3]), ("max", [3, 4]), ("first", [3, 4]), ("last", [0, 0]), ("none", HIDDEN)],
 )
-def test_pooling_makes_one_vector_of_the_rows(pooling: Any, expected: Any) -> None:
+def test_pooling_reduces_the_rows_to_one_vector(pooling: Any, expected: Any) -> None:
     np.testing.assert_allclose(pool(HIDDEN, pooling, normalize=False), expected, rtol=1e-6)
 
 
@@ -40,18 +40,20 @@ async def test_embeddings_are_pooled_over_real_tokens_in_the_order_of_the_inputs
     running: Running, tokenizer: TextTokenizer
 ) -> None:
     texts = ["a dog", "Hund und a dog", "x"]
-    answer = await encode(running, texts)
-    for text, embedding in zip(texts, answer["embeddings"], strict=True):
+    response = await encode(running, texts)
+    for text, embedding in zip(texts, response["embeddings"], strict=True):
         np.testing.assert_allclose(embedding, hidden_of(tokenizer, text).mean(axis=0), rtol=1e-6)
-    assert answer["dimensions"] == 4
-    assert answer["usage"] == {"input_tokens": sum(len(tokenizer.encode(text)) for text in texts), "output_tokens": 0}
-    assert answer["shapes"] is None
+    assert response["dimensions"] == 4
+    assert response["usage"] == {"input_tokens": sum(len(tokenizer.encode(text)) for text in texts), "output_tokens": 0}
+    assert response["shapes"] is None
 
 
-async def test_without_pooling_there_is_a_row_a_token_and_its_shape(running: Running, tokenizer: TextTokenizer) -> None:
-    answer = await encode(running, ["a dog", "x"], pooling="none")
-    assert answer["shapes"] == [[3, 4], [3, 4]]
-    np.testing.assert_allclose(np.reshape(answer["embeddings"][0], (3, 4)), hidden_of(tokenizer, "a dog"))
+async def test_without_pooling_each_token_has_a_row_and_the_shape_is_returned(
+    running: Running, tokenizer: TextTokenizer
+) -> None:
+    response = await encode(running, ["a dog", "x"], pooling="none")
+    assert response["shapes"] == [[3, 4], [3, 4]]
+    np.testing.assert_allclose(np.reshape(response["embeddings"][0], (3, 4)), hidden_of(tokenizer, "a dog"))
 
 
 async def test_base64_is_little_endian_float32(running: Running) -> None:
@@ -63,9 +65,9 @@ async def test_base64_is_little_endian_float32(running: Running) -> None:
     )
 
 
-async def test_what_is_too_long_is_cut_only_where_that_is_asked_for(running: Running) -> None:
-    answer = await running.post("/v1/encode", {"inputs": "x" * 5000})
-    assert answer.json()["error"]["code"] == "input_too_long"
+async def test_long_inputs_are_truncated_only_on_request(running: Running) -> None:
+    response = await running.post("/v1/encode", {"inputs": "x" * 5000})
+    assert response.json()["error"]["code"] == "input_too_long"
     cut = await encode(running, "x" * 5000, truncate=True, pooling="none")
     assert cut["shapes"] == [[64, 4]]
     assert np.reshape(cut["embeddings"][0], (64, 4))[-1, 0] == 2  # the end token stays

@@ -12,26 +12,24 @@ from tests.support.fake_runner import Faults
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_answer_has_the_tokens_that_the_model_gives_and_their_text(
-    running: Running, tokenizer: TextTokenizer
-) -> None:
-    answer = await generate(running, "a dog", max_new_tokens=32)
+async def test_the_response_has_the_generated_tokens_and_their_text(running: Running, tokenizer: TextTokenizer) -> None:
+    response = await generate(running, "a dog", max_new_tokens=32)
     expected = running.backend.runners[0].expected(tokenizer.encode("a dog"), 32)
-    output = answer["outputs"][0]
+    output = response["outputs"][0]
     assert [token["id"] for token in output["tokens"]] == expected
     assert output["text"] == tokenizer.decode(expected)
     assert (output["index"], output["rank"], output["finish_reason"]) == (0, 0, "eos")
     assert output["tokens"][-1]["text"] == "</s>"
     assert output["score"] == pytest.approx(sum(token["logprob"] for token in output["tokens"]))
     assert output["seed"] is output["attention"] is None
-    assert answer["model"] == "fake"
-    assert answer["usage"] == {"input_tokens": 3, "output_tokens": len(expected)}
-    assert set(answer["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
-    assert all(value >= 0 for value in answer["timings_ms"].values())
+    assert response["model"] == "fake"
+    assert response["usage"] == {"input_tokens": 3, "output_tokens": len(expected)}
+    assert set(response["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
+    assert all(value >= 0 for value in response["timings_ms"].values())
 
 
 async def test_outputs_keep_the_order_of_the_inputs(running: Running) -> None:
-    inputs = [f"sentence {place}" for place in range(32)]
+    inputs = [f"sentence {index}" for index in range(32)]
     together = (await generate(running, inputs))["outputs"]
     assert [output["index"] for output in together] == list(range(32))
     for text, output in zip(inputs[:4], together, strict=False):
@@ -64,46 +62,44 @@ async def test_sampling_is_reproducible_from_the_seed_that_is_returned(running: 
     assert drawn[0]["tokens"] != drawn[1]["tokens"]
 
 
-async def test_after_the_largest_seed_comes_the_smallest(running: Running) -> None:
-    """The second input of a call with the largest seed was answered with a seed that the service
-    then refused.
-    """
+async def test_seeds_wrap_around_after_the_largest(running: Running) -> None:
+    """Regression: after the largest seed, the next input returned a seed that requests reject."""
     outputs = (await generate(running, ["x", "x"], do_sample=True, seed=MAX_SEED))["outputs"]
     assert [output["seed"] for output in outputs] == [MAX_SEED, 0]
 
 
-async def test_the_default_model_is_the_first_by_name_or_the_one_that_is_set(
+async def test_the_default_model_is_the_configured_one_or_the_first_by_name(
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with start(make_backend("b", "a")) as running:
         assert (await generate(running, "x"))["model"] == "a"
-        answer = await running.post("/v1/generate", {"inputs": "x", "model": "b"})
-        assert answer.json()["model"] == "b"
+        response = await running.post("/v1/generate", {"inputs": "x", "model": "b"})
+        assert response.json()["model"] == "b"
     async with start(make_backend("b", "a"), default_model="b") as running:
         assert (await generate(running, "x"))["model"] == "b"
 
 
-async def test_input_too_long_says_both_numbers_and_which_input(running: Running) -> None:
+async def test_input_too_long_reports_both_numbers_and_the_input(running: Running) -> None:
     for text, found in (("x" * 70, "72"), ("a dog " * 3000, "at least")):
-        answer = await running.post("/v1/generate", {"inputs": ["ok", text]})
-        error = answer.json()["error"]
+        response = await running.post("/v1/generate", {"inputs": ["ok", text]})
+        error = response.json()["error"]
         assert (error["code"], error["param"]) == ("input_too_long", "inputs[1]")
         assert found in error["message"] and "64" in error["message"]
     assert running.backend.runners[0].num_encodes == 0  # one bad input fails the whole call
 
 
-async def test_one_call_that_fails_leaves_the_others_alone(
+async def test_a_failed_call_does_not_affect_others(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
     poison = tokenizer.encode("~")[1]
     async with start(make_backend(faults=Faults(nan_id=poison))) as running:
         bodies = [{"inputs": "a dog"}, {"inputs": ["a dog", "~"]}, {"inputs": "Hund"}]
-        answers = await asyncio.gather(*(running.post("/v1/generate", body) for body in bodies))
-        assert [answer.status_code for answer in answers] == [200, 500, 200]
+        responses = await asyncio.gather(*(running.post("/v1/generate", body) for body in bodies))
+        assert [response.status_code for response in responses] == [200, 500, 200]
         await until(lambda: running.backend.num_busy == 0)
 
 
-async def test_every_place_is_given_back_whatever_happened(start: Start, make_backend: MakeBackend) -> None:
+async def test_every_reservation_is_released_after_any_outcome(start: Start, make_backend: MakeBackend) -> None:
     async with start(make_backend(faults=Faults(step_calls=frozenset({2})))) as running:
         for body in ({"inputs": "x"}, {"inputs": "x", "stream": True}, {"inputs": "x" * 70}, {"inputs": "ok"}):
             await running.post("/v1/generate", body)
@@ -112,14 +108,14 @@ async def test_every_place_is_given_back_whatever_happened(start: Start, make_ba
         assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
 
-async def test_a_refused_call_is_never_tokenised(start: Start, make_backend: MakeBackend) -> None:
+async def test_a_rejected_call_is_never_tokenised(start: Start, make_backend: MakeBackend) -> None:
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
         first = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
         await until(lambda: running.backend.num_busy == 1)
         # Too long to be taken, which only tokenising would tell.
-        answer = await running.post("/v1/generate", {"inputs": ["x" * 70] * 3})
-        assert answer.json()["error"]["code"] == "overloaded"
+        response = await running.post("/v1/generate", {"inputs": ["x" * 70] * 3})
+        assert response.json()["error"]["code"] == "overloaded"
         hang.set()
         assert (await first).status_code == 200
 

@@ -1,4 +1,4 @@
-"""Every knob of generation shows its effect over HTTP."""
+"""Effects of all generation parameters over HTTP."""
 
 import asyncio
 import itertools
@@ -16,14 +16,14 @@ def ids_of(output: Any) -> list[int]:
     return [token["id"] for token in output["tokens"]]
 
 
-async def test_several_sequences_an_input_come_by_index_and_rank(running: Running) -> None:
-    answer = await generate(running, ["a dog", "Hund"], num_beams=4, num_return_sequences=3, max_new_tokens=12)
-    outputs = answer["outputs"]
+async def test_several_sequences_of_an_input_are_ordered_by_index_and_rank(running: Running) -> None:
+    response = await generate(running, ["a dog", "Hund"], num_beams=4, num_return_sequences=3, max_new_tokens=12)
+    outputs = response["outputs"]
     assert [(output["index"], output["rank"]) for output in outputs] == [
         (i, rank) for i in range(2) for rank in range(3)
     ]
     assert len({tuple(ids_of(output)) for output in outputs[:3]}) == 3
-    assert answer["usage"]["output_tokens"] == sum(len(output["tokens"]) for output in outputs)
+    assert response["usage"]["output_tokens"] == sum(len(output["tokens"]) for output in outputs)
     assert all(output["seed"] is None for output in outputs)
     alone = await generate(running, "Hund", num_beams=4, max_new_tokens=12)
     assert alone["outputs"][0]["tokens"] == outputs[3]["tokens"]
@@ -46,7 +46,7 @@ async def test_the_length_penalty_divides_the_score_and_favours_longer_texts(run
     assert lengths[0] < lengths[2]
 
 
-async def test_early_stopping_says_when_a_beam_search_ends(running: Running) -> None:
+async def test_early_stopping_controls_the_end_of_a_beam_search(running: Running) -> None:
     steps = []
     for early_stopping in (True, "never"):
         before = running.backend.runners[0].num_steps
@@ -55,7 +55,7 @@ async def test_early_stopping_says_when_a_beam_search_ends(running: Running) -> 
     assert steps[0] < steps[1]
 
 
-async def test_the_repetition_penalty_holds_back_what_was_there(running: Running) -> None:
+async def test_the_repetition_penalty_applies_to_earlier_tokens(running: Running) -> None:
     options = {"min_new_tokens": 30, "max_new_tokens": 30}
     plain = ids_of((await generate(running, "Hund", **options))["outputs"][0])
     penalised = ids_of((await generate(running, "Hund", repetition_penalty=10, **options))["outputs"][0])
@@ -64,7 +64,7 @@ async def test_the_repetition_penalty_holds_back_what_was_there(running: Running
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-async def test_no_run_of_tokens_comes_twice(running: Running, num_beams: int) -> None:
+async def test_no_repeat_ngram_size_prevents_repeated_runs_of_tokens(running: Running, num_beams: int) -> None:
     options = {"num_beams": num_beams, "min_new_tokens": 40, "max_new_tokens": 40, "repetition_penalty": 0.5}
     repeating = ids_of((await generate(running, "Hund", **options))["outputs"][0])
     ids = ids_of((await generate(running, "Hund", no_repeat_ngram_size=2, **options))["outputs"][0])
@@ -74,29 +74,31 @@ async def test_no_run_of_tokens_comes_twice(running: Running, num_beams: int) ->
 
 
 @pytest.mark.parametrize("parameters", [{}, {"num_beams": 3}, {"do_sample": True, "seed": 1}])
-async def test_suppressed_tokens_never_come(running: Running, parameters: dict[str, Any]) -> None:
+async def test_suppressed_tokens_are_never_generated(running: Running, parameters: dict[str, Any]) -> None:
     plain = ids_of((await generate(running, "a dog", min_new_tokens=8, **parameters))["outputs"][0])
     options = {"min_new_tokens": 8, "suppress_tokens": plain, **parameters}
     assert not set(plain) & set(ids_of((await generate(running, "a dog", **options))["outputs"][0]))
 
 
-async def test_where_every_token_is_suppressed_the_end_token_comes(running: Running, tokenizer: TextTokenizer) -> None:
+async def test_the_end_token_is_generated_if_every_token_is_suppressed(
+    running: Running, tokenizer: TextTokenizer
+) -> None:
     output = (await generate(running, "a dog", suppress_tokens=list(range(len(tokenizer)))))["outputs"][0]
     assert [token["text"] for token in output["tokens"]] == ["</s>"]
 
 
 @pytest.mark.parametrize("parameters", [{}, {"num_beams": 3, "num_return_sequences": 2}, {"do_sample": True}])
-async def test_a_prefix_begins_the_text_and_is_none_of_the_tokens(
+async def test_a_prefix_starts_the_text_and_is_not_in_the_tokens(
     running: Running, tokenizer: TextTokenizer, parameters: dict[str, Any]
 ) -> None:
-    answer = await generate(running, "x", target_prefix="a dog", max_new_tokens=6, **parameters)
-    for output in answer["outputs"]:
+    response = await generate(running, "x", target_prefix="a dog", max_new_tokens=6, **parameters)
+    for output in response["outputs"]:
         assert output["text"] == "a dog" + b"".join(map(tokenizer.bytes_of, ids_of(output))).decode("utf-8", "replace")
         assert len(output["tokens"]) <= 6
-    assert answer["usage"]["output_tokens"] == sum(len(output["tokens"]) for output in answer["outputs"])
+    assert response["usage"]["output_tokens"] == sum(len(output["tokens"]) for output in response["outputs"])
 
 
-async def test_a_text_goes_on_from_a_prefix_as_it_did_when_the_model_wrote_that_itself(
+async def test_a_text_continues_a_prefix_as_if_the_model_had_generated_it(
     running: Running, tokenizer: TextTokenizer
 ) -> None:
     letters = {tokenizer.encode(letter, add_special_tokens=False)[1] for letter in "qrstvwxyz"}
@@ -119,18 +121,18 @@ async def test_each_input_has_its_own_prefix_or_all_have_the_same(running: Runni
     assert same[0]["tokens"] == each[0]["tokens"]
 
 
-async def test_a_prefix_leaves_room_for_one_token_at_the_least(running: Running, tokenizer: TextTokenizer) -> None:
+async def test_a_prefix_must_leave_space_for_one_token(running: Running, tokenizer: TextTokenizer) -> None:
     size = len(tokenizer.encode("x" * 62, add_special_tokens=False))
     assert size == 63  # of 64: a space is put before it
     output = (await generate(running, "x", target_prefix="x" * 62))["outputs"][0]
     assert (len(output["tokens"]), output["finish_reason"] in ("eos", "length")) == (1, True)
-    answer = await running.post("/v1/generate", {"inputs": "x", "parameters": {"target_prefix": "x" * 63}})
-    error = answer.json()["error"]
+    response = await running.post("/v1/generate", {"inputs": "x", "parameters": {"target_prefix": "x" * 63}})
+    error = response.json()["error"]
     assert (error["code"], error["param"]) == ("input_too_long", "parameters.target_prefix")
     assert "64" in error["message"] and "63" in error["message"]
 
 
-async def test_a_stop_string_is_looked_for_behind_the_prefix_alone(running: Running) -> None:
+async def test_a_stop_string_is_searched_only_after_the_prefix(running: Running) -> None:
     options = {"target_prefix": "a dog", "min_new_tokens": 12, "max_new_tokens": 12}
     output = (await generate(running, "two men", stop="a dog", **options))["outputs"][0]
     assert (output["text"][:5], output["finish_reason"]) == ("a dog", "length")
@@ -140,7 +142,7 @@ async def test_a_stop_string_is_looked_for_behind_the_prefix_alone(running: Runn
     assert stopped["text"] == output["text"][: output["text"].index(stop, 5)]
 
 
-async def test_the_likeliest_alternatives_of_each_token_come_best_first(running: Running) -> None:
+async def test_alternatives_of_each_token_are_sorted_by_probability(running: Running) -> None:
     for token in (await generate(running, "a dog", top_logprobs=5))["outputs"][0]["tokens"]:
         logprobs = [one["logprob"] for one in token["alternatives"]]
         assert (len(logprobs), logprobs) == (5, sorted(logprobs, reverse=True))
@@ -152,10 +154,10 @@ async def test_the_likeliest_alternatives_of_each_token_come_best_first(running:
     assert "alternatives" not in (await generate(running, "a dog"))["outputs"][0]["tokens"][0]
 
 
-async def test_as_many_beams_as_there_are_rows_and_no_more(start: Start) -> None:
+async def test_the_number_of_beams_is_limited_by_the_rows(start: Start) -> None:
     async with start(max_rows=4) as running:
-        answer = await running.post("/v1/generate", {"inputs": "x", "parameters": {"num_beams": 5}})
-        error = answer.json()["error"]
+        response = await running.post("/v1/generate", {"inputs": "x", "parameters": {"num_beams": 5}})
+        error = response.json()["error"]
         assert (error["code"], error["param"]) == ("invalid_parameter", "parameters.num_beams")
         assert "5" in error["message"] and "4" in error["message"]
         outputs = (await generate(running, ["x"] * 32, num_beams=4, max_new_tokens=4))["outputs"]
@@ -163,7 +165,7 @@ async def test_as_many_beams_as_there_are_rows_and_no_more(start: Start) -> None
         assert all(output["tokens"] == outputs[0]["tokens"] for output in outputs)
 
 
-async def test_beams_with_all_that_goes_with_them_ride_in_one_batch(running: Running) -> None:
+async def test_beams_with_all_parameters_share_one_batch(running: Running) -> None:
     calls: list[dict[str, Any]] = [
         {"num_beams": 3, "num_return_sequences": 3, "repetition_penalty": 1.3},
         {"do_sample": True, "seed": 4, "no_repeat_ngram_size": 1},
@@ -172,10 +174,10 @@ async def test_beams_with_all_that_goes_with_them_ride_in_one_batch(running: Run
     ]
     together = await asyncio.gather(*(generate(running, "two men", **parameters) for parameters in calls))
     alone = [await generate(running, "two men", **parameters) for parameters in calls]
-    assert [answer["outputs"] for answer in together] == [answer["outputs"] for answer in alone]
+    assert [response["outputs"] for response in together] == [response["outputs"] for response in alone]
 
 
-async def test_null_stands_for_absent_where_the_default_is_none(running: Running) -> None:
+async def test_null_equals_an_absent_field_if_the_default_is_none(running: Running) -> None:
     nothing = await generate(running, "a dog", seed=None, stop=None, target_prefix=None)
     assert nothing["outputs"] == (await generate(running, "a dog"))["outputs"]
 
@@ -191,10 +193,10 @@ async def test_null_stands_for_absent_where_the_default_is_none(running: Running
         ({"return_attention": {"layers": [9]}}, "invalid_parameter", "return_attention.layers[0]"),
     ],
 )
-async def test_what_the_model_cannot_do_is_refused_before_it_is_asked(
+async def test_parameters_beyond_the_model_are_rejected_before_it_runs(
     running: Running, parameters: dict[str, Any], code: str, param: str
 ) -> None:
-    answer = await running.post("/v1/generate", {"inputs": ["x", "y"], "parameters": parameters})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (422, code, f"parameters.{param}")
+    response = await running.post("/v1/generate", {"inputs": ["x", "y"], "parameters": parameters})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (422, code, f"parameters.{param}")
     assert running.backend.runners[0].num_encodes == 0

@@ -12,17 +12,17 @@ pytestmark = pytest.mark.anyio
 
 async def test_models_are_listed_by_name(start: Start, make_backend: MakeBackend) -> None:
     async with start(make_backend("b", "a")) as running:
-        answer = (await running.client.get("/v1/models")).json()
-        assert answer["object"] == "list"
-        assert [(one["id"], one["object"]) for one in answer["data"]] == [("a", "model"), ("b", "model")]
-        assert set(answer["data"][0]) >= {"created", "owned_by", "architecture", "description", "tasks", "attention"}
+        response = (await running.client.get("/v1/models")).json()
+        assert response["object"] == "list"
+        assert [(one["id"], one["object"]) for one in response["data"]] == [("a", "model"), ("b", "model")]
+        assert set(response["data"][0]) >= {"created", "owned_by", "architecture", "description", "tasks", "attention"}
 
 
-async def test_a_model_tells_its_limits_its_attention_and_what_runs_it(start: Start) -> None:
+async def test_a_model_reports_its_limits_its_attention_and_its_runtime(start: Start) -> None:
     async with start() as running:
-        answer = (await running.client.get("/v1/models/fake")).json()
-        assert answer["limits"] == {"max_input_tokens": 64, "max_output_tokens": 64, "vocabulary": 265}
-        assert answer["attention"][0] == {
+        response = (await running.client.get("/v1/models/fake")).json()
+        assert response["limits"] == {"max_input_tokens": 64, "max_output_tokens": 64, "vocabulary": 265}
+        assert response["attention"][0] == {
             "kind": "encoder",
             "layers": 2,
             "heads": 2,
@@ -30,15 +30,13 @@ async def test_a_model_tells_its_limits_its_attention_and_what_runs_it(start: St
             "columns": None,
             "window": None,
         }
-        assert (answer["provider"], answer["dtype"], answer["architecture"]) == ("cpu", "float32", "fake")
-        assert answer["tasks"] == ["generate", "encode", "attention", "similar", "score", "tokenize"]
-        assert answer["sentence_similarity"] is False
-        assert len(answer["sha256"]) == 64
+        assert (response["provider"], response["dtype"], response["architecture"]) == ("cpu", "float32", "fake")
+        assert response["tasks"] == ["generate", "encode", "attention", "similar", "score", "tokenize"]
+        assert response["sentence_similarity"] is False
+        assert len(response["sha256"]) == 64
 
 
-async def test_a_model_that_translates_tells_its_languages_and_no_other_does(
-    start: Start, make_backend: MakeBackend
-) -> None:
+async def test_only_a_translation_model_reports_its_languages(start: Start, make_backend: MakeBackend) -> None:
     backend = make_backend("plain", "translator")
     plain, translator = backend.manifests
     languages = Languages(sources=("en",), targets=("de",))
@@ -54,8 +52,8 @@ async def test_a_model_that_translates_tells_its_languages_and_no_other_does(
 @pytest.mark.parametrize("name", ["other", "%2e%2e", "fake%00", "F" * 300])
 async def test_an_unknown_model_is_not_found(start: Start, name: str) -> None:
     async with start() as running:
-        answer = await running.client.get(f"/v1/models/{name}")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        response = await running.client.get(f"/v1/models/{name}")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
 
 
 async def test_a_model_reports_its_memory_and_metrics_report_the_same(start: Start, make_backend: MakeBackend) -> None:

@@ -1,4 +1,4 @@
-"""The routes over a model that goes on with its input."""
+"""The routes with a decoder-only model, which continues its input."""
 
 import json
 from collections.abc import AsyncIterator
@@ -26,35 +26,35 @@ async def prompted(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Runn
 
 
 async def post(running: Running, path: str, **body: Any) -> Any:
-    answer = await running.post(path, body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-async def test_generate_goes_on_with_its_input(prompted: Running, tokenizer: TextTokenizer) -> None:
+async def test_generate_continues_its_input(prompted: Running, tokenizer: TextTokenizer) -> None:
     inputs = ["a", "a dog x", "Hund"]
-    answer = await post(prompted, "/v1/generate", inputs=inputs)
+    response = await post(prompted, "/v1/generate", inputs=inputs)
     runner = FakeRunner(prompted.backend.manifests[0], 1)
-    for text, output in zip(inputs, answer["outputs"], strict=True):
+    for text, output in zip(inputs, response["outputs"], strict=True):
         assert [token["id"] for token in output["tokens"]] == runner.expected(tokenizer.encode(text), LIMIT)
 
 
-async def test_a_stream_joins_to_the_whole_text(prompted: Running) -> None:
+async def test_a_stream_forms_the_whole_text(prompted: Running) -> None:
     whole = (await post(prompted, "/v1/generate", inputs="a dog x"))["outputs"][0]
-    answer = await prompted.post("/v1/generate", {"inputs": "a dog x", "stream": True})
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    response = await prompted.post("/v1/generate", {"inputs": "a dog x", "stream": True})
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
     assert "".join(event["text"] for event in events if "token" in event) == whole["text"]
 
 
-async def test_a_decoders_map_has_the_input_before_the_target_among_its_columns(prompted: Running) -> None:
-    (answer,) = (await post(prompted, "/v1/attention", inputs="Hund x", kinds=["decoder"]))["outputs"]
-    assert answer["decoder_input_tokens"] == [*answer["source_tokens"], *answer["target_tokens"][:-1]]
-    (one,) = answer["maps"]
-    assert (one["rows"], one["columns"]) == (len(answer["target_tokens"]), len(answer["decoder_input_tokens"]))
+async def test_columns_of_a_decoder_map_are_the_input_and_then_the_target(prompted: Running) -> None:
+    (response,) = (await post(prompted, "/v1/attention", inputs="Hund x", kinds=["decoder"]))["outputs"]
+    assert response["decoder_input_tokens"] == [*response["source_tokens"], *response["target_tokens"][:-1]]
+    (one,) = response["maps"]
+    assert (one["rows"], one["columns"]) == (len(response["target_tokens"]), len(response["decoder_input_tokens"]))
     np.testing.assert_allclose(np.reshape(one["data"], one["shape"]).sum(axis=-1), 1, rtol=1e-5)
 
 
-async def test_score_reads_the_target_behind_the_input(prompted: Running) -> None:
+async def test_score_reads_the_target_after_the_input(prompted: Running) -> None:
     generated = (await post(prompted, "/v1/generate", inputs="a dog", parameters={"max_new_tokens": 3}))["outputs"][0]
     prefix = generated["text"]
     scored = (await post(prompted, "/v1/score", inputs=["a dog"], targets=[prefix]))["outputs"][0]
@@ -67,10 +67,10 @@ async def test_score_reads_the_target_behind_the_input(prompted: Running) -> Non
 
 async def test_input_and_output_share_the_limit(prompted: Running) -> None:
     body = {"inputs": "x" * 10, "parameters": {"max_new_tokens": LIMIT, "min_new_tokens": LIMIT}}
-    answer = await post(prompted, "/v1/generate", **body)
-    input_tokens, output_tokens = answer["usage"].values()
+    response = await post(prompted, "/v1/generate", **body)
+    input_tokens, output_tokens = response["usage"].values()
     assert input_tokens - 1 + output_tokens == LIMIT
-    assert answer["outputs"][0]["finish_reason"] == "length"
+    assert response["outputs"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,16 @@ async def test_input_and_output_share_the_limit(prompted: Running) -> None:
         ("/v1/generate", {"inputs": "x" * 10, "parameters": {"target_prefix": "x" * 9}}, "parameters.target_prefix"),
     ],
 )
-async def test_a_target_that_does_not_fit_behind_its_input_is_refused(
+async def test_a_target_that_does_not_fit_after_its_input_is_rejected(
     prompted: Running, path: str, body: dict[str, Any], param: str
 ) -> None:
-    answer = await prompted.post(path, body)
-    assert answer.status_code == 422, answer.text
-    error = answer.json()["error"]
+    response = await prompted.post(path, body)
+    assert response.status_code == 422, response.text
+    error = response.json()["error"]
     assert (error["code"], error["param"]) == ("input_too_long", param)
 
 
-async def test_a_prompt_that_is_cut_loses_its_end_alone(start: Start) -> None:
+async def test_a_truncated_prompt_loses_only_its_end(start: Start) -> None:
     """A tokenizer without an end token leaves none to keep."""
     endless = byte_level_tokenizer()
     endless.post_processor = processors.ByteLevel()

@@ -93,7 +93,7 @@ async def test_documents_are_cut_to_a_number_of_tokens(running: Running, tokeniz
     assert first["usage"] == second["usage"]
 
 
-async def test_a_pair_that_is_too_long_is_cut_only_on_request(running: Running, tokenizer: TextTokenizer) -> None:
+async def test_a_pair_that_is_too_long_is_truncated_only_on_request(running: Running, tokenizer: TextTokenizer) -> None:
     long = "x" * 70
     error = await error_of(running, "/v1/rerank", query=QUERY, documents=["a", long])
     assert error == (422, "input_too_long", "documents[1]")

@@ -51,7 +51,7 @@ async def test_head_has_the_headers_of_get(start: Start, accept: str) -> None:
         assert [head.headers[name] for name in names] == [get.headers[name] for name in names]
 
 
-async def test_it_answers_while_the_models_load(start: Start, make_backend: MakeBackend) -> None:
+async def test_the_root_responds_while_models_load(start: Start, make_backend: MakeBackend) -> None:
     may_load = threading.Event()
     async with start(make_backend("one", wait_for=may_load)) as running:
         try:
@@ -65,7 +65,7 @@ async def test_it_answers_while_the_models_load(start: Start, make_backend: Make
 
 
 @pytest.mark.parametrize("api", ["", "tei"])
-async def test_post_to_it_is_of_a_compatible_api_alone(start: Start, api: str) -> None:
+async def test_post_to_the_root_needs_a_compatible_api(start: Start, api: str) -> None:
     async with start(compatible_apis=api) as running:
         response = await running.post("/", {"inputs": "x"})
         assert response.status_code == (200 if api else 405)

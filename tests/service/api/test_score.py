@@ -9,23 +9,23 @@ pytestmark = pytest.mark.anyio
 
 
 async def score(running: Running, inputs: Any, targets: Any, **fields: Any) -> Any:
-    answer = await running.post("/v1/score", {"inputs": inputs, "targets": targets, **fields})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/v1/score", {"inputs": inputs, "targets": targets, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def test_a_score_is_the_sum_over_the_targets_tokens_and_its_end_token(running: Running) -> None:
-    answer = await score(running, "a dog", "a Hund")
-    (output,) = answer["outputs"]
+    response = await score(running, "a dog", "a Hund")
+    (output,) = response["outputs"]
     assert set(output) == {"index", "score", "tokens"}
     assert [token["text"] for token in output["tokens"]] == [" a", " H", "un", "d", "</s>"]
     assert output["score"] == pytest.approx(sum(token["logprob"] for token in output["tokens"]))
     assert all(token["logprob"] < 0 and "alternatives" not in token for token in output["tokens"])
-    assert answer["usage"] == {"input_tokens": 3, "output_tokens": 5}
-    assert set(answer["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
+    assert response["usage"] == {"input_tokens": 3, "output_tokens": 5}
+    assert set(response["timings_ms"]) == {"tokenize", "queue", "encode", "decode", "total"}
 
 
-async def test_the_scores_are_those_that_generation_sees(running: Running) -> None:
+async def test_scores_equal_the_log_probabilities_of_generation(running: Running) -> None:
     (scored,) = (await score(running, "two men", "a Hund", top_logprobs=5))["outputs"]
     for prefix, token in (("a", scored["tokens"][1]), ("a Hund", scored["tokens"][4])):
         body = {"inputs": "two men", "parameters": {"target_prefix": prefix, "max_new_tokens": 1, "top_logprobs": 5}}
@@ -35,19 +35,19 @@ async def test_the_scores_are_those_that_generation_sees(running: Running) -> No
         assert token["logprob"] <= token["alternatives"][0]["logprob"]
 
 
-async def test_targets_keep_the_order_of_their_inputs_and_score_as_they_do_alone(running: Running) -> None:
-    inputs, targets = [f"sentence {place}" for place in range(32)], ["x" * (place + 1) for place in range(32)]
+async def test_targets_keep_their_order_and_have_the_scores_that_they_have_alone(running: Running) -> None:
+    inputs, targets = [f"sentence {index}" for index in range(32)], ["x" * (index + 1) for index in range(32)]
     outputs = (await score(running, inputs, targets))["outputs"]
     assert [output["index"] for output in outputs] == list(range(32))
-    for place in (0, 7, 31):
-        alone = (await score(running, inputs[place], targets[place]))["outputs"][0]
-        assert alone["tokens"] == outputs[place]["tokens"]
+    for index in (0, 7, 31):
+        alone = (await score(running, inputs[index], targets[index]))["outputs"][0]
+        assert alone["tokens"] == outputs[index]["tokens"]
 
 
 async def test_a_target_may_be_as_long_as_the_model_writes(running: Running) -> None:
     assert len((await score(running, "x", "x" * 62))["outputs"][0]["tokens"]) == 64
-    answer = await running.post("/v1/score", {"inputs": ["x", "y"], "targets": ["ok", "x" * 63]})
-    error = answer.json()["error"]
+    response = await running.post("/v1/score", {"inputs": ["x", "y"], "targets": ["ok", "x" * 63]})
+    error = response.json()["error"]
     assert (error["code"], error["param"]) == ("input_too_long", "targets[1]")
     assert "65" in error["message"] and "64" in error["message"]
 
@@ -70,9 +70,13 @@ async def test_a_target_may_be_as_long_as_the_model_writes(running: Running) -> 
         ({"inputs": "x", "targets": "y", "parameters": {}}, "invalid_parameter", "parameters"),
     ],
 )
-async def test_what_cannot_be_scored_is_refused(running: Running, body: Any, code: str, param: str) -> None:
-    answer = await running.post("/v1/score", body)
-    assert (answer.status_code, answer.json()["error"]["code"], answer.json()["error"]["param"]) == (422, code, param)
+async def test_invalid_requests_to_score_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
+    response = await running.post("/v1/score", body)
+    assert (response.status_code, response.json()["error"]["code"], response.json()["error"]["param"]) == (
+        422,
+        code,
+        param,
+    )
     assert running.backend.runners[0].num_encodes == 0
 
 
@@ -80,21 +84,23 @@ async def test_a_model_that_does_not_generate_does_not_score(start: Start, make_
     backend = make_backend()
     backend.manifests = (backend.manifests[0].model_copy(update={"tasks": ("encode",)}),)
     async with start(backend) as running:
-        answer = await running.post("/v1/score", {"inputs": "x", "targets": "y"})
-        assert answer.json()["error"]["code"] == "unsupported_task"
+        response = await running.post("/v1/score", {"inputs": "x", "targets": "y"})
+        assert response.json()["error"]["code"] == "unsupported_task"
 
 
-async def test_scores_have_deadlines_and_places_as_generations_have(start: Start, make_backend: MakeBackend) -> None:
+async def test_scoring_has_the_deadlines_and_the_admission_of_generation(
+    start: Start, make_backend: MakeBackend
+) -> None:
     async with start(make_backend(step_s=0.02)) as running:
         body = {"inputs": "x", "targets": "y" * 60}
-        answer = await running.post("/v1/score", body, **{"X-Request-Timeout-Ms": "50"})
-        assert answer.json()["error"]["code"] == "deadline_exceeded"
+        response = await running.post("/v1/score", body, **{"X-Request-Timeout-Ms": "50"})
+        assert response.json()["error"]["code"] == "deadline_exceeded"
         await until(lambda: running.backend.num_busy == 0)
         service = running.app.state.service
         assert service.admissions["fake"].num_sequences == 0
 
 
-async def test_scored_tokens_are_told_but_not_counted_as_generated(
+async def test_scored_tokens_are_reported_but_not_counted_as_generated(
     running: Running, tokenizer: TextTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -13,30 +13,30 @@ SPECIAL = 3  # number of special tokens at the start of the vocabulary
 
 
 async def ask(running: Running, **body: Any) -> list[Any]:
-    answer = await running.post("/v1/similar", body)
-    assert answer.status_code == 200, answer.text
-    assert set(answer.json()) == {"model", "neighbours"}
-    return list(answer.json()["neighbours"])
+    response = await running.post("/v1/similar", body)
+    assert response.status_code == 200, response.text
+    assert set(response.json()) == {"model", "neighbours"}
+    return list(response.json()["neighbours"])
 
 
-async def refusal(running: Running, **body: Any) -> tuple[int, str, str | None]:
-    answer = await running.post("/v1/similar", body)
-    error = answer.json()["error"]
-    return answer.status_code, error["code"], error["param"]
+async def error_of(running: Running, **body: Any) -> tuple[int, str, str | None]:
+    response = await running.post("/v1/similar", body)
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
 
 
 def slowly(tokenizer: TextTokenizer, words: list[str], top_k: int) -> list[tuple[int, float]]:
     """The nearest tokens and their scores, vector by vector."""
     units = [row / np.linalg.norm(row) for row in fake_table(len(tokenizer)).astype(np.float64)]
     ids = [id_ for word in words for id_ in tokenizer.encode(word, add_special_tokens=False)]
-    wanted = units[ids[0]] if len(ids) == 1 else units[ids[1]] - units[ids[0]] + units[ids[2]]
-    scores = {id_: float(wanted @ unit / np.linalg.norm(wanted)) for id_, unit in enumerate(units)}
+    query = units[ids[0]] if len(ids) == 1 else units[ids[1]] - units[ids[0]] + units[ids[2]]
+    scores = {id_: float(query @ unit / np.linalg.norm(query)) for id_, unit in enumerate(units)}
     others = [id_ for id_ in scores if id_ >= SPECIAL and id_ not in ids]
     return [(id_, scores[id_]) for id_ in sorted(others, key=lambda id_: -scores[id_])[:top_k]]
 
 
 @pytest.mark.parametrize("words", [["dog"], ["dog", "a", "H"], ["a", "H", "dog"], ["a", "a", "dog"]])
-async def test_neighbours_are_those_of_a_search_vector_by_vector(
+async def test_neighbours_equal_those_of_a_search_over_single_vectors(
     running: Running, tokenizer: TextTokenizer, words: list[str]
 ) -> None:
     asked = {"token": words[0]} if len(words) == 1 else {"analogy": words}
@@ -48,7 +48,7 @@ async def test_neighbours_are_those_of_a_search_vector_by_vector(
     assert await ask(running, **asked) == neighbours[:10]
 
 
-def test_scores_never_leave_the_range_of_a_cosine_and_are_always_numbers() -> None:
+def test_scores_are_finite_and_within_the_range_of_a_cosine() -> None:
     rounded = np.array([[1.0, 1.0, -1.02], [1.01, 1.0, -1.0], [1.0, 1.0, -1.0]], np.float32)
     assert np.abs(nearness(rounded[:1], [0])).max() == 1
     assert np.isfinite(nearness(rounded, [0, 1, 2])).all()
@@ -64,12 +64,12 @@ async def test_a_side_is_read_by_its_own_tokenizer(running: Running) -> None:
     assert by_side == [await ask(running, token="dog")] * 2  # the fake model has one tokenizer for both
 
 
-async def test_a_string_of_several_tokens_is_refused_with_their_number(running: Running) -> None:
-    answer = await running.post("/v1/similar", {"analogy": ["dog", "Hund und Hund", "a"]})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (422, "invalid_parameter", "analogy[1]")
+async def test_a_string_of_several_tokens_is_rejected_with_their_number(running: Running) -> None:
+    response = await running.post("/v1/similar", {"analogy": ["dog", "Hund und Hund", "a"]})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (422, "invalid_parameter", "analogy[1]")
     assert "analogy[1] is 9 tokens" in error["message"] and "/v1/tokenize" in error["message"]
-    assert "Hund" not in answer.text
+    assert "Hund" not in response.text
 
 
 @pytest.mark.parametrize(
@@ -96,26 +96,28 @@ async def test_a_string_of_several_tokens_is_refused_with_their_number(running: 
         ({"token": "dog", "model": "cat"}, "model_not_found", "model"),
     ],
 )
-async def test_what_cannot_be_looked_for_is_refused(running: Running, body: Any, code: str, param: str) -> None:
-    assert (await refusal(running, **body))[1:] == (code, param)
+async def test_invalid_requests_to_similar_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
+    assert (await error_of(running, **body))[1:] == (code, param)
 
 
-async def test_a_model_without_the_graph_says_where_others_are_listed(start: Start, make_backend: MakeBackend) -> None:
+async def test_a_model_without_the_graph_is_an_error_that_names_the_list_of_models(
+    start: Start, make_backend: MakeBackend
+) -> None:
     backend = make_backend()
     tasks = ("generate", "encode", "attention")
     backend.manifests = (backend.manifests[0].model_copy(update={"similar": None, "tasks": tasks}),)
     async with start(backend) as running:
-        answer = await running.post("/v1/similar", {"token": "dog"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unsupported_task")
-        assert "GET /v1/models" in answer.json()["error"]["message"]
+        response = await running.post("/v1/similar", {"token": "dog"})
+        assert (response.status_code, response.json()["error"]["code"]) == (422, "unsupported_task")
+        assert "GET /v1/models" in response.json()["error"]["message"]
 
 
-async def test_embeddings_that_are_no_numbers_are_our_fault_and_harm_no_other_call(
+async def test_embeddings_that_are_not_finite_are_an_internal_error_of_one_call(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
     (poisoned,) = tokenizer.encode("dog", add_special_tokens=False)
     async with start(make_backend(faults=Faults(nan_id=poisoned))) as running:
-        assert await refusal(running, token="dog") == (500, "internal", None)
+        assert await error_of(running, token="dog") == (500, "internal", None)
         assert await ask(running, token="a")
 
 

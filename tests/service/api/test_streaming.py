@@ -1,4 +1,4 @@
-"""Streams over a real socket: what is sent, when, and what happens when it is cut off."""
+"""Streams over a real socket: events, their times, errors and disconnections."""
 
 import contextlib
 import gc
@@ -30,12 +30,12 @@ def open_stream(wire: Wire, body: dict[str, Any]) -> tuple[http.client.HTTPConne
 
 
 def events(wire: Wire, body: dict[str, Any]) -> list[str]:
-    connection, answer = open_stream(wire, body)
+    connection, response = open_stream(wire, body)
     with contextlib.closing(connection):
-        assert answer.status == 200
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        assert answer.headers["cache-control"] == "no-cache"
-        frames = answer.read().decode().split("\n\n")
+        assert response.status == 200
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["cache-control"] == "no-cache"
+        frames = response.read().decode().split("\n\n")
         assert frames[-1] == ""
         return frames[:-1]
 
@@ -57,7 +57,7 @@ def parsed(frames: list[str]) -> list[Any]:
         {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "suppress_tokens": [2, 9], "max_new_tokens": 20},
     ],
 )
-def test_a_stream_equals_the_whole_answer(serve: Serve, parameters: dict[str, Any]) -> None:
+def test_a_stream_equals_the_whole_response(serve: Serve, parameters: dict[str, Any]) -> None:
     with serve() as wire:
         inputs = ["a dog", "Hund", "naïve 🙂"]
         _, whole = wire.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
@@ -78,7 +78,7 @@ def test_a_stream_equals_the_whole_answer(serve: Serve, parameters: dict[str, An
         )
 
 
-def test_the_first_piece_holds_the_prefix(serve: Serve) -> None:
+def test_the_first_piece_contains_the_prefix(serve: Serve) -> None:
     with serve() as wire:
         body = {"inputs": ["x", "y"], "parameters": {"target_prefix": ["a dog", "Hund"], "max_new_tokens": 3}}
         sent = parsed(events(wire, body)[:-1])
@@ -88,8 +88,8 @@ def test_the_first_piece_holds_the_prefix(serve: Serve) -> None:
             assert not any(prefix in piece for piece in pieces[1:])
 
 
-def test_maps_that_are_too_many_end_the_stream_with_an_error(serve: Serve, make_backend: MakeBackend) -> None:
-    """Tokens that had come together with the event at fault were thrown away."""
+def test_too_many_maps_end_the_stream_with_an_error(serve: Serve, make_backend: MakeBackend) -> None:
+    """Regression: tokens of the step that failed were lost."""
     backend = make_backend()
     maps = tuple(one.model_copy(update={"heads": 200}) for one in backend.manifests[0].attention)
     backend.manifests = (backend.manifests[0].model_copy(update={"attention": maps}),)
@@ -102,12 +102,12 @@ def test_maps_that_are_too_many_end_the_stream_with_an_error(serve: Serve, make_
         wire.wait_idle()
 
 
-def test_tokens_are_sent_as_they_come(serve: Serve, make_backend: MakeBackend) -> None:
+def test_tokens_are_sent_as_they_are_generated(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.02)) as wire:
-        connection, answer = open_stream(wire, {"inputs": "x", "parameters": {"min_new_tokens": 10}})
+        connection, response = open_stream(wire, {"inputs": "x", "parameters": {"min_new_tokens": 10}})
         with contextlib.closing(connection):
             arrivals = []
-            while line := answer.readline():
+            while line := response.readline():
                 if line.startswith(b"data:"):
                     arrivals.append(time.monotonic())
         assert arrivals[9] - arrivals[0] > 5 * 0.02
@@ -116,8 +116,8 @@ def test_tokens_are_sent_as_they_come(serve: Serve, make_backend: MakeBackend) -
 def test_an_error_before_the_first_token_has_its_own_status(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(faults=Faults(step_calls=frozenset({1})))) as wire:
         assert wire.post("/v1/generate", {"inputs": "x", "stream": True})[0] == 500
-        status, answer = wire.post("/v1/generate", {"inputs": "x" * 70, "stream": True})
-        assert (status, answer["error"]["code"]) == (422, "input_too_long")
+        status, response = wire.post("/v1/generate", {"inputs": "x" * 70, "stream": True})
+        assert (status, response["error"]["code"]) == (422, "input_too_long")
 
 
 def test_an_error_after_the_first_token_is_an_event_and_ends_the_stream(
@@ -133,7 +133,7 @@ def test_an_error_after_the_first_token_is_an_event_and_ends_the_stream(
         assert b'sightline_request_failure_total{code="internal"} 1.0' in wire.get("/metrics")[1]
 
 
-def test_a_deadline_that_passes_in_mid_stream_is_an_event(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_deadline_that_passes_during_a_stream_is_an_event(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.02)) as wire:
         connection = wire.http()
         headers = {"Content-Type": "application/json", "X-Request-Timeout-Ms": "500"}
@@ -153,7 +153,7 @@ def leave(connection: http.client.HTTPConnection) -> None:
 
 
 @pytest.mark.parametrize("is_streaming", [True, False])
-def test_a_client_that_leaves_frees_its_rows_within_a_step(
+def test_a_client_that_disconnects_frees_its_rows_within_a_step(
     serve: Serve, make_backend: MakeBackend, is_streaming: bool
 ) -> None:
     step_s = 0.02
@@ -163,11 +163,11 @@ def test_a_client_that_leaves_frees_its_rows_within_a_step(
         connection.request("POST", "/v1/generate", body, {"Content-Type": "application/json"})
         runner, engine = wire.backend.runners[0], wire.backend.engines[0]
         wait_until(lambda: engine.num_running == 2)
-        answer = connection.getresponse() if is_streaming else None
+        response = connection.getresponse() if is_streaming else None
         steps = runner.num_steps
         leave(connection)
-        if answer is not None:
-            answer.close()
+        if response is not None:
+            response.close()
         wire.wait_idle()
         # One step is under way when the client leaves; the news may need some more on a busy
         # machine, of 60.
@@ -177,12 +177,10 @@ def test_a_client_that_leaves_frees_its_rows_within_a_step(
         assert b'sightline_request_failure_total{code="client_closed_request"} 1.0' in wire.get("/metrics")[1]
 
 
-def test_a_client_that_leaves_is_no_error_in_the_log(
+def test_a_client_that_disconnects_is_not_logged_as_an_error(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gather that was cancelled was thrown away: asyncio logged an error with a traceback for
-    each such client.
-    """
+    """Regression: asyncio logged an error with a traceback for each client that disconnected."""
     with serve(make_backend(step_s=0.02)) as wire:
         connection = wire.http()
         body = orjson.dumps({"inputs": ["x", "y"], "parameters": LONG})
@@ -194,9 +192,9 @@ def test_a_client_that_leaves_is_no_error_in_the_log(
     assert not [record for record in caplog.records if record.name == "asyncio" and record.levelno >= logging.ERROR]
 
 
-def test_a_client_that_leaves_the_queue_costs_no_step(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_client_that_disconnects_from_the_queue_needs_no_step(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.02), max_rows=1) as wire:
-        first, answer = open_stream(wire, {"inputs": "x", "parameters": LONG})
+        first, response = open_stream(wire, {"inputs": "x", "parameters": LONG})
         waiting = wire.http()
         waiting.request("POST", "/v1/generate", b'{"inputs":"y"}', {"Content-Type": "application/json"})
         engine = wire.backend.engines[0]
@@ -204,15 +202,17 @@ def test_a_client_that_leaves_the_queue_costs_no_step(serve: Serve, make_backend
         leave(waiting)
         wait_until(lambda: engine.num_waiting == 0)
         assert wire.backend.runners[0].num_encodes == 1
-        answer.read()
+        response.read()
         first.close()
 
 
-def test_a_reader_that_stops_is_cut_off_and_harms_nobody(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_client_that_stops_reading_is_disconnected_and_affects_no_other(
+    serve: Serve, make_backend: MakeBackend
+) -> None:
     with serve(make_backend(), write_timeout_s=0.2) as wire:
         stuck = wire.connect()
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        # Pipelined answers of half a megabyte each fill every buffer on the way.
+        # Pipelined responses of half a megabyte each fill every buffer on the way.
         body = orjson.dumps({"inputs": "x" * 60, "targets": "y" * 60})
         head = b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         stuck.sendall((head + b"Content-Length: %d\r\n\r\n" % len(body) + body) * 40)
@@ -222,7 +222,9 @@ def test_a_reader_that_stops_is_cut_off_and_harms_nobody(serve: Serve, make_back
         stuck.close()
 
 
-def test_a_pipelining_client_that_leaves_gives_up_what_runs(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_pipelining_client_that_disconnects_cancels_its_running_request(
+    serve: Serve, make_backend: MakeBackend
+) -> None:
     with serve(make_backend(step_s=0.02)) as wire:
         client = wire.connect()
         body = orjson.dumps({"inputs": "x", "parameters": LONG})
@@ -237,7 +239,7 @@ def test_a_pipelining_client_that_leaves_gives_up_what_runs(serve: Serve, make_b
 
 
 @contextlib.contextmanager
-def large_answer(wire: Wire) -> Iterator[socket.socket]:
+def large_response(wire: Wire) -> Iterator[socket.socket]:
     """To a client whose machine takes little of it at a time."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -252,14 +254,14 @@ def large_request() -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def assert_is_whole(answer: bytes) -> None:
-    head, _, content = answer.partition(b"\r\n\r\n")
+def assert_is_whole(response: bytes) -> None:
+    head, _, content = response.partition(b"\r\n\r\n")
     assert b"content-length: %d" % len(content) in head and len(content) > 1_000_000
     assert len(orjson.loads(content)["outputs"]) == 8
 
 
-def test_a_large_answer_keeps_its_place_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
-    with serve(make_backend(), write_timeout_s=30) as wire, large_answer(wire) as client:
+def test_a_large_response_keeps_its_reservation_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
+    with serve(make_backend(), write_timeout_s=30) as wire, large_response(wire) as client:
         service = wire.server._service
         admission = service.admissions["fake"]
         wait_until(lambda: wire.backend.runners[0].num_steps >= 60)
@@ -270,15 +272,15 @@ def test_a_large_answer_keeps_its_place_until_it_is_read(serve: Serve, make_back
         wait_until(lambda: admission.num_sequences == 0)
 
 
-def test_a_slow_reader_gets_the_whole_of_a_large_answer(serve: Serve, make_backend: MakeBackend) -> None:
-    """The whole answer had the time of one piece: a reader of a megabyte a second got ten."""
-    with serve(make_backend(), write_timeout_s=0.3) as wire, large_answer(wire) as client:
-        answer, started = b"", time.monotonic()
+def test_a_slow_reader_gets_a_large_response_completely(serve: Serve, make_backend: MakeBackend) -> None:
+    """Regression: the timeout of one piece applied to the whole response."""
+    with serve(make_backend(), write_timeout_s=0.3) as wire, large_response(wire) as client:
+        response, started = b"", time.monotonic()
         while data := client.recv(20_000):
-            answer += data
+            response += data
             time.sleep(0.01)
         assert time.monotonic() - started > 2 * 0.3
-        assert_is_whole(answer)
+        assert_is_whole(response)
 
 
 def logged_call(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
@@ -292,14 +294,14 @@ def logged_call(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
     return line
 
 
-def test_a_reader_that_reads_nothing_has_its_time_and_no_more(
+def test_a_client_that_reads_nothing_is_disconnected_after_the_timeout(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It had twice the time: what its machine took in at the start counted as read. And its log
-    line said nothing.
+    """Regression: bytes in kernel buffers counted as read, which doubled the timeout, and the log
+    line had no error code.
     """
     caplog.set_level(logging.INFO, logs.access_logger.name)
-    with serve(make_backend(), write_timeout_s=0.5) as wire, large_answer(wire) as client:
+    with serve(make_backend(), write_timeout_s=0.5) as wire, large_response(wire) as client:
         assert client.recv(1).startswith(b"H")  # the response has begun
         started = time.monotonic()
         wait_until(lambda: not wire.server.server_state.connections)
@@ -309,18 +311,18 @@ def test_a_reader_that_reads_nothing_has_its_time_and_no_more(
         assert b'request_failure_total{code="client_too_slow"} 1.0' in wire.get("/metrics")[1]
 
 
-def test_a_client_that_leaves_a_large_answer_unread_is_logged_as_gone(
+def test_a_client_that_leaves_a_large_response_unread_is_logged_as_disconnected(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logs.access_logger.name)
     with serve(make_backend(), write_timeout_s=30) as wire:
-        with large_answer(wire) as client:
+        with large_response(wire) as client:
             client.recv(1)
         line = logged_call(caplog)
         assert (line["status"], line["code"]) == (200, "client_closed_request")
 
 
-def test_a_client_that_reads_all_and_leaves_has_no_code(
+def test_a_client_that_disconnects_after_the_whole_response_has_no_error_code(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logs.access_logger.name)
@@ -337,19 +339,19 @@ def test_a_client_that_reads_all_and_leaves_has_no_code(
             assert logged_call(caplog)["code"] is None
 
 
-def test_what_the_kernel_holds_counts_as_unread(serve: Serve, make_backend: MakeBackend) -> None:
-    """The server's own buffer shrinks in steps of 100 kB and more, and between them seemed to stand
-    still.
+def test_bytes_in_kernel_buffers_count_as_unread(serve: Serve, make_backend: MakeBackend) -> None:
+    """Regression: the buffer of the server shrinks in steps of at least 100 kB, which looked like
+    no progress.
     """
-    with serve(make_backend(), write_timeout_s=0.5) as wire, large_answer(wire) as client:
-        answer, end = b"", time.monotonic() + 2.5
+    with serve(make_backend(), write_timeout_s=0.5) as wire, large_response(wire) as client:
+        response, end = b"", time.monotonic() + 2.5
         while time.monotonic() < end:  # 50 kB a second
-            answer += client.recv(1000)
+            response += client.recv(1000)
             time.sleep(0.02)
-        assert_is_whole(answer + read_all(client))
+        assert_is_whole(response + read_all(client))
 
 
-def test_two_hundred_clients_that_give_up_leave_a_service_that_answers(serve: Serve, make_backend: MakeBackend) -> None:
+def test_the_service_responds_after_two_hundred_clients_disconnect(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.005), max_rows=4) as wire:
         for _ in range(200):
             connection = wire.http()

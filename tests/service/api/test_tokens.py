@@ -5,24 +5,24 @@ from tests.service.conftest import Running
 pytestmark = pytest.mark.anyio
 
 
-async def test_tokens_come_with_their_places_in_the_input(running: Running) -> None:
-    answer = (await running.post("/v1/tokenize", {"inputs": ["a dog", "x"]})).json()
-    assert answer["model"] == "fake"
-    assert [(one["text"], one["start"], one["end"], one["special"]) for one in answer["outputs"][0]] == [
+async def test_tokens_are_returned_with_their_offsets_in_the_input(running: Running) -> None:
+    response = (await running.post("/v1/tokenize", {"inputs": ["a dog", "x"]})).json()
+    assert response["model"] == "fake"
+    assert [(one["text"], one["start"], one["end"], one["special"]) for one in response["outputs"][0]] == [
         (" a", 0, 1, False),
         (" dog", 1, 5, False),
         ("</s>", 5, 5, True),
     ]
-    assert len(answer["outputs"]) == 2
+    assert len(response["outputs"]) == 2
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
 async def test_special_tokens_can_be_left_out(running: Running, side: str) -> None:
-    answer = await running.post("/v1/tokenize", {"inputs": "a", "add_special_tokens": False, "side": side})
-    assert [one["text"] for one in answer.json()["outputs"][0]] == [" a"]
+    response = await running.post("/v1/tokenize", {"inputs": "a", "add_special_tokens": False, "side": side})
+    assert [one["text"] for one in response.json()["outputs"][0]] == [" a"]
 
 
-async def test_detokenize_takes_back_what_tokenize_gave(running: Running) -> None:
+async def test_detokenize_reverses_tokenize(running: Running) -> None:
     texts = ["a dog", "Größe 🙂", "</s>"]
     tokens = (await running.post("/v1/tokenize", {"inputs": texts})).json()["outputs"]
     ids = [[one["id"] for one in output] for output in tokens]
@@ -43,34 +43,34 @@ async def test_detokenize_takes_back_what_tokenize_gave(running: Running) -> Non
         ([[]] * 33, "invalid_parameter", "ids"),
     ],
 )
-async def test_ids_that_are_none_are_refused(running: Running, ids: object, code: str, param: str) -> None:
-    answer = await running.post("/v1/detokenize", {"ids": ids})
-    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (code, param)
+async def test_unknown_ids_are_rejected(running: Running, ids: object, code: str, param: str) -> None:
+    response = await running.post("/v1/detokenize", {"ids": ids})
+    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == (code, param)
 
 
-async def test_more_ids_than_a_call_joins_are_refused_with_the_count(running: Running) -> None:
+async def test_too_many_ids_are_rejected_with_their_count(running: Running) -> None:
     for ids in ([[1] * 120_000], [[1] * 60_000] * 2):
-        answer = await running.post("/v1/detokenize", {"ids": ids})
-        assert answer.json()["error"]["code"] == "response_too_large"
-        assert "120000 ids" in answer.json()["error"]["message"]
+        response = await running.post("/v1/detokenize", {"ids": ids})
+        assert response.json()["error"]["code"] == "response_too_large"
+        assert "120000 ids" in response.json()["error"]["message"]
     assert len((await running.post("/v1/detokenize", {"ids": [[40] * 100_000]})).json()["texts"][0]) >= 100_000
 
 
-async def test_a_long_list_whose_ids_are_no_tokens_is_refused_by_place_too(running: Running) -> None:
-    answer = await running.post("/v1/detokenize", {"ids": [[1] * 60_000, [1, 10**6]]})
-    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("invalid_parameter", "ids[1][1]")
+async def test_unknown_ids_in_a_long_list_are_rejected_with_their_index(running: Running) -> None:
+    response = await running.post("/v1/detokenize", {"ids": [[1] * 60_000, [1, 10**6]]})
+    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == ("invalid_parameter", "ids[1][1]")
 
 
-async def test_no_ids_are_no_text(running: Running) -> None:
+async def test_an_empty_list_of_ids_is_an_empty_text(running: Running) -> None:
     assert (await running.post("/v1/detokenize", {"ids": [[]]})).json()["texts"] == [""]
 
 
-async def test_more_text_than_a_call_splits_is_refused_with_the_count_before_it_is_tokenised(running: Running) -> None:
-    """Tokens were counted only after tokenising: sixteen bodies of 1 MB took 3 GB and held up
-    health checks for 9 s.
+async def test_too_much_text_is_rejected_with_its_length_before_tokenisation(running: Running) -> None:
+    """Regression: tokens were counted only after tokenisation: sixteen bodies of 1 MB used 3 GB and
+    delayed health checks by 9 s.
     """
     for inputs in ("ä" * 60_000, ["x" * 60_000, "y" * 60_000]):
-        answer = await running.post("/v1/tokenize", {"inputs": inputs})
-        assert answer.json()["error"]["code"] == "response_too_large"
-        assert "120000 bytes" in answer.json()["error"]["message"]
+        response = await running.post("/v1/tokenize", {"inputs": inputs})
+        assert response.json()["error"]["code"] == "response_too_large"
+        assert "120000 bytes" in response.json()["error"]["message"]
     assert (await running.post("/v1/tokenize", {"inputs": "x" * 100_000})).status_code == 200

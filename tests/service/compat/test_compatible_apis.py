@@ -1,6 +1,4 @@
-"""Every compatibility API: it can be switched off, and its errors have its own shape wherever they
-arise.
-"""
+"""Every compatible API can be disabled, and all errors on its routes have its own shape."""
 
 import asyncio
 import json
@@ -28,11 +26,11 @@ pytestmark = pytest.mark.anyio
 
 class PlainError(BaseModel):
     error: str
-    told: str
+    reported: str
 
 
 FORMAT = ErrorFormat(
-    lambda error, message, param, request_id: orjson.dumps({"error": message, "told": error.code}), PlainError
+    lambda error, message, param, request_id: orjson.dumps({"error": message, "reported": error.code}), PlainError
 )
 
 
@@ -56,7 +54,7 @@ async def test_the_settings_list_every_compatible_api() -> None:
 
 
 @pytest.mark.parametrize("value", ["opneai", "openai,x", "openai;x"])
-async def test_an_unknown_api_is_refused_by_name(value: str) -> None:
+async def test_an_unknown_api_is_rejected_by_name(value: str) -> None:
     with pytest.raises(SettingsError, match="unknown API"):
         read_settings(["--compatible-apis", value], {})
 
@@ -80,10 +78,10 @@ async def test_a_disabled_api_is_404_and_not_described(start: Start, api: str) -
         assert len(of_api) >= 2
         for method, path in of_api:
             address = path.replace("{model_name}", "fake").replace("{model_version}", "1")
-            answer = await without.client.request(method, address, json={"inputs": "a dog"})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), path
-            answer = await whole.client.request(method, address, json={"inputs": "a dog"})
-            assert answer.status_code != 404, path
+            response = await without.client.request(method, address, json={"inputs": "a dog"})
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found"), path
+            response = await whole.client.request(method, address, json={"inputs": "a dog"})
+            assert response.status_code != 404, path
 
 
 async def test_without_any_compatible_api_the_native_routes_are_there(start: Start) -> None:
@@ -104,49 +102,61 @@ async def test_without_any_compatible_api_the_native_routes_are_there(start: Sta
 )
 async def test_an_error_has_the_shape_of_its_route(start: Start, body: dict[str, Any], status: int, code: str) -> None:
     async with start(max_body_bytes=4000) as running:
-        answer = await with_plain_route(running).post("/plain", body)
-        assert (answer.status_code, answer.json()["told"]) == (status, code)
+        response = await with_plain_route(running).post("/plain", body)
+        assert (response.status_code, response.json()["reported"]) == (status, code)
         own = await running.post("/v1/generate", body)
         assert (own.status_code, own.json()["error"]["code"]) == (status, code)
 
 
-async def test_so_have_those_of_the_router_and_of_the_engine(start: Start, make_backend: MakeBackend) -> None:
+async def test_errors_of_the_router_and_the_engine_have_the_shape_of_the_route(
+    start: Start, make_backend: MakeBackend
+) -> None:
     async with start(make_backend(faults=Faults(step_calls=frozenset({1})))) as running:
-        answer = await with_plain_route(running).client.get("/plain")
-        assert (answer.status_code, answer.json()["told"]) == (405, "method_not_allowed")
-        answer = await running.post("/plain", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["told"]) == (500, "internal")
-        answer = await running.post("/plain", {"inputs": "x"}, **{"content-type": "text/plain"})
-        assert (answer.status_code, answer.json()["told"]) == (415, "unsupported_media_type")
+        response = await with_plain_route(running).client.get("/plain")
+        assert (response.status_code, response.json()["reported"]) == (405, "method_not_allowed")
+        response = await running.post("/plain", {"inputs": "x"})
+        assert (response.status_code, response.json()["reported"]) == (500, "internal")
+        response = await running.post("/plain", {"inputs": "x"}, **{"content-type": "text/plain"})
+        assert (response.status_code, response.json()["reported"]) == (415, "unsupported_media_type")
 
 
-async def test_so_have_those_of_load_and_time(start: Start, make_backend: MakeBackend) -> None:
+async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
+    start: Start, make_backend: MakeBackend
+) -> None:
     loading = threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
-        answer = await with_plain_route(running).post("/plain", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["told"], answer.headers["retry-after"]) == (503, "loading", "1")
+        response = await with_plain_route(running).post("/plain", {"inputs": "x"})
+        assert (response.status_code, response.json()["reported"], response.headers["retry-after"]) == (
+            503,
+            "loading",
+            "1",
+        )
         loading.set()
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
         body = {"inputs": ["x", "x"]}
         late = asyncio.ensure_future(with_plain_route(running).post("/plain", body, **{"x-request-timeout-ms": "500"}))
         await until(lambda: running.backend.num_busy == 2)
-        answer = await running.post("/plain", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["told"], answer.headers["retry-after"]) == (503, "overloaded", "1")
-        answer = await late
-        assert (answer.status_code, answer.json()["told"]) == (504, "deadline_exceeded")
+        response = await running.post("/plain", {"inputs": "x"})
+        assert (response.status_code, response.json()["reported"], response.headers["retry-after"]) == (
+            503,
+            "overloaded",
+            "1",
+        )
+        response = await late
+        assert (response.status_code, response.json()["reported"]) == (504, "deadline_exceeded")
         hang.set()
 
 
-async def test_an_error_in_a_stream_has_it_too(start: Start, make_backend: MakeBackend) -> None:
+async def test_an_error_in_a_stream_has_the_shape_of_its_route(start: Start, make_backend: MakeBackend) -> None:
     backend: FakeBackend = make_backend(faults=Faults(step_calls=frozenset({4})))
     async with start(backend) as running:
         body = {"inputs": "x", "stream": True, "parameters": {"min_new_tokens": 20}}
-        answer = await with_plain_route(running).post("/plain", body)
-        assert answer.status_code == 200
-        kind, data = answer.text.rstrip().splitlines()[-2:]
+        response = await with_plain_route(running).post("/plain", body)
+        assert response.status_code == 200
+        kind, data = response.text.rstrip().splitlines()[-2:]
         assert kind == "event: error"
-        assert json.loads(data.removeprefix("data: "))["told"] == "internal"
+        assert json.loads(data.removeprefix("data: "))["reported"] == "internal"
 
 
 async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running) -> None:
@@ -155,8 +165,8 @@ async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running
     for status, code in expected:
         content = responses[status]["content"]["application/json"]
         assert content["schema"]["$ref"].endswith("/PlainError")
-        assert content["examples"][code]["value"] == {"error": ERRORS[code].message, "told": code}
-    # A head that comes too slowly is refused before its route is known, a body by its route.
+        assert content["examples"][code]["value"] == {"error": ERRORS[code].message, "reported": code}
+    # A slow head is rejected before its route is known, a slow body by its route.
     shapes = responses["408"]["content"]["application/json"]["schema"]["anyOf"]
     assert [one["$ref"].rsplit("/", 1)[1] for one in shapes] == ["ErrorResponse", "PlainError"]
 
@@ -173,7 +183,9 @@ async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running
         ("ids[3]", 5, "ids[3][5]"),
     ],
 )
-async def test_a_canonical_name_becomes_that_of_the_api(field: str, index: int | None, expected: str) -> None:
+async def test_canonical_field_names_are_replaced_by_those_of_the_api(
+    field: str, index: int | None, expected: str
+) -> None:
     names = {"max_new_tokens": "max_tokens", "inputs": "prompt", "inputs[3]": "first"}
     message = "{max_new_tokens} (3) and {inputs}, not {stop}."
     error = ApiError("invalid_parameter", message, field=field, index=index)
@@ -183,7 +195,7 @@ async def test_a_canonical_name_becomes_that_of_the_api(field: str, index: int |
 
 
 @pytest.mark.parametrize("path", ["X-Request-Timeout-Ms", "inputs[3]", None])
-async def test_a_path_that_the_client_wrote_stays(path: str | None) -> None:
+async def test_a_path_from_the_client_is_unchanged(path: str | None) -> None:
     names = {"inputs": "prompt", "inputs[3]": "first", "X-Request-Timeout-Ms": "timeout"}
     error = ApiError("invalid_parameter", "It has {inputs} and {.", path=path)
     assert (error.param(names), error.message(names)) == (path, "It has {inputs} and {.")

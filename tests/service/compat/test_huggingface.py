@@ -45,21 +45,27 @@ async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Runn
 async def test_the_task_of_the_model_chooses_the_route(
     running: Running, model: str, path: str, body: dict[str, Any]
 ) -> None:
-    answer = await running.post(f"/?model={model}", body)
-    assert (answer.status_code, answer.content) == (200, (await running.post(f"{path}?model={model}", body)).content)
+    response = await running.post(f"/?model={model}", body)
+    assert (response.status_code, response.content) == (
+        200,
+        (await running.post(f"{path}?model={model}", body)).content,
+    )
 
 
-async def test_a_generated_text_stands_in_a_list(running: Running) -> None:
+async def test_a_generated_text_is_returned_in_a_list(running: Running) -> None:
     body = {"inputs": "a dog", "parameters": {"details": True}}
     assert (await running.post("/", body)).json() == [(await running.post("/generate", body)).json()]
 
 
-async def test_a_model_that_translates_says_so(start: Start, tokenizer: TextTokenizer) -> None:
+async def test_a_translation_model_returns_translation_text(start: Start, tokenizer: TextTokenizer) -> None:
     manifest = fake_manifest(vocabulary=len(tokenizer))
     manifest = manifest.model_copy(update={"languages": Languages(sources=("en",), targets=("de",))})
     async with start(FakeBackend(tokenizer, (manifest,))) as running:
-        (answer,) = (await running.post("/", {"inputs": "a dog"})).json()
-        assert answer == {"generated_text": answer["generated_text"], "translation_text": answer["generated_text"]}
+        (response,) = (await running.post("/", {"inputs": "a dog"})).json()
+        assert response == {
+            "generated_text": response["generated_text"],
+            "translation_text": response["generated_text"],
+        }
 
 
 @pytest.mark.parametrize(
@@ -94,16 +100,16 @@ async def test_a_model_that_translates_says_so(start: Start, tokenizer: TextToke
         ("/?model=", {"inputs": "a dog"}, 404, "There is no model of this name; the models are fake, judge, vectors."),
     ],
 )
-async def test_the_body_is_checked_as_the_chosen_route_checks_it(
+async def test_the_body_is_validated_as_by_the_chosen_route(
     running: Running, path: str, body: dict[str, Any], status: int, error: str
 ) -> None:
-    answer = await running.post(path, body)
-    assert (answer.status_code, answer.json()) == (status, {"error": error, "error_type": "validation"})
+    response = await running.post(path, body)
+    assert (response.status_code, response.json()) == (status, {"error": error, "error_type": "validation"})
 
 
-async def test_a_body_that_is_no_object_is_refused(running: Running) -> None:
-    answer = await running.post("/", ["a dog"])
-    assert (answer.status_code, answer.json()["error"]) == (422, "The body must be a JSON object.")
+async def test_a_body_that_is_no_object_is_rejected(running: Running) -> None:
+    response = await running.post("/", ["a dog"])
+    assert (response.status_code, response.json()["error"]) == (422, "The body must be a JSON object.")
 
 
 async def test_info_has_the_limits_of_the_model_and_of_the_service(start: Start, make_backend: MakeBackend) -> None:
@@ -155,7 +161,7 @@ async def test_the_info_of_a_causal_model_counts_its_prompt_once(start: Start, t
 
 
 @pytest.mark.parametrize("api", ["tgi", "tei"])
-async def test_either_api_brings_what_they_share_and_none_takes_it_away(start: Start, api: str) -> None:
+async def test_shared_routes_exist_if_either_api_is_enabled(start: Start, api: str) -> None:
     own = {"tgi": {"/generate", "/generate_stream"}}
     own["tei"] = {"/embed", "/embed_all", "/similarity", "/predict", "/rerank", "/tokenize", "/decode"}
     async with start(compatible_apis=api) as running:
@@ -168,7 +174,7 @@ async def test_either_api_brings_what_they_share_and_none_takes_it_away(start: S
         assert (await running.client.get("/health")).json() == {"status": "ok"}
 
 
-async def test_openapi_declares_the_model_of_the_query_where_there_is_one(running: Running) -> None:
+async def test_openapi_declares_the_model_in_the_query(running: Running) -> None:
     paths = (await running.client.get("/openapi.json")).json()["paths"]
     with_model = {
         path

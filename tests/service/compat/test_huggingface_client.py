@@ -1,6 +1,4 @@
-"""The huggingface_hub package where things go wrong: errors, full houses, broken streams. Over real
-sockets.
-"""
+"""The huggingface_hub package over real sockets: errors, full queues and broken streams."""
 
 import threading
 from collections.abc import Iterator
@@ -36,7 +34,7 @@ def response_of(caught: pytest.ExceptionInfo[TextGenerationError]) -> tuple[int,
     return cause.response.status_code, cause.response.headers.get("retry-after")
 
 
-def test_a_refusal_is_a_validation_error_that_names_the_field(serve: Serve) -> None:
+def test_an_invalid_request_raises_a_validation_error_that_names_the_field(serve: Serve) -> None:
     with serve() as wire:
         with pytest.raises(ValidationError, match=r"^parameters\.best_of must be 1 or null") as caught:
             client_of(wire).text_generation("a dog", best_of=2)
@@ -54,7 +52,7 @@ def test_a_refusal_is_a_validation_error_that_names_the_field(serve: Serve) -> N
             client_of(wire, "/predict").text_classification("a dog")
 
 
-def test_a_full_house_and_one_that_loads_are_overloaded(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_full_queue_and_a_loading_service_raise_overloaded(serve: Serve, make_backend: MakeBackend) -> None:
     loading, hang = threading.Event(), threading.Event()
     with serve(make_backend(wait_for=loading)) as wire:
         with pytest.raises(OverloadedError, match="The models are being loaded") as caught:
@@ -82,7 +80,7 @@ def test_a_full_house_and_one_that_loads_are_overloaded(serve: Serve, make_backe
             other.join()
 
 
-def test_a_stream_that_breaks_raises_after_what_came_before(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_broken_stream_raises_after_the_received_events(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(faults=Faults(step_calls=frozenset({4})))) as wire:
         client = client_of(wire)  # which closes its streams when it goes
         stream = client.text_generation("two men", stream=True, repetition_penalty=1.5)

@@ -1,6 +1,4 @@
-"""LibreTranslate's routes: which model translates, what each field does, and what is refused. Over
-the fake model.
-"""
+"""Routes of LibreTranslate over the fake model: the choice of the model, the fields, the errors."""
 
 import threading
 from collections.abc import Callable
@@ -37,54 +35,54 @@ def translating(make_backend: MakeBackend) -> Translating:
 
 
 async def translate(running: Running, q: Any = "a dog", source: str = "en", target: str = "de", **options: Any) -> Any:
-    answer = await running.post("/translate", {"q": q, "source": source, "target": target, **options})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/translate", {"q": q, "source": source, "target": target, **options})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-async def refusal(running: Running, status: int = 422, **body: Any) -> str:
-    answer = await running.post("/translate", {"q": "a dog", "source": "en", "target": "de"} | body)
-    assert answer.status_code == status, answer.text
-    assert set(answer.json()) == {"error"}
-    message: str = answer.json()["error"]
+async def error_message(running: Running, status: int = 422, **body: Any) -> str:
+    response = await running.post("/translate", {"q": "a dog", "source": "en", "target": "de"} | body)
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error"}
+    message: str = response.json()["error"]
     return message
 
 
-async def test_a_translation_is_what_generate_gives(start: Start, translating: Translating) -> None:
+async def test_a_translation_equals_the_text_of_generate(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de"), default_model="a") as running:
         own = [output["text"] for output in (await generate(running, ["a dog", "Hund"]))["outputs"]]
         assert await translate(running, ["a dog", "Hund"]) == {"translatedText": own}
         assert await translate(running, "a dog") == {"translatedText": own[0]}
 
 
-async def test_what_asks_for_nothing_changes_nothing(start: Start, translating: Translating) -> None:
+async def test_fields_with_their_default_values_change_nothing(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de")) as running:
         plain = await translate(running)
         for harmless in ({"format": "text", "alternatives": 0, "api_key": "secret"}, {"format": None, "api_key": None}):
             assert await translate(running, **harmless) == plain
 
 
-async def test_alternatives_are_the_next_of_a_beam_search_each_text_once(
+async def test_alternatives_are_the_next_distinct_texts_of_a_beam_search(
     start: Start, translating: Translating
 ) -> None:
     async with start(translating(a="en-de"), default_model="a") as running:
         own = await generate(running, ["a dog", "Hund"], num_beams=4, num_return_sequences=4)
         texts = [[output["text"] for output in own["outputs"] if output["index"] == index] for index in (0, 1)]
-        answer = await translate(running, ["a dog", "Hund"], alternatives=3)
-        assert answer["translatedText"] == [best for best, *_ in texts]
-        assert answer["alternatives"] == [list(dict.fromkeys(others)) for _, *others in texts]
-        assert len(answer["alternatives"][0]) == 3
+        response = await translate(running, ["a dog", "Hund"], alternatives=3)
+        assert response["translatedText"] == [best for best, *_ in texts]
+        assert response["alternatives"] == [list(dict.fromkeys(others)) for _, *others in texts]
+        assert len(response["alternatives"][0]) == 3
         one = await translate(running, "Hund", alternatives=3)
-        assert one == {key: value[1] for key, value in answer.items()}
+        assert one == {key: value[1] for key, value in response.items()}
 
 
-async def test_beams_that_differ_in_tokens_alone_are_one_text(start: Start, translating: Translating) -> None:
+async def test_beams_that_differ_only_in_tokens_are_one_text(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de"), default_model="a") as running:
         own = await generate(running, "x", num_beams=8, num_return_sequences=8)
         texts = [output["text"] for output in own["outputs"]]
         assert len(set(texts)) < 8  # bytes that are no characters are all shown alike
-        answer = await translate(running, "x", alternatives=7)
-        assert [answer["translatedText"], *answer["alternatives"]] == list(dict.fromkeys(texts))
+        response = await translate(running, "x", alternatives=7)
+        assert [response["translatedText"], *response["alternatives"]] == list(dict.fromkeys(texts))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +96,7 @@ async def test_beams_that_differ_in_tokens_alone_are_one_text(start: Start, tran
         ({"b": "en-fr", "c": "de-en", "d": "en-de"}, "b", "auto", "d"),
     ],
 )
-async def test_the_model_is_the_default_one_if_it_translates_so_else_the_first_by_name(
+async def test_the_default_model_is_used_if_it_has_the_languages_or_else_the_first_by_name(
     start: Start, translating: Translating, pairs: dict[str, str], default: str | None, source: str, expected: str
 ) -> None:
     backend = translating(**dict(reversed(pairs.items())))
@@ -111,11 +109,11 @@ async def test_the_model_is_the_default_one_if_it_translates_so_else_the_first_b
 @pytest.mark.parametrize(
     ("source", "target"), [("de", "en"), ("fr", "de"), ("en", "fr"), ("auto", "en"), ("en", "auto"), ("EN", "fr")]
 )
-async def test_languages_that_no_model_has_are_refused(
+async def test_languages_of_no_model_are_rejected(
     start: Start, translating: Translating, source: str, target: str
 ) -> None:
     async with start(translating(a="en-de")) as running:
-        message = await refusal(running, source=source, target=target)
+        message = await error_message(running, source=source, target=target)
         field = "target" if source == "auto" else "source"
         assert message == f"{field}: No model translates between these languages. Supported: en to de."
 
@@ -125,16 +123,14 @@ async def test_letter_case_of_languages_makes_no_difference(start: Start, transl
         assert await translate(running, source="EN", target="De") == await translate(running)
 
 
-async def test_auto_is_refused_where_it_would_need_a_detection(start: Start, translating: Translating) -> None:
+async def test_auto_is_rejected_if_it_requires_language_detection(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de", b="fr-de", c="en-fr")) as running:
-        message = await refusal(running, source="auto")
+        message = await error_message(running, source="auto")
         assert message.startswith("source must name a language: languages are not detected")
         await translate(running, source="auto", target="fr")
 
 
-async def test_languages_are_those_that_models_have_with_what_each_is_translated_into(
-    start: Start, translating: Translating
-) -> None:
+async def test_languages_are_listed_with_their_target_languages(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de", b="en-de", c="en-cs", d="de-en")) as running:
         assert (await running.client.get("/languages")).json() == [
             {"code": "cs", "name": "Czech", "targets": []},
@@ -164,11 +160,11 @@ async def test_languages_are_those_that_models_have_with_what_each_is_translated
         ({"secret": "x"}, "secret is not a field of the body; its fields are on_empty, q, source,"),
     ],
 )
-async def test_what_is_not_allowed_is_refused_by_its_name(
+async def test_invalid_fields_are_rejected_by_name(
     start: Start, translating: Translating, body: dict[str, Any], said: str
 ) -> None:
     async with start(translating(a="en-de"), max_rows=4) as running:
-        assert (await refusal(running, **body)).startswith(said)
+        assert (await error_message(running, **body)).startswith(said)
 
 
 async def test_a_missing_field_is_named(start: Start, translating: Translating) -> None:
@@ -176,12 +172,12 @@ async def test_a_missing_field_is_named(start: Start, translating: Translating) 
         for name in ("q", "source", "target"):
             body = {"q": "x", "source": "en", "target": "de"}
             del body[name]
-            answer = await running.post("/translate", body)
-            assert answer.status_code == 422
-            assert answer.json()["error"].startswith((f"{name}: ", f"{name} "))
+            response = await running.post("/translate", body)
+            assert response.status_code == 422
+            assert response.json()["error"].startswith((f"{name}: ", f"{name} "))
 
 
-async def test_a_form_is_as_good_as_json(start: Start, translating: Translating) -> None:
+async def test_a_form_is_equivalent_to_json(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de")) as running:
         fields: dict[str, Any] = {
             "q": "a dog & “Hund” + ä",
@@ -194,8 +190,8 @@ async def test_a_form_is_as_good_as_json(start: Start, translating: Translating)
         for content in (urlencode(fields), urlencode(fields, safe="“ä”"), "q=x&" + urlencode(fields)):
             for charset in ("", "; charset=utf-8", ";charset=UTF-8"):
                 headers = {"content-type": FORM["content-type"] + charset}
-                answer = await running.client.post("/translate", content=content.encode(), headers=headers)
-                assert (answer.status_code, answer.json()) == (200, expected)
+                response = await running.client.post("/translate", content=content.encode(), headers=headers)
+                assert (response.status_code, response.json()) == (200, expected)
 
 
 @pytest.mark.parametrize(
@@ -215,29 +211,29 @@ async def test_a_form_is_as_good_as_json(start: Start, translating: Translating)
         (b"q=x" + b"&a=b" * 100_000, 400, "The body is not a form in UTF-8."),
     ],
 )
-async def test_a_bad_form_is_refused(
+async def test_an_invalid_form_is_rejected(
     start: Start, translating: Translating, content: bytes, status: int, said: str
 ) -> None:
     async with start(translating(a="en-de")) as running:
-        answer = await running.client.post("/translate", content=content, headers=FORM)
-        assert answer.status_code == status
-        assert answer.json()["error"].startswith(said)
+        response = await running.client.post("/translate", content=content, headers=FORM)
+        assert response.status_code == status
+        assert response.json()["error"].startswith(said)
 
 
-async def test_other_routes_take_no_forms_and_this_one_nothing_else(start: Start, translating: Translating) -> None:
+async def test_only_translate_accepts_forms_and_no_other_content_types(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de")) as running:
-        answer = await running.client.post("/v1/generate", content=b"inputs=x", headers=FORM)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
-        assert "The Content-Type must be application/json, in UTF-8" in answer.json()["error"]["message"]
+        response = await running.client.post("/v1/generate", content=b"inputs=x", headers=FORM)
+        assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
+        assert "The Content-Type must be application/json, in UTF-8" in response.json()["error"]["message"]
         for other in ("", "text/plain", "multipart/form-data", FORM["content-type"] + "; charset=latin-1"):
-            answer = await running.client.post("/translate", content=b"q=x", headers={"content-type": other})
-            assert answer.status_code == 415
-            assert answer.json()["error"].startswith(
+            response = await running.client.post("/translate", content=b"q=x", headers={"content-type": other})
+            assert response.status_code == 415
+            assert response.json()["error"].startswith(
                 f"The Content-Type must be application/json or {FORM['content-type']},"
             )
 
 
-async def test_openapi_declares_both_bodies_and_that_a_form_has_no_lists_or_nulls(start: Start) -> None:
+async def test_openapi_declares_both_bodies_and_forms_without_lists_or_nulls(start: Start) -> None:
     async with start() as running:
         paths = (await running.client.get("/openapi.json")).json()["paths"]
         content = paths["/translate"]["post"]["requestBody"]["content"]
@@ -252,31 +248,31 @@ async def test_openapi_declares_both_bodies_and_that_a_form_has_no_lists_or_null
         assert set(paths["/v1/generate"]["post"]["requestBody"]["content"]) == {"application/json"}
 
 
-async def test_errors_of_the_load_and_of_the_engine_have_their_status_and_this_shape(
+async def test_errors_of_overload_and_of_the_engine_have_their_status_and_the_shape_of_the_api(
     start: Start, translating: Translating
 ) -> None:
     loading = threading.Event()
     async with start(translating({"wait_for": loading}, a="en-de")) as running:
-        for answer in (
+        for response in (
             await running.post("/translate", {"q": "x", "source": "en", "target": "de"}),
             await running.client.get("/languages"),
         ):
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert answer.json() == {"error": "The models are being loaded. Retry later."}
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+            assert response.json() == {"error": "The models are being loaded. Retry later."}
         loading.set()
     async with start(translating({"faults": Faults(step_calls=frozenset({1}))}, a="en-de")) as running:
-        assert (await refusal(running, 500)).startswith("Internal error; the log has the details")
+        assert (await error_message(running, 500)).startswith("Internal error; the log has the details")
     hang = threading.Event()
     hanging = translating({"faults": Faults(hang=hang)}, a="en-de")
     async with start(hanging, request_timeout_s=0.3, queue_timeout_s=0.2) as running:
         try:
             assert (
-                await refusal(running, 504)
+                await error_message(running, 504)
                 == "The request did not finish before its deadline (X-Request-Timeout-Ms, SIGHTLINE_REQUEST_TIMEOUT_S)."
             )
         finally:
             hang.set()
     async with start(translating(a="en-de"), max_body_bytes=2000) as running:
-        assert (await refusal(running, 413, q="x" * 3000)).startswith("The body must be at most")
-        answer = await running.client.get("/translate")
-        assert (answer.status_code, set(answer.json())) == (405, {"error"})
+        assert (await error_message(running, 413, q="x" * 3000)).startswith("The body must be at most")
+        response = await running.client.get("/translate")
+        assert (response.status_code, set(response.json())) == (405, {"error"})

@@ -1,6 +1,4 @@
-"""POST .../infer of the Open Inference Protocol: what each output holds, which parameters it has,
-what is refused.
-"""
+"""POST .../infer of the Open Inference Protocol: its outputs, parameters and errors."""
 
 import asyncio
 import json
@@ -30,18 +28,18 @@ def body_of(texts: Any, *outputs: str, **parameters: Any) -> dict[str, Any]:
 
 async def infer(running: Running, texts: Any, *outputs: str, model: str = "fake", **parameters: Any) -> Any:
     """The outputs by name, as arrays."""
-    answer = await running.post(f"/v2/models/{model}/infer", body_of(texts, *outputs, **parameters))
-    assert answer.status_code == 200, answer.text
-    content = answer.json()
+    response = await running.post(f"/v2/models/{model}/infer", body_of(texts, *outputs, **parameters))
+    assert response.status_code == 200, response.text
+    content = response.json()
     assert (content["model_name"], content["model_version"]) == (model, "1")
     return {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in content["outputs"]}
 
 
-async def refused(running: Running, body: Any, path: str = INFER) -> str:
-    answer = await running.post(path, body)
-    assert answer.status_code == 422, answer.text
-    assert list(answer.json()) == ["error"]
-    message: str = answer.json()["error"]
+async def error_message(running: Running, body: Any, path: str = INFER) -> str:
+    response = await running.post(path, body)
+    assert response.status_code == 422, response.text
+    assert list(response.json()) == ["error"]
+    message: str = response.json()["error"]
     return message
 
 
@@ -52,7 +50,7 @@ async def judge(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running
         yield running
 
 
-async def test_without_outputs_come_the_text_and_its_tokens(running: Running) -> None:
+async def test_the_default_outputs_are_the_text_and_its_tokens(running: Running) -> None:
     outputs = await infer(running, TEXTS, max_new_tokens=20)
     own = (await generate(running, TEXTS, max_new_tokens=20))["outputs"]
     assert list(outputs) == ["text_output", "finish_reason", "score", "num_tokens", "token_ids", "logprobs"]
@@ -68,14 +66,14 @@ async def test_without_outputs_come_the_text_and_its_tokens(running: Running) ->
 
 
 async def test_parameters_are_those_of_generate(running: Running) -> None:
-    wanted: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "num_beams": 3,
         "num_return_sequences": 2,
         "length_penalty": 0.5,
         "target_prefix": ["a", "Hund"],
     }
-    outputs = await infer(running, TEXTS, "text_output", "score", **wanted)
-    own = (await generate(running, TEXTS, **wanted))["outputs"]
+    outputs = await infer(running, TEXTS, "text_output", "score", **requested)
+    own = (await generate(running, TEXTS, **requested))["outputs"]
     assert list(outputs["text_output"]) == [one["text"] for one in own]
     assert outputs["score"] == pytest.approx([one["score"] for one in own])
     assert len(own) == 4
@@ -84,11 +82,11 @@ async def test_parameters_are_those_of_generate(running: Running) -> None:
     assert list(outputs["text_output"]) == [one["text"] for one in (await generate(running, TEXTS, **drawn))["outputs"]]
 
 
-async def test_alternatives_are_five_or_as_many_as_are_wanted(running: Running) -> None:
+async def test_alternatives_are_five_or_the_requested_number(running: Running) -> None:
     cases: list[tuple[dict[str, Any], int]] = [({}, 5), ({"top_logprobs": 2}, 2), ({"top_logprobs": 0}, 0)]
-    for wanted, count in cases:
+    for requested, count in cases:
         (output,) = (await generate(running, "a dog", top_logprobs=5))["outputs"]
-        outputs = await infer(running, ["a dog"], "top_token_ids", "top_logprobs", **wanted)
+        outputs = await infer(running, ["a dog"], "top_token_ids", "top_logprobs", **requested)
         if count == 0:
             assert outputs["top_logprobs"].shape == (1, len(output["tokens"]), 0)
             continue
@@ -99,7 +97,7 @@ async def test_alternatives_are_five_or_as_many_as_are_wanted(running: Running) 
 
 
 @pytest.mark.parametrize("decoder_start", ["start_token", "source"])
-async def test_maps_and_the_tokens_that_they_are_about_are_padded_to_one_tensor(
+async def test_maps_and_their_tokens_are_padded_to_one_tensor(
     start: Start, tokenizer: TextTokenizer, decoder_start: Any
 ) -> None:
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
@@ -109,8 +107,8 @@ async def test_maps_and_the_tokens_that_they_are_about_are_padded_to_one_tensor(
         kinds = [one.kind for one in manifest.attention]
         asked = [name for kind in kinds for name in (f"attention_{kind}", f"attention_{kind}_shape")]
         outputs = await infer(running, TEXTS, *asked, *names, layers=[-1], target_prefix="a", max_new_tokens=9)
-        wanted = {"return_attention": {"layers": [1]}, "target_prefix": "a", "max_new_tokens": 9}
-        own = [one["attention"] for one in (await generate(running, TEXTS, **wanted))["outputs"]]
+        requested = {"return_attention": {"layers": [1]}, "target_prefix": "a", "max_new_tokens": 9}
+        own = [one["attention"] for one in (await generate(running, TEXTS, **requested))["outputs"]]
         for row, attention in enumerate(own):
             for one in attention["maps"]:
                 shape = outputs[f"attention_{one['kind']}_shape"][row]
@@ -125,7 +123,7 @@ async def test_maps_and_the_tokens_that_they_are_about_are_padded_to_one_tensor(
 
 
 @pytest.mark.parametrize(("reduce", "is_normalized"), [("none", True), ("mean", True), ("max", False)])
-async def test_maps_whose_rows_do_not_sum_to_1_say_so(
+async def test_maps_whose_rows_do_not_sum_to_1_are_marked(
     start: Start, tokenizer: TextTokenizer, reduce: str, is_normalized: bool
 ) -> None:
     manifest = fake_slots_manifest("fake", vocabulary=len(tokenizer), max_source_tokens=64)
@@ -133,16 +131,16 @@ async def test_maps_whose_rows_do_not_sum_to_1_say_so(
         for is_binary in (False, True):
             body = body_of(TEXTS, "attention_encoder", "attention_cross", "text_output", reduce=reduce)
             body["parameters"]["binary_data_output"] = is_binary
-            answer = await running.post(INFER, body)
-            length = int(answer.headers.get("Inference-Header-Content-Length", len(answer.content)))
-            encoder, cross, text = json.loads(answer.content[:length])["outputs"]
+            response = await running.post(INFER, body)
+            length = int(response.headers.get("Inference-Header-Content-Length", len(response.content)))
+            encoder, cross, text = json.loads(response.content[:length])["outputs"]
             assert encoder["parameters"]["normalized"] is False
             assert cross["parameters"]["normalized"] is is_normalized
             assert "normalized" not in text.get("parameters", {})
             assert ("binary_data_size" in cross["parameters"]) == is_binary
 
 
-async def test_only_what_is_asked_for_is_computed(running: Running) -> None:
+async def test_only_requested_outputs_are_computed(running: Running) -> None:
     (runner,) = running.backend.runners
     await infer(running, TEXTS, "embedding")
     assert (runner.num_encodes, runner.num_steps) == (1, 0)
@@ -162,9 +160,9 @@ async def test_only_what_is_asked_for_is_computed(running: Running) -> None:
 
 async def test_embeddings_are_those_of_encode(running: Running) -> None:
     cases: list[dict[str, Any]] = [{}, {"pooling": "max", "normalize": True}, {"pooling": "none"}]
-    for wanted in cases:
-        own = (await running.post("/v1/encode", {"inputs": TEXTS, **wanted})).json()
-        outputs = await infer(running, TEXTS, "embedding", "embedding_shape", **wanted)
+    for requested in cases:
+        own = (await running.post("/v1/encode", {"inputs": TEXTS, **requested})).json()
+        outputs = await infer(running, TEXTS, "embedding", "embedding_shape", **requested)
         shapes = own.get("shapes") or [[own["dimensions"]]] * 2
         assert outputs["embedding_shape"].tolist() == shapes
         for tensor, embedding, shape in zip(outputs["embedding"], own["embeddings"], shapes, strict=True):
@@ -173,7 +171,7 @@ async def test_embeddings_are_those_of_encode(running: Running) -> None:
     assert long["embedding"].shape == (1, 4)
 
 
-async def test_labels_come_likeliest_first_with_their_scores_and_maps(judge: Running) -> None:
+async def test_labels_are_sorted_by_score_and_have_maps(judge: Running) -> None:
     outputs = await infer(judge, TEXTS, "labels", "label_scores", "attention_encoder", model="judge", reduce="mean")
     own = (await judge.post("/v1/classify", {"inputs": TEXTS, "return_attention": {"reduce": "mean"}})).json()
     for row, one in enumerate(own["outputs"]):
@@ -186,13 +184,13 @@ async def test_labels_come_likeliest_first_with_their_scores_and_maps(judge: Run
     assert (await infer(judge, ["x" * 100], model="judge", truncate=True))["labels"].shape == (1, 3)
 
 
-async def test_outputs_of_several_tasks_come_in_the_order_that_is_asked_for(running: Running) -> None:
+async def test_outputs_of_several_tasks_are_in_the_requested_order(running: Running) -> None:
     outputs = await infer(running, ["a dog"], "embedding", "text_output", "attention_cross", max_new_tokens=5)
     assert list(outputs) == ["embedding", "text_output", "attention_cross"]
     assert await running.metric('sightline_e2e_request_latency_seconds_count{model_name="fake"}') == 1  # a call
 
 
-async def test_the_tasks_of_a_call_need_one_place_and_not_two(start: Start) -> None:
+async def test_the_tasks_of_a_call_share_one_reservation(start: Start) -> None:
     async with start(max_rows=1, max_waiting_sequences=1) as running:
         outputs = await infer(running, TEXTS, "embedding", "text_output")
         assert outputs["embedding"].shape == (2, 4)
@@ -200,9 +198,9 @@ async def test_the_tasks_of_a_call_need_one_place_and_not_two(start: Start) -> N
         assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
 
-async def test_the_id_comes_back(running: Running) -> None:
-    answer = (await running.post(INFER, body_of(["a dog"]) | {"id": "q7"})).json()
-    assert answer["id"] == "q7"
+async def test_the_id_is_returned(running: Running) -> None:
+    response = (await running.post(INFER, body_of(["a dog"]) | {"id": "q7"})).json()
+    assert response["id"] == "q7"
     assert "id" not in (await running.post(INFER, body_of(["a dog"]))).json()
 
 
@@ -235,13 +233,13 @@ async def test_the_id_comes_back(running: Running) -> None:
         (["score", "score"], {}, "outputs[1].name must not repeat another output."),
     ],
 )
-async def test_a_refusal_names_the_parameter_or_the_output(
+async def test_an_error_names_the_parameter_or_the_output(
     running: Running, outputs: list[str], parameters: dict[str, Any], message: str
 ) -> None:
-    assert (await refused(running, body_of(["a dog"], *outputs, **parameters))).startswith(message)
+    assert (await error_message(running, body_of(["a dog"], *outputs, **parameters))).startswith(message)
 
 
-def test_the_document_has_the_parameters_that_outputs_depend_on_and_no_other() -> None:
+def test_the_openapi_document_has_exactly_the_parameters_that_affect_outputs() -> None:
     names = {name for of_one in PARAMETERS.values() for name in of_one}
     assert InferParameters.model_fields.keys() == names | {"binary_data_output"}
 
@@ -256,12 +254,12 @@ def test_the_document_has_the_parameters_that_outputs_depend_on_and_no_other() -
         ("outputs", "classification", 2),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, part: str, field: str, value: Any) -> None:
+async def test_unsupported_fields_are_rejected_by_name(running: Running, part: str, field: str, value: Any) -> None:
     body = body_of(["a dog"], "text_output")
     body[part][0]["parameters"] = {field: value}
     default = '""' if field == "shared_memory_region" else "0"
     expected = f"{part}[0].parameters.{field} must be {default} or null: other values are not supported."
-    assert await refused(running, body) == expected
+    assert await error_message(running, body) == expected
     body[part][0]["parameters"] = {field: None}
     assert (await running.post(INFER, body)).status_code == 200
 
@@ -276,28 +274,32 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, part
         (["a"] * 33, "text_input must have at most 32 entries (SIGHTLINE_MAX_INPUTS), got 33."),
     ],
 )
-async def test_a_text_is_checked_as_everywhere_and_named_by_its_row(running: Running, texts: Any, message: str) -> None:
-    assert (await refused(running, body_of(texts))).startswith(message)
+async def test_a_text_is_validated_as_on_other_routes_and_named_by_its_row(
+    running: Running, texts: Any, message: str
+) -> None:
+    assert (await error_message(running, body_of(texts))).startswith(message)
 
 
-async def test_padding_counts_in_the_size_of_an_answer(start: Start, tokenizer: TextTokenizer) -> None:
+async def test_padding_counts_towards_the_size_of_a_response(start: Start, tokenizer: TextTokenizer) -> None:
     sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 300, "max_target_tokens": 24}
     async with start(FakeBackend(tokenizer, (fake_manifest(layers=4, heads=2, **sizes),))) as running:
         texts = ["x" * 290, *["x"] * 3]
         assert (await infer(running, texts[:1], "attention_encoder"))["attention_encoder"].size < 1_000_000
-        message = await refused(running, body_of(texts, "attention_encoder"))
+        message = await error_message(running, body_of(texts, "attention_encoder"))
         assert message.startswith("The padded tensors have at least 2")
         texts = ["x" * 246, "x"]
         assert (await infer(running, texts, "attention_encoder"))["attention_encoder"].size < 1_000_000
-        message = await refused(running, body_of(texts, "attention_encoder", "attention_cross", min_new_tokens=20))
+        message = await error_message(
+            running, body_of(texts, "attention_encoder", "attention_cross", min_new_tokens=20)
+        )
         assert message.startswith("The tensors have at least 10")
 
 
 async def test_errors_have_their_status_and_the_protocols_shape(start: Start, make_backend: MakeBackend) -> None:
     async with start(make_backend(faults=Faults(step_calls=frozenset({1}))), max_body_bytes=1000) as running:
         for path in ("/v2/models/nobody/infer", "/v2/models/fake/versions/2/infer"):
-            answer = await running.post(path, body_of(["x"]))
-            assert (answer.status_code, list(answer.json())) == (404, ["error"])
+            response = await running.post(path, body_of(["x"]))
+            assert (response.status_code, list(response.json())) == (404, ["error"])
         for body, headers, status in (
             (body_of(["x" * 1000]), {}, 413),
             (body_of(["x"]), {"content-type": "text/plain"}, 415),
@@ -306,27 +308,29 @@ async def test_errors_have_their_status_and_the_protocols_shape(start: Start, ma
             (body_of(["x"]), {"x-request-timeout-ms": "0"}, 422),
             (body_of(["x"]), {}, 500),
         ):
-            answer = await running.post(INFER, body, **headers)
-            assert answer.status_code == status
-            assert isinstance(answer.json()["error"], str) and list(answer.json()) == ["error"]
-        answer = await running.client.put(INFER)
-        assert (answer.status_code, list(answer.json()), answer.headers["allow"]) == (405, ["error"], "POST")
+            response = await running.post(INFER, body, **headers)
+            assert response.status_code == status
+            assert isinstance(response.json()["error"], str) and list(response.json()) == ["error"]
+        response = await running.client.put(INFER)
+        assert (response.status_code, list(response.json()), response.headers["allow"]) == (405, ["error"], "POST")
 
 
-async def test_so_have_those_of_load_and_time(start: Start, make_backend: MakeBackend) -> None:
+async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
+    start: Start, make_backend: MakeBackend
+) -> None:
     loading = threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
-        answer = await running.post(INFER, body_of(["x"]))
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert answer.json() == {"error": "The models are being loaded. Retry later."}
+        response = await running.post(INFER, body_of(["x"]))
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json() == {"error": "The models are being loaded. Retry later."}
         loading.set()
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), max_rows=1, max_waiting_sequences=1) as running:
         late = asyncio.ensure_future(running.post(INFER, body_of(["x", "x"]), **{"x-request-timeout-ms": "500"}))
         await until(lambda: running.backend.num_busy == 2)
-        answer = await running.post(INFER, body_of(["x"]))
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert answer.json() == {
+        response = await running.post(INFER, body_of(["x"]))
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert response.json() == {
             "error": "The queue is full: 2 of 2 sequences are running or waiting (SIGHTLINE_MAX_WAITING_SEQUENCES), "
             "and a call of 1 needs space for 1. Retry later."
         }

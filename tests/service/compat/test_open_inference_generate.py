@@ -1,6 +1,4 @@
-"""POST .../generate and .../generate_stream of the Open Inference Protocol: one text in, one text
-out.
-"""
+"""POST .../generate and .../generate_stream of the Open Inference Protocol."""
 
 import json
 from typing import Any
@@ -24,12 +22,12 @@ def events(text: str) -> list[Any]:
 @pytest.mark.parametrize(
     "parameters", [{}, {"max_new_tokens": 3}, {"do_sample": True, "seed": 4, "stop": "x"}, {"num_beams": 3}]
 )
-async def test_the_text_is_what_generate_gives(running: Running, parameters: dict[str, Any]) -> None:
+async def test_the_text_equals_that_of_generate(running: Running, parameters: dict[str, Any]) -> None:
     (own,) = (await generate(running, "a dog", **parameters))["outputs"]
     for path in (GENERATE, "/v2/models/fake/versions/1/generate"):
         body = {"id": "q7", "text_input": "a dog", "parameters": {**parameters, "stream": False}}
-        answer = await running.post(path, body)
-        assert answer.json() == {
+        response = await running.post(path, body)
+        assert response.json() == {
             "id": "q7",
             "model_name": "fake",
             "model_version": "1",
@@ -39,13 +37,13 @@ async def test_the_text_is_what_generate_gives(running: Running, parameters: dic
     assert "id" not in (await running.post(GENERATE, {"text_input": "a dog"})).json()
 
 
-async def test_the_pieces_of_a_stream_join_to_the_whole_text(running: Running) -> None:
+async def test_the_pieces_of_a_stream_form_the_whole_text(running: Running) -> None:
     (own,) = (await generate(running, "a dog", max_new_tokens=9))["outputs"]
     for path in (STREAM, "/v2/models/fake/versions/1/generate_stream"):
         body = {"id": "q7", "text_input": "a dog", "parameters": {"max_new_tokens": 9, "stream": True}}
-        answer = await running.post(path, body)
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        *pieces, end = events(answer.text)
+        response = await running.post(path, body)
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        *pieces, end = events(response.text)
         assert len(pieces) == len(own["tokens"])
         assert "".join(piece["text_output"] for piece in pieces) == own["text"]
         assert all("finish_reason" not in piece for piece in pieces)
@@ -55,7 +53,7 @@ async def test_the_pieces_of_a_stream_join_to_the_whole_text(running: Running) -
         )
 
 
-async def test_a_client_need_not_say_that_it_sends_json(running: Running) -> None:
+async def test_the_content_type_header_is_optional(running: Running) -> None:
     for path in (GENERATE, STREAM):
         assert (await running.client.post(path, content=b'{"text_input": "a dog"}')).status_code == 200
 
@@ -75,10 +73,10 @@ async def test_a_client_need_not_say_that_it_sends_json(running: Running) -> Non
         (GENERATE, {"text_input": "a", "id": 3}, "id must be a valid string, got 3."),
     ],
 )
-async def test_a_body_is_checked(running: Running, path: str, body: dict[str, Any], message: str) -> None:
-    answer = await running.post(path, body)
-    assert answer.status_code == 422
-    assert answer.json()["error"].startswith(message)
+async def test_the_body_is_validated(running: Running, path: str, body: dict[str, Any], message: str) -> None:
+    response = await running.post(path, body)
+    assert response.status_code == 422
+    assert response.json()["error"].startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +105,15 @@ async def test_a_body_is_checked(running: Running, path: str, body: dict[str, An
         ),
     ],
 )
-async def test_a_refusal_names_the_parameter(
+async def test_an_error_names_the_parameter(
     running: Running, path: str, parameters: dict[str, Any], message: str
 ) -> None:
-    answer = await running.post(path, {"text_input": "a dog", "parameters": parameters})
-    assert answer.status_code == 422
-    assert answer.json()["error"] == (message if message.startswith("Beam ") else f"parameters.{message}")
+    response = await running.post(path, {"text_input": "a dog", "parameters": parameters})
+    assert response.status_code == 422
+    assert response.json()["error"] == (message if message.startswith("Beam ") else f"parameters.{message}")
 
 
-async def test_another_model_version_or_type_is_refused(running: Running) -> None:
+async def test_another_model_version_or_type_is_rejected(running: Running) -> None:
     body = {"text_input": "a dog"}
     for path in ("/v2/models/nobody/generate", "/v2/models/fake/versions/2/generate_stream"):
         assert (await running.post(path, body)).status_code == 404

@@ -157,7 +157,7 @@ async def test_an_invalid_request_to_a_reranker_is_an_error(running: Running, bo
     assert (await error_of(running, "ranker", body)).startswith(message)
 
 
-async def test_long_pairs_are_cut_if_asked(running: Running) -> None:
+async def test_long_pairs_are_truncated_on_request(running: Running) -> None:
     long = "x" * 70
     outputs = await infer(running, "ranker", rerank_body([QUERY], [long], truncate=True))
     expected = await relevance(running, QUERY, [long], truncate=True)

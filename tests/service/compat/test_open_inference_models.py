@@ -1,6 +1,4 @@
-"""The Open Inference Protocol about the server and its models: health, metadata, configuration,
-statistics, index.
-"""
+"""Open Inference Protocol: health, metadata, configuration, statistics and index of models."""
 
 import threading
 from typing import Any
@@ -16,12 +14,12 @@ pytestmark = pytest.mark.anyio
 
 
 async def get(running: Running, path: str) -> Any:
-    answer = await running.client.get(path)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.client.get(path)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-async def test_the_server_names_itself_and_what_it_can_do(running: Running) -> None:
+async def test_server_metadata_has_the_name_and_the_extensions(running: Running) -> None:
     metadata = await get(running, "/v2")
     assert (metadata["name"], metadata["version"]) == ("sightline", __version__)
     assert {"binary_tensor_data", "generate", "statistics"} <= set(metadata["extensions"])
@@ -32,9 +30,9 @@ async def test_it_is_live_before_it_is_ready(start: Start, make_backend: MakeBac
     async with start(make_backend(wait_for=loading)) as running:
         assert await get(running, "/v2/health/live") == {"live": True}
         for path in ("/v2/health/ready", "/v2/models/fake/ready", "/v2/models/fake", "/v2/models/stats"):
-            answer = await running.client.get(path)
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert answer.json() == {"error": "The models are being loaded. Retry later."}
+            response = await running.client.get(path)
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+            assert response.json() == {"error": "The models are being loaded. Retry later."}
         loading.set()
 
 
@@ -43,11 +41,11 @@ async def test_a_model_has_one_version_and_another_name_is_404(running: Running,
     assert await get(running, f"/v2/models/fake{path}") == await get(running, f"/v2/models/fake/versions/1{path}")
     assert await get(running, f"/v2/models/f%61ke{path}") == await get(running, f"/v2/models/fake{path}")
     for model in ("nobody", "fake/versions/2", "fake/versions/01", "%ff"):
-        answer = await running.client.get(f"/v2/models/{model}{path}")
-        assert (answer.status_code, list(answer.json())) == (404, ["error"])
+        response = await running.client.get(f"/v2/models/{model}{path}")
+        assert (response.status_code, list(response.json())) == (404, ["error"])
 
 
-async def test_ready_is_what_the_models_are(running: Running) -> None:
+async def test_readiness_follows_the_state_of_the_models(running: Running) -> None:
     assert await get(running, "/v2/health/ready") == {"ready": True}
     assert await get(running, "/v2/models/fake/ready") == {"name": "fake", "ready": True}
 
@@ -82,16 +80,16 @@ async def test_metadata_and_configuration_list_the_tensors_of_a_models_tasks(
             config = await get(running, f"/v2/models/{model}/config")
             assert (config["name"], config["max_batch_size"]) == (model, 32)
             assert config["input"] == [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}]
-            for mine, told in zip(config["output"], metadata["outputs"], strict=True):
-                assert (mine["name"], mine["dims"]) == (told["name"], told["shape"][1:])
-                assert mine["data_type"] == f"TYPE_{told['datatype']}".replace("BYTES", "STRING")
+            for mine, reported in zip(config["output"], metadata["outputs"], strict=True):
+                assert (mine["name"], mine["dims"]) == (reported["name"], reported["shape"][1:])
+                assert mine["data_type"] == f"TYPE_{reported['datatype']}".replace("BYTES", "STRING")
             tensor = {"name": "text_input", "shape": [2], "datatype": "BYTES", "data": ["a dog", "Hund"]}
             outputs = [{"name": name} for name in names]
-            answer = await running.post(f"/v2/models/{model}/infer", {"inputs": [tensor], "outputs": outputs})
-            for found, told in zip(answer.json()["outputs"], metadata["outputs"], strict=True):
-                assert found["datatype"] == told["datatype"]
-                pairs = zip(found["shape"], told["shape"], strict=True)
-                assert all(size == wanted or wanted == -1 for size, wanted in pairs), found["name"]
+            response = await running.post(f"/v2/models/{model}/infer", {"inputs": [tensor], "outputs": outputs})
+            for found, reported in zip(response.json()["outputs"], metadata["outputs"], strict=True):
+                assert found["datatype"] == reported["datatype"]
+                pairs = zip(found["shape"], reported["shape"], strict=True)
+                assert all(size == expected_size or expected_size == -1 for size, expected_size in pairs), found["name"]
 
 
 async def test_statistics_are_the_sums_of_the_metrics(start: Start, make_backend: MakeBackend) -> None:
@@ -127,23 +125,23 @@ async def test_the_index_lists_the_models_with_or_without_a_body(start: Start, m
         assert (await running.post("/v2/repository/index", {"ready": True})).json() == expected
         bodies: list[Any] = [{"ready": 1}, {"name": "one"}, []]
         for body in bodies:
-            answer = await running.post("/v2/repository/index", body)
-            assert (answer.status_code, list(answer.json())) == (422, ["error"])
+            response = await running.post("/v2/repository/index", body)
+            assert (response.status_code, list(response.json())) == (422, ["error"])
 
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
 async def test_the_repository_is_not_changed_unless_the_settings_allow_it(running: Running, verb: str) -> None:
     for name in ("fake", "nobody"):
-        answer = await running.client.post(f"/v2/repository/models/{name}/{verb}", content=b'{"parameters": {}}')
-        assert answer.status_code == 403
-        assert answer.json() == {
+        response = await running.client.post(f"/v2/repository/models/{name}/{verb}", content=b'{"parameters": {}}')
+        assert response.status_code == 403
+        assert response.json() == {
             "error": "Models are loaded only when the service starts; set SIGHTLINE_MODEL_CONTROL=explicit to load and "
             "unload them by request."
         }
     assert (await running.client.get("/v2/models/fake/ready")).status_code == 200
 
 
-async def test_openapi_declares_what_need_not_be_sent_and_what_never_comes(running: Running) -> None:
+async def test_openapi_declares_optional_fields_and_fields_that_are_never_returned(running: Running) -> None:
     paths = (await get(running, "/openapi.json"))["paths"]
     assert paths["/v2/repository/index"]["post"]["requestBody"]["required"] is False
     for verb in ("load", "unload"):
@@ -159,23 +157,23 @@ async def test_openapi_declares_what_need_not_be_sent_and_what_never_comes(runni
 
 
 @pytest.mark.parametrize("path", ["/v2/logging", "/v2/models", "/v2/models/fake/trace/setting", "/v2/x"])
-async def test_what_is_not_there_is_404_in_the_protocols_shape(running: Running, path: str) -> None:
-    for answer in (await running.client.get(path), await running.client.post(path)):
-        assert answer.status_code == 404
-        assert answer.json()["error"].startswith("There is no such route.")
-        assert answer.json()["error"].endswith(" GET /docs lists all routes.")
+async def test_an_unknown_path_is_404_in_the_shape_of_the_protocol(running: Running, path: str) -> None:
+    for response in (await running.client.get(path), await running.client.post(path)):
+        assert response.status_code == 404
+        assert response.json()["error"].startswith("There is no such route.")
+        assert response.json()["error"].endswith(" GET /docs lists all routes.")
     assert (await running.client.get("/v2x")).json()["error"]["code"] == "not_found"
 
 
-async def test_another_method_is_405_in_the_protocols_shape(running: Running) -> None:
-    answer = await running.client.post("/v2/models/fake/stats")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
-    assert answer.json() == {"error": "/v2/models/{model_name}/stats accepts only GET."}
+async def test_another_method_is_405_in_the_shape_of_the_protocol(running: Running) -> None:
+    response = await running.client.post("/v2/models/fake/stats")
+    assert (response.status_code, response.headers["allow"]) == (405, "GET")
+    assert response.json() == {"error": "/v2/models/{model_name}/stats accepts only GET."}
 
 
-async def test_switched_off_it_is_not_there(start: Start) -> None:
+async def test_a_disabled_api_is_404(start: Start) -> None:
     async with start(compatible_apis="openai") as running:
         for path in ("/v2", "/v2/models/fake", "/v2/health/live"):
-            answer = await running.client.get(path)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+            response = await running.client.get(path)
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
         assert {path for path in running.app.openapi()["paths"] if path.startswith("/v2")} == {"/v2/rerank"}

@@ -1,6 +1,4 @@
-"""The wire of .../infer: tensors in JSON and as bytes behind it, both ways, and bodies that are not
-what they say.
-"""
+"""Tensors of .../infer in JSON and as binary data, both ways, and invalid bodies."""
 
 import json
 import struct
@@ -48,24 +46,24 @@ async def send_binary(
         ([2], [["a dog"], ["Hünd"]]),
     ],
 )
-async def test_texts_flat_nested_and_binary_are_the_same(running: Running, shape: list[int], data: Any) -> None:
-    answer = await send(running, json.dumps({"inputs": [ONE | {"shape": shape, "data": data}]}).encode())
+async def test_flat_nested_and_binary_texts_are_equivalent(running: Running, shape: list[int], data: Any) -> None:
+    response = await send(running, json.dumps({"inputs": [ONE | {"shape": shape, "data": data}]}).encode())
     binary = await send_binary(running, packed(b"a dog", "Hünd".encode()), shape)
     own = await running.post("/v1/generate", {"inputs": ["a dog", "Hünd"]})
-    assert answer.json()["outputs"][0]["data"] == [one["text"] for one in own.json()["outputs"]]
-    assert binary.json() == answer.json()
+    assert response.json()["outputs"][0]["data"] == [one["text"] for one in own.json()["outputs"]]
+    assert binary.json() == response.json()
 
 
 @pytest.mark.parametrize(
     "media_type", ["application/json", "application/octet-stream", "application/json; charset=utf-8"]
 )
-async def test_a_body_may_be_of_these_types(running: Running, media_type: str) -> None:
-    answer = await send(running, json.dumps({"inputs": [ONE]}).encode(), {"content-type": media_type})
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
-    assert LENGTH not in answer.headers
+async def test_both_content_types_are_accepted(running: Running, media_type: str) -> None:
+    response = await send(running, json.dumps({"inputs": [ONE]}).encode(), {"content-type": media_type})
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
+    assert LENGTH not in response.headers
 
 
-async def test_outputs_are_binary_where_it_is_asked_for(running: Running) -> None:
+async def test_outputs_are_binary_on_request(running: Running) -> None:
     names = ["text_output", "num_tokens", "logprobs", "attention_cross", "source_tokens"]
     texts = {"inputs": [ONE | {"shape": [2], "data": ["a dog", "Hund"]}]}
     outputs: list[Any] = [{"name": name} for name in names]
@@ -73,10 +71,10 @@ async def test_outputs_are_binary_where_it_is_asked_for(running: Running) -> Non
     outputs[1]["parameters"] = {"binary_data": False}
     outputs[2]["parameters"] = {"binary_data": True}
     body = texts | {"outputs": outputs, "parameters": {"binary_data_output": True}}
-    answer = await send(running, json.dumps(body).encode())
-    assert answer.headers["content-type"] == "application/octet-stream"
-    length = int(answer.headers[LENGTH])
-    found, tail = json.loads(answer.content[:length])["outputs"], answer.content[length:]
+    response = await send(running, json.dumps(body).encode())
+    assert response.headers["content-type"] == "application/octet-stream"
+    length = int(response.headers[LENGTH])
+    found, tail = json.loads(response.content[:length])["outputs"], response.content[length:]
     assert [one["name"] for one in found] == names
     for mine, expected in zip(found, plain, strict=True):
         assert (mine["shape"], mine["datatype"]) == (expected["shape"], expected["datatype"])
@@ -129,19 +127,19 @@ async def test_outputs_are_binary_where_it_is_asked_for(running: Running) -> Non
         (packed(b"\xed\xa0\x80"), [1], None, "text_input[0] must be UTF-8."),
     ],
 )
-async def test_bytes_that_are_not_what_they_say_are_refused(
+async def test_binary_data_that_contradicts_its_size_is_rejected(
     running: Running, tail: bytes, shape: Any, size: Any, message: str
 ) -> None:
-    answer = await send_binary(running, tail, shape, size)
-    assert answer.status_code == 422
-    assert answer.json()["error"].startswith(message)
+    response = await send_binary(running, tail, shape, size)
+    assert response.status_code == 422
+    assert response.json()["error"].startswith(message)
 
 
 @pytest.mark.parametrize("length", [10**6, -1, "1e2", "", "x", "9" * 5000])
-async def test_a_length_that_is_none_or_too_large_is_refused(running: Running, length: Any) -> None:
-    answer = await send_binary(running, packed(b"a"), [1], length=length)
-    assert answer.status_code == 422
-    assert answer.json()["error"].startswith("Inference-Header-Content-Length must be the number of bytes")
+async def test_an_invalid_header_length_is_rejected(running: Running, length: Any) -> None:
+    response = await send_binary(running, packed(b"a"), [1], length=length)
+    assert response.status_code == 422
+    assert response.json()["error"].startswith("Inference-Header-Content-Length must be the number of bytes")
 
 
 @pytest.mark.parametrize(
@@ -152,13 +150,13 @@ async def test_a_length_that_is_none_or_too_large_is_refused(running: Running, l
         (108, "The body is not valid JSON in UTF-8: "),
     ],
 )
-async def test_a_length_that_cuts_the_json_is_refused(running: Running, length: int, message: str) -> None:
-    answer = await send_binary(running, packed(b"a"), [1], length=length)
-    assert answer.status_code == 400
-    assert answer.json()["error"].startswith(message)
+async def test_a_header_length_that_cuts_the_json_is_rejected(running: Running, length: int, message: str) -> None:
+    response = await send_binary(running, packed(b"a"), [1], length=length)
+    assert response.status_code == 400
+    assert response.json()["error"].startswith(message)
 
 
-async def test_bytes_without_the_header_are_no_json(running: Running) -> None:
+async def test_binary_data_without_the_header_is_invalid_json(running: Running) -> None:
     header = json.dumps({"inputs": [ONE]}).encode()
     assert (await send(running, header + packed(b"a"))).status_code == 400
 
@@ -191,22 +189,22 @@ async def test_bytes_without_the_header_are_no_json(running: Running) -> None:
         ({"optional": True}, "inputs[0].optional is not a field of inputs[0]; its fields are name, shape,"),
     ],
 )
-async def test_a_tensor_whose_parts_do_not_fit_is_refused(
+async def test_a_tensor_with_inconsistent_fields_is_rejected(
     running: Running, change: dict[str, Any], message: str
 ) -> None:
-    answer = await send(running, json.dumps({"inputs": [ONE | change]}).encode())
-    assert answer.status_code == 422
-    assert answer.json()["error"].startswith(message)
+    response = await send(running, json.dumps({"inputs": [ONE | change]}).encode())
+    assert response.status_code == 422
+    assert response.json()["error"].startswith(message)
 
 
 @pytest.mark.parametrize("inputs", [[], {}, [1], [ONE, ONE], None])
-async def test_there_is_one_input(running: Running, inputs: Any) -> None:
-    answer = await send(running, json.dumps({"inputs": inputs}).encode())
-    assert answer.status_code == 422
-    assert answer.json()["error"].startswith("inputs")
+async def test_exactly_one_input_is_accepted(running: Running, inputs: Any) -> None:
+    response = await send(running, json.dumps({"inputs": inputs}).encode())
+    assert response.status_code == 422
+    assert response.json()["error"].startswith("inputs")
 
 
-async def test_the_bytes_count_in_the_size_of_the_body(start: Start) -> None:
+async def test_binary_data_counts_towards_the_size_of_the_body(start: Start) -> None:
     async with start(max_body_bytes=300) as running:
         assert (await send_binary(running, packed(b"a dog"), [1])).status_code == 200
         assert (await send_binary(running, packed(b"x" * 300), [1])).status_code == 413

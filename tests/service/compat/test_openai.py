@@ -1,6 +1,4 @@
-"""OpenAI's routes: what each field does, what is refused and how it is named. In process, over the
-fake model.
-"""
+"""Routes of OpenAI, in process, over the fake model: fields, errors, streams."""
 
 import base64
 import json
@@ -21,21 +19,21 @@ pytestmark = pytest.mark.anyio
 
 
 async def complete(running: Running, prompt: Any, **options: Any) -> Any:
-    answer = await running.post("/v1/completions", {"prompt": prompt, **options})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/v1/completions", {"prompt": prompt, **options})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def error_of(running: Running, path: str, body: dict[str, Any]) -> Any:
-    answer = await running.post(path, body)
-    assert answer.status_code == 422, answer.text
-    return answer.json()["error"]
+    response = await running.post(path, body)
+    assert response.status_code == 422, response.text
+    return response.json()["error"]
 
 
 async def stream(running: Running, prompt: Any, **options: Any) -> list[Any]:
-    answer = await running.post("/v1/completions", {"prompt": prompt, "stream": True, **options})
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    *frames, done, rest = answer.text.split("\n\n")
+    response = await running.post("/v1/completions", {"prompt": prompt, "stream": True, **options})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *frames, done, rest = response.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
@@ -49,24 +47,24 @@ async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Runnin
         yield running
 
 
-async def test_a_completion_is_what_generate_gives(running: Running) -> None:
-    answer = await complete(running, ["a dog", "Hund"], model="fake", max_tokens=20)
+async def test_a_completion_equals_the_text_of_generate(running: Running) -> None:
+    response = await complete(running, ["a dog", "Hund"], model="fake", max_tokens=20)
     own = await generate(running, ["a dog", "Hund"], max_new_tokens=20)
-    assert [choice["text"] for choice in answer["choices"]] == [output["text"] for output in own["outputs"]]
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
-    assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
-    assert {choice["logprobs"] for choice in answer["choices"]} == {None}
+    assert [choice["text"] for choice in response["choices"]] == [output["text"] for output in own["outputs"]]
+    assert [choice["index"] for choice in response["choices"]] == [0, 1]
+    assert {choice["finish_reason"] for choice in response["choices"]} == {"stop"}
+    assert {choice["logprobs"] for choice in response["choices"]} == {None}
     input_tokens, output_tokens = own["usage"].values()
-    assert answer["usage"] == {
+    assert response["usage"] == {
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": input_tokens + output_tokens,
     }
-    assert (answer["object"], answer["model"]) == ("text_completion", "fake")
-    assert answer["id"].startswith("cmpl-")
+    assert (response["object"], response["model"]) == ("text_completion", "fake")
+    assert response["id"].startswith("cmpl-")
 
 
-async def test_nulls_and_what_asks_for_nothing_change_nothing(running: Running) -> None:
+async def test_nulls_and_default_values_change_nothing(running: Running) -> None:
     harmless: dict[str, Any] = {
         "user": "x",
         "stop": None,
@@ -107,7 +105,7 @@ async def test_nulls_and_what_asks_for_nothing_change_nothing(running: Running) 
         ("prompt", [[1, 2], [3]]),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, option: str, value: Any) -> None:
+async def test_unsupported_fields_are_rejected_by_name(running: Running, option: str, value: Any) -> None:
     error = await error_of(running, "/v1/completions", {"prompt": "a dog", option: value})
     assert (error["code"], error["param"]) == ("unsupported_parameter", option)
     assert error["type"] == "invalid_request_error"
@@ -160,7 +158,7 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, opti
         ({"prompt": ["x", "x"], "target_prefix": ["a"]}, "invalid_parameter", "target_prefix"),
     ],
 )
-async def test_a_refusal_names_the_clients_own_field(
+async def test_an_error_names_the_field_of_the_request(
     running: Running, body: dict[str, Any], code: str, param: str
 ) -> None:
     error = await error_of(running, "/v1/completions", body)
@@ -182,25 +180,25 @@ async def test_a_placeholder_is_the_default_model_and_the_response_names_it(
 ) -> None:
     async with start(make_backend("first", "second"), default_model="second") as running:
         for name in sorted(PLACEHOLDER_MODELS):
-            answer = await running.post(path, {**body, "model": name})
-            assert answer.status_code == 200
-            assert '"model":"second"' in answer.text
+            response = await running.post(path, {**body, "model": name})
+            assert response.status_code == 200
+            assert '"model":"second"' in response.text
         assert (await running.post(path, {**body, "model": "TGI"})).status_code == 404
 
 
 async def test_a_served_model_can_have_the_name_of_a_placeholder(start: Start, make_backend: MakeBackend) -> None:
     async with start(make_backend("a", "tgi"), default_model="a") as running:
-        answer = await running.post("/v1/completions", {"prompt": "x", "model": "tgi"})
-        assert answer.json()["model"] == "tgi"
+        response = await running.post("/v1/completions", {"prompt": "x", "model": "tgi"})
+        assert response.json()["model"] == "tgi"
 
 
-async def test_a_model_that_is_not_there_is_404_and_one_that_cannot_generate_422(running: Running) -> None:
-    answer = await running.post("/v1/completions", {"prompt": "x", "model": "gpt"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+async def test_an_unknown_model_is_404_and_a_model_that_cannot_generate_is_422(running: Running) -> None:
+    response = await running.post("/v1/completions", {"prompt": "x", "model": "gpt"})
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "model")
 
 
 @pytest.mark.parametrize("prefix", ["a Hund", ["a", "Hund"]])
-async def test_several_draws_of_several_prompts_begin_with_their_prefix(running: Running, prefix: Any) -> None:
+async def test_several_samples_of_several_prompts_start_with_their_prefix(running: Running, prefix: Any) -> None:
     drawn = await complete(
         running, ["a dog", "Hund"], target_prefix=prefix, temperature=2.0, seed=4, n=2, max_tokens=8, logprobs=0
     )
@@ -213,7 +211,7 @@ async def test_several_draws_of_several_prompts_begin_with_their_prefix(running:
         assert choice["logprobs"]["text_offset"][0] == len(begins_with)
 
 
-async def test_draws_go_on_from_the_seed_and_each_prompt_counts_once(running: Running) -> None:
+async def test_seeds_of_samples_are_consecutive_and_each_prompt_is_counted_once(running: Running) -> None:
     drawn = await complete(running, ["a dog", "Hund"], temperature=2.0, seed=MAX_SEED, n=3, max_tokens=8, top_p=0.9)
     options = {"do_sample": True, "temperature": 2.0, "seed": MAX_SEED, "max_new_tokens": 8, "top_p": 0.9}
     own = await generate(running, ["a dog"] * 3 + ["Hund"] * 3, **options)
@@ -226,12 +224,12 @@ async def test_draws_go_on_from_the_seed_and_each_prompt_counts_once(running: Ru
     assert one["choices"][0]["text"] == alone["outputs"][0]["text"]
 
 
-async def test_with_beams_n_is_the_best_of_the_search(running: Running) -> None:
-    answer = await complete(running, ["a dog", "Hund"], num_beams=4, n=2, best_of=2, length_penalty=0.6, max_tokens=9)
+async def test_with_beams_n_selects_the_best_beams(running: Running) -> None:
+    response = await complete(running, ["a dog", "Hund"], num_beams=4, n=2, best_of=2, length_penalty=0.6, max_tokens=9)
     options = {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.6, "max_new_tokens": 9}
     own = await generate(running, ["a dog", "Hund"], **options)
-    assert [choice["text"] for choice in answer["choices"]] == [output["text"] for output in own["outputs"]]
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in response["choices"]] == [output["text"] for output in own["outputs"]]
+    assert [choice["index"] for choice in response["choices"]] == [0, 1, 2, 3]
 
 
 async def test_lengths_can_be_fixed(running: Running) -> None:
@@ -250,10 +248,10 @@ async def test_a_stop_string_ends_the_text_with_the_reason_stop(running: Running
 
 
 @pytest.mark.parametrize("prefix", [None, "a dog", "naïve 🙂"])
-async def test_logprobs_have_each_token_with_its_place_in_the_text(running: Running, prefix: str | None) -> None:
-    answer = await complete(running, "a dog", logprobs=2, max_tokens=20, target_prefix=prefix)
+async def test_logprobs_have_each_token_with_its_offset_in_the_text(running: Running, prefix: str | None) -> None:
+    response = await complete(running, "a dog", logprobs=2, max_tokens=20, target_prefix=prefix)
     own = await generate(running, "a dog", top_logprobs=2, max_new_tokens=20, target_prefix=prefix)
-    text, logprobs = answer["choices"][0]["text"], answer["choices"][0]["logprobs"]
+    text, logprobs = response["choices"][0]["text"], response["choices"][0]["logprobs"]
     tokens = own["outputs"][0]["tokens"]
     assert logprobs["tokens"] == [token["text"] for token in tokens]
     assert logprobs["token_logprobs"] == [token["logprob"] for token in tokens]
@@ -268,7 +266,7 @@ async def test_logprobs_have_each_token_with_its_place_in_the_text(running: Runn
 
 
 @pytest.mark.parametrize("prefix", [None, "naïve 🙂"])
-async def test_a_tokens_place_in_the_text_is_after_every_character_that_was_begun_before_it(
+async def test_the_offset_of_a_token_follows_all_characters_of_earlier_tokens(
     running: Running, tokenizer: TextTokenizer, prefix: str | None
 ) -> None:
     num_after_half_a_character = 0
@@ -287,7 +285,7 @@ async def test_a_tokens_place_in_the_text_is_after_every_character_that_was_begu
     assert num_after_half_a_character > 8
 
 
-async def test_without_alternatives_logprobs_have_what_was_taken(running: Running) -> None:
+async def test_without_alternatives_logprobs_have_the_generated_tokens(running: Running) -> None:
     logprobs = (await complete(running, "a dog", logprobs=0, max_tokens=3))["choices"][0]["logprobs"]
     pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
     assert logprobs["top_logprobs"] == [{token: logprob} for token, logprob in pairs]
@@ -303,7 +301,7 @@ async def test_without_alternatives_logprobs_have_what_was_taken(running: Runnin
         {"ignore_eos": True, "max_tokens": 12, "logprobs": 0},
     ],
 )
-async def test_a_stream_joins_to_the_whole_answer(running: Running, options: dict[str, Any]) -> None:
+async def test_a_stream_forms_the_whole_response(running: Running, options: dict[str, Any]) -> None:
     prompt = ["a dog", "naïve 🙂"]
     whole = await complete(running, prompt, **options)
     frames = await stream(running, prompt, **options, stream_options={"include_usage": True})
@@ -323,7 +321,7 @@ async def test_a_stream_joins_to_the_whole_answer(running: Running, options: dic
 
 
 @pytest.mark.usefixtures("arrivals")
-async def test_the_usage_so_far_is_in_every_event_where_it_is_asked_for(running: Running) -> None:
+async def test_every_event_has_the_current_usage_on_request(running: Running) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     frames = await stream(running, "a dog", max_tokens=4, ignore_eos=True, stream_options=options)
     assert [frame["usage"]["completion_tokens"] for frame in frames] == [1, 2, 3, 4, 4, 4]
@@ -331,7 +329,7 @@ async def test_the_usage_so_far_is_in_every_event_where_it_is_asked_for(running:
     assert all("usage" not in frame for frame in await stream(running, "a dog"))
 
 
-async def test_a_causal_model_goes_on_with_the_prompt_and_echo_puts_it_before(causal: Running) -> None:
+async def test_a_causal_model_continues_the_prompt_and_echo_returns_it(causal: Running) -> None:
     for text in ("a dog", "Hund x"):
         own = (await generate(causal, text, max_new_tokens=6))["outputs"][0]
         blank = " " if own["tokens"][0]["text"].startswith(" ") else ""
@@ -352,18 +350,18 @@ async def test_a_causal_model_goes_on_with_the_prompt_and_echo_puts_it_before(ca
     assert (error["code"], error["param"]) == ("unsupported_parameter", "logprobs")
 
 
-async def test_an_embedding_is_the_mean_of_length_1_in_both_encodings(running: Running) -> None:
+async def test_an_embedding_is_the_normalized_mean_in_both_encodings(running: Running) -> None:
     inputs = ["a dog", "Hund"]
-    answer = (await running.post("/v1/embeddings", {"input": inputs, "dimensions": 4, "user": "x"})).json()
+    response = (await running.post("/v1/embeddings", {"input": inputs, "dimensions": 4, "user": "x"})).json()
     own = (await running.post("/v1/encode", {"inputs": inputs, "normalize": True})).json()
-    assert [one["embedding"] for one in answer["data"]] == own["embeddings"]
-    assert [(one["index"], one["object"]) for one in answer["data"]] == [(0, "embedding"), (1, "embedding")]
+    assert [one["embedding"] for one in response["data"]] == own["embeddings"]
+    assert [(one["index"], one["object"]) for one in response["data"]] == [(0, "embedding"), (1, "embedding")]
     tokens = own["usage"]["input_tokens"]
-    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
-    assert (answer["object"], answer["model"]) == ("list", "fake")
+    assert response["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert (response["object"], response["model"]) == ("list", "fake")
     packed = (await running.post("/v1/embeddings", {"input": "a dog", "encoding_format": "base64"})).json()
     vector = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4")
-    np.testing.assert_allclose(vector, answer["data"][0]["embedding"], rtol=1e-6)
+    np.testing.assert_allclose(vector, response["data"][0]["embedding"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -377,18 +375,18 @@ async def test_an_embedding_is_the_mean_of_length_1_in_both_encodings(running: R
         ({"input": "x", "pooling": "max"}, "invalid_parameter", "pooling"),
     ],
 )
-async def test_what_embeddings_refuse_has_the_clients_own_name(
+async def test_errors_of_embeddings_name_the_field_of_the_request(
     running: Running, body: dict[str, Any], code: str, param: str
 ) -> None:
     error = await error_of(running, "/v1/embeddings", body)
     assert (error["code"], error["param"]) == (code, param)
 
 
-async def test_the_engines_metrics_and_limits_hold_for_this_door_too(start: Start) -> None:
+async def test_metrics_and_limits_apply_to_the_openai_api(start: Start) -> None:
     async with start(max_body_bytes=200) as running:
         await complete(running, "a dog")
         assert await running.metric('sightline_http_requests_total{route="/v1/completions",status="200"}') == 1
-        answer = await running.post("/v1/completions", {"prompt": "x" * 300})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+        response = await running.post("/v1/completions", {"prompt": "x" * 300})
+        assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
         late = await running.post("/v1/completions", {"prompt": "x"}, **{"x-request-timeout-ms": "no"})
         assert late.json()["error"]["param"] == "X-Request-Timeout-Ms"

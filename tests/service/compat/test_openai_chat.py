@@ -1,6 +1,4 @@
-"""OpenAI's chat completions: how a dialogue becomes a prompt, and the answer a message. In process,
-over the fake.
-"""
+"""Chat completions of OpenAI, in process, over the fake model: prompts and replies."""
 
 import json
 from collections.abc import AsyncIterator
@@ -30,15 +28,15 @@ async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]
 
 
 async def converse(running: Running, messages: Any, **options: Any) -> Any:
-    answer = await running.post("/v1/chat/completions", {"messages": messages, **options})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/v1/chat/completions", {"messages": messages, **options})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def stream(running: Running, messages: Any, **options: Any) -> list[Any]:
     body = {"messages": messages, "stream": True, **options}
-    answer = await running.post("/v1/chat/completions", body)
-    *frames, done, rest = answer.text.split("\n\n")
+    response = await running.post("/v1/chat/completions", body)
+    *frames, done, rest = response.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
@@ -46,35 +44,35 @@ async def stream(running: Running, messages: Any, **options: Any) -> list[Any]:
 def messages(*contents: str, system: str | None = None) -> list[dict[str, str]]:
     """Return messages of user and assistant in turn."""
     said = [
-        {"role": "assistant" if place % 2 else "user", "content": content} for place, content in enumerate(contents)
+        {"role": "assistant" if index % 2 else "user", "content": content} for index, content in enumerate(contents)
     ]
     return ([{"role": "system", "content": system}] if system else []) + said
 
 
-async def test_an_answer_is_what_generate_goes_on_with_after_the_dialogue(chat: Running) -> None:
-    answer = await converse(chat, messages("a dog", "Hund", "x", system="y"), max_tokens=12)
+async def test_a_reply_equals_the_continuation_of_the_dialogue_by_generate(chat: Running) -> None:
+    response = await converse(chat, messages("a dog", "Hund", "x", system="y"), max_tokens=12)
     own = await generate(chat, "U: y a dog\nB: Hund\nU: x\nB:", max_new_tokens=12)
-    (choice,) = answer["choices"]
+    (choice,) = response["choices"]
     assert choice["message"] == {"role": "assistant", "content": own["outputs"][0]["text"], "refusal": None}
     assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "stop")
     input_tokens, output_tokens = own["usage"].values()
-    assert answer["usage"] == {
+    assert response["usage"] == {
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": input_tokens + output_tokens,
     }
-    assert (answer["object"], answer["model"]) == ("chat.completion", "fake")
-    assert answer["id"].startswith("chatcmpl-")
+    assert (response["object"], response["model"]) == ("chat.completion", "fake")
+    assert response["id"].startswith("chatcmpl-")
 
 
-async def test_a_dialogue_is_written_as_in_training(tokenizer: TextTokenizer) -> None:
+async def test_a_dialogue_has_the_format_of_the_training(tokenizer: TextTokenizer) -> None:
     template = ChatTemplate(user=CHAT.user, assistant=CHAT.bot, reply=CHAT.reply, single_line=True)
     prompt = apply_chat_template(template, [], ["Hi.", "Hello!", "Who are you?"], tokenizer)
     assert prompt.parts == (CHAT.render([Exchange("Hi.", "Hello!")], "Who are you?"),)
 
 
 @pytest.mark.parametrize("break_", ["\n", "\r\n", "\u2028", "\n\n"])
-async def test_no_message_can_begin_anothers_line(break_: str, tokenizer: TextTokenizer) -> None:
+async def test_no_message_can_start_a_line_of_another_role(break_: str, tokenizer: TextTokenizer) -> None:
     prompt = apply_chat_template(TEMPLATE, [f"be{break_}good {{}}"], [f"x{break_}B: yes"], tokenizer)
     (written,) = prompt.parts
     assert isinstance(written, str)
@@ -82,7 +80,7 @@ async def test_no_message_can_begin_anothers_line(break_: str, tokenizer: TextTo
     assert written.startswith("U: be") and "good {} x" in written
 
 
-async def test_parts_are_joined_and_an_answer_can_be_sent_back_as_it_came(chat: Running) -> None:
+async def test_parts_are_joined_and_a_reply_can_be_sent_back_unchanged(chat: Running) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "dog"}]
     first = await converse(chat, [{"role": "user", "content": parts}], max_tokens=4)
     assert first["choices"] == (await converse(chat, HELLO, max_tokens=4))["choices"]
@@ -90,7 +88,7 @@ async def test_parts_are_joined_and_an_answer_can_be_sent_back_as_it_came(chat: 
     assert (await converse(chat, history, max_tokens=4))["choices"][0]["message"]["role"] == "assistant"
 
 
-async def test_what_asks_for_nothing_changes_nothing(chat: Running) -> None:
+async def test_fields_with_their_default_values_change_nothing(chat: Running) -> None:
     harmless: dict[str, Any] = {
         "tools": [],
         "tool_choice": "none",
@@ -134,10 +132,10 @@ async def test_what_asks_for_nothing_changes_nothing(chat: Running) -> None:
         ("frequency_penalty", 1),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(chat: Running, option: str, value: Any) -> None:
-    answer = await chat.post("/v1/chat/completions", {"messages": HELLO, option: value})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (422, "unsupported_parameter", option)
+async def test_unsupported_fields_are_rejected_by_name(chat: Running, option: str, value: Any) -> None:
+    response = await chat.post("/v1/chat/completions", {"messages": HELLO, option: value})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (422, "unsupported_parameter", option)
 
 
 @pytest.mark.parametrize(
@@ -188,21 +186,21 @@ async def test_what_cannot_be_honoured_is_refused_by_name(chat: Running, option:
         ({"messages": HELLO, "model": "mute"}, "unsupported_task", "model"),
     ],
 )
-async def test_a_refusal_names_the_clients_own_field(
+async def test_an_error_names_the_field_of_the_request(
     chat: Running, body: dict[str, Any], code: str, param: str | None
 ) -> None:
-    answer = await chat.post("/v1/chat/completions", body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (422, code), error
+    response = await chat.post("/v1/chat/completions", body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (422, code), error
     assert error["param"] == (param or "messages[0].content")
     assert "max_new_tokens" not in error["message"]
 
 
 async def test_both_names_of_the_length_mean_the_same(chat: Running) -> None:
     for options in ({"max_tokens": 5}, {"max_completion_tokens": 5}, {"max_tokens": 5, "max_completion_tokens": 5}):
-        answer = await converse(chat, HELLO, ignore_eos=True, **options)
-        assert answer["usage"]["completion_tokens"] == 5
-        assert answer["choices"][0]["finish_reason"] == "length"
+        response = await converse(chat, HELLO, ignore_eos=True, **options)
+        assert response["usage"]["completion_tokens"] == 5
+        assert response["choices"][0]["finish_reason"] == "length"
 
 
 async def test_logprobs_have_each_token_with_its_bytes(chat: Running) -> None:
@@ -228,7 +226,7 @@ async def test_logprobs_have_each_token_with_its_bytes(chat: Running) -> None:
         {"max_tokens": 3, "ignore_eos": True},
     ],
 )
-async def test_a_stream_joins_to_the_whole_answer(chat: Running, options: dict[str, Any]) -> None:
+async def test_a_stream_forms_the_whole_response(chat: Running, options: dict[str, Any]) -> None:
     whole = await converse(chat, HELLO, **options)
     *events, last = await stream(chat, HELLO, **options, stream_options={"include_usage": True})
     assert (last["choices"], last["usage"], last["object"]) == ([], whole["usage"], "chat.completion.chunk")
@@ -242,7 +240,7 @@ async def test_a_stream_joins_to_the_whole_answer(chat: Running, options: dict[s
             assert [token for one in mine for token in one["logprobs"]["content"]] == choice["logprobs"]["content"]
 
 
-async def test_models_say_whether_they_chat(chat: Running) -> None:
+async def test_the_list_of_models_shows_which_models_chat(chat: Running) -> None:
     models = (await chat.client.get("/v1/models")).json()["data"]
     assert {model["id"]: model["chat"] for model in models} == {"fake": True, "mute": False}
 

@@ -1,6 +1,4 @@
-"""The openai package where things go wrong: retries, errors by class, streams that break. Over real
-sockets.
-"""
+"""The openai package over real sockets: retries, classes of errors and broken streams."""
 
 import threading
 import time
@@ -16,14 +14,14 @@ def client_of(wire: Wire, max_retries: int = 2) -> OpenAI:
     return OpenAI(base_url=f"http://127.0.0.1:{wire.port}/v1", api_key="none", max_retries=max_retries, timeout=20)
 
 
-def calls_refused(wire: Wire) -> int:
+def num_rejected_calls(wire: Wire) -> int:
     """Return the number of completions that got 503."""
     _, text = wire.get("/metrics")
-    wanted = b'sightline_http_requests_total{route="/v1/completions",status="503"} '
-    return sum(int(float(line.removeprefix(wanted))) for line in text.splitlines() if line.startswith(wanted))
+    prefix = b'sightline_http_requests_total{route="/v1/completions",status="503"} '
+    return sum(int(float(line.removeprefix(prefix))) for line in text.splitlines() if line.startswith(prefix))
 
 
-def test_a_full_house_is_tried_again_after_the_time_that_it_names(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_full_queue_is_retried_after_the_time_of_retry_after(serve: Serve, make_backend: MakeBackend) -> None:
     hang = threading.Event()
     backend = make_backend(faults=Faults(hang=hang))
     with serve(backend, max_rows=1, max_waiting_sequences=1) as wire, client_of(wire) as client:
@@ -33,7 +31,7 @@ def test_a_full_house_is_tried_again_after_the_time_that_it_names(serve: Serve, 
         wait_until(lambda: backend.num_busy == 2)
 
         def release() -> None:
-            wait_until(lambda: calls_refused(wire) == 1)
+            wait_until(lambda: num_rejected_calls(wire) == 1)
             hang.set()
 
         releasing = threading.Thread(target=release)
@@ -46,7 +44,7 @@ def test_a_full_house_is_tried_again_after_the_time_that_it_names(serve: Serve, 
             thread.join()
 
 
-def test_so_is_one_that_is_still_loading(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_loading_service_is_retried(serve: Serve, make_backend: MakeBackend) -> None:
     loading = threading.Event()
     with serve(make_backend(wait_for=loading)) as wire:
         with client_of(wire, max_retries=0) as impatient, pytest.raises(InternalServerError) as caught:
@@ -58,7 +56,7 @@ def test_so_is_one_that_is_still_loading(serve: Serve, make_backend: MakeBackend
             assert client.completions.create(model="fake", prompt="a dog").choices[0].finish_reason == "stop"
 
 
-def test_a_refusal_is_an_error_of_its_own_class_that_names_the_field(serve: Serve) -> None:
+def test_an_invalid_request_raises_its_own_class_of_error_that_names_the_field(serve: Serve) -> None:
     with serve() as wire, client_of(wire) as client:
         with pytest.raises(UnprocessableEntityError) as caught:
             client.completions.create(model="fake", prompt="a dog", presence_penalty=1)
@@ -79,7 +77,7 @@ def test_a_refusal_is_an_error_of_its_own_class_that_names_the_field(serve: Serv
         assert malformed.value.code == "malformed_json"
 
 
-def test_a_stream_that_breaks_raises_after_what_came_before(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_broken_stream_raises_after_the_received_events(serve: Serve, make_backend: MakeBackend) -> None:
     with (
         serve(make_backend(faults=Faults(step_calls=frozenset({4})))) as wire,
         client_of(wire) as client,

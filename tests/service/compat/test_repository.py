@@ -30,8 +30,8 @@ async def change(running: Running, verb: str, name: str, body: Any = None) -> ht
 
 
 async def states(running: Running) -> dict[str, str]:
-    answer = await running.client.post("/v2/repository/index")
-    return {one["name"]: one["state"] for one in answer.json()}
+    response = await running.client.post("/v2/repository/index")
+    return {one["name"]: one["state"] for one in response.json()}
 
 
 async def names(running: Running) -> list[str]:
@@ -45,9 +45,9 @@ def generate_with(running: Running, model: str, **parameters: Any) -> Any:
 async def test_an_unloaded_model_is_not_found_until_it_is_loaded_again(start: Start, make_backend: MakeBackend) -> None:
     async with two_models(start, make_backend) as running:
         expected = (await generate_with(running, "two")).json()["outputs"]
-        answer = await change(running, "unload", "two", {"parameters": {"unload_dependents": False}})
-        assert answer.status_code == 200
-        assert answer.json() == {"name": "two", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
+        response = await change(running, "unload", "two", {"parameters": {"unload_dependents": False}})
+        assert response.status_code == 200
+        assert response.json() == {"name": "two", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
         assert await states(running) == {"one": "READY", "two": "UNAVAILABLE"}
         assert (await running.post("/v2/repository/index", {"ready": True})).json() == [
             {"name": "one", "version": "1", "state": "READY", "reason": ""}
@@ -58,8 +58,8 @@ async def test_an_unloaded_model_is_not_found_until_it_is_loaded_again(start: St
         assert (await running.client.get("/v2/models/two/ready")).status_code == 404
         assert (await running.client.get("/health/ready")).status_code == 200
         assert (await change(running, "unload", "two")).status_code == 200  # does nothing
-        answer = await change(running, "load", "two")
-        assert answer.json() == {"name": "two", "version": "1", "state": "READY", "reason": ""}
+        response = await change(running, "load", "two")
+        assert response.json() == {"name": "two", "version": "1", "state": "READY", "reason": ""}
         assert await names(running) == ["one", "two"]
         assert (await generate_with(running, "two")).json()["outputs"] == expected
 
@@ -105,8 +105,8 @@ async def test_a_loaded_model_is_loaded_again_only_if_its_bundle_has_changed(
 @pytest.mark.parametrize("verb", ["load", "unload"])
 async def test_a_name_is_never_a_path_or_a_url(start: Start, make_backend: MakeBackend, verb: str, name: str) -> None:
     async with two_models(start, make_backend) as running:
-        answer = await change(running, verb, name)
-        assert (answer.status_code, list(answer.json())) == (404, ["error"])
+        response = await change(running, verb, name)
+        assert (response.status_code, list(response.json())) == (404, ["error"])
         assert running.backend.repository.loads == []
 
 
@@ -124,8 +124,8 @@ async def test_a_name_is_never_a_path_or_a_url(start: Start, make_backend: MakeB
 async def test_paths_and_configurations_are_rejected(start: Start, make_backend: MakeBackend, body: Any) -> None:
     async with two_models(start, make_backend) as running:
         for verb in ("load", "unload"):
-            answer = await change(running, verb, "one", body)
-            assert (answer.status_code, list(answer.json())) == (422, ["error"])
+            response = await change(running, verb, "one", body)
+            assert (response.status_code, list(response.json())) == (422, ["error"])
         assert await states(running) == {"one": "READY", "two": "READY"}
         assert running.backend.repository.loads == []
 
@@ -140,9 +140,9 @@ async def test_a_load_that_fails_leaves_the_old_state(
         repository.manifests["new"] = repository.manifests["two"].model_copy(update={"name": "new"})
         repository.error = error
         for name in ("one", "new"):
-            answer = await change(running, "load", name)
-            assert answer.status_code == 500
-            assert answer.json() == {"error": f"{name} failed to load; the log has the reason."}
+            response = await change(running, "load", name)
+            assert response.status_code == 500
+            assert response.json() == {"error": f"{name} failed to load; the log has the reason."}
             assert f"{name} is not loaded: {error}" in caplog.text
         assert await states(running) == {"new": "UNAVAILABLE", "one": "READY", "two": "READY"}
         assert (await generate_with(running, "one")).status_code == 200
@@ -185,7 +185,7 @@ async def test_a_stream_ends_normally_while_its_model_is_unloaded(start: Start, 
         assert (await unload).status_code == 200
 
 
-async def test_calls_that_do_not_end_in_time_fail_when_their_model_is_unloaded(
+async def test_calls_that_outlast_the_timeout_fail_when_their_model_is_unloaded(
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with two_models(start, make_backend, step_s=0.05, shutdown_timeout_s=0.1) as running:

@@ -1,6 +1,4 @@
-"""Text Embeddings Inference's routes: each field, each refusal. In process, over the
-fake models.
-"""
+"""Routes of Text Embeddings Inference, in process, over the fake models: fields and errors."""
 
 import asyncio
 import dataclasses
@@ -26,12 +24,12 @@ async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Runn
 
 
 async def ask(running: Running, path: str, **body: Any) -> Any:
-    answer = await running.post(path, body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post(path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-async def test_an_embedding_is_the_mean_of_length_1_unless_that_is_not_wanted(running: Running) -> None:
+async def test_an_embedding_is_the_normalized_mean_unless_disabled(running: Running) -> None:
     own = await ask(running, "/v1/encode", inputs=TEXTS, normalize=True)
     assert await ask(running, "/embed", inputs=TEXTS) == own["embeddings"]
     assert await ask(running, "/embed", inputs=TEXTS[0], normalize=None) == own["embeddings"][:1]
@@ -39,7 +37,7 @@ async def test_an_embedding_is_the_mean_of_length_1_unless_that_is_not_wanted(ru
     assert await ask(running, "/embed", inputs=TEXTS, normalize=False) == raw["embeddings"] != own["embeddings"]
 
 
-async def test_all_embeddings_are_a_row_a_token(running: Running) -> None:
+async def test_embed_all_returns_a_row_for_each_token(running: Running) -> None:
     own = await ask(running, "/v1/encode", inputs=TEXTS, pooling="none")
     rows = [np.reshape(flat, shape).tolist() for flat, shape in zip(own["embeddings"], own["shapes"], strict=True)]
     assert await ask(running, "/embed_all", inputs=TEXTS) == rows
@@ -56,17 +54,17 @@ async def test_a_similarity_is_the_cosine_of_two_embeddings(running: Running) ->
 
 
 @pytest.mark.parametrize("path", ["/embed", "/embed_all", "/predict?model=judge"])
-async def test_what_is_too_long_is_cut_only_where_that_is_asked_for(running: Running, path: str) -> None:
+async def test_long_inputs_are_truncated_only_on_request(running: Running, path: str) -> None:
     for value in (None, False):
-        answer = await running.post(path, {"inputs": "x" * 70, "truncate": value})
-        assert (answer.status_code, answer.json()["error"]) == (
+        response = await running.post(path, {"inputs": "x" * 70, "truncate": value})
+        assert (response.status_code, response.json()["error"]) == (
             422,
             "inputs must have at most 64 tokens for this model, got 72.",
         )
     assert await ask(running, path, inputs="x" * 70, truncate=True) == await ask(running, path, inputs="x" * 62)
     sentences = {"source_sentence": "x", "sentences": ["x" * 70]}
-    answer = await running.post("/similarity", {"inputs": sentences})
-    assert answer.json()["error"].startswith("inputs.sentences[0] ")
+    response = await running.post("/similarity", {"inputs": sentences})
+    assert response.json()["error"].startswith("inputs.sentences[0] ")
     assert len(await ask(running, "/similarity", inputs=sentences, parameters={"truncate": True})) == 1
 
 
@@ -80,7 +78,7 @@ async def test_predictions_are_the_labels_of_classify(running: Running) -> None:
     assert await ask(running, path, inputs=[[TEXTS[0]]], raw_scores=False) == labels[:1]
 
 
-async def test_with_the_parameters_of_a_pipeline_predictions_are_a_list_a_text(running: Running) -> None:
+async def test_with_the_parameters_of_a_pipeline_each_text_has_a_list_of_predictions(running: Running) -> None:
     own = await ask(running, "/v1/classify", model="judge", inputs=TEXTS[0])
     labels = own["outputs"][0]["labels"]
     for parameters in ({}, {"top_k": None, "function_to_apply": "softmax"}, {"top_k": 9}):
@@ -89,29 +87,29 @@ async def test_with_the_parameters_of_a_pipeline_predictions_are_a_list_a_text(r
     assert best == [labels[:1]]
 
 
-async def test_tokens_stand_in_the_text_by_bytes_and_special_ones_nowhere(running: Running) -> None:
+async def test_tokens_have_byte_offsets_and_special_tokens_have_none(running: Running) -> None:
     own = await ask(running, "/v1/tokenize", inputs=TEXTS)
-    answer = await ask(running, "/tokenize", inputs=TEXTS)
-    for text, tokens, expected in zip(TEXTS, answer, own["outputs"], strict=True):
+    response = await ask(running, "/tokenize", inputs=TEXTS)
+    for text, tokens, expected in zip(TEXTS, response, own["outputs"], strict=True):
         assert [token["id"] for token in tokens] == [token["id"] for token in expected]
         *plain, last = tokens
         assert last == {"id": 2, "text": "</s>", "special": True, "start": None, "stop": None}
         for token in plain:
             assert text.encode()[token["start"] : token["stop"]].decode() == token["text"]
             assert not token["special"]
-    assert [token["text"] for token in answer[0]] == ["a", " dog", "</s>"]
+    assert [token["text"] for token in response[0]] == ["a", " dog", "</s>"]
     bare = await ask(running, "/tokenize", inputs=TEXTS[0], add_special_tokens=False)
-    assert bare == [answer[0][:-1]]
+    assert bare == [response[0][:-1]]
 
 
-async def test_decode_takes_back_what_tokenize_gave(running: Running) -> None:
+async def test_decode_reverses_tokenize(running: Running) -> None:
     ids = [[token["id"] for token in tokens] for tokens in await ask(running, "/tokenize", inputs=TEXTS)]
     assert await ask(running, "/decode", ids=ids) == TEXTS
     assert await ask(running, "/decode", ids=ids[0]) == TEXTS[:1]
     assert await ask(running, "/decode", ids=ids[0], skip_special_tokens=False) == ["a dog</s>"]
 
 
-async def test_both_know_the_tokens_that_the_encoder_reads(running: Running) -> None:
+async def test_tokenize_and_decode_use_the_tokens_of_the_encoder(running: Running) -> None:
     models = running.app.state.service.models
     other = TextTokenizer(byte_level_tokenizer([]))
     models["fake"] = dataclasses.replace(models["fake"], target_tokenizer=other)
@@ -185,24 +183,24 @@ async def test_both_know_the_tokens_that_the_encoder_reads(running: Running) -> 
         ("/decode", {}, "ids", "Validation"),
     ],
 )
-async def test_a_refusal_begins_with_the_path_of_what_is_at_fault(
+async def test_an_error_starts_with_the_path_of_the_invalid_value(
     running: Running, path: str, body: dict[str, Any], param: str, error_type: str
 ) -> None:
-    answer = await running.post(f"{path}?model=judge", body)
-    assert answer.status_code == 422
-    assert set(answer.json()) == {"error", "error_type"}
-    assert answer.json()["error"].startswith((f"{param}: ", f"{param} "))
-    assert answer.json()["error_type"] == error_type
+    response = await running.post(f"{path}?model=judge", body)
+    assert response.status_code == 422
+    assert set(response.json()) == {"error", "error_type"}
+    assert response.json()["error"].startswith((f"{param}: ", f"{param} "))
+    assert response.json()["error_type"] == error_type
 
 
 async def test_a_model_is_named_in_the_url(running: Running) -> None:
-    answer = await running.post("/predict", {"inputs": "x"})
-    assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation")
-    assert "fake cannot do the task classify" in answer.json()["error"]
-    assert "?model=NAME" in answer.json()["error"]
+    response = await running.post("/predict", {"inputs": "x"})
+    assert (response.status_code, response.json()["error_type"]) == (422, "Validation")
+    assert "fake cannot do the task classify" in response.json()["error"]
+    assert "?model=NAME" in response.json()["error"]
     for path, body in (("/embed", {"inputs": "x"}), ("/decode", {"ids": [1]}), ("/tokenize", {"inputs": "x"})):
-        answer = await running.post(f"{path}?model=gpt", body)
-        assert (answer.status_code, answer.json()["error"]) == (
+        response = await running.post(f"{path}?model=gpt", body)
+        assert (response.status_code, response.json()["error"]) == (
             404,
             "There is no model of this name; the models are fake, judge.",
         )
@@ -211,17 +209,19 @@ async def test_a_model_is_named_in_the_url(running: Running) -> None:
     assert await running.metric(requests) == 1
 
 
-async def test_statuses_are_the_services_own_and_types_are_teis(start: Start, make_backend: MakeBackend) -> None:
+async def test_errors_have_the_statuses_of_the_service_and_the_types_of_tei(
+    start: Start, make_backend: MakeBackend
+) -> None:
     hang, loading = threading.Event(), threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
-        answer = await running.post("/embed", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["error_type"]) == (503, "Unhealthy")
-        assert answer.headers["retry-after"] == "1"
+        response = await running.post("/embed", {"inputs": "x"})
+        assert (response.status_code, response.json()["error_type"]) == (503, "Unhealthy")
+        assert response.headers["retry-after"] == "1"
         loading.set()
         await until(lambda: running.app.state.service.unavailable_code is None)
         running.app.state.service.drain()
-        answer = await running.post("/tokenize", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["error_type"]) == (503, "Unhealthy")
+        response = await running.post("/tokenize", {"inputs": "x"})
+        assert (response.status_code, response.json()["error_type"]) == (503, "Unhealthy")
     backend = make_backend(faults=Faults(hang=hang))
     async with start(backend, max_rows=1, max_waiting_sequences=1, max_body_bytes=100) as running:
         held = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
@@ -230,8 +230,8 @@ async def test_statuses_are_the_services_own_and_types_are_teis(start: Start, ma
         await until(lambda: running.app.state.service.admissions["fake"].num_sequences == 2)
         full = await running.post("/embed", {"inputs": "x"})
         assert (full.status_code, full.json()["error_type"], full.headers["retry-after"]) == (503, "Overloaded", "1")
-        answer = await late
-        assert (answer.status_code, answer.json()["error_type"]) == (504, "Backend")
+        response = await late
+        assert (response.status_code, response.json()["error_type"]) == (504, "Backend")
         hang.set()
         assert (await held).status_code == 200
         large = await running.post("/embed", {"inputs": "x" * 100})

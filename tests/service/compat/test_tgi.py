@@ -1,6 +1,4 @@
-"""Text Generation Inference's routes: each field, each refusal, streams. In process, over the fake
-model.
-"""
+"""Routes of Text Generation Inference, in process, over the fake model: fields, errors, streams."""
 
 import asyncio
 import json
@@ -18,16 +16,16 @@ pytestmark = pytest.mark.anyio
 
 
 async def text_generation(running: Running, inputs: str, **parameters: Any) -> Any:
-    answer = await running.post("/generate", {"inputs": inputs, "parameters": parameters})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await running.post("/generate", {"inputs": inputs, "parameters": parameters})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def stream(running: Running, inputs: str, path: str = "/generate_stream", **parameters: Any) -> list[Any]:
     body = {"inputs": inputs, "parameters": parameters}
-    answer = await running.post(path, body if path == "/generate_stream" else body | {"stream": True})
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    *frames, rest = answer.text.split("\n\n")
+    response = await running.post(path, body if path == "/generate_stream" else body | {"stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *frames, rest = response.text.split("\n\n")
     assert rest == ""
     return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
@@ -39,14 +37,14 @@ async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Runnin
         yield running
 
 
-async def test_the_text_is_what_generate_gives(running: Running) -> None:
+async def test_the_text_equals_that_of_generate(running: Running) -> None:
     own = (await generate(running, "a dog", max_new_tokens=20))["outputs"][0]
     assert await text_generation(running, "a dog", max_new_tokens=20) == {"generated_text": own["text"]}
     bare = (await running.post("/generate", {"inputs": "a dog"})).json()
     assert bare == {"generated_text": (await generate(running, "a dog"))["outputs"][0]["text"]}
 
 
-async def test_details_have_the_tokens_and_how_they_ended(running: Running) -> None:
+async def test_details_have_the_tokens_and_the_finish_reason(running: Running) -> None:
     own = (await generate(running, "a dog"))["outputs"][0]
     details = (await text_generation(running, "a dog", details=True))["details"]
     assert details == {
@@ -67,7 +65,7 @@ async def test_top_n_tokens_are_the_alternatives_of_each_token(running: Running)
     assert "top_tokens" not in (await text_generation(running, "a dog", details=True, top_n_tokens=0))["details"]
 
 
-async def test_nulls_and_what_asks_for_nothing_change_nothing(running: Running) -> None:
+async def test_nulls_and_default_values_change_nothing(running: Running) -> None:
     harmless: dict[str, Any] = {
         "adapter_id": None,
         "best_of": 1,
@@ -110,12 +108,12 @@ async def test_nulls_and_what_asks_for_nothing_change_nothing(running: Running) 
         ("watermark", True),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, name: str, value: Any) -> None:
+async def test_unsupported_fields_are_rejected_by_name(running: Running, name: str, value: Any) -> None:
     for path in ("/generate", "/generate_stream", "/"):
-        answer = await running.post(path, {"inputs": "a dog", "parameters": {name: value}})
-        assert answer.status_code == 422
-        assert answer.json()["error_type"] == "validation"
-        assert answer.json()["error"].startswith((f"parameters.{name}: ", f"parameters.{name} "))
+        response = await running.post(path, {"inputs": "a dog", "parameters": {name: value}})
+        assert response.status_code == 422
+        assert response.json()["error_type"] == "validation"
+        assert response.json()["error"].startswith((f"parameters.{name}: ", f"parameters.{name} "))
         code = 'sightline_request_failure_total{code="unsupported_parameter"}'
     assert await running.metric(code) == 3
 
@@ -141,14 +139,14 @@ async def test_what_cannot_be_honoured_is_refused_by_name(running: Running, name
         ({"parameters": {}}, "inputs"),
     ],
 )
-async def test_a_refusal_begins_with_the_path_of_what_is_at_fault(
+async def test_an_error_starts_with_the_path_of_the_invalid_value(
     running: Running, body: dict[str, Any], param: str
 ) -> None:
-    answer = await running.post("/generate", body)
-    assert answer.status_code == 422
-    assert set(answer.json()) == {"error", "error_type"}
-    assert answer.json()["error"].startswith((f"{param}: ", f"{param} "))
-    assert answer.json()["error_type"] == "validation"
+    response = await running.post("/generate", body)
+    assert response.status_code == 422
+    assert set(response.json()) == {"error", "error_type"}
+    assert response.json()["error"].startswith((f"{param}: ", f"{param} "))
+    assert response.json()["error_type"] == "validation"
 
 
 @pytest.mark.parametrize(
@@ -161,25 +159,25 @@ async def test_a_refusal_begins_with_the_path_of_what_is_at_fault(
         {"do_sample": False, "temperature": 2.0, "top_k": 40, "top_p": 0.95, "seed": 5},
     ],
 )
-async def test_what_shapes_a_draw_draws(running: Running, sent: dict[str, Any]) -> None:
+async def test_sampling_parameters_enable_sampling(running: Running, sent: dict[str, Any]) -> None:
     options = {"details": True, "max_new_tokens": 12}
     drawn = await text_generation(running, "a dog", **sent, **options)
     own = (await generate(running, "a dog", **sent | {"do_sample": True}, max_new_tokens=12))["outputs"][0]
     assert (drawn["generated_text"], drawn["details"]["seed"]) == (own["text"], 5)
 
 
-async def test_a_seed_that_was_drawn_gives_the_same_again(running: Running) -> None:
+async def test_a_returned_seed_reproduces_the_text(running: Running) -> None:
     first = await text_generation(running, "a dog", do_sample=True, details=True)
     seed = first["details"]["seed"]
     assert await text_generation(running, "a dog", do_sample=True, details=True, seed=seed) == first
 
 
-async def test_a_stop_string_ends_the_text_and_is_cut_from_it(running: Running) -> None:
+async def test_a_stop_string_ends_the_text_and_is_removed_from_it(running: Running) -> None:
     own = (await generate(running, "two men", repetition_penalty=1.5))["outputs"][0]["text"]
     stop = own[2:4]
-    answer = await text_generation(running, "two men", repetition_penalty=1.5, stop=[stop], details=True)
-    assert answer["generated_text"] == own[: own.index(stop)]
-    assert answer["details"]["finish_reason"] == "stop_sequence"
+    response = await text_generation(running, "two men", repetition_penalty=1.5, stop=[stop], details=True)
+    assert response["generated_text"] == own[: own.index(stop)]
+    assert response["details"]["finish_reason"] == "stop_sequence"
     short = await text_generation(running, "two men", max_new_tokens=2, details=True)
     assert (short["details"]["finish_reason"], short["details"]["generated_tokens"]) == ("length", 2)
 
@@ -196,7 +194,7 @@ async def test_a_stop_string_ends_the_text_and_is_cut_from_it(running: Running) 
         {"details": True, "stop": ["a", "q"], "max_new_tokens": 30},
     ],
 )
-async def test_the_pieces_of_a_stream_join_to_the_whole_answer(
+async def test_the_pieces_of_a_stream_form_the_whole_response(
     running: Running, path: str, parameters: dict[str, Any]
 ) -> None:
     whole = await text_generation(running, "naïve 🙂", **parameters | {"details": True})
@@ -219,13 +217,13 @@ async def test_the_pieces_of_a_stream_join_to_the_whole_answer(
         assert last["details"] is None
 
 
-async def test_the_route_that_streams_does_nothing_else(running: Running) -> None:
+async def test_the_streaming_route_always_streams(running: Running) -> None:
     for value in (False, None):
-        answer = await running.post("/generate_stream", {"inputs": "x", "stream": value})
-        assert (answer.status_code, answer.json()["error"]) == (422, "stream must be True.")
+        response = await running.post("/generate_stream", {"inputs": "x", "stream": value})
+        assert (response.status_code, response.json()["error"]) == (422, "stream must be True.")
 
 
-async def test_a_causal_model_goes_on_with_the_prompt(causal: Running) -> None:
+async def test_a_causal_model_continues_the_prompt(causal: Running) -> None:
     blanks = set()
     for text in ("a dog", "eb", "Hund x"):
         own = (await generate(causal, text, max_new_tokens=6))["outputs"][0]
@@ -240,14 +238,14 @@ async def test_a_causal_model_goes_on_with_the_prompt(causal: Running) -> None:
     assert blanks == {"", " "}
 
 
-async def test_a_model_that_cannot_generate_is_refused_with_the_way_to_name_another(
+async def test_a_model_that_cannot_generate_is_an_error_that_explains_how_to_name_another(
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with start(classifying(make_backend()), default_model="judge") as running:
-        answer = await running.post("/generate", {"inputs": "a dog"})
-        assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
-        assert "judge cannot do the task generate" in answer.json()["error"]
-        assert "?model=NAME" in answer.json()["error"]
+        response = await running.post("/generate", {"inputs": "a dog"})
+        assert (response.status_code, response.json()["error_type"]) == (422, "validation")
+        assert "judge cannot do the task generate" in response.json()["error"]
+        assert "?model=NAME" in response.json()["error"]
         named = await running.post("/generate?model=fake", {"inputs": "a dog"})
         assert named.json() == {"generated_text": (await generate_with(running, "fake"))["text"]}
         missing = await running.post("/generate?model=gpt", {"inputs": "a dog"})
@@ -262,12 +260,14 @@ async def generate_with(running: Running, model: str) -> Any:
     return (await running.post("/v1/generate", {"model": model, "inputs": "a dog"})).json()["outputs"][0]
 
 
-async def test_statuses_are_the_services_own_and_types_are_tgis(start: Start, make_backend: MakeBackend) -> None:
+async def test_errors_have_the_statuses_of_the_service_and_the_types_of_tgi(
+    start: Start, make_backend: MakeBackend
+) -> None:
     hang, loading = threading.Event(), threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
-        answer = await running.post("/generate", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["error_type"]) == (503, "overloaded")
-        assert answer.headers["retry-after"] == "1"
+        response = await running.post("/generate", {"inputs": "x"})
+        assert (response.status_code, response.json()["error_type"]) == (503, "overloaded")
+        assert response.headers["retry-after"] == "1"
         loading.set()
     backend = make_backend(faults=Faults(hang=hang))
     async with start(backend, max_rows=1, max_waiting_sequences=1, max_body_bytes=100) as running:
@@ -287,8 +287,8 @@ async def test_statuses_are_the_services_own_and_types_are_tgis(start: Start, ma
         assert (plain.status_code, plain.json()["error_type"]) == (415, "validation")
         assert (await running.client.get("/generate")).json()["error_type"] == "validation"
     async with start(make_backend(faults=Faults(step_calls=frozenset({1})))) as running:
-        answer = await running.post("/generate", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["error_type"]) == (500, "generation")
+        response = await running.post("/generate", {"inputs": "x"})
+        assert (response.status_code, response.json()["error_type"]) == (500, "generation")
 
 
 async def test_an_error_in_a_stream_is_its_last_event(start: Start, make_backend: MakeBackend) -> None:

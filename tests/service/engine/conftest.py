@@ -56,8 +56,8 @@ class Harness:
 
     def search(self, source: Sequence[int], num_beams: int, deadline: float = FAR, **parameters: Any) -> ActiveRequest:
         """Submit a beam search that returns all beams."""
-        wanted = {"num_beams": num_beams, "num_return_sequences": num_beams, **parameters}
-        return self.generate(source, deadline, parameters=GenerateParameters(**wanted))
+        all_parameters = {"num_beams": num_beams, "num_return_sequences": num_beams, **parameters}
+        return self.generate(source, deadline, parameters=GenerateParameters(**all_parameters))
 
     def encode(self, source: Sequence[int], deadline: float = FAR) -> ActiveRequest:
         return self.submit(EncodeRequest("e", tuple(source), deadline))
@@ -137,16 +137,16 @@ def slow_logits(manifest: Manifest, source: Sequence[int]) -> NextLogits:
     The decoder inputs start with the last token of `Manifest.decoder_prompt_ids`.
     """
     tokens, vocabulary = manifest.tokens, manifest.limits.vocabulary
-    source_hash = sum(place * token for place, token in enumerate(source, 1)) % PRIME
+    source_hash = sum(position * token for position, token in enumerate(source, 1)) % PRIME
     filled = manifest.decoder_prompt_ids(source)[:-1]
 
     def logits(read: Sequence[int]) -> list[float]:
-        read_hash = sum(place * token for place, token in enumerate(read, 1)) % PRIME
+        read_hash = sum(position * token for position, token in enumerate(read, 1)) % PRIME
         rolling = 0
         for token in read:
             rolling = (rolling * 31 + token + 7) % PRIME
         key = (source_hash * 13 + read_hash * 17 + rolling) % PRIME
-        after = [key * place * 40503 % PRIME / PRIME * 4.0 for place in range(1, vocabulary + 1)]
+        after = [key * position * 40503 % PRIME / PRIME * 4.0 for position in range(1, vocabulary + 1)]
         is_over = len(read) - len(filled) > 2 + source_hash % 11
         after[tokens.end_id if is_over else 3 + key % (vocabulary - 3)] = 6.0
         return after

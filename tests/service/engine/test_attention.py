@@ -32,7 +32,7 @@ def request_of(source: tuple[int, ...], kinds: frozenset[str] = ALL, max_new_tok
     return GenerateRequest("r", source, 1e12, GenerateParameters(max_new_tokens=max_new_tokens), attention=kinds)
 
 
-def test_maps_have_the_sizes_of_source_and_target_and_their_rows_sum_to_one() -> None:
+def test_maps_have_the_shape_of_target_and_source_and_rows_that_sum_to_one() -> None:
     for source, generated in zip(SOURCES, run([request_of(source) for source in SOURCES]), strict=True):
         sources, targets = len(source), len(generated.tokens)
         assert {kind: array.shape for kind, array in generated.attention.items()} == {
@@ -62,7 +62,7 @@ def test_each_layer_and_head_has_its_own_map() -> None:
             np.testing.assert_allclose(given, weights / weights.sum(), rtol=1e-6)
 
 
-def test_a_target_token_attends_to_nothing_that_comes_after() -> None:
+def test_a_target_token_attends_to_no_later_token() -> None:
     (generated,) = run([request_of(SOURCES[1])])
     later = np.triu_indices(len(generated.tokens), k=1)
     assert len(later[0]) > 0
@@ -70,9 +70,9 @@ def test_a_target_token_attends_to_nothing_that_comes_after() -> None:
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 24])
-def test_maps_in_company_are_those_alone(max_new_tokens: int) -> None:
-    wanted = [ALL, frozenset({"cross"}), frozenset[str](), frozenset({"decoder", "encoder"})]
-    requests = [request_of(*pair, max_new_tokens) for pair in zip(SOURCES, wanted, strict=True)]
+def test_maps_in_a_batch_equal_those_alone(max_new_tokens: int) -> None:
+    requested = [ALL, frozenset({"cross"}), frozenset[str](), frozenset({"decoder", "encoder"})]
+    requests = [request_of(*pair, max_new_tokens) for pair in zip(SOURCES, requested, strict=True)]
     for request, together in zip(requests, run(requests), strict=True):
         (alone,) = run([request])
         assert set(together.attention) == set(alone.attention) == request.attention
@@ -121,7 +121,7 @@ def test_beams_are_the_same_with_and_without_maps() -> None:
         assert not any(target.attention for target in plain)
 
 
-def test_maps_begin_with_the_rows_of_the_prefix() -> None:
+def test_maps_start_with_the_rows_of_the_prefix() -> None:
     source, prefix = SOURCES[3], (9, 41, 5)
     parameters = GenerateParameters(max_new_tokens=3)
     (target,) = run([GenerateRequest("r", source, 1e12, parameters, target_prefix=prefix, attention=ALL)])
@@ -136,9 +136,9 @@ def run_with_slots(requests: list[GenerateRequest]) -> list[Target]:
     return run(requests, manifest=fake_slots_manifest(layers=3, heads=2, slots=4))
 
 
-def test_a_map_of_slots_has_a_row_for_each_source_token_and_as_many_columns_as_the_manifest_says() -> None:
-    wanted = [frozenset({"encoder_slots"}), ALL | {"encoder_slots"}, ALL, frozenset({"encoder_slots", "cross"})]
-    requests = [request_of(*pair) for pair in zip(SOURCES, wanted, strict=True)]
+def test_maps_of_projected_keys_have_source_tokens_as_rows_and_the_columns_of_the_manifest() -> None:
+    requested = [frozenset({"encoder_slots"}), ALL | {"encoder_slots"}, ALL, frozenset({"encoder_slots", "cross"})]
+    requests = [request_of(*pair) for pair in zip(SOURCES, requested, strict=True)]
     for source, request, target in zip(SOURCES, requests, run_with_slots(requests), strict=True):
         assert set(target.attention) == request.attention
         (alone,) = run_with_slots([request])
@@ -148,12 +148,12 @@ def test_a_map_of_slots_has_a_row_for_each_source_token_and_as_many_columns_as_t
             continue
         assert target.attention["encoder_slots"].shape == (3, 2, len(source), 4)
         for layer, head, row, slot in np.ndindex(3, 2, len(source), 4):
-            weights = [1 + (source[row] + place + 3 * head + 5 * layer) % 7 for place in range(4)]
+            weights = [1 + (source[row] + index + 3 * head + 5 * layer) % 7 for index in range(4)]
             given = target.attention["encoder_slots"][layer, head, row, slot]
             np.testing.assert_allclose(given, weights[slot] / sum(weights), rtol=1e-6)
 
 
-def test_beams_and_given_targets_carry_the_maps_of_slots() -> None:
+def test_beams_and_forced_targets_have_maps_of_projected_keys() -> None:
     kinds = frozenset({"encoder_slots", "cross"})
     parameters = GenerateParameters(num_beams=3, num_return_sequences=3)
     targets = run_with_slots([GenerateRequest("r", SOURCES[1], 1e12, parameters, attention=kinds)])
@@ -275,7 +275,7 @@ def test_a_decoder_reads_a_source_without_its_hidden_tokens(hidden: tuple[int, .
         (fake_manifest().model_copy(update={"states": ()}), "its decoder does not attend to source tokens"),
     ],
 )
-def test_models_whose_source_cannot_be_hidden_say_why(manifest: Manifest, reason: str) -> None:
+def test_hidden_tokens_are_rejected_with_the_reason_by_models_without_support(manifest: Manifest, reason: str) -> None:
     found = reason_against_hiding(manifest)
     assert found is not None
     assert found.startswith(reason)

@@ -129,7 +129,7 @@ def requests_of(draw: st.DrawFn, vocabulary: int, num_beams: st.SearchStrategy[i
 
 @given(data=st.data(), vocabulary=st.sampled_from([5, 6, 9, 16, 17, 18, 40]), max_rows=st.sampled_from([8, 9, 17]))
 @settings(deadline=None, derandomize=True, max_examples=150)
-def test_searches_in_one_batch_find_what_the_slow_search_finds(
+def test_beam_searches_in_one_batch_equal_the_reference(
     searched: Reference, data: st.DataObject, vocabulary: int, max_rows: int
 ) -> None:
     """Several beam searches and greedy generations share one batch."""
@@ -143,7 +143,7 @@ def test_searches_in_one_batch_find_what_the_slow_search_finds(
 
 @given(data=st.data())
 @settings(deadline=None, derandomize=True, max_examples=60)
-def test_a_budget_of_maps_pays_for_what_the_answer_holds_and_never_more(data: st.DataObject) -> None:
+def test_a_budget_of_maps_counts_exactly_the_maps_of_the_response(data: st.DataObject) -> None:
     """Regression: a search that continued was charged for map rows that it did not return."""
     manifest = fake_manifest(vocabulary=40, max_target_tokens=MAX_TARGET_TOKENS)
     drawn = requests_of(40, st.integers(1, 8)).filter(lambda request: END not in request.parameters.suppress_tokens)
@@ -160,7 +160,7 @@ def test_a_budget_of_maps_pays_for_what_the_answer_holds_and_never_more(data: st
 
 
 @pytest.mark.parametrize("max_rows", [8, 9, 17])
-def test_beams_and_draws_in_company_are_those_alone(max_rows: int) -> None:
+def test_beams_and_samples_in_a_batch_equal_those_alone(max_rows: int) -> None:
     manifest = fake_manifest()
     asked = [
         GenerateParameters(num_beams=8, num_return_sequences=8),
@@ -171,8 +171,8 @@ def test_beams_and_draws_in_company_are_those_alone(max_rows: int) -> None:
         GenerateParameters(do_sample=True, top_p=0.9, top_k=7, seed=5),
     ]
     requests = [
-        GenerateRequest("r", source, FAR, parameters, target_prefix=(9, 8, 7)[:place])
-        for place, source in enumerate(SOURCES[:3])
+        GenerateRequest("r", source, FAR, parameters, target_prefix=(9, 8, 7)[:index])
+        for index, source in enumerate(SOURCES[:3])
         for parameters in asked
     ]
     for request, targets in zip(requests, run(manifest, max_rows, requests), strict=True):
@@ -189,7 +189,7 @@ def beams_of(num_beams: int, rows: list[int], stop: StopCondition | None = None,
     return generation
 
 
-def test_a_beam_stays_where_its_parent_was_and_only_others_move() -> None:
+def test_a_beam_stays_in_the_row_of_its_parent_and_only_others_move() -> None:
     generation = beams_of(3, rows=[4, 0, 2])
     first, beam_copies = scores_of([[0.0] * 6] * 4 + [[0.0, 0, 0, 3, 2, 1]]), list[tuple[int, int]]()
     assert generation.advance(first, beam_copies) == ()
@@ -209,7 +209,7 @@ def test_a_beam_stays_where_its_parent_was_and_only_others_move() -> None:
 LIKELY_THREE = [[math.log(p) for p in (0.01, 0.01, 0.2, 0.75, 0.02, 0.01)], [0.0, 0.0, -9.0, 0.0, 0.0, 0.0]]
 
 
-def test_an_end_token_that_must_wait_takes_no_candidates_place() -> None:
+def test_a_forbidden_end_token_is_not_a_candidate() -> None:
     """The search considers twice as many candidates as beams: two of them stop, two continue."""
     asked: dict[str, Any] = {"min_new_tokens": 1, "early_stopping": "never", "length_penalty": 5.0}
     generation = beams_of(2, rows=[0, 1], stop=StopAtSum(4), **asked)
@@ -219,7 +219,7 @@ def test_an_end_token_that_must_wait_takes_no_candidates_place() -> None:
 
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0])
 @pytest.mark.parametrize("early_stopping", [False, "never"])
-def test_a_likely_beam_keeps_the_search_going(length_penalty: float, early_stopping: Any) -> None:
+def test_a_probable_beam_continues_the_search(length_penalty: float, early_stopping: Any) -> None:
     """Without a length reward, "never" uses the current length, as Transformers does."""
     generation = beams_of(2, rows=[0, 1], length_penalty=length_penalty, early_stopping=early_stopping)
     step = scores_of(LIKELY_THREE)
@@ -235,7 +235,7 @@ def test_early_stopping_ends_the_same_search() -> None:
     assert [ids_of(target) for target in generation.advance(step, [])] == [[3, END], [END]]
 
 
-def test_fewer_targets_come_where_vocabulary_and_length_admit_no_more() -> None:
+def test_fewer_targets_are_returned_if_vocabulary_and_length_allow_no_more() -> None:
     manifest = fake_manifest(vocabulary=5)
     asked = GenerateParameters(num_beams=8, num_return_sequences=8, max_new_tokens=1)
     few = dataclasses.replace(asked, suppress_tokens=(0, 4))
@@ -245,7 +245,7 @@ def test_fewer_targets_come_where_vocabulary_and_length_admit_no_more() -> None:
     assert sorted(ids_of(target)[0] for target in allowed) == [1, 2, 3]
 
 
-def test_a_stop_ends_one_hypothesis_and_the_search_goes_on() -> None:
+def test_a_stop_string_ends_one_hypothesis_and_the_search_continues() -> None:
     harness, stop = Harness(), StopAtSum(60)
     parameters = GenerateParameters(num_beams=4, num_return_sequences=4)
     handles = [harness.generate(source, parameters=parameters, stop=stop) for source in SOURCES]
@@ -260,7 +260,7 @@ def test_a_stop_ends_one_hypothesis_and_the_search_goes_on() -> None:
     assert stop == StopAtSum(60), "each hypothesis has a condition of its own"
 
 
-def test_targets_come_best_first_and_each_once() -> None:
+def test_targets_are_distinct_and_sorted_by_score() -> None:
     harness = Harness(max_rows=8)
     handles = [harness.search(source, num_beams=8, length_penalty=0.7) for source in SOURCES]
     harness.run()
@@ -272,7 +272,7 @@ def test_targets_come_best_first_and_each_once() -> None:
 
 
 @pytest.mark.parametrize("reads_all", [False, True])
-def test_each_token_of_a_beam_has_the_alternatives_of_its_place(reads_all: bool) -> None:
+def test_each_token_of_a_beam_has_the_alternatives_at_its_position(reads_all: bool) -> None:
     """Processors change the choice of tokens, but not the returned log-probabilities."""
     harness = Harness()
     penalty = 1.3 if reads_all else 1.0
@@ -281,8 +281,8 @@ def test_each_token_of_a_beam_has_the_alternatives_of_its_place(reads_all: bool)
     slow = slow_logits(harness.runner.manifest, SOURCES[4])
     for target in harness.generated(active).targets:
         ids = ids_of(target)
-        for place, token in enumerate(target.tokens):
-            (logits,) = slow([[1, *ids[:place]]])
+        for position, token in enumerate(target.tokens):
+            (logits,) = slow([[1, *ids[:position]]])
             logprobs = logits - np.log(np.exp(logits).sum())
             best = np.argsort(-logprobs)[:4]
             assert [id_ for id_, _ in token.alternatives] == best.tolist()
@@ -315,17 +315,17 @@ def run_with_nan(step: int, rows: list[int]) -> tuple[Harness, list[ActiveReques
     return harness, handles
 
 
-def test_one_beam_whose_scores_are_not_finite_ends_its_search_and_no_other() -> None:
+def test_a_beam_with_scores_that_are_not_finite_ends_only_its_search() -> None:
     sound, handles = run_with_nan(0, [])
     expected = [sound.final(active) for active in handles]
     assert all(isinstance(final, Generated) for final in expected)
     for row, failing in ((1, 0), (3, 1), (7, 2)):
         harness, handles = run_with_nan(2, [row])
         finals = [harness.final(active) for active in handles]
-        assert finals == [Failed("internal") if place == failing else one for place, one in enumerate(expected)]
+        assert finals == [Failed("internal") if index == failing else one for index, one in enumerate(expected)]
 
 
-def test_a_row_that_holds_no_beam_yet_may_say_anything() -> None:
+def test_scores_of_rows_without_a_beam_are_ignored() -> None:
     """Before the first token, only the first row is used."""
     sound, expected = run_with_nan(0, [])
     harness, handles = run_with_nan(1, [1, 2, 5, 6, 7])
@@ -340,7 +340,7 @@ def test_a_source_that_is_not_finite_fails_its_search_alone() -> None:
     assert len(harness.generated(good).targets) == 3
 
 
-def test_cancelling_or_being_late_frees_all_rows_of_a_search() -> None:
+def test_cancellation_and_deadlines_free_all_rows_of_a_search() -> None:
     harness = Harness(max_rows=6)
     cancelled, late = harness.search(SOURCES[5], num_beams=3), harness.search(SOURCES[6], num_beams=3, deadline=2.0)
     next_, last = harness.search(SOURCES[7], num_beams=3), harness.search(SOURCES[8], num_beams=3)

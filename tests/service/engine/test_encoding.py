@@ -18,7 +18,7 @@ def request(source: tuple[int, ...], return_labels: bool = True, attention: froz
     return EncodeRequest("e", source, FAR, return_labels, attention)
 
 
-def test_requests_of_several_kinds_share_a_batch_and_each_gets_what_it_asked_for() -> None:
+def test_requests_of_several_kinds_share_a_batch_and_each_gets_its_result() -> None:
     harness = classifier()
     source = SOURCES[3]
     asked = [(True, MAPS), (True, frozenset[str]()), (False, MAPS), (False, frozenset[str]())]
@@ -33,7 +33,7 @@ def test_requests_of_several_kinds_share_a_batch_and_each_gets_what_it_asked_for
         assert frozenset(result.attention) == attention
 
 
-def test_labels_and_maps_are_each_sources_own_whatever_shares_its_batch() -> None:
+def test_labels_and_maps_do_not_depend_on_the_batch() -> None:
     harness = classifier()
     handles = [harness.submit(request(source)) for source in SOURCES]
     harness.run()
@@ -50,7 +50,7 @@ def test_labels_and_maps_are_each_sources_own_whatever_shares_its_batch() -> Non
         np.testing.assert_allclose(result.attention["encoder"].sum(axis=-1), 1, rtol=1e-6)
 
 
-def test_labels_that_are_no_numbers_fail_their_own_request() -> None:
+def test_labels_that_are_not_finite_fail_only_their_request() -> None:
     harness = classifier(Faults(nan_id=SOURCES[2][0]))
     first, second = harness.submit(request(SOURCES[2][:1])), harness.submit(request(SOURCES[8]))
     harness.run()
@@ -58,7 +58,7 @@ def test_labels_that_are_no_numbers_fail_their_own_request() -> None:
     assert isinstance(harness.final(second), Encoded)
 
 
-def test_an_encoder_of_a_model_that_generates_shows_its_maps() -> None:
+def test_the_encoder_of_a_generating_model_returns_its_maps() -> None:
     harness = Harness()
     active = harness.submit(request(SOURCES[1], return_labels=False))
     harness.run()
@@ -75,7 +75,9 @@ def test_an_encoder_of_a_model_that_generates_shows_its_maps() -> None:
         (False, {"x"}, "kind x"),
     ],
 )
-def test_what_an_encoder_cannot_give_is_refused(return_labels: bool, attention: set[str], message: str) -> None:
+def test_requests_for_results_that_an_encoder_lacks_are_rejected(
+    return_labels: bool, attention: set[str], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Harness().submit(request(SOURCES[1], return_labels, frozenset(attention)))
 

@@ -20,7 +20,7 @@ from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, 
 from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
 
 
-def test_greedy_says_what_the_model_says() -> None:
+def test_greedy_generation_equals_the_model() -> None:
     harness = Harness()
     active = harness.generate(SOURCES[3])
     harness.run()
@@ -30,14 +30,14 @@ def test_greedy_says_what_the_model_says() -> None:
     assert (harness.engine.num_running, harness.engine.num_waiting) == (0, 0)
 
 
-def test_more_requests_than_rows_say_what_each_says_alone() -> None:
+def test_more_requests_than_rows_have_the_results_that_they_have_alone() -> None:
     harness = Harness(max_rows=3)
     handles = [harness.generate(source) for source in SOURCES]
     harness.run()
     assert [harness.ids(active) for active in handles] == [harness.expected(one) for one in SOURCES]
 
 
-def test_what_is_being_encoded_is_still_there_for_whoever_looks() -> None:
+def test_requests_are_counted_while_they_are_encoded() -> None:
     """Regression: requests in the encoder were not counted, so the engine looked idle."""
     seen = []
 
@@ -54,7 +54,7 @@ def test_what_is_being_encoded_is_still_there_for_whoever_looks() -> None:
     assert all(harness.final(active) for active in handles)
 
 
-def test_requests_are_counted_whatever_rows_they_take() -> None:
+def test_requests_are_counted_once_for_any_number_of_rows() -> None:
     """Regression: rows were counted, so one beam search counted as several requests."""
     harness = Harness()
     harness.search(SOURCES[3], num_beams=3)
@@ -84,7 +84,7 @@ def test_max_new_tokens_ends_with_length() -> None:
     assert harness.target(active).finish_reason == "length"
 
 
-def test_the_models_own_limit_ends_with_length() -> None:
+def test_the_limit_of_the_model_ends_with_length() -> None:
     harness = Harness()
     parameters = GenerateParameters(max_new_tokens=1000, min_new_tokens=1000)
     active = harness.generate(SOURCES[3], parameters=parameters)
@@ -101,7 +101,7 @@ def test_a_stop_condition_ends_with_stop() -> None:
     assert harness.target(active).finish_reason == "stop"
 
 
-def test_min_new_tokens_keeps_the_end_token_away() -> None:
+def test_min_new_tokens_delays_the_end_token() -> None:
     harness = Harness()
     natural = len(harness.expected(SOURCES[3]))
     active = harness.generate(SOURCES[3], parameters=GenerateParameters(min_new_tokens=natural + 3))
@@ -110,7 +110,7 @@ def test_min_new_tokens_keeps_the_end_token_away() -> None:
     assert 2 not in harness.ids(active)[: natural + 3]
 
 
-def test_the_same_seed_says_the_same_alone_and_in_company() -> None:
+def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch() -> None:
     parameters = GenerateParameters(do_sample=True, temperature=3.0, top_k=20, top_p=0.95, seed=11)
     alone = Harness()
     lone = alone.generate(SOURCES[5], parameters=parameters)
@@ -138,7 +138,7 @@ def test_an_encode_request_gets_the_last_layer_without_padding_and_without_a_row
     assert harness.engine.num_running == 1
 
 
-def test_the_runner_is_asked_only_for_what_running_rows_need() -> None:
+def test_only_outputs_that_running_rows_need_are_requested_from_the_runner() -> None:
     asked: list[set[str]] = []
 
     class Asked(FakeRunner):
@@ -252,7 +252,7 @@ def test_timings_add_up() -> None:
     assert (encoded.timings.queue, encoded.timings.encode, encoded.timings.decode) == (2000, 500, 0)
 
 
-def test_the_observer_hears_of_every_call_and_every_end() -> None:
+def test_the_observer_is_notified_of_every_call_and_every_end() -> None:
     seen: list[tuple[Any, ...]] = []
 
     class Noting(NullObserver):
@@ -304,14 +304,16 @@ def test_the_observer_hears_of_every_call_and_every_end() -> None:
         ((5,), {"attention": frozenset({"sideways"})}, "sideways"),
     ],
 )
-def test_what_the_model_cannot_run_is_refused(source: tuple[int, ...], fields: dict[str, Any], message: str) -> None:
+def test_requests_that_the_model_cannot_run_are_rejected(
+    source: tuple[int, ...], fields: dict[str, Any], message: str
+) -> None:
     harness = Harness()
     with pytest.raises(ValueError, match=message):
         harness.generate(source, **fields)
     assert not harness.engine.has_work
 
 
-def test_what_the_model_can_just_run_is_taken() -> None:
+def test_requests_at_the_limits_of_the_model_are_accepted() -> None:
     harness = Harness()
     harness.generate((5,) * 24, target_prefix=(5,) * 23)
     harness.generate((5,), target_prefix=(47,) * 24, parameters=GenerateParameters(max_new_tokens=0))
@@ -321,7 +323,7 @@ def test_what_the_model_can_just_run_is_taken() -> None:
     assert [len(harness.generated(active).targets) for active in handles] == [1, 1, 4]
 
 
-def test_a_small_call_is_stepped_more_often_beside_a_large_one_and_says_what_it_says_alone() -> None:
+def test_a_small_call_gets_more_steps_than_a_large_one_and_the_same_result_as_alone() -> None:
     """Regression: a single input was twelve times slower beside a large call than alone."""
     harness = Harness(runner=CheckedRunner(max_rows=32))
     long = GenerateParameters(num_beams=4, min_new_tokens=20)
@@ -360,7 +362,7 @@ def test_small_calls_are_stepped_in_proportion_to_all_rows(num_small: int, most_
         harness.submit(GenerateRequest("large", source, FAR, long))
     harness.engine.step()
     exactly = GenerateParameters(max_new_tokens=15, min_new_tokens=15)
-    small = [harness.submit(GenerateRequest(f"{place}", SOURCES[7], FAR, exactly)) for place in range(num_small)]
+    small = [harness.submit(GenerateRequest(f"{index}", SOURCES[7], FAR, exactly)) for index in range(num_small)]
     for _ in range(most_steps):
         harness.engine.step()
     assert all(isinstance(harness.events[one][-1], Generated) for one in small)
@@ -369,7 +371,7 @@ def test_small_calls_are_stepped_in_proportion_to_all_rows(num_small: int, most_
 
 def test_calls_of_one_row_each_take_a_step_at_a_time() -> None:
     harness = Harness(runner=CheckedRunner(max_rows=32))
-    handles = [harness.submit(GenerateRequest(f"call {place}", one, FAR)) for place, one in enumerate(SOURCES)]
+    handles = [harness.submit(GenerateRequest(f"call {index}", one, FAR)) for index, one in enumerate(SOURCES)]
     harness.engine.step()
     runner = harness.runner
     assert isinstance(runner, CheckedRunner)

@@ -69,8 +69,8 @@ class BadFirstState(FakeRunner):
         given = dict(super().encode(source_ids, source_lengths, names))
         given["first_hash"] = np.zeros((len(source_ids), 1), np.float32)
         for row in np.flatnonzero((source_ids == BREAKING).any(axis=1)):
-            place = source_lengths[row] if self._in_padding else source_lengths[row] - 1
-            given[self._name][row, place if self._name == "source_state" else 0] = self._value
+            position = source_lengths[row] if self._in_padding else source_lengths[row] - 1
+            given[self._name][row, position if self._name == "source_state" else 0] = self._value
         return given
 
     def init_rows(
@@ -104,7 +104,7 @@ def first_hash_manifest() -> Manifest:
         (Faults(step_calls=frozenset({1})), "a decoder step failed"),
     ],
 )
-def test_the_log_has_what_failed_by_its_request_id(
+def test_the_log_has_the_request_id_of_each_failure(
     caplog: pytest.LogCaptureFixture, faults: Faults, cause: str
 ) -> None:
     """Regression: the engine logged no request id, and nothing for values that are not finite."""
@@ -192,14 +192,14 @@ def test_a_request_whose_row_breaks_the_decoder_fails_alone(call: int, victim: i
         run_mates(FaultyRunner(FakeRunner(fake_manifest(), 8), Fault("step", number, "poison", row=row)))
         for number in (0, call)
     )
-    for place, ((_, final), (_, right)) in enumerate(zip(given, expected, strict=True)):
-        if place == victim:
+    for index, ((_, final), (_, right)) in enumerate(zip(given, expected, strict=True)):
+        if index == victim:
             assert final == Failed("internal")
         else:
             assert_same_results(final, right)
 
 
-def test_a_request_that_runs_alone_when_a_step_fails_is_not_tried_again() -> None:
+def test_a_request_that_runs_alone_is_not_retried_after_a_failed_step() -> None:
     harness = Harness(max_rows=2, faults=Faults(step_calls=frozenset({2})))
     alone = harness.generate(SOURCES[0])
     harness.run()
@@ -209,7 +209,7 @@ def test_a_request_that_runs_alone_when_a_step_fails_is_not_tried_again() -> Non
     assert harness.ids(next_one) == harness.expected(SOURCES[2])
 
 
-def test_a_decoder_that_fails_for_every_row_ends_what_runs_and_the_engine_goes_on() -> None:
+def test_a_decoder_that_fails_for_every_row_ends_running_requests_and_the_engine_continues() -> None:
     harness = Harness(max_rows=2, faults=Faults(step_calls=frozenset({2, 3, 4})))
     handles = [harness.generate(source) for source in SOURCES[:3]]
     harness.engine.step()
@@ -221,7 +221,7 @@ def test_a_decoder_that_fails_for_every_row_ends_what_runs_and_the_engine_goes_o
 
 
 @pytest.mark.parametrize("graph", ["encoder", "decoder"])
-def test_calls_at_fault_do_not_end_an_engine_that_runs_a_known_input(graph: GraphName) -> None:
+def test_calls_that_cause_failures_do_not_end_an_engine_that_runs_the_known_input(graph: GraphName) -> None:
     """Regression: eight failing calls in succession ended the process."""
     runner = Breaking(graph)
     harness = Harness(runner=runner)
@@ -244,7 +244,7 @@ def test_a_known_input_that_gives_no_finite_numbers_ends_the_engine(graph: Graph
         ask(harness, "one more", (5, BREAKING))
 
 
-def test_the_known_input_harms_no_row_that_runs() -> None:
+def test_the_known_input_does_not_affect_running_rows() -> None:
     """The test input must not overwrite the states of running rows."""
     runner = Breaking("encoder")
     harness = Harness(runner=runner)
@@ -276,8 +276,8 @@ def test_a_first_state_that_is_not_finite_fails_its_own_request_alone(
     assert runner.num_encodes == 1  # no graph has failed, so there is no retry
     assert harness.final(handles[1]) == Failed("internal")
     assert [record.getMessage() for record in caplog.records][:1] == ["the encoder returned values that are not finite"]
-    for place in (0, 2, 3):
-        assert harness.ids(handles[place]) == harness.expected(sources[place])
+    for index in (0, 2, 3):
+        assert harness.ids(handles[index]) == harness.expected(sources[index])
     assert isinstance(harness.final(encoding), Encoded)
 
 
@@ -289,7 +289,7 @@ def test_padding_that_is_not_finite_is_no_fault() -> None:
     assert [harness.ids(active) for active in handles] == [harness.expected(source) for source in sources]
 
 
-def test_a_seed_that_no_generator_takes_fails_alone() -> None:
+def test_an_invalid_seed_fails_alone() -> None:
     harness = Harness()
     bad = harness.generate(SOURCES[1], parameters=GenerateParameters(do_sample=True, seed=-1))
     good = harness.generate(SOURCES[2])
@@ -298,7 +298,7 @@ def test_a_seed_that_no_generator_takes_fails_alone() -> None:
     assert harness.ids(good) == harness.expected(SOURCES[2])
 
 
-def test_sinks_stop_conditions_and_observers_that_raise_harm_nobody_else() -> None:
+def test_exceptions_of_sinks_stop_conditions_and_observers_do_not_affect_other_requests() -> None:
     class Broken(NullObserver):
         def on_step(self, rows: int, seconds: float) -> None:
             raise RuntimeError("observer")
@@ -331,7 +331,7 @@ def ask(harness: Harness, call: str, *sources: tuple[int, ...]) -> list[Final]:
 
 
 @pytest.mark.parametrize("faults", [Faults(step_calls=ALWAYS), Faults(encode_calls=ALWAYS)], ids=["step", "encoder"])
-def test_a_graph_that_fails_whatever_it_is_given_ends_the_engine(faults: Faults) -> None:
+def test_a_graph_that_fails_for_every_input_ends_the_engine(faults: Faults) -> None:
     """Regression: a broken engine stayed ready and failed every call."""
     harness = Harness(faults=faults)
     for number in range(MAX_FAILURES - 1):
@@ -351,7 +351,7 @@ def test_failures_with_a_success_between_them_do_not_add_up(faults: Faults) -> N
     assert finals.count([Failed("internal")]) == 3 * MAX_FAILURES / 2
 
 
-def test_one_call_alone_ends_nothing() -> None:
+def test_failures_of_a_single_call_do_not_end_the_engine() -> None:
     """Regression: one call with eight bad inputs ended the process."""
     harness = Harness(max_rows=2, faults=Faults(raising_id=40))
     bad = ask(harness, "poison", *[(5, 40)] * 3 * MAX_FAILURES)
@@ -361,7 +361,7 @@ def test_one_call_alone_ends_nothing() -> None:
     assert harness.ids(good) == harness.expected((5, 6))
 
 
-def test_one_of_a_batch_that_goes_well_is_no_failure() -> None:
+def test_a_batch_with_one_success_is_no_failure() -> None:
     harness = Harness(faults=Faults(raising_id=40))
     for number in range(2 * MAX_FAILURES):
         assert Failed("internal") in ask(harness, f"call {number}", (5, 40), (5, 6))

@@ -182,7 +182,7 @@ def test_a_deadline_ends_a_prefill(manifest: Manifest) -> None:
     assert len(runner.prefilled) < 199 + 99
 
 
-def test_any_company_and_any_time_give_what_a_request_gives_alone(manifest: Manifest) -> None:
+def test_results_do_not_depend_on_the_batch_or_the_time_of_arrival(manifest: Manifest) -> None:
     """Requests arrive, end and are cancelled while others are in prefill."""
     rng = Random(5)
     runner = Timed(9, manifest, seconds=0.7 * BUDGET_S)
@@ -269,7 +269,7 @@ def test_a_prompt_with_values_that_are_not_finite_fails_alone(position: int, man
 
 
 @pytest.mark.parametrize("call", range(2, 9))  # two rows are running from the second step on
-def test_a_step_that_fails_harms_no_prompt_that_is_being_read(call: int, manifest: Manifest) -> None:
+def test_a_failed_step_does_not_affect_prompts_in_prefill(call: int, manifest: Manifest) -> None:
     runner = Timed(8, manifest, faults=Faults(step_calls=frozenset({call})))
     harness = runner.harness
     requests = [
@@ -310,7 +310,7 @@ class Breaking(FakeRunner):
         return super().prefill(row, token_ids, length, outputs)
 
 
-def test_prompts_at_fault_do_not_end_an_engine_that_runs_a_known_input(manifest: Manifest) -> None:
+def test_prompts_that_cause_failures_do_not_end_an_engine_that_runs_the_known_input(manifest: Manifest) -> None:
     runner = Breaking(manifest, test_input_fails=False)
     harness = Harness(runner=runner)
     running = [

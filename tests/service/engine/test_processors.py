@@ -39,16 +39,16 @@ def forbidden(processor: Processor, read: Sequence[int], num_generated: int = 0)
     return [token for token, left in enumerate(after) if left == -math.inf]
 
 
-def test_a_repetition_is_less_likely_whatever_its_scores_sign_and_once_only() -> None:
+def test_a_repetition_is_penalised_once_for_scores_of_either_sign() -> None:
     given = changed(RepetitionPenalty(2.0), SCORES, [0, 2, 2, 2, 4])
     assert given == [-4.0, 0.5, 1.5, -1.0, 0.0, 2.0]
 
 
-def test_a_penalty_below_one_invites_repetitions() -> None:
+def test_a_penalty_below_one_favours_repetitions() -> None:
     assert changed(RepetitionPenalty(0.5), SCORES, [0, 2]) == [-1.0, 0.5, 6.0, -1.0, 0.0, 2.0]
 
 
-def test_a_forbidden_token_stays_so_when_it_is_penalised() -> None:
+def test_a_forbidden_token_stays_forbidden_when_it_is_penalised() -> None:
     assert changed(RepetitionPenalty(2.0), [-math.inf, 1.0], [0]) == [-math.inf, 1.0]
 
 
@@ -67,27 +67,32 @@ def test_a_forbidden_token_stays_so_when_it_is_penalised() -> None:
         ([1, 5, 3], 60_000, []),
     ],
 )
-def test_an_ngram_does_not_come_twice(read: list[int], size: int, expected: list[int]) -> None:
+def test_an_ngram_is_not_repeated(read: list[int], size: int, expected: list[int]) -> None:
     assert forbidden(NoRepeatNgram(size), read) == expected
 
 
-def test_suppressed_tokens_are_forbidden_always() -> None:
+def test_suppressed_tokens_are_always_forbidden() -> None:
     for num_generated in (0, 7):
         assert forbidden(SuppressTokens((5, 2)), [START], num_generated) == [2, 5]
 
 
-def test_the_end_waits_for_as_many_tokens_as_are_wanted() -> None:
+def test_the_end_token_is_forbidden_before_the_minimum_length() -> None:
     processor = MinNewTokens(3, [END])
-    assert [forbidden(processor, [START, 4, 4], place) for place in range(5)] == [[END], [END], [END], [], []]
+    assert [forbidden(processor, [START, 4, 4], position) for position in range(5)] == [[END], [END], [END], [], []]
 
 
-def test_every_end_token_waits() -> None:
-    assert [forbidden(MinNewTokens(2, (END, 4)), [START], place) for place in (1, 2)] == [[END, 4], []]
+def test_every_end_token_is_forbidden_before_the_minimum_length() -> None:
+    assert [forbidden(MinNewTokens(2, (END, 4)), [START], position) for position in (1, 2)] == [[END, 4], []]
 
 
 def test_the_last_token_can_be_forced_to_be_the_end() -> None:
     forced = [0.0 if token == END else -math.inf for token in range(len(SCORES))]
-    assert [changed(ForceEnd(3, END), SCORES, [START], place) for place in range(4)] == [SCORES, SCORES, forced, SCORES]
+    assert [changed(ForceEnd(3, END), SCORES, [START], position) for position in range(4)] == [
+        SCORES,
+        SCORES,
+        forced,
+        SCORES,
+    ]
     (first, *_, last) = make_processors(GenerateParameters(suppress_tokens=(4,)), (END, 5), (3,), 2)
     assert forbidden(first, [START]) == [3, 4]
     processors = make_processors(GenerateParameters(suppress_tokens=(END,)), (END, 5), (), 2)
@@ -97,18 +102,18 @@ def test_the_last_token_can_be_forced_to_be_the_end() -> None:
     assert isinstance(last, AllowEndIfAllForbidden)
 
 
-def test_where_nothing_is_left_the_end_is() -> None:
+def test_the_end_token_is_allowed_if_all_tokens_are_forbidden() -> None:
     nothing = [-math.inf] * 6
     assert changed(AllowEndIfAllForbidden(END), nothing, [START]) == [*nothing[:END], 0.0, *nothing[END + 1 :]]
     almost_nothing = [*nothing[:5], -1e30]
     assert changed(AllowEndIfAllForbidden(END), almost_nothing, [START]) == pytest.approx(almost_nothing)
 
 
-def test_a_request_that_asks_for_nothing_has_no_processors() -> None:
+def test_a_request_without_options_has_no_processors() -> None:
     assert make_processors(GenerateParameters(num_beams=4, top_k=3, top_logprobs=5), [END]) == []
 
 
-def test_whatever_may_forbid_comes_before_the_end_is_let_through() -> None:
+def test_processors_that_forbid_tokens_run_before_the_end_token_is_allowed() -> None:
     parameters = GenerateParameters(
         repetition_penalty=1.5, no_repeat_ngram_size=2, min_new_tokens=9, suppress_tokens=(0, 1, 3, 4, 5)
     )
@@ -173,7 +178,7 @@ TOKENS = st.integers(0, 6)
     ),
 )
 @settings(deadline=None, derandomize=True, max_examples=500)
-def test_all_together_do_what_the_slow_and_obvious_does(
+def test_all_processors_together_equal_the_slow_twin(
     scores: list[float], read: list[int], num_generated: int, parameters: GenerateParameters
 ) -> None:
     array: NDArray[np.float32] = np.array(scores, np.float32)

@@ -30,7 +30,7 @@ def target(given: GenerateRequest, manifest: Manifest) -> Target:
     return run_alone(given, manifest).targets[0]
 
 
-def test_what_is_read_first_is_the_start_token_or_the_source(manifest: Manifest) -> None:
+def test_the_decoder_starts_with_the_start_token_or_the_source(manifest: Manifest) -> None:
     assert manifest.decoder_prompt_ids((5, 6, 7)) == (5, 6, 7)
     assert fake_manifest().decoder_prompt_ids((5, 6, 7)) == (1,)
     assert (manifest.max_new_tokens_for(1), manifest.max_new_tokens_for(LIMIT)) == (LIMIT, 1)
@@ -38,13 +38,13 @@ def test_what_is_read_first_is_the_start_token_or_the_source(manifest: Manifest)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
-def test_a_prompt_of_any_length_is_gone_on_with(prompt: tuple[int, ...], manifest: Manifest) -> None:
+def test_prompts_of_any_length_are_continued(prompt: tuple[int, ...], manifest: Manifest) -> None:
     expected = FakeRunner(manifest, 1).expected(prompt, LIMIT)
     assert ids_of(target(request(prompt), manifest)) == expected
     assert expected != FakeRunner(fake_manifest(max_target_tokens=LIMIT), 1).expected(prompt, LIMIT)
 
 
-def test_prompts_of_all_lengths_share_a_batch_as_if_each_were_alone(manifest: Manifest) -> None:
+def test_prompts_of_all_lengths_in_one_batch_have_the_results_that_they_have_alone(manifest: Manifest) -> None:
     """The engine steps, moves and forks rows correctly, and results do not depend on other rows."""
     runner = CheckedRunner(6, manifest)
     harness, rng = Harness(runner=runner), Random(1)
@@ -70,7 +70,7 @@ def test_prompts_of_all_lengths_share_a_batch_as_if_each_were_alone(manifest: Ma
 
 @pytest.mark.parametrize("prompt", PROMPTS[::3], ids=len)
 @pytest.mark.parametrize("prefix", [(), (9, 4)], ids=["no prefix", "prefix"])
-def test_beams_are_the_references(prompt: tuple[int, ...], prefix: tuple[int, ...], manifest: Manifest) -> None:
+def test_beams_equal_the_reference(prompt: tuple[int, ...], prefix: tuple[int, ...], manifest: Manifest) -> None:
     from model.decoding.reference import beam
 
     given = run_alone(
@@ -106,7 +106,7 @@ def test_all_start_tokens_are_read_before_the_first_new_token(start_ids: tuple[i
         assert [ids_of(one) for one in harness.generated(active).targets] == [list(one.ids) for one in found]
 
 
-def test_penalties_know_the_whole_prompt(manifest: Manifest) -> None:
+def test_penalties_apply_to_the_whole_prompt(manifest: Manifest) -> None:
     """As in Hugging Face Transformers, processors see the prompt of a causal model."""
     prompt = PROMPTS[4]
     free = FakeRunner(manifest, 1).expected(prompt, LIMIT)[0]
@@ -119,7 +119,7 @@ def test_penalties_know_the_whole_prompt(manifest: Manifest) -> None:
         assert ids_of(target(request(repeated, parameters=parameters), manifest))[0] not in forbidden
 
 
-def test_the_prompt_and_what_follows_share_the_limit(manifest: Manifest) -> None:
+def test_the_prompt_and_new_tokens_share_the_limit(manifest: Manifest) -> None:
     parameters = GenerateParameters(max_new_tokens=100, min_new_tokens=100)
     for prompt in PROMPTS:
         given = target(request(prompt, parameters=parameters), manifest)
@@ -127,7 +127,7 @@ def test_the_prompt_and_what_follows_share_the_limit(manifest: Manifest) -> None
         assert given.finish_reason == "length"
 
 
-def test_a_prefix_that_does_not_fit_behind_its_prompt_is_refused(manifest: Manifest) -> None:
+def test_a_prefix_that_does_not_fit_after_its_prompt_is_rejected(manifest: Manifest) -> None:
     harness = Harness(runner=FakeRunner(manifest, 1))
     prompt = tuple(range(3, 23))
     fitting = (4,) * (LIMIT - len(prompt))
@@ -137,7 +137,7 @@ def test_a_prefix_that_does_not_fit_behind_its_prompt_is_refused(manifest: Manif
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_columns_of_the_decoders_map_are_the_prompt_and_what_was_written(num_beams: int, manifest: Manifest) -> None:
+def test_columns_of_a_decoder_map_are_the_prompt_and_the_generated_tokens(num_beams: int, manifest: Manifest) -> None:
     parameters = GenerateParameters(num_beams=num_beams)
     for prompt in PROMPTS[::4]:
         given = target(request(prompt, parameters=parameters, attention=frozenset({"decoder"})), manifest)
@@ -150,7 +150,7 @@ def test_columns_of_the_decoders_map_are_the_prompt_and_what_was_written(num_bea
         assert (maps[:, :, ~later] > 0).all()
 
 
-def test_a_forced_target_has_the_generated_ones_log_probabilities_and_maps(manifest: Manifest) -> None:
+def test_a_forced_target_has_the_log_probabilities_and_maps_of_the_generated_one(manifest: Manifest) -> None:
     asked = request(PROMPTS[5], attention=frozenset({"decoder"}))
     generated = target(asked, manifest)
     forced = target(
@@ -162,7 +162,7 @@ def test_a_forced_target_has_the_generated_ones_log_probabilities_and_maps(manif
     np.testing.assert_array_equal(forced.attention["decoder"], generated.attention["decoder"])
 
 
-def test_a_stream_has_the_new_tokens_alone(manifest: Manifest) -> None:
+def test_a_stream_has_only_new_tokens(manifest: Manifest) -> None:
     harness = Harness(runner=FakeRunner(manifest, 2))
     active = harness.submit(request(PROMPTS[6], stream=True))
     harness.run()

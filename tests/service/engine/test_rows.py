@@ -25,12 +25,12 @@ class Filled:
         first, lengths = len(self.runner.encoded) * 10 + 3, np.arange(1, len(nums_beams) + 1, dtype=np.int32)
         ids = np.tril(np.arange(first, first + len(lengths))[:, None] * np.ones_like(lengths))  # padded by 0
         encoded = self.runner.encode(ids.astype(np.int64), lengths, self.runner.manifest.encoder_graph.outputs)
-        for place, num_beams in enumerate(nums_beams):
-            source = tuple(ids[place, : place + 1].tolist())
+        for index, num_beams in enumerate(nums_beams):
+            source = tuple(ids[index, : index + 1].tolist())
             request = GenerateRequest("r", source, FAR, GenerateParameters(num_beams=num_beams))
             kind = BeamGeneration if num_beams > 1 else SingleGeneration
             active = ActiveRequest(0, request, lambda _: None, 0.0)
-            newcomers.append((kind(active, request, self.runner.manifest, {}), place))
+            newcomers.append((kind(active, request, self.runner.manifest, {}), index))
         self.rows.admit(newcomers, encoded)
         self.alive += [generation for generation, _ in newcomers]
         self.check()
@@ -48,8 +48,8 @@ class Filled:
         self.rows.advance(rows, self.rows.step(rows)["top_ids"][:, 0], beam_copies)
         self.check()
 
-    def release(self, place: int) -> None:
-        self.rows.release(self.alive.pop(place % len(self.alive)))
+    def release(self, index: int) -> None:
+        self.rows.release(self.alive.pop(index % len(self.alive)))
         self.check()
 
     def check(self) -> None:
@@ -72,7 +72,7 @@ class Filled:
     num_steps=st.integers(0, 3),
 )
 @settings(deadline=None, derandomize=True, max_examples=200)
-def test_rows_stay_without_a_gap_whoever_leaves_first(
+def test_rows_stay_contiguous_in_any_order_of_release(
     groups: list[list[int]], releases: list[int], num_steps: int
 ) -> None:
     """`CheckedRunner` checks the lengths in each move."""
@@ -82,8 +82,8 @@ def test_rows_stay_without_a_gap_whoever_leaves_first(
         for _ in range(num_steps):
             filled.step()
     filled.branch_last_from_first()
-    for place in releases[: len(filled.alive)]:
-        filled.release(place)
+    for index in releases[: len(filled.alive)]:
+        filled.release(index)
         filled.step()
     if len(filled.rows) <= 34:
         filled.admit([2])
@@ -102,7 +102,7 @@ def test_rows_of_a_generation_keep_their_order_when_they_move() -> None:
     assert [filled.runner.rows[row] for row in searching.rows] == before
 
 
-def test_nothing_moves_where_the_last_leaves() -> None:
+def test_releasing_the_last_row_moves_nothing() -> None:
     filled = Filled(max_rows=5)
     filled.admit([2, 3])
     filled.release(1)
@@ -111,7 +111,7 @@ def test_nothing_moves_where_the_last_leaves() -> None:
     assert filled.runner.num_moved == 0
 
 
-def test_a_search_waits_until_all_its_rows_are_free_and_nobody_who_needs_rows_passes_it() -> None:
+def test_a_search_waits_for_all_its_rows_and_no_later_request_takes_them() -> None:
     harness = Harness(max_rows=4)
     long = GenerateParameters(min_new_tokens=20)
     running = [harness.generate(source, parameters=long) for source in SOURCES[:2]]
@@ -134,8 +134,8 @@ def test_a_search_waits_until_all_its_rows_are_free_and_nobody_who_needs_rows_pa
 def test_searches_are_admitted_in_the_order_of_their_arrival() -> None:
     harness = Harness(max_rows=5)
     order: list[int] = []
-    for place, num_beams in enumerate([4, 2, 5, 1, 3, 1]):
-        request = GenerateRequest("r", SOURCES[place], FAR, GenerateParameters(num_beams=num_beams))
+    for index, num_beams in enumerate([4, 2, 5, 1, 3, 1]):
+        request = GenerateRequest("r", SOURCES[index], FAR, GenerateParameters(num_beams=num_beams))
         harness.submit(request)
     waiting = 6
     while harness.engine.has_work:

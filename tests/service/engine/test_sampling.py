@@ -51,7 +51,7 @@ def weights_of_those_drawn(logits: NDArray[np.float32], parameters: GeneratePara
     drawn = np.zeros(len(logits))
     for id_, weight, middle in zip(ids, weights, middles, strict=True):
         only_draw = iter([float(middle)])
-        with contextlib.suppress(StopIteration):  # the token was refused, and another draw wanted
+        with contextlib.suppress(StopIteration):  # the token was rejected and another draw requested
             if draw_token(ids, weights, parameters.top_p, only_draw.__next__) == id_:
                 drawn[id_] = weight
     return drawn
@@ -64,7 +64,7 @@ def weights_of_those_drawn(logits: NDArray[np.float32], parameters: GeneratePara
     top_k=st.integers(0, 220),
     top_p=st.floats(0.01, 1.0),
 )
-def test_the_filters_are_the_obvious_ones(seed: int, size: int, temperature: float, top_k: int, top_p: float) -> None:
+def test_filters_equal_the_slow_twin(seed: int, size: int, temperature: float, top_k: int, top_p: float) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, size).astype(np.float32)
     parameters = GenerateParameters(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p)
     filtered = weights_of_those_drawn(logits, parameters)
@@ -86,13 +86,15 @@ def test_the_filters_are_the_obvious_ones(seed: int, size: int, temperature: flo
         ([0.0, 1.0, 0.0, 0.0], GenerateParameters(temperature=1e-310), {1}),  # as good as greedy, and no overflow
     ],
 )
-def test_filters_keep_exactly(logits: list[float], parameters: GenerateParameters, kept: set[int]) -> None:
+def test_filters_keep_exactly_the_expected_tokens(
+    logits: list[float], parameters: GenerateParameters, kept: set[int]
+) -> None:
     weights = weights_of_those_drawn(np.array(logits, np.float32), parameters)
     assert set(np.flatnonzero(weights).tolist()) == kept
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 7, 8, 9, 70, 499])
-def test_top_k_finds_the_best_wherever_they_lie_in_a_whole_vocabulary(top_k: int) -> None:
+def test_top_k_finds_the_best_tokens_anywhere_in_a_large_vocabulary(top_k: int) -> None:
     logits = np.random.default_rng(top_k).normal(0, 3, 500).astype(np.float32)
     for arranged in (logits, np.sort(logits)):  # in order, the best lie side by side
         ids, _ = weigh_tokens(arranged, GenerateParameters(top_k=top_k))
@@ -121,19 +123,19 @@ def test_draws_follow_the_distribution(top_k: int, top_p: float, min_p: float, t
 
 
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 300), share=st.floats(0, 1, exclude_max=True))
-def test_a_draw_is_the_token_whose_part_of_the_whole_holds_it(seed: int, size: int, share: float) -> None:
+def test_a_random_number_selects_the_token_by_cumulative_probability(seed: int, size: int, share: float) -> None:
     rng = np.random.default_rng(seed)
     weights = np.where(rng.random(size) < 0.5, rng.random(size), 0.0)
     weights[rng.integers(size)] = 1.0
-    place = draw_token(np.arange(size), weights, 1.0, lambda: share)
+    index = draw_token(np.arange(size), weights, 1.0, lambda: share)
     running, drawn = np.cumsum(weights), share * weights.sum()
-    assert weights[place] > 0
-    assert running[place] - weights[place] <= drawn + 1e-9
-    assert drawn <= running[place] + 1e-9
+    assert weights[index] > 0
+    assert running[index] - weights[index] <= drawn + 1e-9
+    assert drawn <= running[index] + 1e-9
 
 
 @pytest.mark.parametrize("top_p", [0.05, 0.6, 1.0])
-def test_draws_from_a_whole_vocabulary_follow_the_distribution(top_p: float) -> None:
+def test_draws_from_a_large_vocabulary_follow_the_distribution(top_p: float) -> None:
     logits = np.random.default_rng(4).normal(0, 2, 500).astype(np.float32)
     sampler, draws = Sampler(GenerateParameters(do_sample=True, top_p=top_p), 8), 20_000
     counts = np.bincount([sampler.draw(logits) for _ in range(draws)], minlength=len(logits))
@@ -151,7 +153,7 @@ def test_a_forbidden_token_is_never_drawn(top_k: int, top_p: float) -> None:
     assert {sampler.draw(logits) for _ in range(200)} == ({1} if top_p == 0.5 else {1, 3})
 
 
-def test_the_same_seed_draws_the_same_tokens_and_another_does_not() -> None:
+def test_equal_seeds_draw_equal_tokens_and_others_do_not() -> None:
     logits = np.random.default_rng(0).normal(size=50).astype(np.float32)
     one, same, other = (
         [sampler.draw(logits) for _ in range(20)]
@@ -161,7 +163,7 @@ def test_the_same_seed_draws_the_same_tokens_and_another_does_not() -> None:
     assert one != other
 
 
-def test_drawing_leaves_the_logits_as_they_are() -> None:
+def test_drawing_does_not_change_the_logits() -> None:
     logits = np.array([0.5, -1.0, 1.5, 0.0], np.float32)
     before = logits.copy()
     Sampler(GenerateParameters(do_sample=True, top_k=2, top_p=0.5, temperature=2.0), 0).draw(logits)

@@ -22,7 +22,7 @@ def test_an_empty_queue_gives_an_empty_batch() -> None:
     assert scheduler_of().next_batch(4, {}) == []
 
 
-def test_a_lone_request_goes_at_once_and_leaves_the_queue() -> None:
+def test_a_single_request_is_scheduled_at_once_and_removed_from_the_queue() -> None:
     scheduler = scheduler_of(waiting(0, 5))
     assert scheduler.next_batch(1, {}) == [0]
     assert len(scheduler) == 0
@@ -34,20 +34,20 @@ def test_a_batch_is_sorted_by_length() -> None:
     assert scheduler.next_batch(3, {}) == [1, 2, 0]
 
 
-def test_the_rows_go_to_the_oldest() -> None:
+def test_the_oldest_requests_get_the_rows() -> None:
     scheduler = scheduler_of(waiting(0, 9), waiting(1, 5), waiting(2, 9))
     assert scheduler.next_batch(2, {}) == [1, 0]
     assert scheduler.next_batch(0, {}) == []
     assert scheduler.next_batch(1, {}) == [2]
 
 
-def test_a_request_that_needs_more_rows_than_are_free_is_not_passed_by_later_ones() -> None:
+def test_later_requests_do_not_overtake_one_that_waits_for_rows() -> None:
     scheduler = scheduler_of(waiting(0, 5, num_rows=4), waiting(1, 5, num_rows=1))
     assert scheduler.next_batch(3, {}) == []
     assert scheduler.next_batch(4, {}) == [0]
 
 
-def test_encode_only_requests_pass_those_that_wait_for_rows() -> None:
+def test_encode_only_requests_overtake_those_that_wait_for_rows() -> None:
     scheduler = scheduler_of(waiting(0, 5), waiting(1, 5, num_rows=0), waiting(2, 6, num_rows=0))
     assert scheduler.next_batch(0, {}) == [1, 2]
     assert scheduler.next_batch(1, {}) == [0]
@@ -59,25 +59,25 @@ def test_a_batch_stays_within_the_padded_tokens() -> None:
     assert scheduler.next_batch(9, {}) == [3, 4]
 
 
-def test_a_request_longer_than_the_budget_goes_alone() -> None:
+def test_a_request_longer_than_the_budget_is_scheduled_alone() -> None:
     scheduler = scheduler_of(waiting(0, 50), waiting(1, 50), max_batch_tokens=30)
     assert scheduler.next_batch(9, {}) == [0]
     assert scheduler.next_batch(9, {}) == [1]
 
 
-def test_the_oldest_goes_first_with_those_nearest_to_its_length() -> None:
+def test_the_oldest_request_is_batched_with_those_of_similar_length() -> None:
     scheduler = scheduler_of(waiting(0, 40), waiting(1, 2), waiting(2, 2), waiting(3, 2), waiting(4, 39))
     assert scheduler.next_batch(9, {}) == [4, 0]
     assert scheduler.next_batch(9, {}) == [1, 2, 3]
 
 
-def test_at_least_half_of_a_batch_is_real() -> None:
+def test_at_most_half_of_a_batch_is_padding() -> None:
     scheduler = scheduler_of(waiting(0, 2), waiting(1, 2), waiting(2, 2), waiting(3, 40), max_batch_tokens=1000)
     assert scheduler.next_batch(9, {}) == [0, 1, 2]
     assert scheduler.next_batch(9, {}) == [3]
 
 
-def test_a_removed_request_never_goes() -> None:
+def test_a_removed_request_is_never_scheduled() -> None:
     scheduler = scheduler_of(waiting(0, 5), waiting(1, 5, num_rows=0))
     assert scheduler.remove(0)
     assert not scheduler.remove(0)
@@ -108,14 +108,14 @@ def test_sequences_of_one_call_keep_their_order() -> None:
     assert order_of(scheduler) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_small_call_passes_the_many_sequences_of_a_large_one() -> None:
+def test_a_small_call_overtakes_the_sequences_of_a_large_one() -> None:
     """Regression: a single input waited for all sequences of twelve calls of 32 inputs."""
     large = [waiting(id_, call="large") for id_ in range(32)]
     assert order_of(scheduler_of(*large, waiting(32, call="small"))).index(32) <= 2
 
 
 def test_calls_take_turns() -> None:
-    calls = [waiting(8 * number + place, call="abc"[number]) for number in range(3) for place in range(8)]
+    calls = [waiting(8 * number + index, call="abc"[number]) for number in range(3) for index in range(8)]
     scheduler = scheduler_of(*calls)
     calls_in_order = [id_ // 8 for id_ in order_of(scheduler)]
     # Every second turn is the oldest's, which is of the first call until that is done; the others
@@ -123,20 +123,20 @@ def test_calls_take_turns() -> None:
     assert calls_in_order[:12] == [0, 0, 1, 0, 2, 0, 1, 0, 2, 0, 1, 0]
 
 
-def test_a_call_that_holds_no_row_comes_before_those_that_do() -> None:
+def test_calls_without_rows_precede_calls_with_rows() -> None:
     scheduler = scheduler_of(waiting(0, call="a"), waiting(1, call="b"), waiting(2, call="c"))
     assert scheduler.next_batch(1, {"a": 3, "b": 1}) == [2]
     assert scheduler.next_batch(1, {"a": 3, "b": 1}) == [0]  # every second turn is the oldest's
     assert scheduler.next_batch(1, {"b": 1}) == [1]
 
 
-def test_rows_that_are_freed_together_are_shared_between_calls() -> None:
+def test_rows_freed_at_the_same_time_are_shared_between_calls() -> None:
     large = [waiting(id_, call="large") for id_ in range(20)]
     scheduler = scheduler_of(*large, waiting(20, call="b"), waiting(21, call="c"), max_batch_tokens=1000)
     assert {20, 21} <= set(scheduler.next_batch(5, {}))
 
 
-def test_a_large_call_makes_progress_however_many_small_ones_arrive() -> None:
+def test_a_large_call_makes_progress_while_small_ones_arrive() -> None:
     scheduler = scheduler_of(*(waiting(id_, call="large") for id_ in range(10)))
     taken: list[int] = []
     for id_ in range(10, 50):  # overload: a new call arrives for each row that is released
@@ -145,7 +145,7 @@ def test_a_large_call_makes_progress_however_many_small_ones_arrive() -> None:
     assert set(range(10)) <= set(taken[:20])
 
 
-def test_reserved_rows_go_at_once_to_calls_that_hold_none_and_to_no_other() -> None:
+def test_reserved_rows_are_only_for_calls_without_rows() -> None:
     """Regression: a single input waited for the turns of all large calls."""
     scheduler = Scheduler(100, reserved_rows=2)
     for id_ in range(8):
@@ -174,7 +174,7 @@ def test_a_search_gets_no_reserved_rows() -> None:
     assert scheduler.next_batch(11, {"b": 1}) == [0]
 
 
-def test_rows_that_are_not_reserved_stay_for_those_that_are_due() -> None:
+def test_other_rows_are_kept_for_the_next_call_in_turn() -> None:
     """Small calls reuse reserved rows; rows of a large call go to the next in fair order."""
     scheduler = Scheduler(100, reserved_rows=2)
     for id_ in range(3):
@@ -194,14 +194,14 @@ def test_a_call_alone_gets_all_rows_but_the_reserve() -> None:
     assert len(scheduler.next_batch(32, {})) == 30
 
 
-def test_sequences_that_are_only_encoded_take_turns_too() -> None:
+def test_encode_only_sequences_take_turns() -> None:
     large = [waiting(id_, 30, num_rows=0, call="large") for id_ in range(9)]
     scheduler = scheduler_of(*large, waiting(9, 30, num_rows=0, call="small"), max_batch_tokens=30)
     assert order_of(scheduler).index(9) <= 2
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_arrives_the_first_that_is_due_goes_within_budget_and_rows(seed: int) -> None:
+def test_the_next_request_in_turn_is_always_scheduled_within_budget_and_rows(seed: int) -> None:
     rng = random.Random(seed)
     budget = rng.choice([20, 64, 200])
     scheduler, queue = Scheduler(budget), dict[int, WaitingSequence]()

@@ -27,27 +27,27 @@ def test_cosines_are_those_of_the_embeddings() -> None:
 
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 4, 1024])
-def test_every_kind_of_request_gets_its_result_whatever_waits_beside_it(max_batch_tokens: int) -> None:
+def test_every_kind_of_request_gets_its_result_in_any_mix(max_batch_tokens: int) -> None:
     harness = Harness(max_batch_tokens=max_batch_tokens)
     handles = [
         active
-        for place, source in enumerate(SOURCES)
-        for active in (harness.submit(request(place)), harness.encode(source), harness.generate(source))
+        for index, source in enumerate(SOURCES)
+        for active in (harness.submit(request(index)), harness.encode(source), harness.generate(source))
     ]
     harness.run()
     kinds = [Compared, Encoded, Generated] * len(SOURCES)
     assert [type(harness.final(active)) for active in handles] == kinds
 
 
-def test_one_is_compared_a_step_so_that_running_rows_wait_for_one_alone() -> None:
+def test_at_most_one_comparison_runs_between_steps() -> None:
     harness = Harness()
-    handles = [harness.submit(request(place)) for place in range(3)]
+    handles = [harness.submit(request(index)) for index in range(3)]
     for done in range(4):
-        assert [active.has_ended for active in handles] == [place < done for place in range(3)]
+        assert [active.has_ended for active in handles] == [index < done for index in range(3)]
         harness.engine.step()
 
 
-def test_one_that_waits_can_be_late_or_given_up() -> None:
+def test_a_waiting_comparison_can_expire_or_be_cancelled() -> None:
     harness = Harness()
     late, given_up, kept = (harness.submit(request(3, deadline=when)) for when in (1.0, FAR, FAR))
     harness.now = 2.0
@@ -59,7 +59,7 @@ def test_one_that_waits_can_be_late_or_given_up() -> None:
 
 
 @pytest.mark.parametrize("faults", [Faults(raising_id=9), Faults(nan_id=9)])
-def test_what_goes_wrong_fails_its_own_request(faults: Faults) -> None:
+def test_a_failed_comparison_fails_only_its_request(faults: Faults) -> None:
     harness = Harness(faults=faults)
     first, second = harness.submit(request(4, 9)), harness.submit(request(4))
     harness.run()
@@ -68,12 +68,12 @@ def test_what_goes_wrong_fails_its_own_request(faults: Faults) -> None:
 
 
 @pytest.mark.parametrize("token_ids", [(), (48,), (3, -1)])
-def test_tokens_that_there_are_not_are_refused(token_ids: tuple[int, ...]) -> None:
+def test_unknown_tokens_are_rejected(token_ids: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"cannot compare|token ids must be from 0"):
         Harness().submit(request(*token_ids))
 
 
-def test_a_bundle_without_the_graph_compares_nothing() -> None:
+def test_a_bundle_without_the_graph_rejects_comparisons() -> None:
     manifest = fake_manifest().model_copy(update={"similar": None})
     with pytest.raises(ValueError, match="cannot compare"):
         Harness(runner=FakeRunner(manifest, 4)).submit(request(3))

@@ -153,12 +153,12 @@ class Simulation:
         """Check that the oldest request that could be scheduled was scheduled."""
         if not calls:
             return
-        arrivals = {client: place for place, client in enumerate(self.clients.values())}
+        arrivals = {client: index for index, client in enumerate(self.clients.values())}
         oldest = min(arrivals[self.sources[source[0]]] for source in calls[0])
         passed = [
             client
-            for client, place in arrivals.items()
-            if place < oldest and not client.finals and not self.runs(client)
+            for client, index in arrivals.items()
+            if index < oldest and not client.finals and not self.runs(client)
         ]
         assert all(isinstance(client.request, GenerateRequest) for client in passed)
         if passed:  # only requests that need no row may pass, and only where rows are full
@@ -182,7 +182,7 @@ class Simulation:
         generated = final.targets[0].tokens[len(request.target_prefix) :]
         assert streamed == (list(generated) if request.stream else [])
 
-    def check_answers(self) -> None:
+    def check_results(self) -> None:
         for client in self.clients.values():
             (final,) = client.finals
             request, source = client.request, client.request.source_ids
@@ -199,7 +199,7 @@ class Simulation:
 
 @pytest.mark.parametrize("has_many_calls", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_every_request_ends_once_and_rightly_whatever_happens(seed: int, has_many_calls: bool) -> None:
+def test_every_request_ends_exactly_once_with_the_correct_result(seed: int, has_many_calls: bool) -> None:
     simulation = Simulation(seed, has_many_calls=has_many_calls)
     load = simulation.rng.choice([0.3, 0.6, 0.9])
     for _ in range(120):
@@ -210,7 +210,7 @@ def test_every_request_ends_once_and_rightly_whatever_happens(seed: int, has_man
         simulation.step()
     while simulation.engine.has_work:
         simulation.step()
-    simulation.check_answers()
+    simulation.check_results()
     kinds = {type(client.finals[0]) for client in simulation.clients.values()}
     assert kinds >= {Generated, Encoded}
     assert simulation.runner.num_moved and simulation.runner.num_branched

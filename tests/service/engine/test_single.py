@@ -55,7 +55,7 @@ def test_greedy_sampled_and_forced_rows_share_a_step() -> None:
 @pytest.mark.parametrize("whole", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("prefix", [(), (3, 4)])
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_a_row_that_is_not_finite_says_so(whole: float, prefix: tuple[int, ...], do_sample: bool) -> None:
+def test_a_row_that_is_not_finite_is_reported(whole: float, prefix: tuple[int, ...], do_sample: bool) -> None:
     with np.errstate(all="ignore"):
         scores = scores_of([[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [whole] * 6])
     assert advance([single(0, prefix, do_sample=do_sample)], scores)
@@ -63,7 +63,7 @@ def test_a_row_that_is_not_finite_says_so(whole: float, prefix: tuple[int, ...],
         single(1, prefix, do_sample=do_sample).advance(scores, [])
 
 
-def test_a_step_leaves_the_scores_as_they_are() -> None:
+def test_a_step_does_not_change_the_scores() -> None:
     """The scores are arrays of the runner and must not be changed."""
     scores = scores_of([[0.0, 1.0, 5.0, 2.0, 0.0, 0.0]])
     before = scores.logits(0).copy(), scores.logprobs(0).copy()
@@ -72,7 +72,7 @@ def test_a_step_leaves_the_scores_as_they_are() -> None:
     np.testing.assert_array_equal(scores.logprobs(0), before[1])
 
 
-def test_a_scored_target_has_the_log_probabilities_of_the_same_generated() -> None:
+def test_a_scored_target_has_the_log_probabilities_of_the_same_generated_text() -> None:
     harness = Harness()
     free = harness.generate(SOURCES[3], parameters=GenerateParameters(top_logprobs=3))
     harness.run()
@@ -84,13 +84,13 @@ def test_a_scored_target_has_the_log_probabilities_of_the_same_generated() -> No
     assert harness.target(forced).finish_reason == harness.target(other).finish_reason == "forced"
     assert harness.ids(other) == [END, 7]  # not even the end token ends it early
     slow = slow_logits(harness.runner.manifest, SOURCES[3])
-    for place, token in enumerate(harness.target(other).tokens):
-        (logits,) = slow([[1, END][: place + 1]])
+    for position, token in enumerate(harness.target(other).tokens):
+        (logits,) = slow([[1, END][: position + 1]])
         assert token.logprob == pytest.approx(float(logits[token.id] - np.log(np.exp(logits).sum())), abs=1e-5)
 
 
 @pytest.mark.parametrize("num_forced", range(6))
-def test_a_generation_goes_on_from_a_prefix_as_if_it_had_generated_it(num_forced: int) -> None:
+def test_a_generation_continues_a_prefix_as_if_it_had_generated_it(num_forced: int) -> None:
     harness = Harness()
     free = harness.generate(SOURCES[3])
     harness.run()
@@ -109,10 +109,10 @@ def test_a_prefix_changes_what_comes_after_it() -> None:
     harness.run()
     ids, slow = harness.ids(active), slow_logits(harness.runner.manifest, SOURCES[3])
     assert ids[:2] == [40, 30]
-    assert ids[2:] == [int(slow([[1, *ids[:place]]])[0].argmax()) for place in range(2, len(ids))]
+    assert ids[2:] == [int(slow([[1, *ids[:position]]])[0].argmax()) for position in range(2, len(ids))]
 
 
-def test_a_prefix_counts_for_the_models_limit_and_for_no_other() -> None:
+def test_a_prefix_counts_only_towards_the_limit_of_the_model() -> None:
     harness = Harness()
     parameters = GenerateParameters(max_new_tokens=3, min_new_tokens=3)
     few = harness.generate(SOURCES[3], target_prefix=(9,) * 4, parameters=parameters)
@@ -152,7 +152,7 @@ def test_a_scored_target_streams_nothing() -> None:
         {"suppress_tokens": tuple(range(3, 40))},
     ],
 )
-def test_alternatives_are_the_models_own_whatever_is_picked(parameters: dict[str, Any]) -> None:
+def test_alternatives_have_the_probabilities_of_the_model_before_processors(parameters: dict[str, Any]) -> None:
     manifest = fake_manifest()
     prefix = (9, 40)
     request = GenerateRequest(
@@ -161,8 +161,8 @@ def test_alternatives_are_the_models_own_whatever_is_picked(parameters: dict[str
     (target,) = run_alone(request, manifest).targets
     ids, slow = ids_of(target), slow_logits(manifest, SOURCES[5])
     assert len(ids) > len(prefix)
-    for place, token in enumerate(target.tokens):
-        (logits,) = slow([[1, *ids[:place]]])
+    for position, token in enumerate(target.tokens):
+        (logits,) = slow([[1, *ids[:position]]])
         logprobs = logits - np.log(np.exp(logits).sum())
         assert [id_ for id_, _ in token.alternatives] == np.argsort(-logprobs)[:5].tolist()
         best = sorted(logprobs, reverse=True)[:5]
@@ -170,7 +170,7 @@ def test_alternatives_are_the_models_own_whatever_is_picked(parameters: dict[str
         assert dict(token.alternatives).get(token.id, token.logprob) == token.logprob
 
 
-def test_a_vocabulary_smaller_than_the_alternatives_gives_all_of_it() -> None:
+def test_alternatives_are_limited_by_the_vocabulary() -> None:
     request = GenerateRequest("r", (5, 6), FAR, GenerateParameters(top_logprobs=5))
     (target,) = run_alone(request, fake_manifest(vocabulary=4)).targets
     for token in target.tokens:
@@ -189,12 +189,12 @@ def test_greedy_processors_act_on_logits_and_the_prefix_counts() -> None:
         request = GenerateRequest("r", source, FAR, parameters, target_prefix=prefix)
         (target,) = run_alone(request, manifest).targets
         ids, slow = ids_of(target), slow_logits(manifest, source)
-        for place in range(len(prefix), len(ids)):
-            read = [1, *ids[:place]]
+        for position in range(len(prefix), len(ids)):
+            read = [1, *ids[:position]]
             logits = slow([read])[0].astype(np.float64)
             seen = [logits[token] / 1.7 if token in read else logits[token] for token in range(9)]
             for token in range(9):
                 repeats = (read[-1], token) in pairwise(read)
-                if repeats or token in (0, 4) or (token == END and place < len(prefix) + 4):
+                if repeats or token in (0, 4) or (token == END and position < len(prefix) + 4):
                     seen[token] = -math.inf
-            assert ids[place] == int(np.argmax(seen))
+            assert ids[position] == int(np.argmax(seen))

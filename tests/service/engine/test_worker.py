@@ -41,7 +41,7 @@ def runner_of(max_rows: int = 4, **settings: Any) -> FakeRunner:
 @asynccontextmanager
 async def running(*runners: FakeRunner) -> AsyncIterator[Worker]:
     """Yield a worker with models m0, m1, ... and stop it at the end."""
-    worker = Worker({f"m{place}": Engine(runner) for place, runner in enumerate(runners)})
+    worker = Worker({f"m{index}": Engine(runner) for index, runner in enumerate(runners)})
     worker.start()
     try:
         yield worker
@@ -53,7 +53,7 @@ def request(source: tuple[int, ...] = SOURCE, **fields: Any) -> GenerateRequest:
     return GenerateRequest("r", source, FAR, **fields)
 
 
-class Answer:
+class EventCollector:
     """Collects the events of one request."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Answer:
     def put(self, event: Event) -> None:
         self._events.put_nowait(event)
 
-    def __aiter__(self) -> "Answer":
+    def __aiter__(self) -> "EventCollector":
         return self
 
     async def __anext__(self) -> Event:
@@ -83,13 +83,13 @@ class Answer:
         return self._final
 
 
-def submit(worker: Worker, model: str, request: Request) -> Answer:
-    answer = Answer()
-    answer.cancel = worker.submit(model, request, answer.put).cancel
-    return answer
+def submit(worker: Worker, model: str, request: Request) -> EventCollector:
+    collector = EventCollector()
+    collector.cancel = worker.submit(model, request, collector.put).cancel
+    return collector
 
 
-async def test_a_lone_request_is_answered() -> None:
+async def test_a_single_request_gets_its_result() -> None:
     runner = runner_of()
     async with running(runner) as worker:
         final = await submit(worker, "m0", request()).result()
@@ -100,31 +100,31 @@ async def test_a_lone_request_is_answered() -> None:
 
 async def test_tokens_stream_in_order_and_the_result_comes_last() -> None:
     async with running(runner_of()) as worker:
-        ticket = submit(worker, "m0", request(stream=True))
-        *tokens, final = [event async for event in ticket]
+        collector = submit(worker, "m0", request(stream=True))
+        *tokens, final = [event async for event in collector]
         assert isinstance(final, Generated)
         (target,) = final.targets
         assert [event.token for event in tokens if isinstance(event, TokenEvent)] == list(target.tokens)
         assert len(tokens) == len(target.tokens)
-        assert await ticket.result() is final
-        assert [event async for event in ticket] == []
+        assert await collector.result() is final
+        assert [event async for event in collector] == []
 
 
-async def test_tokens_arrive_while_the_generation_goes_on() -> None:
+async def test_tokens_arrive_during_the_generation() -> None:
     async with running(runner_of(step_s=0.01)) as worker:
-        ticket = submit(worker, "m0", request(stream=True, parameters=LONG))
-        assert isinstance(await anext(ticket), TokenEvent)
-        ticket.cancel()
-        assert await ticket.result() == Cancelled()
+        collector = submit(worker, "m0", request(stream=True, parameters=LONG))
+        assert isinstance(await anext(collector), TokenEvent)
+        collector.cancel()
+        assert await collector.result() == Cancelled()
 
 
-async def test_many_requests_to_two_models_are_all_answered_rightly() -> None:
+async def test_many_requests_to_two_models_get_correct_results() -> None:
     runners = runner_of(max_rows=2), runner_of(max_rows=3)
     async with running(*runners) as worker:
-        sources = [(3 + place, 5, 6) for place in range(20)]
-        tickets = [submit(worker, f"m{place % 2}", request(source)) for place, source in enumerate(sources)]
-        for source, ticket in zip(sources, tickets, strict=True):
-            final = await ticket.result()
+        sources = [(3 + index, 5, 6) for index in range(20)]
+        collectors = [submit(worker, f"m{index % 2}", request(source)) for index, source in enumerate(sources)]
+        for source, collector in zip(sources, collectors, strict=True):
+            final = await collector.result()
             assert isinstance(final, Generated)
             assert ids_of(final.targets[0]) == runners[0].expected(source, 24)
 
@@ -141,18 +141,18 @@ async def test_an_idle_worker_sleeps_and_wakes_for_each_request() -> None:
 
 async def test_cancelling_twice_or_after_the_end_does_nothing() -> None:
     async with running(runner_of(step_s=0.005)) as worker:
-        ticket = submit(worker, "m0", request(parameters=LONG))
-        ticket.cancel()
-        ticket.cancel()
-        assert await ticket.result() == Cancelled()
-        ticket.cancel()
+        collector = submit(worker, "m0", request(parameters=LONG))
+        collector.cancel()
+        collector.cancel()
+        assert await collector.result() == Cancelled()
+        collector.cancel()
         done = submit(worker, "m0", request())
         assert isinstance(await done.result(), Generated)
         done.cancel()
         assert isinstance(await submit(worker, "m0", request()).result(), Generated)
 
 
-async def test_what_no_model_can_run_is_refused_at_the_door() -> None:
+async def test_requests_that_no_model_can_run_are_rejected_on_submission() -> None:
     async with running(runner_of()) as worker:
         with pytest.raises(KeyError):
             submit(worker, "m9", request())
@@ -160,7 +160,7 @@ async def test_what_no_model_can_run_is_refused_at_the_door() -> None:
         assert worker.is_alive
 
 
-async def test_a_client_that_has_gone_harms_nobody() -> None:
+async def test_a_disconnected_client_does_not_affect_others() -> None:
     async with running(runner_of(step_s=0.002)) as worker:
 
         async def leave_early() -> None:
@@ -193,48 +193,48 @@ def test_results_for_a_loop_that_is_closed_do_not_kill_the_thread() -> None:
     assert not worker.is_alive
 
 
-async def test_stopping_finishes_what_is_under_way_and_refuses_the_rest() -> None:
+async def test_stopping_finishes_running_requests_and_rejects_new_ones() -> None:
     async with running(runner_of(max_rows=1, step_s=0.002)) as worker:
-        tickets = [submit(worker, "m0", request(parameters=LONG)) for _ in range(3)]
+        collectors = [submit(worker, "m0", request(parameters=LONG)) for _ in range(3)]
         stopping = asyncio.create_task(worker.stop(timeout_s=5))
         await asyncio.sleep(0)
         assert await submit(worker, "m0", request()).result() == Failed("draining")
         await stopping
         assert not worker.is_alive
-        for ticket in tickets:
-            assert isinstance(await ticket.result(), Generated)
+        for collector in collectors:
+            assert isinstance(await collector.result(), Generated)
 
 
-async def test_stopping_fails_what_takes_too_long() -> None:
+async def test_stopping_fails_requests_that_take_too_long() -> None:
     async with running(runner_of(max_rows=1, step_s=0.02)) as worker:
-        tickets = [submit(worker, "m0", request(parameters=LONG)) for _ in range(3)]
+        collectors = [submit(worker, "m0", request(parameters=LONG)) for _ in range(3)]
         await worker.stop(timeout_s=0.1)
-        assert [await ticket.result() for ticket in tickets] == [Failed("draining")] * 3
+        assert [await collector.result() for collector in collectors] == [Failed("draining")] * 3
         assert not worker.is_alive
 
 
-async def test_stopping_again_does_not_wait_as_well() -> None:
+async def test_a_second_stop_does_not_wait() -> None:
     async with running(runner_of(max_rows=1, step_s=0.02)) as worker:
-        ticket = submit(worker, "m0", request(parameters=LONG))
+        collector = submit(worker, "m0", request(parameters=LONG))
         stopping = asyncio.create_task(worker.stop(timeout_s=5))
         await asyncio.sleep(0)
         await worker.stop(timeout_s=0)
         assert worker.is_alive and not stopping.done()
         await stopping
-        assert isinstance(await ticket.result(), Generated)
+        assert isinstance(await collector.result(), Generated)
 
 
 async def test_stopping_does_not_wait_for_a_call_that_hangs() -> None:
     release = threading.Event()
     async with running(runner_of(faults=Faults(hang=release))) as worker:
-        ticket = submit(worker, "m0", request(stream=True))
+        collector = submit(worker, "m0", request(stream=True))
         await worker.stop(timeout_s=0.05)
         release.set()
         while worker.is_alive:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0)  # the events of the late step have come
-        assert [event async for event in ticket] == [Failed("draining")]
-        assert await ticket.result() == Failed("draining")
+        assert [event async for event in collector] == [Failed("draining")]
+        assert await collector.result() == Failed("draining")
 
 
 async def test_stopping_a_worker_that_never_started_is_harmless() -> None:
@@ -250,9 +250,9 @@ async def test_a_dead_thread_fails_every_request_now_and_later() -> None:
 
     runner = Deadly(fake_manifest(), 4)
     async with running(runner) as worker:
-        tickets = [submit(worker, "m0", request(parameters=GenerateParameters(max_new_tokens=1)))]
-        tickets += [submit(worker, "m0", request(parameters=LONG, stream=True)) for _ in range(2)]
-        finals = [await ticket.result() for ticket in tickets]
+        collectors = [submit(worker, "m0", request(parameters=GenerateParameters(max_new_tokens=1)))]
+        collectors += [submit(worker, "m0", request(parameters=LONG, stream=True)) for _ in range(2)]
+        finals = [await collector.result() for collector in collectors]
         assert finals == [Failed("engine_dead")] * 3
         assert not worker.is_alive
         assert await submit(worker, "m0", request()).result() == Failed("engine_dead")
@@ -292,7 +292,7 @@ async def test_a_model_releases_its_memory_after_its_work_and_once() -> None:
 
 
 @pytest.mark.usefixtures("releasing_often")
-async def test_a_model_that_works_keeps_its_memory_while_another_releases_its_own() -> None:
+async def test_a_busy_model_keeps_its_memory_while_another_releases_its_own() -> None:
     """Released rows of a FakeRunner contain garbage that would change the text."""
     busy, resting = runner_of(step_s=0.1), runner_of()
     async with running(busy, resting) as worker:
@@ -306,7 +306,7 @@ async def test_a_model_that_works_keeps_its_memory_while_another_releases_its_ow
 
 
 @pytest.mark.usefixtures("releasing_often")
-async def test_a_release_that_fails_ends_nothing() -> None:
+async def test_a_failed_release_of_memory_ends_no_request() -> None:
     class Keeping(FakeRunner):
         def release_memory(self) -> None:
             super().release_memory()
@@ -337,7 +337,7 @@ async def test_an_engine_can_be_added_and_removed_while_others_run() -> None:
         assert isinstance(others[-1], Generated) and len(others) == 24  # 23 tokens, then the result
 
 
-async def test_requests_of_one_model_can_be_failed_and_those_of_others_go_on() -> None:
+async def test_requests_of_one_model_can_be_failed_while_others_continue() -> None:
     runners = runner_of(step_s=0.005), runner_of(step_s=0.005)
     async with running(*runners) as worker:
         first, second = (submit(worker, name, request(stream=True, parameters=LONG)) for name in ("m0", "m1"))

@@ -1,4 +1,4 @@
-"""Compressed bodies: the limit counts what they decompress to."""
+"""Compressed bodies: limits apply to the decompressed size."""
 
 import gzip
 import tracemalloc
@@ -28,9 +28,9 @@ async def test_compressed_bodies_are_read_as_plain_ones(start: Start) -> None:
             ("", BODY),
         ):
             headers = {"content-type": "application/json", "content-encoding": coding}
-            answer = await running.client.post("/v1/generate", content=content, headers=headers)
-            assert answer.status_code == 200, answer.text
-            assert answer.json()["outputs"] == plain.json()["outputs"]
+            response = await running.client.post("/v1/generate", content=content, headers=headers)
+            assert response.status_code == 200, response.text
+            assert response.json()["outputs"] == plain.json()["outputs"]
 
 
 @pytest.mark.parametrize(
@@ -48,26 +48,26 @@ async def test_compressed_bodies_are_read_as_plain_ones(start: Start) -> None:
     ],
     ids=["br", "twice", "plain", "zlib", "cut", "checksum", "more", "empty", "deflate"],
 )
-async def test_what_cannot_be_decompressed_is_refused(
+async def test_invalid_compressed_data_is_rejected(
     start: Start, coding: str, content: bytes, code: str, message: str
 ) -> None:
     async with start() as running:
         headers = {"content-type": "application/json", "content-encoding": coding}
-        answer = await running.client.post("/v1/generate", content=content, headers=headers)
-        error = answer.json()["error"]
+        response = await running.client.post("/v1/generate", content=content, headers=headers)
+        error = response.json()["error"]
         assert error["code"] == code
         assert message in error["message"]
 
 
-async def test_the_limit_counts_what_a_body_decompresses_to(start: Start) -> None:
+async def test_the_limit_applies_to_the_decompressed_size_of_a_body(start: Start) -> None:
     async with start(max_body_bytes=4096) as running:
         headers = {"content-type": "application/json", "content-encoding": "gzip"}
         for size, status in ((4096, 200), (4097, 413)):
             content = gzip.compress(BODY.ljust(size))
-            answer = await running.client.post("/v1/generate", content=content, headers=headers)
-            assert answer.status_code == status
-        assert answer.json()["error"]["code"] == "body_too_large"
-        assert "at most 4096 bytes after decompression" in answer.json()["error"]["message"]
+            response = await running.client.post("/v1/generate", content=content, headers=headers)
+            assert response.status_code == status
+        assert response.json()["error"]["code"] == "body_too_large"
+        assert "at most 4096 bytes after decompression" in response.json()["error"]["message"]
 
 
 def test_a_bomb_is_never_decompressed_beyond_the_limit() -> None:
@@ -81,7 +81,7 @@ def test_a_bomb_is_never_decompressed_beyond_the_limit() -> None:
         tracemalloc.stop()
 
 
-async def test_the_door_counts_what_a_body_decompresses_to(start: Start) -> None:
+async def test_admission_counts_the_decompressed_size_of_a_body(start: Start) -> None:
     async with start(max_body_bytes=5000, max_waiting_bytes=5000) as running:
         admission = running.app.state.service.admissions["fake"]
         reserved: list[int] = []

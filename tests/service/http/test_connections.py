@@ -1,4 +1,4 @@
-"""Limits on connections: each is named in the answer, in the metric and in the log."""
+"""Limits on connections: each is named in the response, in the metric and in the log."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from tests.service.conftest import Serve, Wire, read_all, wait_until
 GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-def refused(wire: Wire) -> bytes:
+def rejection(wire: Wire) -> bytes:
     """Return the response to a new connection, whether or not it sends a request first."""
     with wire.connect() as connection:
         with contextlib.suppress(OSError):
@@ -29,8 +29,8 @@ def refused(wire: Wire) -> bytes:
         return read_all(connection)
 
 
-def check(answer: bytes, message: str) -> None:
-    head, _, body = answer.partition(b"\r\n\r\n")
+def check(response: bytes, message: str) -> None:
+    head, _, body = response.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
     assert b"retry-after: 1" in head and b"connection: close" in head
     error = json.loads(body)["error"]
@@ -64,14 +64,14 @@ def count(wire: Wire, connection: socket.socket, limit: Limit) -> float:
         ({"max_connections_per_address": 3}, "connections_per_address", "This address has 3 open connections"),
     ],
 )
-def test_connections_beyond_a_limit_are_503_and_those_within_go_on(
+def test_connections_beyond_a_limit_are_503_and_others_continue(
     serve: Serve, settings: dict[str, int], limit: Limit, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serve(**settings) as wire, contextlib.ExitStack() as stack:
         open_ones = [stack.enter_context(wire.connect()) for _ in range(3)]
         assert all(is_served(connection) for connection in open_ones)
         for _ in range(20):
-            check(refused(wire), message)
+            check(rejection(wire), message)
         assert all(is_served(connection) for connection in open_ones)
         assert count(wire, open_ones[0], limit) == 20
         # Once for all of them, until ten seconds are over.
@@ -84,10 +84,8 @@ def test_connections_beyond_a_limit_are_503_and_those_within_go_on(
     assert (wire.server.connections.num_open, wire.server.connections.num_lingering) == (0, 0)
 
 
-def test_a_client_that_was_refused_can_read_so_although_it_goes_on_sending(serve: Serve) -> None:
-    """A connection with unread data is reset when it is closed, and the reset overtakes what was
-    written.
-    """
+def test_a_rejected_client_that_continues_to_send_can_read_the_error(serve: Serve) -> None:
+    """Closing a connection with unread data resets it, and the client may lose the response."""
     with serve(max_connections=1) as wire, wire.connect() as first:
         assert is_served(first)
         for _ in range(20):
@@ -102,7 +100,7 @@ def test_another_address_has_connections_of_its_own(serve: Serve) -> None:
         assert is_served(first)
         with socket.create_connection(("127.0.0.1", wire.port), 10, source_address=("127.0.0.9", 0)) as other:
             assert is_served(other)
-        check(refused(wire), "This address has 1 open connections")
+        check(rejection(wire), "This address has 1 open connections")
 
 
 @pytest.mark.parametrize(
@@ -149,30 +147,30 @@ def descriptor_limit(num_free: int) -> Iterator[None]:
             os.close(descriptor)
 
 
-def test_at_the_descriptor_limit_clients_are_told_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    """The event loop closes what it cannot accept: connections were reset, and nothing was logged
-    or counted.
+def test_clients_get_an_error_at_the_descriptor_limit(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: the event loop reset connections that it could not accept, without a log line or
+    a count.
     """
     with serve() as wire, wire.connect() as first, contextlib.ExitStack() as stack:
         assert is_served(first)
         # Of two descriptors for each connection the client's end is one, in this test.
         with descriptor_limit(connections.DESCRIPTOR_RESERVE + 20):
-            answers = []
+            responses = []
             for _ in range(18):
                 connection = stack.enter_context(wire.connect())
                 connection.sendall(GET)
-                answers.append(connection.recv(65536))
-            assert all(answers)
-            num_refused = sum(answer.startswith(b"HTTP/1.1 503 ") for answer in answers)
-            assert 5 <= num_refused <= 10
-            check(answers[-1], "The service has no file descriptor left for another connection")
+                responses.append(connection.recv(65536))
+            assert all(responses)
+            num_rejected = sum(response.startswith(b"HTTP/1.1 503 ") for response in responses)
+            assert 5 <= num_rejected <= 10
+            check(responses[-1], "The service has no file descriptor left for another connection")
             assert is_served(first)
-        assert count(wire, first, "descriptors") == num_refused
+        assert count(wire, first, "descriptors") == num_rejected
         (line,) = [record for record in caplog.records if record.name == "service.http.connections"]
         assert line.levelno == logging.WARNING and getattr(line, logs.FIELDS)["limit"] == "descriptors"
 
 
-def test_refused_connections_linger_only_while_few_do() -> None:
+def test_only_a_limited_number_of_rejected_connections_stay_open() -> None:
     limits = ConnectionLimits(1, 1, lambda limit: None)
     limits.num_lingering = connections.MAX_LINGERING
     assert not limits.may_linger(5)
@@ -182,19 +180,19 @@ def test_refused_connections_linger_only_while_few_do() -> None:
     assert not limits.may_linger(soft - 2)
 
 
-def test_the_log_names_a_limit_once_in_ten_seconds_with_the_number_refused(
+def test_the_log_reports_rejected_connections_once_in_ten_seconds_with_their_number(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    told: list[Limit] = []
-    limits = ConnectionLimits(1, 1, told.append)
+    reported: list[Limit] = []
+    limits = ConnectionLimits(1, 1, reported.append)
     limits.admit("a", 5)
     for step in range(21):
         now = 100.0 + step
         with pytest.raises(ApiError, match="overloaded"):
             limits.admit("b", 6)
-    assert told == ["connections"] * 21
+    assert reported == ["connections"] * 21
     assert [getattr(record, logs.FIELDS)["rejected"] for record in caplog.records] == [1, 10, 10]
     limits.release("a")
     limits.admit("b", 6)

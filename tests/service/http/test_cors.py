@@ -1,6 +1,4 @@
-"""Pages of other origins: none by default, and where some are allowed, every answer that they get
-says so.
-"""
+"""CORS: no other origin is allowed by default; responses to allowed origins have CORS headers."""
 
 import asyncio
 import threading
@@ -27,60 +25,60 @@ async def preflight(running: Running, path: str = "/v1/generate", **changes: str
 
 async def test_no_page_of_another_origin_may_call_by_default(start: Start) -> None:
     async with start() as running:
-        answer = await running.post("/v1/generate", {"inputs": "x"}, origin=PAGE)
-        assert answer.status_code == 200
-        assert not [name for name in answer.headers if name.startswith("access-control-")]
-        answer = await preflight(running)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
-        assert not [name for name in answer.headers if name.startswith("access-control-")]
+        response = await running.post("/v1/generate", {"inputs": "x"}, origin=PAGE)
+        assert response.status_code == 200
+        assert not [name for name in response.headers if name.startswith("access-control-")]
+        response = await preflight(running)
+        assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
+        assert not [name for name in response.headers if name.startswith("access-control-")]
 
 
 @pytest.mark.parametrize(("origins", "allowed"), [(PAGE, PAGE), (f"http://localhost:3000, {PAGE}", PAGE), ("*", "*")])
-async def test_a_page_that_is_allowed_may_read_answers_and_what_they_say_of_themselves(
+async def test_a_page_of_an_allowed_origin_may_read_responses_and_their_headers(
     start: Start, origins: str, allowed: str
 ) -> None:
     async with start(cors_origins=origins) as running:
-        for answer in (
+        for response in (
             await running.post("/v1/generate", {"inputs": "x"}, origin=PAGE),
             await running.post("/v1/generate", {"inputs": "x", "stream": True}, origin=PAGE),
             await running.client.get("/v1/models", headers={"origin": PAGE}),
         ):
-            assert (answer.status_code, answer.headers[ALLOWED]) == (200, allowed)
-            assert answer.headers["access-control-expose-headers"] == "Retry-After, X-Request-Id"
-            assert "Origin" in answer.headers["vary"]
-            assert "access-control-allow-credentials" not in answer.headers
-            assert answer.headers["x-request-id"]
+            assert (response.status_code, response.headers[ALLOWED]) == (200, allowed)
+            assert response.headers["access-control-expose-headers"] == "Retry-After, X-Request-Id"
+            assert "Origin" in response.headers["vary"]
+            assert "access-control-allow-credentials" not in response.headers
+            assert response.headers["x-request-id"]
 
 
-async def test_a_page_that_was_opened_from_a_file_may_call_where_null_is_allowed(start: Start) -> None:
+async def test_a_page_from_a_file_may_call_if_the_origin_null_is_allowed(start: Start) -> None:
     async with start(cors_origins="null") as running:
-        answer = await running.post("/v1/generate", {"inputs": "x"}, origin="null")
-        assert (answer.status_code, answer.headers[ALLOWED]) == (200, "null")
-        answer = await preflight(running, origin="null")
-        assert (answer.status_code, answer.headers[ALLOWED]) == (200, "null")
+        response = await running.post("/v1/generate", {"inputs": "x"}, origin="null")
+        assert (response.status_code, response.headers[ALLOWED]) == (200, "null")
+        response = await preflight(running, origin="null")
+        assert (response.status_code, response.headers[ALLOWED]) == (200, "null")
         assert ALLOWED not in (await running.post("/v1/generate", {"inputs": "x"}, origin=PAGE)).headers
 
 
 @pytest.mark.parametrize("origin", ["https://other.example", "http://page.example", f"{PAGE}:8443", "null", ""])
-async def test_a_page_that_is_not_is_not_told_that_it_may(start: Start, origin: str) -> None:
+async def test_a_page_of_another_origin_gets_no_permission(start: Start, origin: str) -> None:
     async with start(cors_origins=PAGE) as running:
-        answer = await running.post("/v1/generate", {"inputs": "x"}, origin=origin)
-        assert ALLOWED not in answer.headers
-        answer = await preflight(running, origin=origin)
-        assert answer.status_code == 400
-        assert ALLOWED not in answer.headers
+        response = await running.post("/v1/generate", {"inputs": "x"}, origin=origin)
+        assert ALLOWED not in response.headers
+        response = await preflight(running, origin=origin)
+        assert response.status_code == 400
+        assert ALLOWED not in response.headers
 
 
-async def test_a_browser_may_send_json_and_whatever_headers_clients_have(start: Start) -> None:
+async def test_a_browser_may_send_json_and_the_headers_of_client_libraries(start: Start) -> None:
     headers = "authorization,content-type,x-request-id,x-request-timeout-ms,x-stainless-lang"
     async with start(cors_origins=PAGE) as running:
         for path in ("/v1/generate", "/v1/completions", "/translate"):
-            answer = await preflight(running, path, **{"access-control-request-headers": headers})
-            assert (answer.status_code, answer.headers[ALLOWED]) == (200, PAGE)
-            assert answer.headers["access-control-allow-headers"] == headers
-            assert answer.headers["access-control-allow-methods"] == "GET, POST"
-            assert int(answer.headers["access-control-max-age"]) >= 600
-            assert "access-control-allow-credentials" not in answer.headers
+            response = await preflight(running, path, **{"access-control-request-headers": headers})
+            assert (response.status_code, response.headers[ALLOWED]) == (200, PAGE)
+            assert response.headers["access-control-allow-headers"] == headers
+            assert response.headers["access-control-allow-methods"] == "GET, POST"
+            assert int(response.headers["access-control-max-age"]) >= 600
+            assert "access-control-allow-credentials" not in response.headers
         assert (await preflight(running, **{"access-control-request-method": "DELETE"})).status_code == 400
 
 
@@ -95,25 +93,25 @@ async def test_a_browser_may_send_json_and_whatever_headers_clients_have(start: 
         ("POST", "/v1/generate", b'{"inputs": ""}', 422),
     ],
 )
-async def test_errors_can_be_read_too(start: Start, method: str, path: str, body: bytes | None, status: int) -> None:
+async def test_errors_have_cors_headers(start: Start, method: str, path: str, body: bytes | None, status: int) -> None:
     async with start(cors_origins=PAGE, max_body_bytes=4000) as running:
         headers = {"origin": PAGE, "content-type": "application/json"}
-        answer = await running.client.request(method, path, content=body, headers=headers)
-        assert (answer.status_code, answer.headers[ALLOWED]) == (status, PAGE)
-        assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
+        response = await running.client.request(method, path, content=body, headers=headers)
+        assert (response.status_code, response.headers[ALLOWED]) == (status, PAGE)
+        assert response.json()["error"]["request_id"] == response.headers["x-request-id"]
 
 
-async def test_so_can_those_of_load_time_and_mistakes(start: Start, make_backend: MakeBackend) -> None:
-    async def statuses(*answers: httpx.Response) -> list[tuple[int, str]]:
-        return [(answer.status_code, answer.headers[ALLOWED]) for answer in answers]
+async def test_errors_of_overload_deadlines_and_bugs_have_cors_headers(start: Start, make_backend: MakeBackend) -> None:
+    async def statuses(*responses: httpx.Response) -> list[tuple[int, str]]:
+        return [(response.status_code, response.headers[ALLOWED]) for response in responses]
 
     def call(running: Running) -> Any:
         return running.post("/v1/generate", {"inputs": "x"}, origin=PAGE)
 
     loading = threading.Event()
     async with start(make_backend(wait_for=loading), cors_origins=PAGE) as running:
-        answer = await call(running)
-        assert (answer.status_code, answer.headers[ALLOWED], answer.headers["retry-after"]) == (503, PAGE, "1")
+        response = await call(running)
+        assert (response.status_code, response.headers[ALLOWED], response.headers["retry-after"]) == (503, PAGE, "1")
         loading.set()
     async with start(make_backend(faults=Faults(step_calls=frozenset({1}))), cors_origins=PAGE) as running:
         assert await statuses(await call(running)) == [(500, PAGE)]
@@ -135,37 +133,37 @@ async def test_so_can_those_of_load_time_and_mistakes(start: Start, make_backend
             hang.set()
 
 
-async def test_an_error_in_a_stream_breaks_it_off_as_ever(start: Start, make_backend: MakeBackend) -> None:
+async def test_an_error_in_a_stream_ends_it_with_cors_enabled(start: Start, make_backend: MakeBackend) -> None:
     async with start(make_backend(faults=Faults(step_calls=frozenset({4}))), cors_origins=PAGE) as running:
         body = {"inputs": "x", "stream": True, "parameters": {"min_new_tokens": 20}}
-        answer = await running.post("/v1/generate", body, origin=PAGE)
-        assert (answer.status_code, answer.headers[ALLOWED]) == (200, PAGE)
-        assert "event: error" in answer.text and "[DONE]" not in answer.text
+        response = await running.post("/v1/generate", body, origin=PAGE)
+        assert (response.status_code, response.headers[ALLOWED]) == (200, PAGE)
+        assert "event: error" in response.text and "[DONE]" not in response.text
 
 
 async def test_preflights_are_counted_and_logged_like_any_call(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="sightline.access")
     async with start(cors_origins=PAGE) as running:
-        answer = await preflight(running)
+        response = await preflight(running)
         await preflight(running, origin="https://other.example")
         logged = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
         assert [(one["method"], one["route"], one["status"]) for one in logged] == [
             ("OPTIONS", "none", 200),
             ("OPTIONS", "none", 400),
         ]
-        assert logged[0]["request_id"] == answer.headers["x-request-id"]
+        assert logged[0]["request_id"] == response.headers["x-request-id"]
         assert await running.metric('sightline_http_requests_total{route="none",status="200"}') == 1
         assert await running.metric('sightline_http_requests_total{route="none",status="400"}') == 1
 
 
-def test_on_the_wire_a_stream_says_so_in_its_head(serve: Serve) -> None:
+def test_the_head_of_a_stream_on_the_wire_has_cors_headers(serve: Serve) -> None:
     with serve(cors_origins=PAGE) as wire:
         connection = wire.http()
         headers = {"Content-Type": "application/json", "Origin": PAGE}
         connection.request("POST", "/v1/generate", b'{"inputs": "a dog", "stream": true}', headers)
-        answer = connection.getresponse()
-        assert (answer.status, answer.headers.get_all(ALLOWED)) == (200, [PAGE])
-        assert answer.read().endswith(b"data: [DONE]\n\n")
+        response = connection.getresponse()
+        assert (response.status, response.headers.get_all(ALLOWED)) == (200, [PAGE])
+        assert response.read().endswith(b"data: [DONE]\n\n")
         connection.close()
 
 
@@ -178,7 +176,7 @@ def test_on_the_wire_a_stream_says_so_in_its_head(serve: Serve) -> None:
         *("https://*.example", f"{PAGE};https://other.example", f"{PAGE},other", f"{PAGE} https://other.example", "**"),
     ],
 )
-def test_what_is_no_origin_is_refused_at_the_start(value: str) -> None:
+def test_an_invalid_origin_is_rejected_at_the_start(value: str) -> None:
     with pytest.raises(SettingsError, match=r"cors_origins: .* is not an origin as browsers send it"):
         read_settings([], {"SIGHTLINE_CORS_ORIGINS": value})
 
@@ -195,5 +193,5 @@ def test_what_is_no_origin_is_refused_at_the_start(value: str) -> None:
         (f"null,{PAGE}", ("null", PAGE)),
     ],
 )
-def test_origins_stand_with_commas_between_them(value: str, origins: tuple[str, ...]) -> None:
+def test_origins_are_separated_by_commas(value: str, origins: tuple[str, ...]) -> None:
     assert read_settings(["--cors-origins", value], {}).allowed_origins == origins

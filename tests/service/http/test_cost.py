@@ -74,9 +74,9 @@ def test_a_call_enters_few_functions_in_few_files(serve: Serve) -> None:
 def test_a_call_leaves_nothing_to_the_garbage_collector(
     serve: Serve, path: str, body: dict[str, Any], status: int
 ) -> None:
-    """A call in a reference cycle would live on with its results, and a busy service would spend a
-    third of its time
-    in the collector."""
+    """A call in a reference cycle keeps its results in memory, and collecting such cycles takes a
+    third of the time of a busy service.
+    """
     data = json.dumps(body).encode()
     with serve() as wire, contextlib.closing(http.client.HTTPConnection("127.0.0.1", wire.port)) as connection:
 

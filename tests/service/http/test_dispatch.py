@@ -8,18 +8,18 @@ from tests.service.conftest import MakeBackend, Serve, Start
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("wanted", ["a", "A-b_c.9", "x" * 64])
-async def test_a_clients_request_id_is_echoed_where_it_is_fit_to_be_logged(start: Start, wanted: str) -> None:
+@pytest.mark.parametrize("requested", ["a", "A-b_c.9", "x" * 64])
+async def test_a_valid_request_id_of_a_client_is_returned(start: Start, requested: str) -> None:
     async with start() as running:
-        answer = await running.client.get("/health/live", headers={"x-request-id": wanted})
-        assert answer.headers["x-request-id"] == wanted
+        response = await running.client.get("/health/live", headers={"x-request-id": requested})
+        assert response.headers["x-request-id"] == requested
 
 
-@pytest.mark.parametrize("wanted", ["", "x" * 65, "a b", "ä", "a\tb", '{"a":1}'])
-async def test_another_is_replaced(start: Start, wanted: str) -> None:
+@pytest.mark.parametrize("requested", ["", "x" * 65, "a b", "ä", "a\tb", '{"a":1}'])
+async def test_an_invalid_request_id_is_replaced(start: Start, requested: str) -> None:
     async with start() as running:
-        answer = await running.client.get("/health/live", headers={b"x-request-id": wanted.encode()})
-        assert re.fullmatch("[0-9a-f]{24}", answer.headers["x-request-id"])
+        response = await running.client.get("/health/live", headers={b"x-request-id": requested.encode()})
+        assert re.fullmatch("[0-9a-f]{24}", response.headers["x-request-id"])
 
 
 @pytest.mark.parametrize(
@@ -32,23 +32,23 @@ async def test_another_is_replaced(start: Start, wanted: str) -> None:
         ("POST", "/v1/generate"),
     ],
 )
-async def test_every_answer_carries_one(start: Start, method: str, path: str) -> None:
+async def test_every_response_has_a_request_id(start: Start, method: str, path: str) -> None:
     async with start() as running:
-        answers = [await running.client.request(method, path) for _ in range(2)]
-        assert len({answer.headers["x-request-id"] for answer in answers}) == 2
+        responses = [await running.client.request(method, path) for _ in range(2)]
+        assert len({response.headers["x-request-id"] for response in responses}) == 2
 
 
-async def test_a_route_that_is_asked_for_by_another_method_says_which_it_has(start: Start) -> None:
+async def test_another_method_is_an_error_that_lists_the_allowed_ones(start: Start) -> None:
     async with start() as running:
-        answer = await running.client.put("/v1/generate")
-        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        response = await running.client.put("/v1/generate")
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize("path", ["/v1/generate/", "//v1/generate", "/V1/generate", "/v1/score/", "/v1/link", "/v1"])
-async def test_what_is_no_route_is_404(start: Start, path: str) -> None:
+async def test_an_unknown_path_is_404(start: Start, path: str) -> None:
     async with start() as running:
-        answer = await running.post(f"http://test{path}", {"inputs": "x"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        response = await running.post(f"http://test{path}", {"inputs": "x"})
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
 
 
 GET_ROUTES = [
@@ -66,7 +66,7 @@ GET_ROUTES = [
 ]
 
 
-def test_head_is_answered_as_get_is_without_the_body(serve: Serve) -> None:
+def test_head_has_the_response_of_get_without_the_body(serve: Serve) -> None:
     with serve() as wire:
         connection = wire.http()
         for path in GET_ROUTES:
@@ -81,23 +81,23 @@ def test_head_is_answered_as_get_is_without_the_body(serve: Serve) -> None:
             assert path == "/metrics" or int(head.headers["Content-Length"]) == size > 0
         for path, status in (("/v1/generate", 405), ("/nothing", 404)):
             connection.request("HEAD", path)
-            answer = connection.getresponse()
-            assert (answer.status, answer.read()) == (status, b"")
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (status, b"")
         connection.close()
 
 
-def test_head_tells_readiness_too(serve: Serve, make_backend: MakeBackend) -> None:
+def test_head_reports_readiness(serve: Serve, make_backend: MakeBackend) -> None:
     may_load = threading.Event()
     with serve(make_backend(wait_for=may_load)) as wire:
         connection = wire.http()
         connection.request("HEAD", "/health/ready")
-        answer = connection.getresponse()
-        assert (answer.status, answer.read(), answer.headers["Retry-After"]) == (503, b"", "1")
+        response = connection.getresponse()
+        assert (response.status, response.read(), response.headers["Retry-After"]) == (503, b"", "1")
         may_load.set()
         connection.close()
 
 
-async def test_head_is_logged_as_what_it_was(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_head_is_logged_as_head(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="sightline.access")
     async with start() as running:
         await running.client.head("/health/live")

@@ -1,4 +1,4 @@
-"""The API describes itself: completely, with examples that work, and without the internet."""
+"""The OpenAPI document and its page: complete, with valid examples, and without other hosts."""
 
 import asyncio
 import gzip
@@ -90,7 +90,7 @@ async def test_openapi_has_every_route(start: Start) -> None:
     assert found == ROUTES
 
 
-async def test_openapi_declares_what_a_request_holds_and_every_code_that_a_route_can_answer(start: Start) -> None:
+async def test_openapi_declares_the_fields_of_requests_and_every_error_code_of_a_route(start: Start) -> None:
     openapi = await described(start)
     generate = openapi["paths"]["/v1/generate"]["post"]
     assert generate["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/GenerateBody")
@@ -99,10 +99,12 @@ async def test_openapi_declares_what_a_request_holds_and_every_code_that_a_route
     assert "HTTPValidationError" not in openapi["components"]["schemas"]
     for operations in openapi["paths"].values():
         for operation in operations.values():
-            for status, answer in operation["responses"].items():
-                codes = [] if status == "200" else answer["description"].split(", ")
+            for status, response in operation["responses"].items():
+                codes = [] if status == "200" else response["description"].split(", ")
                 assert all(ERRORS[code].status == int(status) for code in codes)
-                assert "X-Request-Id" in answer["headers"] and ("Retry-After" in answer["headers"]) == (status == "503")
+                assert "X-Request-Id" in response["headers"] and ("Retry-After" in response["headers"]) == (
+                    status == "503"
+                )
 
 
 def descriptions(openapi: Any) -> Iterator[tuple[str, str | None]]:
@@ -115,8 +117,8 @@ def descriptions(openapi: Any) -> Iterator[tuple[str, str | None]]:
             yield f"{method} {path}", operation.get("description")
             for parameter in operation["parameters"]:
                 yield f"{method} {path}: {parameter['name']}", parameter.get("description")
-            for answer in operation["responses"].values():
-                for name, header in answer["headers"].items():
+            for response in operation["responses"].values():
+                for name, header in response["headers"].items():
                     yield f"{method} {path}: {name}", header.get("description")
     for name, schema in openapi["components"]["schemas"].items():
         waiting = [schema]
@@ -154,7 +156,7 @@ def reachable(schema: Any, schemas: dict[str, Any]) -> set[str]:
     return found
 
 
-async def test_of_the_services_own_responses_every_field_is_declared_as_present(start: Start) -> None:
+async def test_every_field_of_native_responses_is_required(start: Start) -> None:
     async with start(compatible_apis="") as running:
         openapi = (await running.client.get("/openapi.json")).json()
     schemas = openapi["components"]["schemas"]
@@ -182,22 +184,22 @@ async def test_openapi_declares_the_headers_that_a_call_may_have(start: Start) -
 
 async def test_the_page_shows_every_route_and_loads_nothing_from_elsewhere(start: Start) -> None:
     async with start() as running:
-        answer = await running.client.get("/docs")
-        assert answer.headers["content-type"].startswith("text/html")
+        response = await running.client.get("/docs")
+        assert response.headers["content-type"].startswith("text/html")
         for method, path in ROUTES:
-            assert f"{method.upper()} {path}</h2>" in answer.text
-            assert f'data-method="{method.upper()}" data-path="{path}"' in answer.text
-        anchors = re.findall(r'<h2 id="([^"]+)">', answer.text)
+            assert f"{method.upper()} {path}</h2>" in response.text
+            assert f'data-method="{method.upper()}" data-path="{path}"' in response.text
+        anchors = re.findall(r'<h2 id="([^"]+)">', response.text)
         assert len(set(anchors)) == len(ROUTES)
-        assert re.findall(r'<li><a href="#([^"]+)">', answer.text) == anchors
+        assert re.findall(r'<li><a href="#([^"]+)">', response.text) == anchors
         for word in ("http://", "https://", " src=", "@import", "url(//"):
-            assert word not in answer.text
-        assert re.findall(r"<(script|link|iframe|img)\b[^>]*>", answer.text) == ["script"]
+            assert word not in response.text
+        assert re.findall(r"<(script|link|iframe|img)\b[^>]*>", response.text) == ["script"]
         for name in PARAMETER_NAMES:
-            assert name in answer.text
-        assert html.escape('"prompt": "A man is riding a bicycle."') in answer.text
+            assert name in response.text
+        assert html.escape('"prompt": "A man is riding a bicycle."') in response.text
         for code in set(ERRORS) - {"not_found", "method_not_allowed", "forbidden"}:
-            assert html.escape(f'"code": "{code}"') in answer.text
+            assert html.escape(f'"code": "{code}"') in response.text
 
 
 async def test_the_page_has_tables_of_all_fields_and_an_example_of_each_response(start: Start) -> None:
@@ -226,12 +228,12 @@ CODINGS = [
 
 
 async def get(running: Any, path: str, coding: str, **headers: str) -> httpx.Response:
-    answer: httpx.Response = await running.client.get(path, headers={"accept-encoding": coding, **headers})
-    return answer
+    response: httpx.Response = await running.client.get(path, headers={"accept-encoding": coding, **headers})
+    return response
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_a_page_is_made_once_and_sent_as_it_is(start: Start, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+async def test_a_page_is_rendered_once(start: Start, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     num_made = 0
     make = FastAPI.openapi
 
@@ -251,7 +253,7 @@ async def test_a_page_is_made_once_and_sent_as_it_is(start: Start, monkeypatch: 
         assert (len(bodies), num_made) == (1, 1)
 
 
-async def test_a_page_costs_the_loop_next_to_nothing_after_the_first_call(start: Start) -> None:
+async def test_a_page_takes_little_time_of_the_event_loop_after_the_first_call(start: Start) -> None:
     async with start() as running:
         for path in PAGES:
             await get(running, path, "")
@@ -264,31 +266,31 @@ async def test_a_page_costs_the_loop_next_to_nothing_after_the_first_call(start:
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_a_page_is_compressed_where_the_client_takes_gzip(start: Start, path: str) -> None:
+async def test_a_page_is_compressed_if_the_client_accepts_gzip(start: Start, path: str) -> None:
     async with start() as running:
         plain = await get(running, path, "")
         tags = {None: plain.headers["etag"], "gzip": (await get(running, path, "gzip")).headers["etag"]}
         assert tags[None] != tags["gzip"]
         for accepted, coding in CODINGS:
-            answer = await get(running, path, accepted)
-            assert answer.headers.get("content-encoding") == coding, accepted
-            assert answer.content == plain.content
-            assert answer.headers["etag"] == tags[coding]
-            assert answer.headers["vary"] == "Accept-Encoding"
-            size = int(answer.headers["content-length"])
+            response = await get(running, path, accepted)
+            assert response.headers.get("content-encoding") == coding, accepted
+            assert response.content == plain.content
+            assert response.headers["etag"] == tags[coding]
+            assert response.headers["vary"] == "Accept-Encoding"
+            size = int(response.headers["content-length"])
             assert size < len(plain.content) / 8 if coding else size == len(plain.content)
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_a_page_that_the_client_has_already_is_not_sent_again(start: Start, path: str) -> None:
+async def test_a_cached_page_is_not_sent_again(start: Start, path: str) -> None:
     async with start() as running:
         tag = (await get(running, path, "gzip")).headers["etag"]
         assert tag.startswith('"') and tag.endswith('"')
         for known in (tag, f"W/{tag}", f'"x", {tag}', "*"):
-            answer = await get(running, path, "gzip", **{"if-none-match": known})
-            assert (answer.status_code, answer.content) == (304, b"")
-            assert (answer.headers["etag"], answer.headers["vary"]) == (tag, "Accept-Encoding")
-            assert answer.headers["x-request-id"]
+            response = await get(running, path, "gzip", **{"if-none-match": known})
+            assert (response.status_code, response.content) == (304, b"")
+            assert (response.headers["etag"], response.headers["vary"]) == (tag, "Accept-Encoding")
+            assert response.headers["x-request-id"]
         for other in ('"x"', tag.strip('"'), (await get(running, path, "")).headers["etag"]):
             assert (await get(running, path, "gzip", **{"if-none-match": other})).status_code == 200
 
@@ -299,11 +301,11 @@ def test_on_the_wire_a_page_is_gzip_and_can_be_revalidated(serve: Serve) -> None
         headers = {"Accept-Encoding": "gzip"}
         for path in PAGES:
             connection.request("GET", path, headers=headers)
-            answer = connection.getresponse()
-            page, tag = gzip.decompress(answer.read()), answer.headers["ETag"]
+            response = connection.getresponse()
+            page, tag = gzip.decompress(response.read()), response.headers["ETag"]
             connection.request("GET", path, headers={**headers, "If-None-Match": tag})
-            answer = connection.getresponse()
-            assert (answer.status, answer.read()) == (304, b"")
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (304, b"")
             connection.request("GET", path)
             assert connection.getresponse().read() == page  # on the same connection
         connection.close()

@@ -60,7 +60,7 @@ async def test_nothing_comes_from_other_hosts_and_no_site_may_frame_the_page(sta
         assert not re.search(r"https?://|style=\"(?!image-rendering)|\son\w+=", text), name
 
 
-async def test_settings_name_the_sites_that_may_frame_the_page(start: Start) -> None:
+async def test_the_frame_ancestors_setting_lists_the_sites_that_may_frame_the_page(start: Start) -> None:
     async with start(frame_ancestors="https://example.org, https://a.example:8080") as running:
         headers = (await running.client.get("/", headers=BROWSER)).headers
         policy = directives(headers["content-security-policy"])
@@ -73,7 +73,7 @@ def test_a_frame_ancestor_is_an_origin(origin: str) -> None:
         Settings(frame_ancestors=origin)
 
 
-async def test_the_page_is_known_to_a_client_that_has_it(start: Start) -> None:
+async def test_a_cached_page_is_not_modified(start: Start) -> None:
     async with start() as running:
         headers = (await running.client.get("/", headers=BROWSER)).headers
         again = await running.client.get("/", headers={**BROWSER, "if-none-match": headers["etag"]})

@@ -27,23 +27,23 @@ BODY = b'{"inputs":"x"}'
 
 
 def exchange(wire: Wire, data: bytes) -> bytes:
-    """Send, and read until the server closes."""
+    """Send data and read until the server closes the connection."""
     with wire.connect() as connection:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # what it has refused it does not read on
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server stops reading a rejected request
             connection.sendall(data)
         return read_all(connection)
 
 
-def check(answer: bytes, status: int, code: str) -> None:
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(f"HTTP/1.1 {status} ".encode()), answer[:200]
+def check(response: bytes, status: int, code: str) -> None:
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode()), response[:200]
     error = json.loads(body)["error"]
     assert error["code"] == code
     assert f"x-request-id: {error['request_id']}".encode() in head
     assert b"connection: close" in head
 
 
-def test_a_connection_on_which_nothing_comes_is_closed_in_silence(serve: Serve) -> None:
+def test_a_connection_without_data_is_closed_without_a_response(serve: Serve) -> None:
     with serve(**QUICK) as wire:
         started = time.monotonic()
         assert exchange(wire, b"") == b""
@@ -59,18 +59,18 @@ def test_slow_headers_are_408(serve: Serve) -> None:
         assert b'request_failure_total{code="client_too_slow"} 1.0' in wire.get("/metrics")[1]
 
 
-def test_bytes_that_drip_do_not_extend_the_time(serve: Serve) -> None:
+def test_single_bytes_do_not_extend_the_timeout(serve: Serve) -> None:
     with serve(**QUICK) as wire, wire.connect() as connection:
         started = time.monotonic()
         connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
         connection.settimeout(0.05)
-        answer = b""
-        while not answer and time.monotonic() - started < 2:
+        response = b""
+        while not response and time.monotonic() - started < 2:
             try:
-                answer = connection.recv(65536)
+                response = connection.recv(65536)
             except TimeoutError:
                 connection.sendall(b"x")
-        check(answer, 408, "client_too_slow")
+        check(response, 408, "client_too_slow")
 
 
 def test_a_stalled_body_is_408(serve: Serve) -> None:
@@ -83,9 +83,9 @@ def unended(num_bytes: int) -> bytes:
     return POST + b"Content-Length: %d\r\n\r\n" % num_bytes + BODY.ljust(num_bytes - 1)
 
 
-def test_bodies_that_do_not_end_are_counted_together(serve: Serve) -> None:
-    """Each had the largest size for ten seconds: a few hundred connections took all memory before
-    any door.
+def test_incomplete_bodies_are_counted_together(serve: Serve) -> None:
+    """Regression: incomplete bodies were not limited together; a few hundred connections used all
+    memory before admission.
     """
     with serve(max_body_bytes=100_000, max_waiting_bytes=100_000) as wire:
         bodies = wire.server.bodies
@@ -95,11 +95,10 @@ def test_bodies_that_do_not_end_are_counted_together(serve: Serve) -> None:
             second.sendall(unended(30_000))
             wait_until(lambda: bodies.num_bytes == 59_999 + 29_999)
             third.sendall(unended(20_000))
-            # The one that has paused for longest is refused, with the limit and the way out, in the
-            # route's shape.
-            answer = first.recv(65536)
-            assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"overloaded"' in answer
-            assert b"exceed 100000 bytes in total" in answer and b"retry-after: 1" in answer
+            # The body with the longest pause is rejected with an error in the shape of its route.
+            response = first.recv(65536)
+            assert response.startswith(b"HTTP/1.1 503 ") and b'"code":"overloaded"' in response
+            assert b"exceed 100000 bytes in total" in response and b"retry-after: 1" in response
             wait_until(lambda: bodies.num_bytes == 29_999 + 19_999)
             assert b'limit_reached_total{limit="body_bytes"} 1.0' in wire.get("/metrics")[1]
             # What is whole is never held up by what does not end, nor is what goes on.
@@ -110,8 +109,8 @@ def test_bodies_that_do_not_end_are_counted_together(serve: Serve) -> None:
         wait_until(lambda: bodies.num_bytes == 0)
 
 
-def test_small_bodies_that_do_not_end_are_counted_too(serve: Serve) -> None:
-    """Those of 64 KiB and less were not: 4,000 of them took 600 MB."""
+def test_small_incomplete_bodies_are_counted(serve: Serve) -> None:
+    """Regression: bodies of up to 64 KiB were not counted; 4,000 of them used 600 MB."""
     with serve(max_body_bytes=70_000, max_waiting_bytes=300_100) as wire, contextlib.ExitStack() as stack:
         connections = [stack.enter_context(wire.connect()) for _ in range(20)]
         for connection in connections:
@@ -120,15 +119,15 @@ def test_small_bodies_that_do_not_end_are_counted_too(serve: Serve) -> None:
         assert wire.server.bodies.num_bytes == 5 * 59_999
         assert sum(connection.recv(65536).startswith(b"HTTP/1.1 503 ") for connection in connections[:15]) == 15
         assert wire.post("/v1/generate", {"inputs": "a dog"})[0] == 200
-        # And nothing of those that were refused is kept, as the traceback of an exception would.
+        # Rejected bodies are not kept in memory, for example by the traceback of an exception.
         protocols: list[Any] = list(wire.server.server_state.connections)
         exchanges: list[Exchange] = [one._exchange for one in protocols if one.cycle]
         assert [one.rejection.__traceback__ for one in exchanges if one.rejection] == [None] * 15
 
 
 def test_bodies_that_no_route_reads_are_counted_and_released(serve: Serve, make_backend: MakeBackend) -> None:
-    """uvicorn keeps 64 KiB and more for a route that reads no body, and for each request behind one
-    that runs.
+    """uvicorn buffers at least 64 KiB for a route that reads no body, and for each pipelined
+    request.
     """
     with serve(make_backend(step_s=0.02)) as wire, wire.connect() as waiting, wire.connect() as unread:
         bodies = wire.server.bodies
@@ -143,8 +142,8 @@ def test_bodies_that_no_route_reads_are_counted_and_released(serve: Serve, make_
         wait_until(lambda: bodies.num_bytes == 0)
 
 
-def test_a_body_behind_another_request_is_refused_in_its_turn(serve: Serve, make_backend: MakeBackend) -> None:
-    """A complete one too: the limit cannot wait until the request before it is answered."""
+def test_a_body_after_another_request_is_rejected_in_order(serve: Serve, make_backend: MakeBackend) -> None:
+    """The limit also applies to complete bodies, before the previous request has its response."""
     with serve(make_backend(step_s=0.02), max_body_bytes=60_000, max_waiting_bytes=60_000) as wire:
         slow = b'{"inputs":"x","parameters":{"min_new_tokens":40,"max_new_tokens":40}}'
         with wire.connect() as pipelining, wire.connect() as other:
@@ -154,14 +153,14 @@ def test_a_body_behind_another_request_is_refused_in_its_turn(serve: Serve, make
             wait_until(lambda: wire.server.bodies.num_bytes == 29_999)
             other.sendall(b" ")
             assert other.recv(65536).startswith(b"HTTP/1.1 200 ")
-            answers = read_all(pipelining)
-            assert answers.startswith(b"HTTP/1.1 200 ")
-            _, _, second = answers.partition(b"HTTP/1.1 503 ")
+            responses = read_all(pipelining)
+            assert responses.startswith(b"HTTP/1.1 200 ")
+            _, _, second = responses.partition(b"HTTP/1.1 503 ")
             assert b"paused for longest" in second
 
 
 def drip_until_closed(connection: socket.socket, byte: bytes, timeout_s: float = 3.0) -> bool:
-    """Send a byte every 20 ms; whether the server closed."""
+    """Send a byte every 20 ms; return True if the server closes the connection."""
     end = time.monotonic() + timeout_s
     connection.settimeout(0.02)
     while time.monotonic() < end:
@@ -176,8 +175,8 @@ def drip_until_closed(connection: socket.socket, byte: bytes, timeout_s: float =
     return False
 
 
-def test_the_rest_of_a_body_that_no_route_wants_has_its_time_and_no_more(serve: Serve) -> None:
-    """Any byte stops uvicorn's keep-alive timer, so a body that drips would go on for ever."""
+def test_the_rest_of_an_unread_body_is_subject_to_the_timeout(serve: Serve) -> None:
+    """Any byte stops the keep-alive timer of uvicorn, so a slow body would never end."""
     with serve(**QUICK) as wire, wire.connect() as connection:
         connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nx")
         assert b" 404 " in connection.recv(65536).split(b"\r\n")[0]
@@ -186,12 +185,12 @@ def test_the_rest_of_a_body_that_no_route_wants_has_its_time_and_no_more(serve: 
 
 def test_an_idle_connection_is_closed_after_the_keep_alive_time(serve: Serve) -> None:
     with serve(**QUICK) as wire:
-        answer = exchange(wire, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 200 ")
+        response = exchange(wire, b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert response.startswith(b"HTTP/1.1 200 ")
 
 
-def test_bytes_after_an_answer_start_the_time_of_the_next_head(serve: Serve) -> None:
-    """Any byte stops uvicorn's keep-alive timer, those of an empty line too."""
+def test_bytes_after_a_response_start_the_timeout_of_the_next_head(serve: Serve) -> None:
+    """Any byte, also that of an empty line, stops the keep-alive timer of uvicorn."""
     with serve(**QUICK) as wire, wire.connect() as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
@@ -210,28 +209,28 @@ def test_bytes_after_an_answer_start_the_time_of_the_next_head(serve: Serve) -> 
 )
 def test_a_head_of_more_than_32_kib_is_431(serve: Serve, head: bytes) -> None:
     with serve() as wire:
-        answer = exchange(wire, head)
-        if answer:  # the reset of what was sent too much may overtake it
-            check(answer, 431, "headers_too_large")
+        response = exchange(wire, head)
+        if response:  # the reset of what was sent too much may overtake it
+            check(response, 431, "headers_too_large")
         assert wire.get("/health/live")[0] == 200
         assert b'request_failure_total{code="headers_too_large"} 1.0' in wire.get("/metrics")[1]
 
 
-def test_separators_of_headers_count_as_well(serve: Serve) -> None:
-    """Only names and values were counted: 48 KB of headers of two bytes each passed where they came
-    in one piece.
+def test_separators_of_headers_count_towards_the_limit(serve: Serve) -> None:
+    """Regression: only names and values were counted; 48 KB of headers of two bytes each were
+    accepted in one piece.
     """
     with serve() as wire:
-        answer = exchange(wire, b"GET /health/live HTTP/1.1\r\nHost: x\r\n" + b"X:x\r\n" * 8_000 + b"\r\n")
-        if answer:  # the reset of what was sent too much may overtake it
-            check(answer, 431, "headers_too_large")
+        response = exchange(wire, b"GET /health/live HTTP/1.1\r\nHost: x\r\n" + b"X:x\r\n" * 8_000 + b"\r\n")
+        if response:  # the reset of what was sent too much may overtake it
+            check(response, 431, "headers_too_large")
         assert b'request_failure_total{code="headers_too_large"} 1.0' in wire.get("/metrics")[1]
 
 
 def test_a_head_just_below_the_limit_is_served(serve: Serve) -> None:
     with serve(**QUICK) as wire:
-        answer = exchange(wire, b"GET /health/live HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 32_000 + b"\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 200 ")
+        response = exchange(wire, b"GET /health/live HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 32_000 + b"\r\n\r\n")
+        assert response.startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +246,7 @@ def test_a_head_just_below_the_limit_is_served(serve: Serve) -> None:
     ],
     ids=["words", "version", "negative length", "two lengths", "length and chunks", "method", "chunk size"],
 )
-def test_what_is_not_http_is_400(serve: Serve, data: bytes) -> None:
+def test_data_that_is_not_http_is_400(serve: Serve, data: bytes) -> None:
     with serve(**QUICK) as wire:
         check(exchange(wire, data), 400, "malformed_request")
         assert wire.get("/health/live")[0] == 200
@@ -279,7 +278,7 @@ GET = b"GET /health/live HTTP/1.1\r\n"
         *("the preface of HTTP/2", "CONNECT", "asterisk", "no path", "bytes", "no host", "another scheme"),
     ],
 )
-def test_a_head_that_is_not_valid_is_400_with_a_log_line_and_a_count(
+def test_an_invalid_head_is_400_and_is_logged_and_counted(
     serve: Serve, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logs.access_logger.name)
@@ -290,12 +289,12 @@ def test_a_head_that_is_not_valid_is_400_with_a_log_line_and_a_count(
         assert b'request_failure_total{code="malformed_request"} 1.0' in wire.get("/metrics")[1]
 
 
-def test_targets_with_a_host_name_the_same_resource(serve: Serve) -> None:
+def test_a_target_with_a_host_names_the_same_resource(serve: Serve) -> None:
     """Every server must accept them (RFC 9112, 3.2.2)."""
     with serve(**QUICK) as wire:
         for target in (b"http://any_host:80/health/live", b"HTTPS://[::1]/health/live?x"):
-            answer = exchange(wire, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            assert answer.startswith(b"HTTP/1.1 200 "), target
+            response = exchange(wire, b"GET " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert response.startswith(b"HTTP/1.1 200 "), target
 
 
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
@@ -308,17 +307,17 @@ CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
     [(b"Content-Length: %d\r\n\r\n" % len(BODY), BODY), (b"Transfer-Encoding: chunked\r\n\r\n", CHUNKED)],
     ids=["length", "chunks"],
 )
-def test_a_request_to_change_the_protocol_is_ignored(serve: Serve, framing: bytes, body: bytes, pause_s: float) -> None:
-    """The body was lost, or parsed as the next request: so curl --http2 and Java's HttpClient
-    always failed.
+def test_a_protocol_upgrade_is_ignored(serve: Serve, framing: bytes, body: bytes, pause_s: float) -> None:
+    """Regression: the body was lost or parsed as the next request, so that curl --http2 and the
+    HttpClient of Java always failed.
     """
     with serve() as wire, wire.connect() as connection:
-        for _ in range(2):  # the connection goes on
+        for _ in range(2):  # the connection stays open
             connection.sendall(POST + UPGRADE + framing)
             time.sleep(pause_s)
             connection.sendall(body)
-            answer = connection.recv(65536)
-            assert answer.startswith(b"HTTP/1.1 200 ") and b'"outputs"' in answer
+            response = connection.recv(65536)
+            assert response.startswith(b"HTTP/1.1 200 ") and b'"outputs"' in response
         last = POST + b"Connection: close\r\n" + framing + body
         connection.sendall(POST + UPGRADE + framing + body + last)
         assert read_all(connection).count(b"HTTP/1.1 200 ") == 2
@@ -351,7 +350,7 @@ WHOLE = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 @pytest.mark.parametrize("garbage", [b"\x00\x01\x02", b"zz\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"])
-def test_what_comes_after_a_valid_request_does_not_cost_its_answer(serve: Serve, garbage: bytes) -> None:
+def test_invalid_data_after_a_valid_request_does_not_prevent_its_response(serve: Serve, garbage: bytes) -> None:
     with serve(**QUICK) as wire:
         first, second = exchange(wire, WHOLE + garbage).split(b"HTTP/1.1 ")[1:]
         assert first.startswith(b"200 ") and b'"outputs"' in first
@@ -369,10 +368,10 @@ def test_what_comes_after_a_valid_request_does_not_cost_its_answer(serve: Serve,
     ids=["chunk size", "chunk end", "trailer", "long trailer"],
 )
 @pytest.mark.parametrize("pause_s", [0, 0.05], ids=["in one packet", "in two packets"])
-def test_a_body_with_bad_framing_is_answered_by_its_route(
+def test_a_body_with_invalid_framing_gets_an_error_of_its_route(
     serve: Serve, rest: bytes, status: int, code: str, pause_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was closed without an answer, a log line or a count."""
+    """Regression: the connection was closed without a response, a log line or a count."""
     caplog.set_level(logging.INFO, logs.access_logger.name)
     with serve() as wire:
         for path, message in ((b"/v1/generate", "error"), (b"/generate", "error_type")):
@@ -398,10 +397,10 @@ def test_a_hundred_thousand_tiny_chunks_are_one_body(serve: Serve) -> None:
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_body_over_the_limit_is_refused_before_it_has_come(serve: Serve) -> None:
+def test_a_body_over_the_limit_is_rejected_before_it_arrives(serve: Serve) -> None:
     with serve(**QUICK) as wire:
-        answer = exchange(wire, POST + b"Content-Length: 1000000000\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 413 ")
+        response = exchange(wire, POST + b"Content-Length: 1000000000\r\n\r\n")
+        assert response.startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_client_that_sends_a_whole_large_body_can_read_its_413(serve: Serve) -> None:
@@ -409,31 +408,31 @@ def test_a_client_that_sends_a_whole_large_body_can_read_its_413(serve: Serve) -
         assert wire.post("/v1/generate", {"inputs": "x" * 3_000_000})[0] == 413
 
 
-def test_pipelined_requests_are_answered_in_order(serve: Serve) -> None:
+def test_responses_to_pipelined_requests_keep_their_order(serve: Serve) -> None:
     with serve(**QUICK) as wire:
         request = POST + b"Content-Length: %d\r\n" % len(BODY)
-        data = b"".join(request + b"X-Request-Id: r%d\r\n\r\n" % place + BODY for place in range(5))
-        answer = exchange(wire, data)
-        ids = [line for line in answer.split(b"\r\n") if line.startswith(b"x-request-id")]
-        assert ids == [b"x-request-id: r%d" % place for place in range(5)]
+        data = b"".join(request + b"X-Request-Id: r%d\r\n\r\n" % index + BODY for index in range(5))
+        response = exchange(wire, data)
+        ids = [line for line in response.split(b"\r\n") if line.startswith(b"x-request-id")]
+        assert ids == [b"x-request-id: r%d" % index for index in range(5)]
 
 
-def test_of_requests_sent_ahead_of_their_turn_no_more_than_some_are_read(serve: Serve) -> None:
-    """Each was compared with all before it, and kept: a megabyte of them held up the event loop for
-    seconds.
+def test_only_a_limited_number_of_pipelined_requests_is_read(serve: Serve) -> None:
+    """Regression: all pipelined requests were kept and compared with each other; a megabyte of them
+    blocked the event loop for seconds.
     """
     with serve() as wire, wire.connect() as connection:
         started = time.monotonic()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 30_000)
-        answers = read_all(connection)
+        responses = read_all(connection)
         assert time.monotonic() - started < 5
-        if answers:  # the reset of what was sent too much may overtake them
-            assert answers.startswith(b"HTTP/1.1 200 ")
+        if responses:  # the reset of what was sent too much may overtake them
+            assert responses.startswith(b"HTTP/1.1 200 ")
         assert wire.get("/health/live")[0] == 200
 
 
-def test_the_last_answer_before_the_limit_says_that_the_connection_ends(serve: Serve) -> None:
+def test_the_last_response_before_the_limit_announces_the_end_of_the_connection(serve: Serve) -> None:
     with serve() as wire, wire.connect() as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * (MAX_PIPELINED + 9))
         heads = read_all(connection).split(b"HTTP/1.1 ")[1:]
@@ -441,8 +440,8 @@ def test_the_last_answer_before_the_limit_says_that_the_connection_ends(serve: S
         assert [b"connection: close" in head for head in heads] == [False] * MAX_PIPELINED + [True]
 
 
-def test_trailers_without_end_are_cut_off(serve: Serve) -> None:
-    """They were kept as headers, for as long as a body may take."""
+def test_endless_trailers_end_the_connection(serve: Serve) -> None:
+    """Regression: trailers were kept as headers until the body timeout."""
     with serve(body_timeout_s=30) as wire:
         started = time.monotonic()
         trailers = b"a:b\r\n" * 100_000
@@ -451,9 +450,9 @@ def test_trailers_without_end_are_cut_off(serve: Serve) -> None:
         assert wire.get("/health/live")[0] == 200
 
 
-def test_a_trailer_without_end_is_cut_off(serve: Serve) -> None:
-    """A header is told when it is whole, so one that never is was kept, and copied with each piece
-    that came.
+def test_an_endless_trailer_ends_the_connection(serve: Serve) -> None:
+    """Regression: the parser reports only complete headers, so an endless one was kept and copied
+    with each received piece.
     """
     with serve(body_timeout_s=30) as wire:
         started = time.monotonic()
@@ -461,7 +460,7 @@ def test_a_trailer_without_end_is_cut_off(serve: Serve) -> None:
         assert time.monotonic() - started < 5
 
 
-def test_what_goes_wrong_behind_an_early_answer_is_no_second_answer(serve: Serve) -> None:
+def test_an_error_after_an_early_response_sends_no_second_response(serve: Serve) -> None:
     with serve(body_timeout_s=30) as wire:
         head = b"POST /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
         with wire.connect() as connection:
@@ -474,11 +473,11 @@ def test_what_goes_wrong_behind_an_early_answer_is_no_second_answer(serve: Serve
         assert b'code="malformed_request"' not in wire.get("/metrics")[1]
 
 
-def test_a_few_trailers_are_read_and_forgotten(serve: Serve) -> None:
+def test_a_few_trailers_are_read_and_ignored(serve: Serve) -> None:
     with serve() as wire:
         chunks = b"%x\r\n%s\r\n0\r\nX-Sum: 1\r\n\r\n" % (len(BODY), BODY)
-        answer = exchange(wire, POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
-        assert answer.startswith(b"HTTP/1.1 200 ")
+        response = exchange(wire, POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+        assert response.startswith(b"HTTP/1.1 200 ")
 
 
 def made_protocol(transport: Mock, write_timeout_s: float) -> GuardedProtocol:
@@ -493,9 +492,9 @@ def made_protocol(transport: Mock, write_timeout_s: float) -> GuardedProtocol:
 
 
 @pytest.mark.anyio
-async def test_what_is_written_after_a_pause_does_not_hide_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A level that was as high as one timeout before counted as nothing read: whoever read steadily
-    was cut off.
+async def test_writing_after_a_pause_does_not_hide_progress_of_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: an equal buffer level one timeout later counted as no progress, so that steady
+    readers were disconnected.
     """
     transport = Mock()
     transport.is_closing.return_value = False
@@ -514,10 +513,8 @@ async def test_what_is_written_after_a_pause_does_not_hide_what_was_read(monkeyp
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("reads_s", [0.0, 0.25], ids=["nothing is read", "reading stops"])
-async def test_a_closed_connection_waits_for_a_reader_that_reads(
-    monkeypatch: pytest.MonkeyPatch, reads_s: float
-) -> None:
-    """The unread rest may be too little to pause writing, and then no timer ran."""
+async def test_a_closed_connection_waits_for_an_active_reader(monkeypatch: pytest.MonkeyPatch, reads_s: float) -> None:
+    """Regression: without paused writing no timer ran for the unread rest of a response."""
     transport = Mock()
     transport.is_closing.side_effect = lambda: transport.close.called
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The head of a request by table: what is served, in origin form, and what is 400."""
+"""Tables of request heads that are served, in origin form, and of those that are 400."""
 
 import httptools
 import pytest
@@ -26,7 +26,7 @@ HOST = [(b"host", b"x")]
         (b"http://x?b", b"/?b"),
     ],
 )
-def test_a_path_alone_or_behind_a_host_is_served(target: bytes, origin_form: bytes) -> None:
+def test_a_path_with_or_without_a_host_is_served(target: bytes, origin_form: bytes) -> None:
     assert check_head(b"GET", target, "1.1", HOST) == origin_form
     assert httptools.parse_url(origin_form).path.startswith(b"/")
 
@@ -43,12 +43,12 @@ def test_any_other_target_is_malformed(target: bytes) -> None:
         check_head(b"GET", target, "1.1", HOST)
 
 
-def test_an_asterisk_is_the_target_of_options_alone() -> None:
+def test_an_asterisk_is_only_a_target_of_options() -> None:
     assert check_head(b"OPTIONS", b"*", "1.1", HOST) == b"*"
 
 
 @pytest.mark.parametrize("target", [b"x:443", b"/", b"http://x/"])
-def test_connect_is_malformed_whatever_its_target(target: bytes) -> None:
+def test_connect_is_malformed_with_any_target(target: bytes) -> None:
     with pytest.raises(ApiError, match="CONNECT and proxying are not supported"):
         check_head(b"CONNECT", target, "1.1", HOST)
 

@@ -1,6 +1,4 @@
-"""Bad bodies: every one has its own refusal, quickly and without an echo, and the
-service lives on.
-"""
+"""Invalid bodies: each gets a fast error that does not repeat its content."""
 
 import time
 from collections.abc import AsyncIterator
@@ -46,12 +44,12 @@ MALFORMED: dict[str, bytes] = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=list(MALFORMED))
-async def test_what_is_not_json_is_400_and_short_and_quick(running: Running, body: bytes) -> None:
+async def test_invalid_json_is_a_short_and_fast_400(running: Running, body: bytes) -> None:
     started = time.perf_counter()
-    answer = await running.client.post("/v1/generate", content=body, headers={"content-type": "application/json"})
+    response = await running.client.post("/v1/generate", content=body, headers={"content-type": "application/json"})
     assert time.perf_counter() - started < 2
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "malformed_json")
-    assert len(answer.content) < 2048
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "malformed_json")
+    assert len(response.content) < 2048
     assert (await running.client.get("/health/live")).status_code == 200
 
 
@@ -116,21 +114,21 @@ NOT_ALLOWED: list[tuple[Any, str, str | None]] = [
 
 
 @pytest.mark.anyio
-async def test_what_is_not_allowed_is_422_and_names_the_value_without_repeating_it(running: Running) -> None:
+async def test_an_invalid_value_is_422_with_its_path_and_without_its_content(running: Running) -> None:
     for body, code, param in NOT_ALLOWED:
-        answer = await running.post("/v1/generate", body)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["param"]) == (422, code, param), body
+        response = await running.post("/v1/generate", body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (422, code, param), body
         assert MARKER not in error["message"].replace(param or "", "")
         assert error["message"].endswith(".")
 
 
 @pytest.mark.anyio
-async def test_huge_wrong_values_cost_no_more_than_small_ones_and_never_come_back(running: Running) -> None:
+async def test_huge_invalid_values_cost_as_much_as_small_ones_and_are_never_returned(running: Running) -> None:
     for path, body in (
         ("/v1/generate", {"inputs": list(range(100_000))}),
         ("/v1/generate", {"inputs": 1, "parameters": {"stop": [MARKER] * 50_000}}),
-        ("/v1/generate", {MARKER + str(place): 0 for place in range(30_000)}),
+        ("/v1/generate", {MARKER + str(index): 0 for index in range(30_000)}),
         ("/v1/generate", {"inputs": MARKER * 80_000}),
         ("/v1/detokenize", {"ids": [["x"] * 100_000]}),
         ("/v1/detokenize", {"ids": [[True] * 100_000]}),
@@ -142,11 +140,11 @@ async def test_huge_wrong_values_cost_no_more_than_small_ones_and_never_come_bac
         ("/v1/attention", {"inputs": "x", "kinds": [MARKER] * 50_000}),
     ):
         started = time.perf_counter()
-        answer = await running.post(path, body)
+        response = await running.post(path, body)
         assert time.perf_counter() - started < 2, path
-        assert answer.status_code == 422, answer.text
-        assert len(answer.content) < 2048
-        assert MARKER + MARKER not in answer.text
+        assert response.status_code == 422, response.text
+        assert len(response.content) < 2048
+        assert MARKER + MARKER not in response.text
 
 
 @pytest.mark.anyio
@@ -161,35 +159,35 @@ async def test_huge_wrong_values_cost_no_more_than_small_ones_and_never_come_bac
     ],
 )
 async def test_another_content_type_is_415(running: Running, headers: dict[str, str]) -> None:
-    answer = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers=headers)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_media_type")
+    response = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     "kind", ["application/json", "application/json; charset=utf-8", 'Application/JSON;charset="UTF-8"']
 )
-async def test_json_in_utf_8_is_taken_however_it_is_spelt(running: Running, kind: str) -> None:
-    answer = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers={"content-type": kind})
-    assert answer.status_code == 200
+async def test_json_in_utf_8_is_accepted_with_any_spelling_of_the_charset(running: Running, kind: str) -> None:
+    response = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers={"content-type": kind})
+    assert response.status_code == 200
 
 
 @pytest.mark.anyio
-async def test_of_a_key_that_stands_twice_the_last_counts(running: Running) -> None:
+async def test_the_last_value_of_a_repeated_key_is_used(running: Running) -> None:
     body = b'{"inputs":["x","y"],"inputs":"x"}'
-    answer = await running.client.post("/v1/generate", content=body, headers={"content-type": "application/json"})
-    assert len(answer.json()["outputs"]) == 1
+    response = await running.client.post("/v1/generate", content=body, headers={"content-type": "application/json"})
+    assert len(response.json()["outputs"]) == 1
 
 
 @pytest.mark.anyio
 async def test_a_nul_character_is_a_character(running: Running) -> None:
-    answer = await running.post("/v1/tokenize", {"inputs": "a\x00b"})
-    assert [token["text"] for token in answer.json()["outputs"][0]] == [" a", "\x00", "b", "</s>"]
+    response = await running.post("/v1/tokenize", {"inputs": "a\x00b"})
+    assert [token["text"] for token in response.json()["outputs"][0]] == [" a", "\x00", "b", "</s>"]
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_the_body_limit_holds_to_the_byte(start: Start, is_chunked: bool) -> None:
+async def test_the_body_limit_is_exact_to_the_byte(start: Start, is_chunked: bool) -> None:
     async with start(max_body_bytes=100) as running:
         for size, status in ((99, 200), (100, 200), (101, 413)):
             body = b'{"inputs":"x"}'.ljust(size)
@@ -198,12 +196,12 @@ async def test_the_body_limit_holds_to_the_byte(start: Start, is_chunked: bool) 
                 yield body[:60]
                 yield body[60:]
 
-            answer = await running.client.post(
+            response = await running.client.post(
                 "/v1/generate",
                 content=chunks() if is_chunked else body,
                 headers={"content-type": "application/json"},
             )
-            assert answer.status_code == status
+            assert response.status_code == status
 
 
 JSON = st.recursive(
@@ -216,7 +214,7 @@ BODIES = (GenerateBody, ScoreBody, EncodeBody, AttentionBody, TokenizeBody, Deto
 
 @given(data=st.data(), body_type=st.sampled_from(BODIES))
 @settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], max_examples=200)
-def test_any_json_is_parsed_or_refused(data: st.DataObject, body_type: type[RequestBody]) -> None:
+def test_any_json_is_parsed_or_rejected(data: st.DataObject, body_type: type[RequestBody]) -> None:
     document = data.draw(st.dictionaries(st.sampled_from(sorted(body_type.model_fields)), JSON))
     try:
         parse_body(orjson.dumps(document), body_type)
@@ -224,7 +222,7 @@ def test_any_json_is_parsed_or_refused(data: st.DataObject, body_type: type[Requ
         assert error.kind.status in (400, 422)  # noqa: PT017
 
 
-def test_paths_are_written_as_in_the_language_of_the_client() -> None:
+def test_error_paths_have_dots_and_brackets() -> None:
     assert path_of(("parameters", "stop", 1)) == "parameters.stop[1]"
     assert path_of(("ids", 0, 3)) == "ids[0][3]"
     assert path_of(()) == ""

@@ -1,4 +1,4 @@
-"""The end in two stages, on a real socket."""
+"""Shutdown in two stages, on a real socket."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ import pytest
 from service.api.endpoint import Endpoint
 from service.http import server
 from service.http.call import HttpCall
-from tests.service.api.test_streaming import large_answer
+from tests.service.api.test_streaming import large_response
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
 from tests.support.fake_runner import Faults
 
@@ -26,20 +26,20 @@ def terminate(wire: Wire) -> None:
     wire.server.handle_exit(signal.SIGTERM, None)
 
 
-def post_in_thread(wire: Wire, body: Any, answers: list[tuple[int, Any]]) -> threading.Thread:
-    thread = threading.Thread(target=lambda: answers.append(wire.post("/v1/generate", body)))
+def post_in_thread(wire: Wire, body: Any, responses: list[tuple[int, Any]]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: responses.append(wire.post("/v1/generate", body)))
     thread.start()
     return thread
 
 
-def test_work_in_flight_ends_well_while_new_work_is_refused(serve: Serve, make_backend: MakeBackend) -> None:
+def test_running_requests_finish_while_new_ones_are_rejected(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.02), drain_s=0.3) as wire:
         connection = wire.http()
         content = orjson.dumps({"inputs": "x", "stream": True, "parameters": LONG})
         connection.request("POST", "/v1/generate", content, {"Content-Type": "application/json"})
         stream = connection.getresponse()
-        answers: list[tuple[int, Any]] = []
-        unary = post_in_thread(wire, {"inputs": "y", "parameters": LONG}, answers)
+        responses: list[tuple[int, Any]] = []
+        unary = post_in_thread(wire, {"inputs": "y", "parameters": LONG}, responses)
         wait_until(lambda: wire.backend.engines[0].num_running == 2)
         terminate(wire)
         status, body = wire.get("/health/ready")
@@ -48,7 +48,7 @@ def test_work_in_flight_ends_well_while_new_work_is_refused(serve: Serve, make_b
         assert wire.get("/health/live")[0] == 200
         assert stream.read().endswith(b"data: [DONE]\n\n")
         unary.join()
-        assert answers[0][0] == 200
+        assert responses[0][0] == 200
         wire.thread.join(timeout=10)
         assert not wire.thread.is_alive()
         assert wire.server.exit_code == 0
@@ -72,11 +72,11 @@ def test_the_listener_closes_after_the_drain_window(serve: Serve) -> None:
             socket.create_connection(("127.0.0.1", port), timeout=1)
 
 
-def test_what_does_not_finish_in_time_is_told_that_the_service_drains(serve: Serve, make_backend: MakeBackend) -> None:
+def test_requests_that_do_not_finish_in_time_get_the_error_draining(serve: Serve, make_backend: MakeBackend) -> None:
     hang = threading.Event()
     with serve(make_backend(faults=Faults(hang=hang)), drain_s=0, shutdown_timeout_s=2) as wire:
-        answers: list[tuple[int, Any]] = []
-        unary = post_in_thread(wire, {"inputs": "x"}, answers)
+        responses: list[tuple[int, Any]] = []
+        unary = post_in_thread(wire, {"inputs": "x"}, responses)
         wait_until(lambda: wire.backend.engines[0].num_running == 1)
         started = time.monotonic()
         terminate(wire)
@@ -85,10 +85,10 @@ def test_what_does_not_finish_in_time_is_told_that_the_service_drains(serve: Ser
         assert time.monotonic() - started < 5  # two to finish, one to give up the call that hangs, and not that twice
         assert not wire.thread.is_alive()
         hang.set()
-        assert (answers[0][0], answers[0][1]["error"]["code"]) == (503, "draining")
+        assert (responses[0][0], responses[0][1]["error"]["code"]) == (503, "draining")
 
 
-def test_idle_connections_and_stalled_uploads_do_not_hold_up_the_end(serve: Serve) -> None:
+def test_idle_connections_and_stalled_uploads_do_not_delay_the_shutdown(serve: Serve) -> None:
     with serve(drain_s=0, body_timeout_s=0.3) as wire, contextlib.ExitStack() as open_connections:
         idle = wire.http()
         idle.request("GET", "/health/live")
@@ -106,25 +106,25 @@ def test_idle_connections_and_stalled_uploads_do_not_hold_up_the_end(serve: Serv
         idle.close()
 
 
-def test_an_upload_that_outlasts_the_shutdown_timeout_is_told_that_the_service_drains(serve: Serve) -> None:
+def test_an_upload_that_outlasts_the_shutdown_timeout_gets_the_error_draining(serve: Serve) -> None:
     with serve(drain_s=0, shutdown_timeout_s=0.1, body_timeout_s=60) as wire, wire.connect() as stalled:
         stalled.sendall(
             b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
         )
         wait_until(lambda: len(wire.server.server_state.tasks) == 1)
         terminate(wire)
-        answer = read_all(stalled)
-        assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"draining"' in answer
+        response = read_all(stalled)
+        assert response.startswith(b"HTTP/1.1 503 ") and b'"code":"draining"' in response
         wire.thread.join(timeout=3)
         assert not wire.thread.is_alive()
 
 
-def test_answers_that_the_end_cuts_are_one_line_each_in_the_log_without_a_traceback(
+def test_responses_cut_by_the_shutdown_are_one_log_line_each_without_a_traceback(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "RESPONSE_S", 1)
     caplog.set_level(logging.INFO)
-    with serve(drain_s=0, shutdown_timeout_s=0.1, write_timeout_s=60) as wire, large_answer(wire) as client:
+    with serve(drain_s=0, shutdown_timeout_s=0.1, write_timeout_s=60) as wire, large_response(wire) as client:
         wait_until(lambda: bool(wire.backend.runners[0].num_steps))
         wire.wait_idle()
         time.sleep(0.3)  # until all buffers on the way are full
@@ -138,7 +138,7 @@ def test_answers_that_the_end_cuts_are_one_line_each_in_the_log_without_a_traceb
     assert (call["route"], call["status"], call["code"]) == ("/v1/generate", 200, "draining")
 
 
-def test_a_mistake_behind_the_head_of_an_answer_is_one_traceback_and_closes_the_connection(
+def test_a_bug_after_the_head_of_a_response_logs_one_traceback_and_closes_the_connection(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def live(call: HttpCall) -> None:
@@ -154,7 +154,7 @@ def test_a_mistake_behind_the_head_of_an_answer_is_one_traceback_and_closes_the_
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == ["a call failed"]
 
 
-def test_a_second_signal_ends_at_once(serve: Serve) -> None:
+def test_a_second_signal_ends_the_service_at_once(serve: Serve) -> None:
     with serve(drain_s=60) as wire:
         terminate(wire)
         assert wire.exit_codes == []
@@ -162,7 +162,7 @@ def test_a_second_signal_ends_at_once(serve: Serve) -> None:
         assert wire.exit_codes == [1]
 
 
-def test_an_end_while_loading_is_an_orderly_one(serve: Serve, make_backend: MakeBackend) -> None:
+def test_a_shutdown_while_loading_is_orderly(serve: Serve, make_backend: MakeBackend) -> None:
     may_load = threading.Event()
     with serve(make_backend(wait_for=may_load), drain_s=0) as wire:
         terminate(wire)

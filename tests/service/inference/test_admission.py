@@ -18,7 +18,7 @@ def controller(
     return AdmissionController(max_sequences, max_bytes, max_tokens, throughput, max_wait_s=5.0)
 
 
-def test_sequences_beyond_the_limit_are_refused_and_count_nothing() -> None:
+def test_sequences_beyond_the_limit_are_rejected_and_not_counted() -> None:
     admission = controller(max_sequences=3)
     admission.reserve(2, 10)
     message = r"2 of 3 sequences are running or waiting .*, and a call of 2 needs space for 3"
@@ -28,7 +28,7 @@ def test_sequences_beyond_the_limit_are_refused_and_count_nothing() -> None:
     admission.reserve(1, 10)
 
 
-def test_bytes_beyond_the_limit_are_refused() -> None:
+def test_bytes_beyond_the_limit_are_rejected() -> None:
     admission = controller(max_bytes=100)
     admission.reserve(1, 60)
     message = r"60 bytes of request bodies are held, and 60 more exceed the limit of 100 \(SIGHTLINE_MAX_WAITING_BYTES"
@@ -36,7 +36,7 @@ def test_bytes_beyond_the_limit_are_refused() -> None:
         admission.reserve(1, 60)
 
 
-def test_tokens_beyond_the_limit_are_refused_and_released_at_the_end() -> None:
+def test_tokens_beyond_the_limit_are_rejected_and_released_at_the_end() -> None:
     admission = controller(max_tokens=50)
     admission.add_tokens(admission.reserve(1, 1), 40)
     reservation = admission.reserve(1, 1)
@@ -47,7 +47,7 @@ def test_tokens_beyond_the_limit_are_refused_and_released_at_the_end() -> None:
     assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (1, 1, 40)
 
 
-def test_a_call_without_company_is_admitted_whatever_its_size() -> None:
+def test_a_call_of_any_size_is_admitted_to_an_empty_service() -> None:
     admission = controller(max_sequences=1, max_bytes=1, max_tokens=1, units_per_s=1.0)
     reservation = admission.reserve(32, 1000, units=1000.0, seconds_left=1.0)
     admission.add_tokens(reservation, 8000)
@@ -56,7 +56,7 @@ def test_a_call_without_company_is_admitted_whatever_its_size() -> None:
     assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
 
-def test_a_reservation_is_released_once_however_often_it_is_asked_for() -> None:
+def test_a_reservation_is_released_only_once() -> None:
     admission = controller()
     admission.reserve(1, 1)
     reservation = admission.reserve(2, 5)
@@ -66,7 +66,7 @@ def test_a_reservation_is_released_once_however_often_it_is_asked_for() -> None:
     assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (1, 1, 0)
 
 
-def test_large_calls_leave_room_for_small_ones() -> None:
+def test_large_calls_leave_capacity_for_small_ones() -> None:
     """Regression: nine calls of 32 inputs filled the queue, and single inputs were rejected."""
     admission = controller(max_sequences=288, max_bytes=10_000)
     for _ in range(8):
@@ -79,7 +79,7 @@ def test_large_calls_leave_room_for_small_ones() -> None:
         admission.reserve(1, 50)
 
 
-def test_a_call_is_refused_if_the_others_delay_it_for_too_long() -> None:
+def test_a_call_is_rejected_if_others_delay_it_for_too_long() -> None:
     admission = controller(units_per_s=100.0)
     admission.reserve(1, 1, units=400.0)
     second = admission.reserve(1, 1, units=400.0)  # waits for 4 s
@@ -89,7 +89,7 @@ def test_a_call_is_refused_if_the_others_delay_it_for_too_long() -> None:
     admission.reserve(1, 1, units=400.0)
 
 
-def test_a_small_call_is_delayed_by_its_own_size_alone_since_calls_take_turns() -> None:
+def test_a_small_call_is_delayed_in_proportion_to_its_own_size() -> None:
     admission = controller(units_per_s=100.0)
     for _ in range(12):
         reservation = admission.reserve(1, 1)
@@ -99,7 +99,7 @@ def test_a_small_call_is_delayed_by_its_own_size_alone_since_calls_take_turns() 
         admission.reserve(1, 1, units=50.0)
 
 
-def test_a_call_that_cannot_end_before_its_deadline_is_refused() -> None:
+def test_a_call_that_cannot_end_before_its_deadline_is_rejected() -> None:
     admission = controller(units_per_s=100.0)
     admission.reserve(1, 1, units=200.0)
     with pytest.raises(ApiError, match=r"would take about 4\.0 s, but its deadline is in 3\.9 s"):
@@ -136,7 +136,7 @@ def test_a_reservation_does_not_grow_beyond_its_deadline() -> None:
         admission.resize(reservation, 10, units=400.0, seconds_left=4.0)
 
 
-def test_work_is_refused_by_no_estimate_before_there_is_one() -> None:
+def test_no_work_is_rejected_before_the_speed_is_measured() -> None:
     admission = controller(units_per_s=None)
     admission.reserve(1, 1, units=1e9)
     admission.reserve(1, 1, units=1e9, seconds_left=0.001)
@@ -145,7 +145,7 @@ def test_work_is_refused_by_no_estimate_before_there_is_one() -> None:
 # The measured speed
 
 
-def test_speed_is_measured_while_sequences_wait_and_forgets_what_is_long_ago() -> None:
+def test_speed_is_measured_while_sequences_wait_and_old_measurements_expire() -> None:
     throughput = Throughput()
     now = 0.0
     for _ in range(100):  # nothing waits: rows are not full
@@ -192,7 +192,7 @@ def reserve(memory: ResponseMemory, num_bytes: int) -> ResponseReservation:
     return reservation
 
 
-def test_responses_that_do_not_fit_together_are_refused_until_one_is_released() -> None:
+def test_responses_that_do_not_fit_together_are_rejected_until_one_is_released() -> None:
     memory = ResponseMemory(100)
     first = reserve(memory, 60)
     with pytest.raises(
@@ -206,7 +206,7 @@ def test_responses_that_do_not_fit_together_are_refused_until_one_is_released() 
     reserve(memory, 50)
 
 
-def test_a_response_without_company_always_fits_and_may_grow() -> None:
+def test_a_single_response_always_fits_and_may_grow() -> None:
     memory = ResponseMemory(100)
     alone = reserve(memory, 300)
     assert alone.use(400)
@@ -215,7 +215,7 @@ def test_a_response_without_company_always_fits_and_may_grow() -> None:
         reserve(memory, 1)
 
 
-def test_a_response_uses_what_it_has_reserved_first_and_grows_while_there_is_room() -> None:
+def test_a_response_uses_its_reservation_first_and_then_grows_up_to_the_limit() -> None:
     memory = ResponseMemory(100)
     reserve(memory, 30)
     growing = reserve(memory, 20)
@@ -227,7 +227,7 @@ def test_a_response_uses_what_it_has_reserved_first_and_grows_while_there_is_roo
     assert memory.num_bytes == 100
 
 
-def test_growth_after_the_release_takes_nothing() -> None:
+def test_growth_after_the_release_reserves_nothing() -> None:
     memory = ResponseMemory(100)
     gone = reserve(memory, 20)
     gone.release()
@@ -235,7 +235,7 @@ def test_growth_after_the_release_takes_nothing() -> None:
     assert memory.num_bytes == 0
 
 
-def test_growth_and_releases_of_several_threads_leave_nothing_behind() -> None:
+def test_growth_and_releases_in_several_threads_leave_nothing_reserved() -> None:
     memory = ResponseMemory(10_000)
     reservations = [reserve(memory, 10) for _ in range(50)]
 
@@ -261,7 +261,7 @@ def test_the_limit_is_an_eighth_of_the_memory_within_bounds() -> None:
 # The rate of rejections
 
 
-def test_few_refusals_are_sent_at_once_and_very_many_are_spread_over_time() -> None:
+def test_few_rejections_are_sent_at_once_and_many_are_spread_over_time() -> None:
     now = 1000.0
     pace = RejectionPacer(lambda: now)
     assert [pace.delay_s() for _ in range(100)] == [0.0] * 100

@@ -135,7 +135,7 @@ async def test_a_stream_does_not_use_beam_search_by_default(
         assert response.json()["error"]["code"] == "unsupported_parameter"
 
 
-async def test_a_temperature_of_openai_decides_if_tokens_are_sampled(
+async def test_the_temperature_of_openai_enables_or_disables_sampling(
     start: Start, make_backend: MakeBackend, submitted: list[GenerateParameters]
 ) -> None:
     async with start(backend_with(make_backend, SAMPLING)) as running:
@@ -206,8 +206,8 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 
 
 async def test_the_document_allows_what_a_model_accepts(start: Start, make_backend: MakeBackend) -> None:
-    """The document required `do_sample: true` for a temperature, also for models that sample by
-    default.
+    """Regression: the document required `do_sample: true` for a temperature, also for models that
+    sample by default.
     """
     paths = {"GenerateBody": "/v1/generate", "CompletionBody": "/v1/completions"}
     accepted = [False] * len(METHODS)

@@ -129,7 +129,7 @@ async def test_the_first_calls_share_one_load_while_another_model_is_served(
         assert repository.loads == ["lazy"]
 
 
-async def test_a_call_waits_until_its_deadline_and_the_load_goes_on(start: Start, make_backend: MakeBackend) -> None:
+async def test_a_call_waits_until_its_deadline_and_the_load_continues(start: Start, make_backend: MakeBackend) -> None:
     async with one_eager_and_one_lazy(start, make_backend) as running:
         repository = repository_of(running)
         repository.wait_for = may_load = threading.Event()
@@ -190,7 +190,7 @@ async def test_calls_that_wait_for_a_load_are_limited(start: Start, make_backend
         assert running.app.state.service.admissions["lazy"].num_calls == 0
 
 
-async def test_what_the_manifest_rules_out_does_not_load_the_model(start: Start, make_backend: MakeBackend) -> None:
+async def test_calls_that_the_manifest_excludes_do_not_load_the_model(start: Start, make_backend: MakeBackend) -> None:
     async with one_eager_and_one_lazy(start, make_backend) as running:
         response = await running.post("/v1/classify", {"model": "lazy", "inputs": "a dog"})
         assert error(response)[:2] == (422, "unsupported_task")

@@ -13,21 +13,21 @@ pytestmark = pytest.mark.anyio
 
 
 async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
-    answer = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
-    assert answer.status_code == 200, answer.text
-    return answer.json()["outputs"]
+    response = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
+    assert response.status_code == 200, response.text
+    return response.json()["outputs"]
 
 
 @pytest.mark.parametrize(
     "parameters", [{}, {"num_beams": 3}, {"do_sample": True, "seed": 2}, {"target_prefix": "Hund"}, {"stop": "a"}]
 )
-async def test_the_maps_are_those_that_attention_shows(running: Running, parameters: dict[str, Any]) -> None:
-    for wanted in ({}, {"kinds": ["decoder", "cross"], "layers": [1], "heads": [1, 0], "reduce": "max"}):
+async def test_maps_equal_those_of_attention(running: Running, parameters: dict[str, Any]) -> None:
+    for requested in ({}, {"kinds": ["decoder", "cross"], "layers": [1], "heads": [1, 0], "reduce": "max"}):
         options = {**parameters, "max_new_tokens": 7}
-        (output,) = await generate(running, "a dog", return_attention=wanted or True, **options)
-        response = (await running.post("/v1/attention", {"inputs": "a dog", "parameters": options, **wanted})).json()
-        (answer,) = response["outputs"]
-        assert output["attention"] == {name: answer[name] for name in output["attention"]}
+        (output,) = await generate(running, "a dog", return_attention=requested or True, **options)
+        response = (await running.post("/v1/attention", {"inputs": "a dog", "parameters": options, **requested})).json()
+        (explained,) = response["outputs"]
+        assert output["attention"] == {name: explained[name] for name in output["attention"]}
         assert set(output["attention"]) == {
             "source_tokens",
             "source_offsets",
@@ -57,7 +57,7 @@ async def test_every_output_of_a_beam_search_has_maps_of_its_own_tokens(running:
             np.testing.assert_allclose(np.reshape(one["data"], one["shape"]).sum(axis=-1), 1, rtol=1e-5)
 
 
-async def test_maps_that_are_not_wanted_do_not_come(running: Running) -> None:
+async def test_maps_are_returned_only_on_request(running: Running) -> None:
     assert (await generate(running, "x", return_attention=False))[0]["attention"] is None
     assert (await generate(running, "x"))[0]["attention"] is None
 
@@ -69,24 +69,30 @@ def with_heads(backend: FakeBackend, heads: int) -> FakeBackend:
     return backend
 
 
-async def refused(running: Running, inputs: Any, **parameters: Any) -> int:
+async def work_before_rejection(running: Running, inputs: Any, **parameters: Any) -> int:
     """Return the work done before the response was rejected for its size."""
-    answer = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "response_too_large")
+    response = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
+    assert (response.status_code, response.json()["error"]["code"]) == (422, "response_too_large")
     return running.backend.runners[0].num_encodes
 
 
-async def test_what_is_certainly_too_large_is_refused_before_it_is_computed(
+async def test_maps_of_known_excessive_size_are_rejected_before_they_are_computed(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
     async with start(with_heads(make_backend(), 200)) as running:
         text = "x" * 38
         assert len(tokenizer.encode(text)) == 40  # so a map of the encoder has 2 * 200 * 40 * 40 = 640,000 numbers
         encoder = {"kinds": ["encoder"]}
-        assert await refused(running, [text, text], return_attention=encoder) == 0
-        assert await refused(running, text, return_attention=encoder, num_beams=2, num_return_sequences=2) == 0
-        assert await refused(running, text, return_attention={"kinds": ["cross"]}, min_new_tokens=63) == 0
-        assert await refused(running, "x", return_attention={"kinds": ["decoder"]}, target_prefix="x" * 50) == 0
+        assert await work_before_rejection(running, [text, text], return_attention=encoder) == 0
+        assert (
+            await work_before_rejection(running, text, return_attention=encoder, num_beams=2, num_return_sequences=2)
+            == 0
+        )
+        assert await work_before_rejection(running, text, return_attention={"kinds": ["cross"]}, min_new_tokens=63) == 0
+        assert (
+            await work_before_rejection(running, "x", return_attention={"kinds": ["decoder"]}, target_prefix="x" * 50)
+            == 0
+        )
         assert len(await generate(running, text, return_attention=encoder)) == 1
         assert len(await generate(running, [text, text], return_attention={**encoder, "reduce": "mean"})) == 2
 
@@ -98,12 +104,12 @@ async def test_the_maps_of_all_outputs_are_counted_together(start: Start, make_b
         options = {"return_attention": {"kinds": ["cross"]}, "stop": "never comes", "min_new_tokens": 40}
         text = "x" * 38
         assert len(await generate(running, text, max_new_tokens=40, **options)) == 1
-        assert await refused(running, [text, text], max_new_tokens=40, **options) > 0
+        assert await work_before_rejection(running, [text, text], max_new_tokens=40, **options) > 0
         await until(lambda: running.backend.num_busy == 0)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"num_beams": 2}, {"num_beams": 2, "num_return_sequences": 2}])
-async def test_maps_that_grow_too_large_are_given_up_at_once(
+async def test_maps_that_grow_too_large_end_the_call_at_once(
     start: Start, make_backend: MakeBackend, parameters: dict[str, Any]
 ) -> None:
     """A row of a cross map has 2 * 200 * 40 = 16,000 numbers: 62 rows fit into a response."""
@@ -112,23 +118,25 @@ async def test_maps_that_grow_too_large_are_given_up_at_once(
     async with start(with_heads(make_backend(), 200)) as running:
         (runner,) = running.backend.runners
         rows_a_step = 3 * parameters.get("num_return_sequences", 1)
-        assert await refused(running, ["x" * 38] * 3, max_new_tokens=60, **options) == 1
+        assert await work_before_rejection(running, ["x" * 38] * 3, max_new_tokens=60, **options) == 1
         assert runner.num_steps == 62 // rows_a_step + 1
         await until(lambda: running.backend.num_busy == 0)
         assert len(await generate(running, "x" * 38, max_new_tokens=60, **parameters)) >= 1
 
 
-async def test_a_model_without_maps_refuses_by_name(start: Start, make_backend: MakeBackend) -> None:
+async def test_a_model_without_maps_is_an_error_that_names_the_model(start: Start, make_backend: MakeBackend) -> None:
     backend = make_backend()
     backend.manifests = (backend.manifests[0].model_copy(update={"attention": (), "tasks": ("generate",)}),)
     async with start(backend) as running:
-        for wanted in (True, {"kinds": ["cross"]}):
-            answer = await running.post("/v1/generate", {"inputs": "x", "parameters": {"return_attention": wanted}})
-            error = answer.json()["error"]
+        for requested in (True, {"kinds": ["cross"]}):
+            response = await running.post(
+                "/v1/generate", {"inputs": "x", "parameters": {"return_attention": requested}}
+            )
+            error = response.json()["error"]
             assert (error["code"], error["param"]) == ("unsupported_parameter", "parameters.return_attention")
 
 
-async def test_calls_with_and_without_maps_ride_in_one_batch(running: Running) -> None:
+async def test_calls_with_and_without_maps_share_one_batch(running: Running) -> None:
     calls: list[dict[str, Any]] = [{"return_attention": True, "num_beams": 2}, {}, {"return_attention": True}]
     together = await asyncio.gather(*(generate(running, "two men", **parameters) for parameters in calls))
     assert together == [await generate(running, "two men", **parameters) for parameters in calls]

@@ -72,7 +72,7 @@ def checked(model: ServedModel, body: Any) -> GenerateParameters:
     return parsed.parameters
 
 
-def refused(model: ServedModel, parameters: Any, **body: Any) -> tuple[str, str | None, str]:
+def error_of(model: ServedModel, parameters: Any, **body: Any) -> tuple[str, str | None, str]:
     """Return the code, parameter and message of an error as in the API."""
     with pytest.raises(ApiError) as caught:
         checked(model, {"inputs": "x", "parameters": parameters, **body})
@@ -82,23 +82,25 @@ def refused(model: ServedModel, parameters: Any, **body: Any) -> tuple[str, str 
 
 
 @pytest.mark.parametrize(("name", "value", "at"), WRONG, ids=str)
-def test_what_is_not_allowed_is_refused_by_its_path(model: ServedModel, name: str, value: Any, at: str) -> None:
-    assert refused(model, {name: value})[:2] == ("invalid_parameter", f"parameters.{name}{at}")
+def test_invalid_parameters_are_rejected_with_their_path(model: ServedModel, name: str, value: Any, at: str) -> None:
+    assert error_of(model, {name: value})[:2] == ("invalid_parameter", f"parameters.{name}{at}")
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_WITH_BEAMS, ids=str)
-def test_what_is_not_allowed_with_beams_is_refused_by_its_path(model: ServedModel, name: str, value: Any) -> None:
-    assert refused(model, {"num_beams": 2, name: value})[:2] == ("invalid_parameter", f"parameters.{name}")
+def test_parameters_that_exclude_beams_are_rejected_with_their_path(model: ServedModel, name: str, value: Any) -> None:
+    assert error_of(model, {"num_beams": 2, name: value})[:2] == ("invalid_parameter", f"parameters.{name}")
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_WITH_SAMPLING, ids=str)
-def test_what_is_not_allowed_with_sampling_is_refused_by_its_path(model: ServedModel, name: str, value: Any) -> None:
-    assert refused(model, {"do_sample": True, name: value})[:2] == ("invalid_parameter", f"parameters.{name}")
+def test_parameters_that_exclude_sampling_are_rejected_with_their_path(
+    model: ServedModel, name: str, value: Any
+) -> None:
+    assert error_of(model, {"do_sample": True, name: value})[:2] == ("invalid_parameter", f"parameters.{name}")
 
 
 @pytest.mark.parametrize("method", [{}, {"do_sample": True}, {"num_beams": 2}], ids=str)
 @pytest.mark.parametrize(("name", "value"), NEUTRAL, ids=str)
-def test_what_changes_nothing_is_allowed_with_every_method(
+def test_neutral_values_are_allowed_with_every_method(
     model: ServedModel, name: str, value: Any, method: dict[str, Any]
 ) -> None:
     parameters = checked(model, {"inputs": "x", "parameters": {name: value, **method, "seed": None}})
@@ -106,33 +108,33 @@ def test_what_changes_nothing_is_allowed_with_every_method(
     assert vars(parameters) | {"seed": 0} == vars(without) | {"seed": 0}
 
 
-def test_what_has_no_effect_says_what_it_needs(model: ServedModel) -> None:
+def test_errors_of_parameters_without_effect_name_the_missing_parameter(model: ServedModel) -> None:
     for name, value, needed in (
         *(("length_penalty", 2.0, "num_beams above 1"), ("early_stopping", True, "num_beams above 1")),
         *(("temperature", 0.5, "do_sample: true"), ("seed", 3, "do_sample: true")),
     ):
-        *_, message = refused(model, {name: value})
+        *_, message = error_of(model, {name: value})
         assert message == f"parameters.{name} has no effect without parameters.{needed}."
-    *_, message = refused(model, {"num_return_sequences": 2})
+    *_, message = error_of(model, {"num_return_sequences": 2})
     assert message == (
         "parameters.num_return_sequences must be at most parameters.num_beams (1) without parameters.do_sample: true, "
         "got 2."
     )
-    *_, message = refused(model, {"num_return_sequences": 3, "num_beams": 2})
+    *_, message = error_of(model, {"num_return_sequences": 3, "num_beams": 2})
     assert message == (
         "parameters.num_return_sequences must be at most parameters.num_beams (2) without parameters.do_sample: true, "
         "got 3."
     )
-    _, param, message = refused(model, {"num_beams": 2, "do_sample": True})
+    _, param, message = error_of(model, {"num_beams": 2, "do_sample": True})
     assert param == "parameters.num_beams"
     assert message == "parameters.num_beams above 1 cannot be combined with parameters.do_sample: true."
-    _, param, message = refused(model, {"min_new_tokens": 4, "max_new_tokens": 3})
+    _, param, message = error_of(model, {"min_new_tokens": 4, "max_new_tokens": 3})
     assert param == "parameters.min_new_tokens"
     assert message == "parameters.min_new_tokens must be at most parameters.max_new_tokens (3), got 4."
 
 
 def test_a_stream_has_no_beams(model: ServedModel) -> None:
-    code, param, message = refused(model, {"num_beams": 2}, stream=True)
+    code, param, message = error_of(model, {"num_beams": 2}, stream=True)
     assert (code, param) == ("unsupported_parameter", "parameters.num_beams")
     assert "cannot be streamed: set parameters.num_beams to 1" in message
 
@@ -141,11 +143,11 @@ def test_a_stream_has_no_beams(model: ServedModel) -> None:
     ("value", "at"), [([], ""), ("", ""), (" \n", ""), (["a", " "], "[1]")], ids=["none", "empty", "blank", "one blank"]
 )
 def test_a_prefix_is_not_blank(model: ServedModel, value: Any, at: str) -> None:
-    code, param, _ = refused(model, {"target_prefix": value}, inputs=["x", "y"])
+    code, param, _ = error_of(model, {"target_prefix": value}, inputs=["x", "y"])
     assert (code, param) == ("empty_input", f"parameters.target_prefix{at}")
 
 
-def test_the_largest_and_the_smallest_values_are_taken(model: ServedModel) -> None:
+def test_the_largest_and_the_smallest_values_are_accepted(model: ServedModel) -> None:
     wide = {"num_beams": 8, "num_return_sequences": 8, "length_penalty": -10, "early_stopping": "never"}
     parameters = checked(model, {"inputs": "x", "parameters": {**wide, "top_logprobs": 5, "max_new_tokens": 65_536}})
     assert (parameters.num_beams, parameters.length_penalty, parameters.early_stopping) == (8, -10.0, "never")
@@ -163,8 +165,8 @@ def test_a_prefix_is_one_text_or_a_list() -> None:
 def test_return_attention_is_true_false_or_a_selection() -> None:
     assert parse(return_attention=True).return_attention == AttentionSelection()
     assert parse(return_attention=False).return_attention is None
-    wanted = {"kinds": ["cross"], "layers": [1, 0], "heads": [2], "reduce": "max", "encoding": "base64"}
-    assert parse(return_attention=wanted).return_attention == AttentionSelection.model_validate(wanted)
+    requested = {"kinds": ["cross"], "layers": [1, 0], "heads": [2], "reduce": "max", "encoding": "base64"}
+    assert parse(return_attention=requested).return_attention == AttentionSelection.model_validate(requested)
 
 
 def test_parameters_are_an_object_or_absent_on_every_route() -> None:

@@ -70,23 +70,23 @@ async def test_a_call_reserves_at_least_its_response_and_releases_it(
 
     monkeypatch.setattr(Call, "observe_latency", note)
     async with start(classifying(make_backend())) as running:
-        answer = await running.post(path, {"model": "fake", **body})
-        assert answer.status_code == 200
-        assert reserved[0] >= len(answer.content)
+        response = await running.post(path, {"model": "fake", **body})
+        assert response.status_code == 200
+        assert reserved[0] >= len(response.content)
         assert memory_of(running).num_bytes == 0
 
 
-async def test_responses_that_do_not_fit_together_are_refused_and_fit_one_after_another(
+async def test_responses_that_do_not_fit_together_are_rejected_and_fit_one_after_another(
     start: Start, make_backend: MakeBackend
 ) -> None:
     hang = threading.Event()
     async with start(make_backend(faults=Faults(hang=hang)), max_response_bytes=1_000_000) as running:
         first = asyncio.ensure_future(running.post("/v1/attention", FORCED))
         await until(lambda: running.backend.num_busy == 1)
-        refused = await running.post("/v1/attention", FORCED)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
-        assert "SIGHTLINE_MAX_RESPONSE_BYTES" in refused.text
-        assert refused.headers["retry-after"]
+        rejected = await running.post("/v1/attention", FORCED)
+        assert (rejected.status_code, rejected.json()["error"]["code"]) == (503, "overloaded")
+        assert "SIGHTLINE_MAX_RESPONSE_BYTES" in rejected.text
+        assert rejected.headers["retry-after"]
         small = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
         await until(lambda: running.backend.num_busy == 2)
         hang.set()
@@ -94,25 +94,25 @@ async def test_responses_that_do_not_fit_together_are_refused_and_fit_one_after_
         assert (await running.post("/v1/attention", FORCED)).status_code == 200
 
 
-async def test_maps_that_outgrow_the_memory_end_their_call_and_no_other(
-    start: Start, make_backend: MakeBackend
-) -> None:
+async def test_maps_that_exceed_the_memory_end_only_their_call(start: Start, make_backend: MakeBackend) -> None:
     """Only the first map rows of a generation are reserved; others are added in each step."""
     async with start(make_backend(step_s=0.001), max_response_bytes=600_000) as running:
         body = {"inputs": LONG, "parameters": {"min_new_tokens": 2, "suppress_tokens": [2], "return_attention": True}}
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(running.post("/v1/generate", body) for _ in range(2)), running.post("/v1/generate", {"inputs": "x"})
         )
-        codes = [answer.status_code for answer in answers]
+        codes = [response.status_code for response in responses]
         assert sorted(codes[:2]) in ([200, 503], [503, 503])
         assert codes[2] == 200
-        refused = next(answer for answer in answers if answer.status_code == 503)
-        assert refused.json()["error"]["code"] == "overloaded"
+        rejected = next(response for response in responses if response.status_code == 503)
+        assert rejected.json()["error"]["code"] == "overloaded"
         assert memory_of(running).num_bytes == 0
         assert (await running.post("/v1/generate", body)).status_code == 200
 
 
-def test_memory_is_held_until_the_response_was_read_or_the_client_left(serve: Serve, make_backend: MakeBackend) -> None:
+def test_memory_stays_reserved_until_the_response_is_read_or_the_client_disconnects(
+    serve: Serve, make_backend: MakeBackend
+) -> None:
     with serve(make_backend()) as wire:
         memory = wire.server._service.response_memory
         connection = wire.connect()
@@ -152,9 +152,9 @@ async def test_a_deadline_bounds_tokenisation(start: Start, make_backend: MakeBa
     async with start(backend) as running:
         body = {"inputs": ["x" * 2000] * 20}
         started = time.perf_counter()
-        answer = await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "300"})
+        response = await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "300"})
         took_s = time.perf_counter() - started
-        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
         assert took_s < 1.0
         await asyncio.sleep(0.5)
         assert tokenizer.num_texts < 10  # the rest was not tokenized

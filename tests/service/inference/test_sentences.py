@@ -124,14 +124,14 @@ async def test_combinations_that_are_not_supported_are_named(start: Start, trans
         )
 
 
-async def test_a_model_without_languages_is_refused(start: Start) -> None:
+async def test_a_model_without_languages_is_rejected(start: Start) -> None:
     path = "parameters.split_sentences"
     async with start() as running:
         message = f"{path} is supported only by models that translate, and fake does not."
         assert await error_of(running) == ("unsupported_parameter", path, message)
 
 
-async def test_too_many_sentences_are_refused_with_both_numbers(start: Start, translating: Translating) -> None:
+async def test_too_many_sentences_are_rejected_with_both_numbers(start: Start, translating: Translating) -> None:
     most = 2 * SENTENCES_PER_INPUT
     async with start(translating(), max_inputs=2) as running:
         fitting = "A dog.\n" * (most - 1)
@@ -197,7 +197,7 @@ async def test_500_sentences_are_translated_while_few_of_them_are_in_the_engine(
         assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
 
-async def test_a_long_text_leaves_places_in_the_queue(start: Start, translating: Translating) -> None:
+async def test_a_long_text_leaves_capacity_in_the_queue(start: Start, translating: Translating) -> None:
     hang = threading.Event()
     backend = translating(faults=Faults(hang=hang))
     async with start(backend, max_rows=1, max_waiting_sequences=3, max_inputs=2) as running:
@@ -207,8 +207,8 @@ async def test_a_long_text_leaves_places_in_the_queue(start: Start, translating:
         assert running.app.state.service.admissions["fake"].num_sequences == 2
         short = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "a"}))
         await until(lambda: running.backend.num_busy == 3)
-        refused = await running.post("/v1/generate", {"inputs": ["a", "b"]})
-        assert refused.json()["error"]["code"] == "overloaded"
+        rejected = await running.post("/v1/generate", {"inputs": ["a", "b"]})
+        assert rejected.json()["error"]["code"] == "overloaded"
         hang.set()
         assert [(await one).status_code for one in (short, long)] == [200, 200]
 
@@ -235,7 +235,7 @@ async def test_a_sentence_that_fails_ends_the_call(
     ],
     ids=["paragraph", "numbered list", "bullets", "blank lines"],
 )
-async def test_texts_keep_their_form(
+async def test_texts_keep_their_spacing(
     start: Start, translating: Translating, text: str, frame: str, sentences: list[str]
 ) -> None:
     async with start(translating()) as running:

@@ -140,10 +140,10 @@ def admit(runner: OnnxRunner, first: int, *sources: Sequence[int], examples: Seq
 
 
 def step(
-    runner: OnnxRunner, tokens: Sequence[int], outputs: Sequence[str] = OUTPUTS, place: int | Sequence[int] = 0
+    runner: OnnxRunner, tokens: Sequence[int], outputs: Sequence[str] = OUTPUTS, position: int | Sequence[int] = 0
 ) -> dict[str, Any]:
     """Run a step with the tokens at given positions; return the outputs as lists."""
     rows = len(tokens)
-    places = np.broadcast_to(np.array(place, np.int32), rows)
-    given = runner.step(np.array(tokens, np.int64), places, np.ones(rows, np.int32), outputs)
+    positions = np.broadcast_to(np.array(position, np.int32), rows)
+    given = runner.step(np.array(tokens, np.int64), positions, np.ones(rows, np.int32), outputs)
     return {name: array.tolist() for name, array in given.items()}

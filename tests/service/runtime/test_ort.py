@@ -23,20 +23,20 @@ def runner(folder: Path) -> OnnxRunner:
     return running_total(folder, max_source_tokens=6, max_target_tokens=5)
 
 
-def test_a_state_of_fixed_size_goes_from_step_to_step(runner: OnnxRunner) -> None:
+def test_a_state_of_fixed_size_is_passed_from_step_to_step(runner: OnnxRunner) -> None:
     admit(runner, 0, [3, 4])
     assert step(runner, [10])["logits"] == [[17, 10]]
     assert step(runner, [100])["logits"] == [[117, 110]]
 
 
-def test_a_state_that_grows_with_the_target_is_written_where_it_lies(runner: OnnxRunner) -> None:
+def test_a_state_that_grows_with_the_target_is_updated_in_place(runner: OnnxRunner) -> None:
     admit(runner, 0, [3], [4])
     step(runner, [10, 20])
-    step(runner, [11, 21], place=1)
-    assert step(runner, [12, 22], SHOWN, place=2)["read_shown"] == [[10, 11, 12, 0, 0], [20, 21, 22, 0, 0]]
+    step(runner, [11, 21], position=1)
+    assert step(runner, [12, 22], SHOWN, position=2)["read_shown"] == [[10, 11, 12, 0, 0], [20, 21, 22, 0, 0]]
 
 
-def test_rows_keep_their_own_states_and_a_moved_row_goes_on(runner: OnnxRunner) -> None:
+def test_rows_keep_their_states_and_a_moved_row_continues(runner: OnnxRunner) -> None:
     admit(runner, 0, [1])
     admit(runner, 1, [2])
     assert step(runner, [10, 20])["logits"] == [[11, 10], [22, 20]]
@@ -44,19 +44,19 @@ def test_rows_keep_their_own_states_and_a_moved_row_goes_on(runner: OnnxRunner) 
     assert step(runner, [5])["logits"] == [[27, 25]]
 
 
-def test_a_move_takes_all_states_and_no_more_slots_than_are_used(runner: OnnxRunner) -> None:
+def test_a_move_copies_all_states_up_to_the_used_positions(runner: OnnxRunner) -> None:
     admit(runner, 0, [1, 1, 1, 1, 1, 1])
     admit(runner, 1, [7, 8, 9])
-    for place in range(3):
-        step(runner, [10 + place, 20 + place], place=place)
+    for position in range(3):
+        step(runner, [10 + position, 20 + position], position=position)
     runner.move(1, 0, target_tokens=2, source_tokens=3)
-    given = step(runner, [5], (*OUTPUTS, *SHOWN), place=4)
+    given = step(runner, [5], (*OUTPUTS, *SHOWN), position=4)
     assert given["logits"] == [[24 + 63 + 5, 63 + 5]]
     assert given["source_shown"] == [[7, 8, 9, 1, 1, 1]]
     assert given["read_shown"] == [[20, 21, 12, 0, 5]]
 
 
-def test_several_rows_begin_from_one_example(runner: OnnxRunner) -> None:
+def test_several_rows_start_from_one_example(runner: OnnxRunner) -> None:
     admit(runner, 0, [5])
     admit(runner, 1, [1], [2, 3], examples=[1, 1, 0])
     assert step(runner, [10, 20, 30, 40])["logits"] == [[15, 10], [25, 20], [35, 30], [41, 40]]
@@ -64,34 +64,34 @@ def test_several_rows_begin_from_one_example(runner: OnnxRunner) -> None:
     assert shown == [[5, 0, 0, 0, 0, 0], [2, 3, 0, 0, 0, 0], [2, 3, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
 
 
-def test_a_branch_takes_over_what_steps_change_and_nothing_else(runner: OnnxRunner) -> None:
+def test_a_fork_copies_only_states_that_steps_change(runner: OnnxRunner) -> None:
     admit(runner, 0, [1], [2], [3], [4])
-    for place in range(3):
-        step(runner, [10 + place, 20 + place, 30 + place, 40 + place], place=place)
+    for position in range(3):
+        step(runner, [10 + position, 20 + position, 30 + position, 40 + position], position=position)
     runner.fork([2, 2], [0, 3], target_tokens=2)
-    given = step(runner, [5, 6, 7, 8], (*OUTPUTS, *SHOWN), place=4)
+    given = step(runner, [5, 6, 7, 8], (*OUTPUTS, *SHOWN), position=4)
     assert given["logits"] == [[101, 98], [71, 69], [103, 100], [104, 101]]  # 3 + 30 + 31 + 32 + 5, and so on
     first_slots = [row[0] for row in given["source_shown"]]
     assert first_slots == [1, 2, 3, 4]  # forked rows have the same source, so it is not copied
     assert given["read_shown"] == [[30, 31, 12, 0, 5], [20, 21, 22, 0, 6], [30, 31, 32, 0, 7], [30, 31, 42, 0, 8]]
 
 
-def test_rows_that_branch_go_their_own_ways(runner: OnnxRunner) -> None:
+def test_forked_rows_are_independent(runner: OnnxRunner) -> None:
     admit(runner, 0, [1], examples=[0, 0])
     step(runner, [10, 99])
     runner.fork([0], [1], target_tokens=1)
-    step(runner, [2, 3], place=1)
-    assert step(runner, [0, 0], SHOWN, place=2)["read_shown"] == [[10, 2, 0, 0, 0], [10, 3, 0, 0, 0]]
+    step(runner, [2, 3], position=1)
+    assert step(runner, [0, 0], SHOWN, position=2)["read_shown"] == [[10, 2, 0, 0, 0], [10, 3, 0, 0, 0]]
 
 
-def test_a_row_that_is_filled_again_remembers_nothing(runner: OnnxRunner) -> None:
+def test_a_reused_row_keeps_no_state(runner: OnnxRunner) -> None:
     admit(runner, 0, [1])
     step(runner, [10])
     admit(runner, 0, [7])
     assert step(runner, [1])["logits"] == [[8, 1]]
 
 
-def test_only_the_outputs_that_are_asked_for_come_back(runner: OnnxRunner) -> None:
+def test_only_requested_outputs_are_returned(runner: OnnxRunner) -> None:
     admit(runner, 0, [1])
     given = step(runner, [4], ("top_ids", "top_logprobs"))
     assert set(given) == {"top_ids", "top_logprobs"}
@@ -100,26 +100,26 @@ def test_only_the_outputs_that_are_asked_for_come_back(runner: OnnxRunner) -> No
     assert set(step(runner, [4], ("logprobs",))) == {"logprobs"}
 
 
-def test_outputs_of_free_size_come_back_beside_fixed_ones(runner: OnnxRunner) -> None:
+def test_outputs_of_free_and_of_fixed_size_are_returned_together(runner: OnnxRunner) -> None:
     admit(runner, 0, [1])
     for token in (4, 5):
         given = step(runner, [token], ("read_shown", "top_ids"))
         assert given == {"read_shown": [[token, 0, 0, 0, 0]], "top_ids": [[0]]}
 
 
-def test_a_state_that_grows_with_the_source_lies_at_the_beginning_of_its_row(runner: OnnxRunner) -> None:
+def test_a_state_that_grows_with_the_source_is_at_the_start_of_its_row(runner: OnnxRunner) -> None:
     admit(runner, 2, [5, 6, 7])
     shown = step(runner, [0] * 4, SHOWN)["source_shown"]
     assert shown == [[0] * 6, [0] * 6, [5, 6, 7, 0, 0, 0], [0] * 6]
 
 
-def test_warming_up_leaves_nothing_behind(runner: OnnxRunner) -> None:
+def test_warming_up_leaves_no_state(runner: OnnxRunner) -> None:
     runner.warm_up(max_batch_tokens=24)
     admit(runner, 0, [3])
     assert step(runner, [1])["logits"] == [[4, 1]]
 
 
-def test_only_the_kinds_of_steps_that_were_used_last_stay_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_most_recent_kinds_of_steps_stay_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound: weakref.WeakSet[base.StepBinding] = weakref.WeakSet()
 
     class NotedBinding(base.StepBinding):
@@ -132,9 +132,9 @@ def test_only_the_kinds_of_steps_that_were_used_last_stay_bound(folder: Path, mo
     runner = running_total(folder, max_source_tokens=6, max_target_tokens=5, max_rows=8)
     admit(runner, 0, [1], [2], [3], [4], [5], [6], [7], [8])
     totals = [*range(1, 9)]
-    for place in range(4):
+    for position in range(4):
         for rows in range(1, 9):
-            given = step(runner, [10] * rows, place=place)["logits"]
+            given = step(runner, [10] * rows, position=position)["logits"]
             totals[:rows] = [total + 10 for total in totals[:rows]]
             assert [total for total, _ in given] == totals[:rows]
     assert len(bound) == 3

@@ -65,15 +65,15 @@ def read(runner: Runner, rows: Sequence[tuple[Sequence[int], int]], age: int) ->
     return {name: array.copy() for name, array in given.items()}
 
 
-def rows_of(*places: int) -> list[tuple[list[int], int]]:
-    return [(TARGETS[place], len(SOURCES[place])) for place in places]
+def rows_of(*indices: int) -> list[tuple[list[int], int]]:
+    return [(TARGETS[index], len(SOURCES[index])) for index in indices]
 
 
 def largest_difference(given: Mapping[str, NDArray[np.float32]], other: Mapping[str, NDArray[np.float32]]) -> float:
     return float(np.abs(given["logprobs"] - other["logprobs"]).max())
 
 
-def test_rows_of_several_sources_give_what_float32_gives(runner: DeviceRunner, expected: OnnxRunner) -> None:
+def test_rows_of_several_sources_equal_float32(runner: DeviceRunner, expected: OnnxRunner) -> None:
     for one in (runner, expected):
         admit(one, 0, SOURCES, [0, 1, 2])
     for age in range(5):
@@ -104,7 +104,7 @@ def test_rows_keep_only_the_visible_source_tokens(runner: DeviceRunner, expected
     )
 
 
-def test_a_row_that_moves_goes_on_where_it_was(runner: DeviceRunner) -> None:
+def test_a_moved_row_continues(runner: DeviceRunner) -> None:
     admit(runner, 0, SOURCES, [0, 1, 2])
     for age in range(3):
         read(runner, rows_of(0, 1, 2), age)
@@ -116,7 +116,7 @@ def test_a_row_that_moves_goes_on_where_it_was(runner: DeviceRunner) -> None:
     assert np.abs(moved["logprobs"][1] - stayed["logprobs"][1]).max() < 1e-3
 
 
-def test_rows_that_branch_read_what_their_sources_read_and_go_their_own_ways(runner: DeviceRunner) -> None:
+def test_forked_rows_start_with_the_state_of_their_source_and_are_independent(runner: DeviceRunner) -> None:
     admit(runner, 0, SOURCES, [0, 0, 0, 1])
     length = len(SOURCES[0])
     others = [(TARGETS[2], length), (TARGETS[1], length), (TARGETS[1], len(SOURCES[1]))]
@@ -131,7 +131,7 @@ def test_rows_that_branch_read_what_their_sources_read_and_go_their_own_ways(run
     assert np.abs(branched["logprobs"][3] - spectator["logprobs"][3]).max() < 1e-3
 
 
-def test_several_rows_begin_from_one_example_in_any_row(runner: DeviceRunner) -> None:
+def test_several_rows_start_from_one_example_in_any_row(runner: DeviceRunner) -> None:
     admit(runner, 0, SOURCES[:1], [0])
     admit(runner, 1, SOURCES[1:], [1, 1, 0])
     given = read(runner, rows_of(0, 2, 2, 1), 0)
@@ -140,7 +140,7 @@ def test_several_rows_begin_from_one_example_in_any_row(runner: DeviceRunner) ->
     assert np.abs(given["logprobs"] - alone["logprobs"][[0, 2, 2, 1]]).max() < 1e-3
 
 
-def test_a_row_keeps_nothing_of_the_one_before_it(runner: DeviceRunner) -> None:
+def test_a_row_keeps_no_state_of_its_predecessor(runner: DeviceRunner) -> None:
     """Regression: an attention weight of zero times a NaN in a masked position is NaN."""
     admit(runner, 0, SOURCES[2:], [0])
     clean = [read(runner, rows_of(2), age) for age in range(2)][-1]
@@ -157,7 +157,7 @@ def test_a_row_keeps_nothing_of_the_one_before_it(runner: DeviceRunner) -> None:
     assert largest_difference(clean, again) == 0
 
 
-def test_only_what_is_asked_for_comes_back_and_encodings_stay_on_the_device(runner: DeviceRunner) -> None:
+def test_only_requested_outputs_are_returned_and_encodings_stay_on_the_device(runner: DeviceRunner) -> None:
     runner.warm_up(max_batch_tokens=512)
     encoded = runner.encode(np.array([SOURCES[1]]), np.array([2], np.int32), ("hidden", "cross_key.0"))
     assert isinstance(encoded["hidden"], np.ndarray) and encoded["hidden"].shape[:2] == (1, 2)

@@ -36,7 +36,7 @@ def resident_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def test_rows_take_memory_when_they_are_filled_and_return_it_when_none_runs(totals: Path) -> None:
+def test_rows_allocate_memory_when_filled_and_release_it_when_idle(totals: Path) -> None:
     """States of 64 rows of a million tokens have 256 MB; each initialized row uses 4 MB."""
     before = resident_bytes()
     runner = running_total(totals, 1_000_000, 1, max_rows=64)
@@ -97,13 +97,13 @@ def test_rows_of_different_ages_survive_every_growth(runner: OnnxRunner) -> None
                 assert shown == [*holds[row], *[0] * (len(shown) - len(holds[row]))]
 
 
-def test_a_row_is_moved_and_branches_after_a_growth_as_before(runner: OnnxRunner) -> None:
+def test_a_row_is_moved_and_forked_after_a_growth_as_before(runner: OnnxRunner) -> None:
     admit(runner, 0, [1] * 70, [2] * 70, [3] * 70, [4] * 70)
-    for place in range(70):
-        step(runner, [100 + place, 200 + place, 300 + place, 400 + place], place=place)
+    for position in range(70):
+        step(runner, [100 + position, 200 + position, 300 + position, 400 + position], position=position)
     runner.move(3, 0, target_tokens=70, source_tokens=70)
     runner.fork([2], [1], target_tokens=70)
-    given = step(runner, [5, 6, 7], SHOWN, place=70)
+    given = step(runner, [5, 6, 7], SHOWN, position=70)
     targets = [row[:71] for row in given["read_shown"]]
     assert targets == [
         [*range(400, 470), 5],
@@ -113,15 +113,15 @@ def test_a_row_is_moved_and_branches_after_a_growth_as_before(runner: OnnxRunner
     assert [row[:70] for row in given["source_shown"]] == [[4] * 70, [2] * 70, [3] * 70]
 
 
-def test_rows_beyond_the_first_32_keep_what_those_before_have_read(totals: Path) -> None:
+def test_growth_beyond_32_rows_keeps_the_states_of_earlier_rows(totals: Path) -> None:
     runner = running_total(totals, MAX_SOURCE, MAX_TARGET, max_rows=70)
     for row in range(70):
         admit(runner, row, [row + 1])
-        given = step(runner, [7] * (row + 1), SHOWN, place=row)
+        given = step(runner, [7] * (row + 1), SHOWN, position=row)
         assert [shown[0] for shown in given["source_shown"]] == list(range(1, row + 2))
-    # A row has read one token at each place since it was admitted.
-    read = step(runner, [7] * 70, SHOWN, place=69)["read_shown"]
-    assert [[place for place, value in enumerate(row) if value] for row in read] == [
+    # A row has read one token at each position since it was admitted.
+    read = step(runner, [7] * 70, SHOWN, position=69)["read_shown"]
+    assert [[position for position, value in enumerate(row) if value] for row in read] == [
         list(range(row, 70)) for row in range(70)
     ]
 
@@ -198,7 +198,7 @@ def play(runner: OnnxRunner, ticks: int) -> list[Arrays]:
     return found
 
 
-def test_rows_give_the_same_bit_for_bit_whatever_lay_in_their_memory_before(
+def test_rows_have_the_same_bits_with_any_earlier_content_of_their_memory(
     runners: tuple[OnnxRunner, OnnxRunner],
 ) -> None:
     given, expected = (play(runner, 150) for runner in runners)

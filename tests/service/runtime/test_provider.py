@@ -19,14 +19,14 @@ def offer_cuda(monkeypatch: pytest.MonkeyPatch, allocate: Callable[..., object])
     monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_shape_and_type", allocate)
 
 
-def test_cuda_is_refused_by_name_where_the_runtime_lacks_it() -> None:
+def test_cuda_is_rejected_by_name_if_the_runtime_lacks_it() -> None:
     assert choose_provider("cpu") == "cpu"
     assert choose_provider("auto") == "cpu"
     with pytest.raises(RuntimeUnavailableError, match="'gpu'"):
         choose_provider("cuda")
 
 
-def test_cuda_is_chosen_where_a_device_gives_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_chosen_if_a_device_reports_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     offer_cuda(monkeypatch, lambda *_: object())
     assert choose_provider("auto") == "cuda"
     assert choose_provider("cuda") == "cuda"
@@ -40,13 +40,13 @@ def test_cuda_is_chosen_where_a_device_gives_memory(monkeypatch: pytest.MonkeyPa
         (WITHOUT_DRIVER, "CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version"),
     ],
 )
-def test_a_package_with_cuda_on_a_machine_without_is_no_reason_to_choose_it(
+def test_cuda_is_not_chosen_on_a_machine_without_a_device(
     says: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(*_: object) -> object:
+    def reject(*_: object) -> object:
         raise RuntimeError(says)
 
-    offer_cuda(monkeypatch, refuse)
+    offer_cuda(monkeypatch, reject)
     assert choose_provider("auto") == "cpu"
     with pytest.raises(RuntimeUnavailableError, match=rf"^CUDA cannot be used here: {reason}$"):
         choose_provider("cuda")

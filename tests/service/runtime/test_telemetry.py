@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize("module", ["service.runtime.ort", "service.http.server", "export.sessions", "export.commands"])
-def test_whatever_loads_onnx_runtime_loads_it_without_telemetry(module: str, tmp_path: Path) -> None:
+def test_onnx_runtime_is_always_loaded_without_telemetry(module: str, tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}  # no variable that disables it
     program = f"import sys, {module}; print('onnxruntime' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

@@ -24,7 +24,9 @@ from tests.equality.company import assert_same_bits, draw, run_rows
         ({}, 1, 1),  # nothing is measured where there is no choice
     ],
 )
-def test_threads_are_doubled_as_long_as_that_pays(milliseconds: dict[int, float], most: int, expected: int) -> None:
+def test_threads_are_doubled_while_that_increases_the_speed(
+    milliseconds: dict[int, float], most: int, expected: int
+) -> None:
     def load(count: int) -> int:
         return count
 
@@ -41,7 +43,7 @@ def test_the_shortest_of_several_runs_counts_and_the_first_does_not() -> None:
     assert len(runs) == 6
 
 
-def test_a_runner_gives_the_same_bits_after_it_has_chosen_its_threads(
+def test_a_runner_has_the_same_bits_after_it_has_chosen_its_threads(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = read_bundle(bundle)

@@ -35,20 +35,20 @@ def pieces(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], str]:
     return [stream.push(id_) for id_ in TEXT.encode(text)], stream.finish()
 
 
-def test_tokens_have_the_characters_that_they_stand_for() -> None:
+def test_tokens_have_the_range_of_their_characters() -> None:
     assert spans("a dog") == [(" a", 0, 1), (" dog", 1, 5), ("</s>", 5, 5)]
 
 
-def test_the_space_that_is_put_before_a_text_shifts_nothing() -> None:
+def test_an_inserted_leading_space_does_not_shift_offsets() -> None:
     assert spans("xd") == [(" ", 0, 0), ("x", 0, 1), ("d", 1, 2), ("</s>", 2, 2)]
 
 
-def test_composed_characters_keep_the_places_of_the_original() -> None:
+def test_composed_characters_keep_the_offsets_of_the_original() -> None:
     """Normalization merges `e` and its accent; later offsets must not change."""
     assert spans("e\u0301a") == [(" ", 0, 0), ("\ufffd", 0, 2), ("\ufffd", 0, 2), ("a", 2, 3), ("</s>", 3, 3)]
 
 
-def test_the_bytes_of_one_character_share_its_place() -> None:
+def test_the_bytes_of_one_character_share_its_offsets() -> None:
     assert [one[1:] for one in spans("x🙂y")] == [(0, 0), (0, 1), *[(1, 2)] * 4, (2, 3), (3, 3)]
 
 
@@ -69,7 +69,7 @@ def test_decoding_gives_back_any_text_in_its_normal_form(text: str) -> None:
     assert TEXT.decode(TEXT.encode(text)) == (normal[1:] if normal.startswith(" ") else normal)
 
 
-def test_text_that_spells_a_special_token_is_text() -> None:
+def test_the_name_of_a_special_token_in_a_text_is_text() -> None:
     assert TEXT.decode(TEXT.encode("a </s> b")) == "a </s> b"
     assert [TEXT.name(id_) for id_ in TEXT.encode("</s>")].count("</s>") == 1
 
@@ -80,7 +80,7 @@ def test_special_tokens_are_left_out_of_the_text_or_named() -> None:
     assert TEXT.decode(ids, skip_special_tokens=False) == "a dog</s>"
 
 
-def test_an_id_without_a_token_is_nothing() -> None:
+def test_an_id_without_a_token_has_no_text() -> None:
     assert (TEXT.name(len(TEXT)), TEXT.bytes_of(len(TEXT))) == ("", b"")
 
 
@@ -96,7 +96,7 @@ def test_no_piece_has_half_a_character() -> None:
     assert rest == ""
 
 
-def test_what_never_becomes_a_character_is_given_at_the_end() -> None:
+def test_incomplete_characters_are_returned_at_the_end() -> None:
     stream = TextStream(TEXT)
     first_byte_of_two = next(id_ for id_ in TEXT.encode("é") if TEXT.bytes_of(id_) == b"\xc3")
     assert (stream.push(first_byte_of_two), stream.finish()) == ("", "\ufffd")
@@ -115,11 +115,11 @@ def test_any_tokens_stream_to_their_text_up_to_the_first_stop_string(ids: list[i
     assert not any(string in streamed for string in stop)
 
 
-def test_a_stop_string_over_several_tokens_is_found_and_nothing_of_it_is_ever_sent() -> None:
+def test_a_stop_string_of_several_tokens_is_found_and_never_sent() -> None:
     assert pieces("a xyz b", stop=("xyz",)) == (["a", " ", "", "", "", "", "", ""], "")
 
 
-def test_the_beginning_of_a_stop_string_that_comes_to_nothing_is_sent_after_all() -> None:
+def test_the_start_of_an_incomplete_stop_string_is_sent_later() -> None:
     stream, rest = pieces("xyxyq", stop=("xyz",))
     assert ("".join(stream), rest) == ("xyxyq", "")
     assert pieces("xy", stop=("xyz",)) == (["", "", "", ""], "xy")
@@ -130,7 +130,7 @@ def test_the_stop_condition_is_true_from_the_token_that_completes_a_string() -> 
     assert [condition.update(id_) for id_ in TEXT.encode("a xyz b")] == [False] * 4 + [True] * 4
 
 
-def test_a_copy_of_a_stop_condition_goes_its_own_way() -> None:
+def test_a_copy_of_a_stop_condition_is_independent() -> None:
     condition = StopStrings(TextStream(TEXT, ["é!"]))
     first, second, end = TEXT.encode("é!", add_special_tokens=False)[1:]
     assert not condition.update(first)
@@ -140,7 +140,7 @@ def test_a_copy_of_a_stop_condition_goes_its_own_way() -> None:
     assert (other.update(first), other.update(second), other.update(end)) == (False, False, True)
 
 
-def test_the_text_of_a_prefix_comes_with_the_first_piece() -> None:
+def test_the_first_piece_includes_the_text_of_the_prefix() -> None:
     stream = TextStream(TEXT, prefix=TEXT.encode("a dog", add_special_tokens=False))
     dog = TEXT.encode("dog", add_special_tokens=False)
     assert [stream.push(id_) for id_ in (*dog, *dog)] == ["a dog dog", " dog"]
@@ -148,7 +148,7 @@ def test_the_text_of_a_prefix_comes_with_the_first_piece() -> None:
     assert (only.finish(), only.finish()) == ("a dog", "")
 
 
-def test_stop_strings_are_looked_for_behind_the_prefix() -> None:
+def test_stop_strings_are_searched_after_the_prefix() -> None:
     prefix = TEXT.encode("a xy", add_special_tokens=False)
     generated = TEXT.encode("z xyz", add_special_tokens=False)
     stream = TextStream(TEXT, ["xyz"], prefix)
@@ -164,7 +164,7 @@ def test_a_stop_string_in_the_first_piece_leaves_the_prefix() -> None:
     assert (stream.push(TEXT.encode("dog")[0]), stream.finish()) == ("a ", "")
 
 
-def test_a_long_text_is_known_to_be_too_long_without_tokenising_it() -> None:
+def test_the_minimum_number_of_tokens_of_a_long_text_needs_no_tokenisation() -> None:
     text = "a dog " * 1000
     assert 0 < TEXT.min_num_tokens(text, 64) <= len(TEXT.encode(text))
     assert TEXT.min_num_tokens("a dog", 64) == 0
@@ -192,7 +192,7 @@ def test_the_beginning_of_a_text_that_fits_is_all_of_it() -> None:
         assert TEXT.encode_truncated("a dog", max_tokens) == ids
 
 
-def test_combining_marks_in_no_order_cost_time_by_their_number_alone() -> None:
+def test_combining_marks_in_any_order_take_linear_time() -> None:
     """Regression: `unicodedata.normalize` takes quadratic time for combining marks.
 
     A body of 1 MiB blocked the process for minutes; this text took 40 seconds.
@@ -203,7 +203,7 @@ def test_combining_marks_in_no_order_cost_time_by_their_number_alone() -> None:
     assert time.perf_counter() - started < 5
 
 
-def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_kind_is_rejected(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE({"a": 0}, []))
     tokenizer.decoder = decoders.CTC()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -211,7 +211,7 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
         read_tokenizer(tmp_path / "tokenizer.json")
 
 
-def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_no_tokenizer_is_rejected_by_name(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BundleError, match=r"tokenizer\.json"):
         read_tokenizer(tmp_path / "tokenizer.json")

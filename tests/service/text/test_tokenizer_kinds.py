@@ -258,7 +258,7 @@ def test_a_pair_that_is_cut_before_tokenization_has_the_first_tokens_of_both() -
     assert served.encode_pair("dog " * 3, "cat " * 30_000, 64) == [*whole[:63], whole[-1]]
 
 
-def test_a_maximum_without_room_for_the_texts_of_a_pair() -> None:
+def test_a_maximum_below_the_special_tokens_of_a_pair() -> None:
     served = TextTokenizer(word_pieces("dog"))
     with pytest.raises(ValueError, match="max_tokens must be greater than the 3 special tokens of a pair"):
         served.encode_pair("dog", "dog", 3)
@@ -311,7 +311,7 @@ def test_the_time_of_a_token_does_not_depend_on_earlier_tokens() -> None:
         (decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()]), "ByteLevel"),
     ],
 )
-def test_a_decoder_that_joins_tokens_otherwise_is_refused(decoder: decoders.Decoder, step: str) -> None:
+def test_an_unsupported_decoder_is_rejected(decoder: decoders.Decoder, step: str) -> None:
     tokenizer = byte_level()
     tokenizer.decoder = decoder
     with pytest.raises(ValueError, match=f"its decoder has the step {step}, which is not supported here"):

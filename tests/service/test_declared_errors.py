@@ -1,7 +1,7 @@
-"""Each route gives every error that it declares, with its code and in the shape of its example, and
-no other.
+"""Each route returns exactly the errors that it declares, with their codes and the keys of their
+examples.
 
-All of it is read from the document, so that a new route is covered as soon as it is in it.
+The routes and errors are read from the OpenAPI document, so that new routes are covered.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
 
 pytestmark = pytest.mark.anyio
 
-MODELS = ("fake", "judge", "chat", "encoder", "ranker", "tagger")  # between them they can do every task
-# What makes an example ask for more than a model or a route can do,
+MODELS = ("fake", "judge", "chat", "encoder", "ranker", "tagger")  # together they have every task
+# Fields that make an example exceed the abilities of a model or a route.
 BEYOND: tuple[Mapping[str, Any], ...] = (
     {"stream": True, "parameters": {"num_beams": 2}},
     {"parameters": {"top_logprobs": 1}},
@@ -52,7 +52,7 @@ BEYOND: tuple[Mapping[str, Any], ...] = (
     {"truncation_direction": "left"},
     {"format": "html"},
 )
-# and for an answer without bounds.
+# Fields that request a response of unlimited size.
 UNBOUNDED: tuple[Mapping[str, Any], ...] = ({"return_attention": True}, {"parameters": {"return_attention": True}})
 
 DOCUMENT: dict[str, Any] = create_app(Settings(), load_backend).openapi()
@@ -74,9 +74,9 @@ class Operation:
         """An example of each error that is declared, by its code."""
         return {
             code: example["value"]
-            for status, answer in self.described["responses"].items()
+            for status, response in self.described["responses"].items()
             if status != "200"
-            for code, example in answer["content"]["application/json"]["examples"].items()
+            for code, example in response["content"]["application/json"]["examples"].items()
         }
 
     @property
@@ -99,8 +99,8 @@ class Operation:
         """The path and the body that ask this model."""
         parameters = {one["name"]: one["in"] for one in self.described["parameters"]}
         path, query = self.path, {}
-        for name, place in parameters.items():
-            if place == "path":
+        for name, location in parameters.items():
+            if location == "path":
                 path = path.replace(f"{{{name}}}", "1" if "version" in name else model)
             elif name == "model":
                 query[name] = model
@@ -151,32 +151,32 @@ async def never_whole() -> AsyncIterator[bytes]:
     yield b"}"
 
 
-async def refused_on_the_way(code: ErrorCode) -> AsyncIterator[bytes]:
-    """A body that its connection refuses, as `receive` tells the route."""
+async def rejected_body(code: ErrorCode) -> AsyncIterator[bytes]:
+    """Body that the connection rejects, reported to the route by `receive`."""
     yield b"{"
     raise ApiError(code)
 
 
 @contextlib.asynccontextmanager
 async def full(running: Running) -> AsyncIterator[None]:
-    """No door has a place left."""
+    """Reserve the capacity of every admission controller."""
     service = running.app.state.service
-    places = {name: admission.reserve(10**6, 0) for name, admission in service.admissions.items()}
+    reservations = {name: admission.reserve(10**6, 0) for name, admission in service.admissions.items()}
     yield
-    for name, place in places.items():
-        service.admissions[name].release(place)
+    for name, reservation in reservations.items():
+        service.admissions[name].release(reservation)
 
 
 @contextlib.asynccontextmanager
 async def busy(running: Running) -> AsyncIterator[None]:
-    """The engine is at work for a while."""
+    """Keep the engine busy for a while."""
     runner = running.backend.runners[0]
     begun = runner.num_encodes
 
     def has_begun_or_failed() -> bool:
         return runner.num_encodes > begun or work.done()
 
-    while runner.num_encodes == begun:  # again where this call itself has waited too long
+    while runner.num_encodes == begun:  # again if this call itself expires in the queue
         work = asyncio.ensure_future(running.post("/v1/encode", {"model": "fake", "inputs": "x"}))
         await until(has_begun_or_failed)
     yield
@@ -185,7 +185,7 @@ async def busy(running: Running) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def narrow(running: Running) -> AsyncIterator[None]:
-    """No answer may hold anything that is counted."""
+    """Set all limits on the size of responses to 0."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(results, "MAX_NUMBERS", 0)
         patch.setattr(tokens, "MAX_TEXT_BYTES", 0)
@@ -244,19 +244,19 @@ class Cause:
     content: Callable[[bytes], Any] = bytes  # from the bytes of the body
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    async def answers(self, running: Running, operation: Operation) -> AsyncIterator[httpx.Response]:
+    async def responses(self, running: Running, operation: Operation) -> AsyncIterator[httpx.Response]:
         for body in self.bodies(operation) if operation.reads_body else [{}]:
-            async for answer in self.answers_to(body, running, operation):
-                yield answer
+            async for response in self.responses_to(body, running, operation):
+                yield response
 
     def bodies(self, operation: Operation) -> Iterator[dict[str, Any]]:
         for example in operation.examples:
             yield from self.change(example)
 
-    async def answers_to(
+    async def responses_to(
         self, body: dict[str, Any], running: Running, operation: Operation
     ) -> AsyncIterator[httpx.Response]:
-        """One of each model."""
+        """Yield the response of each model."""
         for model in self.models:
             path, named = operation.at(model, body)
             content = self.content(orjson.dumps(named)) if operation.reads_body else None
@@ -266,8 +266,8 @@ class Cause:
 
 TIMEOUT = "x-request-timeout-ms"
 CAUSES: Mapping[ErrorCode, Cause] = {
-    "malformed_request": Cause(content=lambda body: refused_on_the_way("malformed_request")),
-    "headers_too_large": Cause(content=lambda body: refused_on_the_way("headers_too_large")),
+    "malformed_request": Cause(content=lambda body: rejected_body("malformed_request")),
+    "headers_too_large": Cause(content=lambda body: rejected_body("headers_too_large")),
     "malformed_json": Cause(content=lambda body: body[:-1]),
     "forbidden": Cause(),
     "not_found": Cause(),
@@ -282,13 +282,13 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "unsupported_task": Cause(models=["idle"]),
     "response_too_large": Cause(narrow, change=partial(with_any_of, UNBOUNDED)),
     "internal": Cause(wrong),
-    "overloaded": Cause(content=lambda body: refused_on_the_way("overloaded")),
+    "overloaded": Cause(content=lambda body: rejected_body("overloaded")),
     "loading": Cause(is_loading=True),
     "draining": Cause(draining),
     "engine_dead": Cause(dead),
     "deadline_exceeded": Cause(busy, encode_s=0.25, headers={TIMEOUT: "20"}),
 }
-# What is no answer of a route: the router's own.
+# Errors of the router, which belong to no route.
 OF_NO_ROUTE: set[ErrorCode] = {"method_not_allowed"}
 
 
@@ -319,12 +319,12 @@ async def caused(start: Start, make_backend: MakeBackend, cause: Cause) -> Async
             may_load.set()
 
 
-def test_there_is_a_cause_for_every_code() -> None:
+def test_every_code_has_a_cause() -> None:
     assert CAUSES.keys() | set(HEAD_ERRORS) | OF_NO_ROUTE == ERRORS.keys()
 
 
 @pytest.mark.parametrize("code", CAUSES)
-async def test_every_route_gives_an_error_where_it_declares_it_and_nowhere_else(
+async def test_every_route_returns_exactly_its_declared_errors(
     start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture, code: ErrorCode
 ) -> None:
     caplog.set_level(logging.DEBUG, logs.access_logger.name)
@@ -333,41 +333,41 @@ async def test_every_route_gives_an_error_where_it_declares_it_and_nowhere_else(
         for operation in OPERATIONS:
             found = set()
             async with cause.state(running):
-                async for answer in cause.answers(running, operation):
-                    told = getattr(caplog.records[-1], logs.FIELDS)["code"]  # in the log; not every API returns it
-                    check(operation, answer, told)
-                    found.add(told)
-                    if told == code:
+                async for response in cause.responses(running, operation):
+                    reported = getattr(caplog.records[-1], logs.FIELDS)["code"]  # in the log; not every API returns it
+                    check(operation, response, reported)
+                    found.add(reported)
+                    if reported == code:
                         break
             is_declared = code in operation.errors and (operation.reads_body or code not in HEAD_ERRORS)
             assert (code in found) == is_declared, f"{operation}: {found}"
 
 
-async def test_every_route_that_asks_a_model_refuses_at_a_full_door(
+async def test_every_route_that_uses_a_model_is_subject_to_admission(
     start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logs.access_logger.name)
     cause = Cause(full)
     async with caused(start, make_backend, cause) as running, full(running):
         for operation in filter(lambda one: one.reads_body, OPERATIONS):
-            answers = cause.answers(running, operation)
-            found = {getattr(caplog.records[-1], logs.FIELDS)["code"] async for _ in answers}
+            responses = cause.responses(running, operation)
+            found = {getattr(caplog.records[-1], logs.FIELDS)["code"] async for _ in responses}
             names_model = bool({"model_not_found", "empty_input"} & operation.errors.keys())
             asks_model = names_model and "forbidden" not in operation.errors  # loading and unloading use no queue
             assert ("overloaded" in found) == asks_model, f"{operation}: {found}"
             assert None not in found or not asks_model, operation
 
 
-def check(operation: Operation, answer: httpx.Response, code: ErrorCode | None) -> None:
-    """An answer is as the document says."""
+def check(operation: Operation, response: httpx.Response, code: ErrorCode | None) -> None:
+    """Check that a response conforms to the document."""
     if code is None:
-        assert answer.status_code == 200
+        assert response.status_code == 200
         return
     assert code in operation.errors, f"{operation} does not declare {code}"
-    assert answer.status_code == ERRORS[code].status
-    assert keys(answer.json()) == keys(operation.errors[code])
-    assert answer.headers["content-type"] == "application/json"
-    assert ("retry-after" in answer.headers) == (answer.status_code == 503)
+    assert response.status_code == ERRORS[code].status
+    assert keys(response.json()) == keys(operation.errors[code])
+    assert response.headers["content-type"] == "application/json"
+    assert ("retry-after" in response.headers) == (response.status_code == 503)
 
 
 HEADS: Mapping[ErrorCode, bytes] = {
@@ -378,7 +378,7 @@ HEADS: Mapping[ErrorCode, bytes] = {
 
 
 @pytest.mark.parametrize("code", HEADS)
-def test_a_head_that_is_refused_has_the_services_own_error_on_every_route(serve: Serve, code: ErrorCode) -> None:
+def test_an_invalid_head_is_a_native_error_on_every_route(serve: Serve, code: ErrorCode) -> None:
     assert HEADS.keys() == set(HEAD_ERRORS)
     with serve(header_timeout_s=0.05) as wire:
         for operation in OPERATIONS:
@@ -390,12 +390,12 @@ def test_a_head_that_is_refused_has_the_services_own_error_on_every_route(serve:
             assert code in operation.errors
 
 
-async def test_every_example_of_a_body_is_answered(start: Start, make_backend: MakeBackend) -> None:
+async def test_every_example_of_a_body_succeeds(start: Start, make_backend: MakeBackend) -> None:
     cause = Cause(settings={"model_control": "explicit"})
     operations = [one for one in OPERATIONS if one.reads_body]
     async with caused(start, make_backend, cause) as running:
         for operation in sorted(operations, key=lambda one: one.path.endswith("/unload")):  # after all others
             for example in operation.examples:
-                answers = Cause().answers_to(example, running, operation)
-                statuses = [answer.status_code async for answer in answers]
+                responses = Cause().responses_to(example, running, operation)
+                statuses = [response.status_code async for response in responses]
                 assert 200 in statuses, f"{operation}: {example}"
