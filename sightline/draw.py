@@ -8,7 +8,7 @@ from pathlib import Path
 
 from service import __version__
 from service.bundle import BundleError, Manifest
-from service.errors import ApiError
+from service.errors import ApiError, complete_message
 from service.fields import Texts
 from service.inference.attention import AttentionInput, AttentionOutput, attention
 from service.inference.call import Call
@@ -26,6 +26,11 @@ EXIT_FAILED = 1
 VIEWS: tuple[View, ...] = ("heatmap", "alignment", "heads")
 SUFFIXES = (".svg", ".png")
 DEFAULT_SCALE = 2.0
+# Flags of fields in errors.
+FLAGS = {
+    **{"kinds": "--kind", "kinds[0]": "--kind", "layers": "--layer", "layers[0]": "--layer"},
+    **{"heads": "--head", "heads[0]": "--head", "targets": "--target", "inputs": "TEXT"},
+}
 
 
 class DrawError(Exception):
@@ -95,7 +100,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
     except ApiError as error:
-        print(f"error: {error.message({})}", file=sys.stderr)
+        print(f"error: {complete_message(error.message(FLAGS), error.param(FLAGS))}", file=sys.stderr)
         return EXIT_FAILED
     except OSError as error:
         print(f"error: {error.filename or parsed.out}: {error.strerror}", file=sys.stderr)
