@@ -28,8 +28,14 @@ SUFFIXES = (".svg", ".png")
 DEFAULT_SCALE = 2.0
 # Flags of fields in errors.
 FLAGS = {
-    **{"kinds": "--kind", "kinds[0]": "--kind", "layers": "--layer", "layers[0]": "--layer"},
-    **{"heads": "--head", "heads[0]": "--head", "targets": "--target", "inputs": "TEXT"},
+    "kinds": "--kind",
+    "kinds[0]": "--kind",
+    "layers": "--layer",
+    "layers[0]": "--layer",
+    "heads": "--head",
+    "heads[0]": "--head",
+    "targets": "--target",
+    "inputs": "TEXT",
 }
 
 
