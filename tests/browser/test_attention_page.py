@@ -302,6 +302,67 @@ def test_errors_overload_and_a_stopped_server_are_shown_with_a_retry(open_page: 
         page.get_by_text("The service cannot be reached").wait_for()
 
 
+def test_a_slow_service_is_waited_for_and_a_new_run_replaces_the_old_one(
+    open_page: OpenPage, server: RunningServer
+) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    slow: list[Any] = []
+
+    def hold(route: Any) -> None:
+        if "A dog runs." in route.request.post_data:
+            slow.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/v1/generate", hold)
+    page.get_by_label("Text", exact=True).fill("A dog runs.")
+    page.get_by_role("button", name="Translate").click()
+    page.get_by_text("Working…").wait_for()
+    page.get_by_label("Text", exact=True).fill("A man sleeps.")
+    page.get_by_role("button", name="Translate").click()
+    wait_for_output(page, "Ein Mann")
+    assert len(slow) == 1
+    assert page.locator(".text").count() == 1
+    assert page.get_by_text("Working…").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "direction"), [("تلعب فتاتان مع كلب صغير على الشاطئ.", "rtl"), ("两个女孩在海滩上玩耍。", "ltr")]
+)
+def test_other_scripts_are_shown_in_their_direction(
+    open_page: OpenPage, server: RunningServer, text: str, direction: str
+) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.get_by_text("Edit the output").click()
+    page.get_by_label("Output that the model reads instead").fill(text)
+    page.get_by_role("button", name="Show its attention").click()
+    wait_for_output(page, text)
+    assert page.locator(".text").first.evaluate("one => getComputedStyle(one).direction") == direction
+    words = page.locator(".alignment .token[data-row]").all_text_contents()
+    assert "".join(words) == text.replace(" ", "")
+
+
+def test_a_map_of_512_tokens_stays_smooth(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    milliseconds = page.evaluate(
+        """async () => {
+          const [{HeatMap}, {Matrix}] = await Promise.all([import("./page/heatmap.js"), import("./page/maps.js")]);
+          const labels = Array.from({length: 512}, (_, index) => ({text: `t${index}`, isSpecial: false}));
+          const data = Float32Array.from({length: 512 * 512}, (_, index) => (index % 37) / 37);
+          const place = document.body.appendChild(document.createElement("div"));
+          const map = new HeatMap(place, () => {});
+          map.show(new Matrix(labels, labels, data, "large"));
+          const started = performance.now();
+          for (let row = 0; row < 30; row++) map.highlight([row, row]);
+          return (performance.now() - started) / 30;
+        }"""
+    )
+    assert milliseconds < 50  # 20 frames a second on a slow machine
+
+
 def test_the_first_picture_appears_within_a_second(open_page: OpenPage, server: RunningServer) -> None:
     page = open_page(server.url)
     page.locator(".alignment path").first.wait_for(state="attached")
