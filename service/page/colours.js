@@ -4,20 +4,26 @@
  */
 
 const SCALES = {
-  light: { sequence: [[255, 255, 255], [190, 214, 236], [88, 150, 203], [16, 86, 148], [3, 38, 79]], middle: [247, 247, 247] },
-  dark: { sequence: [[24, 27, 33], [24, 58, 94], [38, 106, 166], [104, 172, 226], [226, 242, 255]], middle: [40, 43, 50] },
+  light: {
+    sequence: [[255, 255, 255], [190, 214, 236], [88, 150, 203], [16, 86, 148], [3, 38, 79]],
+    negative: [[247, 247, 247], [240, 178, 112], [179, 88, 6]],
+    positive: [[247, 247, 247], [126, 176, 216], [16, 86, 148]],
+  },
+  dark: {
+    sequence: [[24, 27, 33], [24, 58, 94], [38, 106, 166], [104, 172, 226], [226, 242, 255]],
+    negative: [[34, 37, 43], [140, 84, 30], [250, 178, 96]],
+    positive: [[34, 37, 43], [38, 90, 140], [130, 190, 240]],
+  },
 };
-const ORANGE = [[240, 178, 112], [179, 88, 6]];
-const BLUE = [[126, 176, 216], [16, 86, 148]];
 const GAMMA = 0.6; // below 1, so that small weights stay visible
 
 export const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 
 /** Return a function from a weight to `[red, green, blue]`, for weights from 0 (or -maximum) to maximum. */
 export function scale(maximum, { isDifference = false, theme = isDark() ? "dark" : "light" } = {}) {
-  const { sequence, middle } = SCALES[theme];
+  const { sequence, negative, positive } = SCALES[theme];
   if (!isDifference) return weight => mix(sequence, Math.min(1, Math.max(0, weight / maximum)) ** GAMMA);
-  return weight => mix([middle, ...(weight < 0 ? ORANGE : BLUE)], Math.min(1, Math.abs(weight) / maximum) ** GAMMA);
+  return weight => mix(weight < 0 ? negative : positive, Math.min(1, Math.abs(weight) / maximum) ** GAMMA);
 }
 
 function mix(colours, share) {

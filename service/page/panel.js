@@ -298,7 +298,7 @@ export class Panel {
 
   _showGenerated(best, outputs) {
     const tokens = tokenList(best.tokens, best.text, start => this._app.hover(start, this));
-    this._output.append(tokens, element("p", { className: "hint", textContent: "Darker marks are less probable tokens. Point at a token for its alternatives." }));
+    this._output.append(tokens, element("p", { className: "hint", textContent: "Stronger marks are less probable tokens. Point at a token for its alternatives." }));
     if (outputs.length > 1) this._output.append(this._hypotheses(outputs));
     this._output.append(this._editor(best.text));
   }
