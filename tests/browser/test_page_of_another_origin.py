@@ -1,5 +1,6 @@
 """Tests of a page in a real browser whose script calls the service. They need Chromium."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -138,3 +139,23 @@ def test_a_page_of_another_origin_gets_no_response_and_runs_no_call(
         assert num_calls(server, "/v1/generate") == 0
         fetch_directly(server, {"inputs": TEXT})
         assert num_calls(server, "/v1/generate") == 1
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_only_the_sites_of_the_setting_may_show_the_page_in_a_frame(
+    chromium: Any, bundle: Path, origin: str, is_named: bool
+) -> None:
+    settings = {"frame_ancestors": origin} if is_named else {}
+    with serving(bundle.parent, **settings) as server, contextlib.closing(chromium.new_page()) as page:
+        page.goto(origin)
+        page.evaluate(
+            "url => document.body.append(Object.assign(document.createElement('iframe'), {src: url}))",
+            f"{server.url}/?embed",
+        )
+        frame = page.frame_locator("iframe")
+        if is_named:
+            frame.locator("canvas, .alignment path").first.wait_for(state="attached")
+            assert not frame.get_by_label("Text", exact=True).is_visible()  # an embedded view has no form
+        else:
+            page.wait_for_timeout(1000)
+            assert frame.locator("#view").count() == 0
