@@ -6,7 +6,7 @@ import { button, element, field, select } from "./dom.js";
 import { Heads } from "./heads.js";
 import { HeatMap, tableOf } from "./heatmap.js";
 import { KIND_NAMES, Matrix } from "./maps.js";
-import { Panel } from "./panel.js";
+import { bars, Panel } from "./panel.js";
 import { DEFAULTS, fromFragment, side, toFragment } from "./state.js";
 import * as svg from "./svg.js";
 import { copy, csvOf, jsonOf, linkOf, pngOf, save, snippetOf } from "./takeaway.js";
@@ -125,8 +125,9 @@ const named = (matrix, panel, isCompared) =>
 function draw(choices) {
   const figures = shown.map((matrix, index) => {
     const place = element("div");
-    const { kind } = choices[index];
-    return [element("figure", {}, element("figcaption", { textContent: matrix.title }), place, element("p", { className: "hint", textContent: noteOf(kind, choices[index].head) })), place, matrix];
+    const { panel, kind } = choices[index];
+    const shares = panel.messages ? messageShares(matrix, panel.messages) : "";
+    return [element("figure", {}, element("figcaption", { textContent: matrix.title }), place, element("p", { className: "hint", textContent: noteOf(kind, choices[index].head) }), shares), place, matrix];
   });
   if (shown.length === 2 && shown[0].hasLabelsOf(shown[1])) {
     const place = element("div");
@@ -151,6 +152,35 @@ function draw(choices) {
       views.push(component);
     }
   }
+}
+
+/**
+ * Return the mean attention of the words of a reply to each message of its dialogue, as bars.
+ *
+ * The messages are found in the columns by their texts, one after another.
+ */
+function messageShares(matrix, messages) {
+  const without = text => text.replace(/\s+/gu, "");
+  const starts = [];
+  let joined = "";
+  for (const { text } of matrix.columns) {
+    starts.push(joined.length);
+    joined += without(text);
+  }
+  const rows = [...matrix.rows.keys()].filter(row => matrix.rows[row].offsets?.length);
+  let position = 0;
+  const shares = [];
+  for (const { role, content } of messages) {
+    const start = joined.indexOf(without(content), position);
+    if (start < 0) continue;
+    position = start + without(content).length;
+    const columns = [...starts.keys()].filter(column => starts[column] >= start && starts[column] < position);
+    const sum = rows.reduce((total, row) => total + columns.reduce((one, column) => one + matrix.weight(row, column), 0), 0);
+    shares.push([`${role}: ${content.length > 60 ? `${content.slice(0, 60)}…` : content}`, sum / Math.max(1, rows.length)]);
+  }
+  return shares.length
+    ? element("div", { className: "shares" }, element("h3", { textContent: "Attention of the reply to each message" }), bars(shares))
+    : "";
 }
 
 /** Say why there is no map of the difference, and offer to make the outputs equal. */

@@ -42,6 +42,7 @@ export class Panel {
     this._app = app;
     this.maps = null; // attention maps of the output
     this.outputs = null; // last responses, for the JSON file
+    this.messages = null; // dialogue that the output replies to
     this._build();
   }
 
@@ -190,7 +191,7 @@ export class Panel {
     this._output.replaceChildren();
     this._status.textContent = "Working…";
     this._submit.ariaBusy = "true";
-    this.maps = this.outputs = null;
+    this.maps = this.outputs = this.messages = null;
     try {
       await this[`_run_${this.mode}`](abort.signal);
       if (abort.signal.aborted) return;
@@ -344,6 +345,7 @@ export class Panel {
     const messages = [...(side.messages ?? [])];
     if (messages.at(-1)?.role !== "user") messages.push({ role: "user", content: side.input });
     const identity = { ...this._base, messages };
+    this.messages = messages;
     const text = element("p", { className: "text", dir: "auto" });
     this._output.replaceChildren(text);
     if (side.forced !== null) {
@@ -473,7 +475,7 @@ export class Panel {
 }
 
 /** Return a list of labels with their scores as bars. */
-function bars(scores) {
+export function bars(scores) {
   const list = element("ul", { className: "bars" });
   for (const [label, score] of scores)
     list.append(element("li", {}, element("span", { textContent: label, dir: "auto" }), element("meter", { max: 1, value: score, "aria-label": label }), element("span", { textContent: score.toFixed(3) })));
