@@ -191,6 +191,6 @@ export function tableOf(matrix) {
     cellOf(line, row.text, "row");
     columns.forEach((_, column) => cellOf(line, matrix.weight(index, column).toFixed(3)));
   });
-  table.createCaption().textContent = matrix.title;
+  table.ariaLabel = matrix.title;
   return table;
 }

@@ -127,7 +127,7 @@ function draw(choices) {
     const place = element("div");
     const { panel, kind } = choices[index];
     const shares = panel.messages ? messageShares(matrix, panel.messages) : "";
-    return [element("figure", {}, element("figcaption", { textContent: matrix.title }), place, element("p", { className: "hint", textContent: noteOf(kind, choices[index].head) }), shares), place, matrix];
+    return [element("figure", {}, element("figcaption", { textContent: matrix.title }), place, element("p", { className: "hint", textContent: noteOf(kind, choices[index].head, matrix) }), shares), place, matrix];
   });
   if (shown.length === 2 && shown[0].hasLabelsOf(shown[1])) {
     const place = element("div");
@@ -205,8 +205,8 @@ function navigator({ panel, kind, layer, head }) {
 }
 
 /** Return a sentence on what is particular to a kind of attention. */
-function noteOf(kind, head) {
-  const notes = [];
+function noteOf(kind, head, matrix) {
+  const notes = matrix.isHard ? ["Each row attends to a single token, as with hard attention."] : [];
   if (head === "rollout") notes.push(FORMULAS.rollout);
   if (kind.window?.centre === "predicted") notes.push(`Local attention: the decoder predicts a position and attends to ${kind.window.radius} tokens on both sides of it; weights are scaled by a Gaussian and do not sum to 1.`);
   if (kind.window?.centre === "monotonic") notes.push(`Local attention: row i attends to the columns i − ${kind.window.radius} to i + ${kind.window.radius} only.`);

@@ -47,6 +47,12 @@ export class Matrix {
     return new Matrix(this.rows, this.columns, data, `${this.title} minus ${other.title}`);
   }
 
+  /** True if each row attends to one token only, as with hard attention. */
+  get isHard() {
+    const { length } = this.columns;
+    return length > 1 && this.rows.every((_, row) => this.data.subarray(row * length, (row + 1) * length).some(weight => weight > 0.999));
+  }
+
   hasLabelsOf(other) {
     const same = (first, second) => first.length === second.length && first.every((one, index) => one.text === second[index].text);
     return same(this.rows, other.rows) && same(this.columns, other.columns);
