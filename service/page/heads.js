@@ -27,8 +27,8 @@ export class Heads {
   }
 
   /**
-   * Show all heads of one kind. Layers are requested when they are scrolled into view; the list has those
-   * that were.
+   * Show all heads of one kind. The first layer is requested at once, the others when they are scrolled
+   * into view; the list has those that were.
    */
   show(maps, kind, units, hideSpecial, chosen) {
     this._chosen = chosen;
@@ -54,7 +54,8 @@ export class Heads {
       line.append(Object.assign(document.createElement("span"), { textContent: `Layer ${layer}`, className: "name" }));
       for (let head = 0; head < heads; head++) line.append(this._button(layer, head));
       this._grid.append(line);
-      this._observer.observe(line);
+      if (layer === 0) this._fill(line, maps, kind, units, layer, hideSpecial);
+      else this._observer.observe(line);
     }
   }
 
