@@ -27,6 +27,7 @@ let cards = [];
 let panels = [];
 let shown = []; // matrices in the view
 let views = []; // components that show them
+let numViews = 0;
 const isEmbedded = new URLSearchParams(location.search).has("embed");
 
 /** Wait for the models of the service, and build the page. */
@@ -58,7 +59,7 @@ function build() {
     const root = element("section", { className: "side", "aria-label": sides.length > 1 ? `Side ${"AB"[index]}` : "Input and output" });
     byId("sides").append(root);
     const missing = one.model && !cards.some(({ id }) => id === one.model);
-    const panel = new Panel(root, cards, one, { changed: saveState, show, hover: hoverOutput });
+    const panel = new Panel(root, cards, one, { changed: saveState, show, hover: hoverOutput, wait });
     if (missing) root.prepend(element("p", { className: "error", role: "alert", textContent: "The model of this link is not served here; another one is shown." }));
     return panel;
   });
@@ -91,8 +92,21 @@ function selection(panel) {
   return { kind, layer, head: head === "rollout" && kind.kind === "encoder_slots" ? "mean" : head };
 }
 
+/** Mark the view as out of date until it is drawn again. */
+function wait() {
+  byId("view").ariaBusy = "true";
+}
+
 /** Draw the view of all sides whose output is there. */
 async function show() {
+  wait();
+  const number = ++numViews;
+  await drawView(() => number === numViews);
+  if (number === numViews) byId("view").ariaBusy = String(panels.some(panel => panel.isRunning));
+}
+
+/** @param isCurrent returns false once a later view replaces this one */
+async function drawView(isCurrent) {
   const ready = panels.filter(panel => panel.maps);
   const view = byId("view");
   byId("attention").hidden = panels.every(panel => !panel.outputs);
@@ -111,10 +125,11 @@ async function show() {
       const matrix = await panel.maps.matrix(kind.kind, units, layer, head);
       return state.hideSpecial ? matrix.withoutSpecial() : matrix;
     }));
-    if (choices.some(({ panel }) => !panels.includes(panel))) return;
+    if (!isCurrent()) return;
     shown = matrices.map((matrix, index) => named(matrix, ready[index], ready.length > 1));
     draw(choices);
   } catch (error) {
+    if (!isCurrent()) return;
     view.replaceChildren(element("div", { className: "error", role: "alert" }, element("p", { textContent: error.message }), button("Retry", show)));
   }
 }

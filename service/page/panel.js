@@ -32,8 +32,9 @@ export class Panel {
    * @param root element that the panel fills
    * @param cards models, from GET /v1/models
    * @param side state of this side, which the panel changes
-   * @param app `{changed(), hover(start, panel), show()}`: the state changed, the pointer is at a token of the
-   *   output that starts at this character, there are new maps
+   * @param app `{changed(), hover(start, panel), show(), wait()}`: the state changed, the pointer is at a token of the
+   *   output that starts at this character, there are new maps, or there
+   *   will be
    */
   constructor(root, cards, side, app) {
     this._root = root;
@@ -48,6 +49,10 @@ export class Panel {
 
   get card() {
     return this._cards.find(card => card.id === this.side.model) ?? this._cards[0];
+  }
+
+  get isRunning() {
+    return this._submit.ariaBusy === "true";
   }
 
   get mode() {
@@ -191,17 +196,20 @@ export class Panel {
     this._output.replaceChildren();
     this._status.textContent = "Working…";
     this._submit.ariaBusy = "true";
+    this._app.wait();
     this.maps = this.outputs = this.messages = null;
     try {
       await this[`_run_${this.mode}`](abort.signal);
       if (abort.signal.aborted) return;
       this._status.textContent = "";
+      this._submit.ariaBusy = "false";
       this._app.changed();
       this._app.show();
     } catch (error) {
-      if (!abort.signal.aborted) this._fail(error);
-    } finally {
-      if (this._abort === abort) this._submit.ariaBusy = "false";
+      if (abort.signal.aborted) return;
+      this._submit.ariaBusy = "false";
+      this._fail(error);
+      this._app.show();
     }
   }
 
@@ -270,6 +278,7 @@ export class Panel {
       }
       outputs = [best];
     }
+    signal.throwIfAborted(); // a newer run has replaced this one
     text.textContent = best.text;
     this.outputs = outputs;
     if (parameters.do_sample) parameters.seed = best.seed;
@@ -366,6 +375,7 @@ export class Panel {
       text.append(choice.delta?.content ?? "");
       tokens.push(...(choice.logprobs?.content ?? []));
     }
+    signal.throwIfAborted();
     const reply = text.textContent;
     const read = one => ({ id: one.token, text: one.token, logprob: one.logprob });
     this.outputs = [{ text: reply, tokens }];

@@ -55,7 +55,9 @@ def choose(page: Any, label: str, value: str) -> None:
 
 
 def wait_for_output(page: Any, text: str) -> None:
+    """Wait for an output and for the view of its attention."""
     page.locator(".text", has_text=text).first.wait_for()
+    page.locator('#view[aria-busy="false"]').wait_for(state="attached")
 
 
 def readout(page: Any) -> str:

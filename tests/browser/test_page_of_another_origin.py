@@ -99,7 +99,10 @@ def test_a_page_of_an_allowed_origin_gets_the_response(page: Any, allowing: Runn
 
 def test_the_page_reads_a_stream_while_it_arrives(page: Any, allowing: RunningServer) -> None:
     body = {"inputs": [TEXT] * 32, "stream": True, "parameters": {"min_new_tokens": 60}}
-    got = fetch_from(page, allowing, body)
+    for _ in range(20):  # a busy browser may read a short stream at once
+        got = fetch_from(page, allowing, body)
+        if len(got["pieces"]) > 1:
+            break
     assert len(got["pieces"]) > 1
     *events, done, rest = "".join(got["pieces"]).split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
