@@ -148,7 +148,7 @@ def test_a_page_of_another_origin_gets_no_response_and_runs_no_call(
 def test_only_the_sites_of_the_setting_may_show_the_page_in_a_frame(
     chromium: Any, bundle: Path, origin: str, is_named: bool
 ) -> None:
-    settings = {"frame_ancestors": origin} if is_named else {}
+    settings: dict[str, Any] = {"frame_ancestors": origin} if is_named else {}
     with serving(bundle.parent, **settings) as server, contextlib.closing(chromium.new_page()) as page:
         page.goto(origin)
         page.evaluate(
