@@ -18,11 +18,11 @@ export class Alignment {
     element.replaceChildren(this._readout, this._picture);
     for (const type of ["pointerover", "focusin"]) this._picture.addEventListener(type, event => this._enter(event.target));
     for (const type of ["pointerleave", "focusout"]) this._picture.addEventListener(type, () => onHover(null));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this._matrix && this.show(this._matrix));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.matrix && this.show(this.matrix));
   }
 
   show(matrix) {
-    this.matrix = this._matrix = matrix;
+    this.matrix = matrix;
     this._picture.innerHTML = alignment(matrix, {
       theme: isDark() ? "dark" : "light",
       title: false,
@@ -62,15 +62,15 @@ export class Alignment {
   }
 
   _describeRow(row) {
-    const { rows, columns } = this._matrix;
+    const { rows, columns } = this.matrix;
     if (row >= rows.length) return "";
-    return this._describe(`\u2068${rows[row].text}\u2069 attends to`, columns, column => this._matrix.weight(row, column));
+    return this._describe(`\u2068${rows[row].text}\u2069 attends to`, columns, column => this.matrix.weight(row, column));
   }
 
   _describeColumn(column) {
-    const { rows, columns } = this._matrix;
+    const { rows, columns } = this.matrix;
     if (column >= columns.length) return "";
-    return this._describe(`\u2068${columns[column].text}\u2069 is attended to by`, rows, row => this._matrix.weight(row, column));
+    return this._describe(`\u2068${columns[column].text}\u2069 is attended to by`, rows, row => this.matrix.weight(row, column));
   }
 
   _describe(start, labels, weightOf) {

@@ -30,12 +30,12 @@ export class HeatMap {
     this._canvas.addEventListener("pointerleave", () => onHover(null));
     this._canvas.addEventListener("keydown", event => this._move(event));
     this._canvas.addEventListener("focus", () => this._cell ?? onHover([0, 0]));
-    new ResizeObserver(() => this._matrix && this._draw()).observe(element);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this._matrix && this.show(this._matrix));
+    new ResizeObserver(() => this.matrix && this._draw()).observe(element);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.matrix && this.show(this.matrix));
   }
 
   show(matrix) {
-    this.matrix = this._matrix = matrix;
+    this.matrix = matrix;
     this._cell = null;
     this._maximum = matrix.maximum;
     this._colour = scale(this._maximum, { isDifference: this._isDifference });
@@ -55,15 +55,15 @@ export class HeatMap {
   _text(cell) {
     if (!cell || cell[0] === null || cell[1] === null) return "Point at a cell, or use the arrow keys.";
     const [row, column] = cell;
-    const { rows, columns } = this._matrix;
+    const { rows, columns } = this.matrix;
     if (row >= rows.length || column >= columns.length) return "";
-    const weight = this._matrix.weight(row, column);
+    const weight = this.matrix.weight(row, column);
     const value = this._isDifference ? `${weight > 0 ? "+" : ""}${weight.toFixed(4)}` : weight.toFixed(4);
     return `\u2068${rows[row].text}\u2069 → \u2068${columns[column].text}\u2069: ${value}`;
   }
 
   _layout() {
-    const { rows, columns } = this._matrix;
+    const { rows, columns } = this.matrix;
     const context = this._canvas.getContext("2d");
     context.font = FONT;
     const width = this._scroller.clientWidth || 600;
@@ -78,7 +78,7 @@ export class HeatMap {
   }
 
   _draw() {
-    const { rows, columns } = this._matrix;
+    const { rows, columns } = this.matrix;
     if (!rows.length || !columns.length) return;
     const { left, top, right, cell, isLabelled } = (this._shape = this._layout());
     const [width, height] = [left + columns.length * cell + right, top + rows.length * cell + 4];
@@ -99,7 +99,7 @@ export class HeatMap {
   }
 
   _drawLabels(context, left, top, cell) {
-    const { rows, columns } = this._matrix;
+    const { rows, columns } = this.matrix;
     const [currentRow, currentColumn] = this._cell ?? [null, null];
     const font = isCurrent => (isCurrent ? `600 ${FONT}` : FONT);
     context.textBaseline = "middle";
@@ -120,19 +120,18 @@ export class HeatMap {
     if (cell < 27) return;
     context.textAlign = "center";
     context.font = `11px ${FAMILY}`;
-    const dark = isDark() ? "#e8eaed" : "#1b1f24";
-    this._matrix.data.forEach((weight, index) => {
+    this.matrix.data.forEach((weight, index) => {
       const percent = Math.round(100 * weight);
       if (Math.abs(percent) < 5) return;
       const fill = this._colour(weight);
-      context.fillStyle = needsWhite(fill) ? "#fff" : isDark() ? "#14171c" : dark;
+      context.fillStyle = needsWhite(fill) ? "#fff" : isDark() ? "#14171c" : "#1b1f24";
       context.fillText(String(percent), left + ((index % columns.length) + 0.5) * cell,
         top + (Math.floor(index / columns.length) + 0.5) * cell);
     });
   }
 
   _drawCell(context, left, top, cell, accent) {
-    const { rows, columns } = this._matrix;
+    const { rows, columns } = this.matrix;
     const [row, column] = this._cell;
     context.strokeStyle = accent || "#b35806";
     context.lineWidth = Math.max(1, Math.min(2, cell / 6));
@@ -149,7 +148,7 @@ export class HeatMap {
     const { left, top, cell } = this._shape;
     const column = Math.floor((event.offsetX - left) / cell);
     const row = Math.floor((event.offsetY - top) / cell);
-    const { rows, columns } = this._matrix;
+    const { rows, columns } = this.matrix;
     const isInside = row >= 0 && column >= 0 && row < rows.length && column < columns.length;
     const next = isInside ? [row, column] : null;
     if (String(next) !== String(this._cell)) this._onHover(next);
@@ -162,8 +161,8 @@ export class HeatMap {
     const [row, column] = this._cell ?? [0, 0];
     const clamp = (value, size) => Math.min(size - 1, Math.max(0, value ?? 0));
     this._onHover([
-      clamp((row ?? 0) + step[0], this._matrix.rows.length),
-      clamp((column ?? 0) + step[1], this._matrix.columns.length),
+      clamp((row ?? 0) + step[0], this.matrix.rows.length),
+      clamp((column ?? 0) + step[1], this.matrix.columns.length),
     ]);
   }
 }

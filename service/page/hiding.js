@@ -72,22 +72,23 @@ export class Hiding {
     this._result.replaceChildren(
       element("p", {}, `Without ${hidden.map(index => `“${this._names[index]}”`).join(", ")} the model writes: `, element("b", { textContent: generated.text, dir: "auto" }),
         generated.text === this._text ? " (the same)" : ""),
-      this._changesOf(before.tokens, before, after),
+      this._changesOf(before, after),
       ...(similar.length && changes.every(change => Math.abs(change) < SMALL_CHANGE || hidden.length < 2) ? similar.map(one => this._hint(one)) : []),
     );
   }
 
   /** Return the tokens of the output with the change of their probabilities. */
-  _changesOf(tokens, before, after) {
+  _changesOf(before, after) {
+    const { tokens } = before;
     const table = element("table", { className: "changes" });
     table.createCaption().textContent = "Probability of each token of the output before and after";
-    const lines = [["Token", ...tokens.map(token => token.text.trim() || token.text)], ["Before", ...before.tokens.map(percentOf)], ["After", ...after.tokens.map(percentOf)]];
+    const lines = [["Token", ...tokens.map(token => token.text.trim() || token.text)], ["Before", ...tokens.map(percentOf)], ["After", ...after.tokens.map(percentOf)]];
     lines.forEach(([head, ...values], row) => {
       const line = table.insertRow();
       line.append(element("th", { scope: "row", textContent: head }));
       values.forEach((value, index) => {
         const cell = element(row ? "td" : "th", { textContent: value, ...(row ? {} : { scope: "col" }) });
-        const lost = Math.exp(before.tokens[index].logprob) - Math.exp(after.tokens[index].logprob);
+        const lost = Math.exp(tokens[index].logprob) - Math.exp(after.tokens[index].logprob);
         if (row === 2) cell.style.setProperty("--strength", String(Math.round(100 * Math.min(1, Math.abs(lost)))));
         if (row === 2) cell.className = lost > 0 ? "against" : "for";
         line.append(cell);

@@ -337,8 +337,7 @@ export class Panel {
   _setMaps(body) {
     const extra = {};
     if (isDecoderOnly(this.card)) extra.prompt_rows = true;
-    this._mapsBody = { ...body, ...extra };
-    this.maps = new AttentionMaps(this.card.attention, this._mapsBody);
+    this.maps = new AttentionMaps(this.card.attention, { ...body, ...extra });
   }
 
   _hiding(identity, text) {
