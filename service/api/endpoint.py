@@ -13,6 +13,7 @@ from service.errors import ApiError, ErrorCode, ErrorType, complete_message
 from service.inference.generate import Stream, StreamedSequence, StreamEnd, StreamToken
 
 JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "text/event-stream"
+NDJSON = "application/x-ndjson"  # JSON lines
 HTML, SVG = "text/html", "image/svg+xml"
 
 # Every endpoint can answer with these.
@@ -103,7 +104,11 @@ def _weight(text: str) -> float:
 
 
 class EventEncoder(Protocol):
-    """Writes the events of a stream in the form of one API."""
+    """Writes the events of a stream in the form of one API.
+
+    An event is sent as soon as it is written, so it must be complete: a server-sent event with its
+    blank line (`event_of`), or a JSON line (`line_of`).
+    """
 
     def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes: ...
 
@@ -120,15 +125,21 @@ class EventEncoder(Protocol):
 
 @dataclass(frozen=True)
 class EventStream:
-    """A response of server-sent events."""
+    """A response of events, each sent as it arrives."""
 
     stream: Stream
     encoder: EventEncoder
+    media_type: str = f"{EVENTS}; charset=utf-8"  # of what the encoder writes; or `NDJSON`
 
 
 def event_of(content: Any) -> bytes:
     """Write a server-sent event."""
     return b"data: " + to_json(content) + b"\n\n"
+
+
+def line_of(content: Any) -> bytes:
+    """Write a JSON line."""
+    return to_json(content) + b"\n"
 
 
 def to_json(content: Any) -> bytes:

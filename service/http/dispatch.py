@@ -26,7 +26,6 @@ from service.metrics import Metrics
 CALL = "sightline.call"  # key of the HttpCall in the ASGI scope
 LARGE_BYTES = 65_536  # above this size, the transport applies back pressure
 EVENT_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # otherwise nginx buffers the events
 ]
@@ -176,7 +175,8 @@ class Dispatcher:
     async def _send_events(self, call: HttpCall, send: Send, response: EventStream) -> None:
         """Send events as they arrive; those that arrive together are sent in one part."""
         encoder = response.encoder
-        await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
+        headers = [(b"content-type", response.media_type.encode()), *EVENT_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         chunk = b""
         try:
             async with contextlib.aclosing(aiter(response.stream)) as groups:

@@ -10,12 +10,21 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from service.api.endpoint import Endpoint, ErrorFormat, EventStream
+from service.api.endpoint import NDJSON, Endpoint, ErrorFormat, EventStream, line_of
 from service.api.generate import GenerateBody, NativeEventEncoder
 from service.compat import APIS
 from service.errors import ERRORS, ApiError, ErrorCode
 from service.inference.call import Call
-from service.inference.generate import GenerateInput, GenerateResult, generate, stream
+from service.inference.generate import (
+    GenerateInput,
+    GenerateResult,
+    Stream,
+    StreamedSequence,
+    StreamEnd,
+    StreamToken,
+    generate,
+    stream,
+)
 from service.settings import COMPATIBLE_APIS as NAMES
 from service.settings import SettingsError, read_settings
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, until
@@ -40,6 +49,28 @@ async def plain(call: Call, body: GenerateBody) -> GenerateResult | EventStream:
     if body.stream:
         return EventStream(await stream(call, request), NativeEventEncoder())
     return await generate(call, request)
+
+
+class LineEncoder:
+    """Writes each event as a JSON line."""
+
+    def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
+        return line_of({"text": event.text})
+
+    def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
+        return line_of({"text": event.text, "done": True})
+
+    def close(self, stream: Stream) -> bytes:
+        return b""
+
+    def error(self, body: bytes) -> bytes:
+        return body + b"\n"
+
+
+async def lines(call: Call, body: GenerateBody) -> EventStream:
+    """Generate, as a stream of JSON lines."""
+    request = GenerateInput(body.model, body.inputs, body.parameters)
+    return EventStream(await stream(call, request), LineEncoder(), NDJSON)
 
 
 def with_plain_route(running: Running) -> Running:
@@ -157,6 +188,23 @@ async def test_an_error_in_a_stream_has_the_shape_of_its_route(start: Start, mak
         kind, data = response.text.rstrip().splitlines()[-2:]
         assert kind == "event: error"
         assert json.loads(data.removeprefix("data: "))["reported"] == "internal"
+
+
+@pytest.mark.parametrize("faults", [Faults(), Faults(step_calls=frozenset({4}))])
+async def test_a_stream_can_be_json_lines(start: Start, make_backend: MakeBackend, faults: Faults) -> None:
+    async with start(make_backend(faults=faults)) as running:
+        running.app.add_endpoints([Endpoint("POST", "/lines", lines, media_types=(NDJSON,), error_format=FORMAT)])
+        response = await running.post("/lines", {"inputs": "x", "parameters": {"min_new_tokens": 20}})
+        assert response.status_code == 200
+        names = ("content-type", "cache-control", "x-accel-buffering")
+        assert [response.headers[name] for name in names] == ["application/x-ndjson", "no-cache", "no"]
+        assert response.text.endswith("\n")
+        *tokens, last = [json.loads(line) for line in response.text.splitlines()]
+        assert tokens
+        if faults.step_calls:
+            assert last["reported"] == "internal"
+        else:
+            assert last == {"text": "".join(token["text"] for token in tokens), "done": True}
 
 
 async def test_openapi_declares_the_shape_of_each_routes_errors(running: Running) -> None:
