@@ -18,12 +18,13 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bench.fake_server import load_fake
+from service.api.endpoint import CALL
 from service.api.generate import FIELD_NAMES, GenerateBody
 from service.app import create_app
 from service.errors import ApiError
 from service.fields import path_of
 from service.http.call import HttpCall
-from service.http.dispatch import CALL, Dispatcher
+from service.http.dispatch import Dispatcher
 from service.http.routing import RouteTable
 from service.http.server import DrainingServer
 from service.inference.generate import GenerateInput, generate

@@ -4,11 +4,10 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
 from service.fields import NULL, RequestBody, field_error, object_schema
 from service.inference.align import AlignInput, AlignResult, align
-from service.inference.call import Call
 from service.inference.generate import parameters_for
 from service.inference.languages import generating_model
 from service.parameters import (

@@ -1,17 +1,16 @@
 """POST /v1/attention."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import JSON, SVG, TASK_ERRORS, Endpoint, Raw, prefers
+from service.api.endpoint import JSON, SVG, TASK_ERRORS, Call, Endpoint, Headers, Raw, prefers
 from service.api.messages import Messages, check_dialogue, prompt_of
 from service.api.types import INPUTS_OR_PAIRS, SAME_FORM, Inputs, ModelName, check_targets
 from service.errors import ApiError
 from service.fields import NULL, TEXTS_OR_PAIRS_SCHEMA, Texts, TextsOrPairs, field_error, object_schema
 from service.inference.attention import TARGET_PARAMETERS, AttentionInput, AttentionResult, attention
-from service.inference.call import Call
 from service.inference.generate import parameters_for
 from service.inference.languages import generating_model
 from service.inference.picture import View, draw, selection_to_draw
@@ -114,7 +113,7 @@ class AttentionBody(AttentionSelection, GivenParameters):
         return self
 
 
-async def show_attention(call: Call, body: AttentionBody, headers: Mapping[bytes, bytes]) -> AttentionResult | Raw:
+async def show_attention(call: Call, body: AttentionBody, headers: Headers) -> AttentionResult | Raw:
     """Return the attention of each input's generation, or of a given target.
 
     Without `targets` the maps are those of the pass that generates; with them, the targets are

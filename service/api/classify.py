@@ -4,10 +4,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import INPUTS_OR_PAIRS, ModelName, Truncate
 from service.fields import RequestBody, TextsOrPairs
-from service.inference.call import Call
 from service.inference.classify import ClassifyInput, ClassifyResult, classify
 from service.parameters import ReturnAttention
 

@@ -4,10 +4,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import Inputs, ModelName, PromptName, Truncate
 from service.fields import RequestBody
-from service.inference.call import Call
 from service.inference.encode import EncodeInput, EncodeResult, Pooling, encode
 from service.parameters import Encoding
 

@@ -7,14 +7,36 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 import orjson
+from fastapi import Depends, Path, Request
 from pydantic import BaseModel, Field
 
 from service.errors import ApiError, ErrorCode, ErrorType, complete_message
+from service.inference import call as inference_call
 from service.inference.generate import Stream, StreamedSequence, StreamEnd, StreamToken
 
 JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "text/event-stream"
 NDJSON = "application/x-ndjson"  # JSON lines
 HTML, SVG = "text/html", "image/svg+xml"
+CALL = "sightline.call"  # key of the call in the ASGI scope
+
+
+def _attribute_of_call(name: str) -> Any:
+    async def attribute(request: Request) -> Any:
+        return getattr(request.scope[CALL], name)
+
+    return Depends(attribute)
+
+
+async def _current_call(request: Request) -> Any:
+    return request.scope[CALL]
+
+
+# Arguments of handlers, as FastAPI can provide them. The body is another one.
+Call = Annotated[inference_call.Call, Depends(_current_call)]
+Headers = Annotated[Mapping[bytes, bytes], _attribute_of_call("headers")]
+ModelInQuery = Annotated[str | None, _attribute_of_call("model_in_query")]
+Tail = Annotated[bytes, _attribute_of_call("tail")]  # bytes of the body after its JSON
+PathModel = Annotated[str, Path(description="Name of the model.")]
 
 # Every endpoint can answer with these.
 COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal",)

@@ -4,10 +4,9 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Endpoint, EventStream, event_of
+from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Call, Endpoint, EventStream, event_of
 from service.api.types import BLANKS_ONLY_IF_PASSED, INPUTS, ModelName
 from service.fields import OnEmpty, RequestBody, TextsWithBlanks, field_error, object_schema
-from service.inference.call import Call
 from service.inference.generate import (
     GenerateInput,
     GenerateResult,

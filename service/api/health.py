@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import Field
 
-from service.api.endpoint import UNAVAILABLE_ERRORS, Endpoint, Raw
-from service.inference.call import Call
+from service.api.endpoint import UNAVAILABLE_ERRORS, Call, Endpoint, Raw
 
 
 @dataclass(frozen=True)

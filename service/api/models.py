@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.api.endpoint import Endpoint
+from service.api.endpoint import Call, Endpoint, PathModel
 from service.bundle import LanguageCode, Manifest
-from service.inference.call import Call
 from service.inference.maps import AttentionWindow, window_of
 from service.inference.service import ModelState
 from service.parameters import MODEL_DEFAULTS, Kind
@@ -193,7 +192,7 @@ async def list_models(call: Call) -> ModelList:
     return ModelList("list", [card_of(one, call.service.state_of(one.name)) for one in call.manifests])
 
 
-async def show_model(call: Call, model_id: str) -> ModelDetails:
+async def show_model(call: Call, model_id: PathModel) -> ModelDetails:
     """Describe one model: its limits, its attention, its memory, and the provider that runs it."""
     service, manifest = call.service, call.manifest(model_id)
     model, limits = service.models.get(manifest.name), manifest.limits

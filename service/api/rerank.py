@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import ModelName, Truncate
 from service.fields import MAX_INPUTS, NOT_BLANK, RequestBody, Text, Texts, check_texts, field_error, must_equal
-from service.inference.call import Call
 from service.inference.rerank import RerankInput, rerank
 from service.inference.results import TimingsMs
 from service.settings import DEFAULT_MAX_INPUTS

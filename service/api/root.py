@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from service import __version__
-from service.api.endpoint import Endpoint
+from service.api.endpoint import Call, Endpoint
 from service.api.models import STATES, tasks_of
 from service.bundle import Manifest
-from service.inference.call import Call
 from service.inference.service import ModelState, Service
 
 

@@ -4,10 +4,9 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
 from service.fields import RequestBody
-from service.inference.call import Call
 from service.inference.score import ScoreInput, ScoreResult, score
 from service.parameters import HiddenSourceTokens, Language, TopLogprobs
 

@@ -4,10 +4,9 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, StrictInt, model_validator
 
-from service.api.endpoint import ENGINE_ERRORS, Endpoint
+from service.api.endpoint import ENGINE_ERRORS, Call, Endpoint
 from service.api.types import ModelName
 from service.fields import NULL, RequestBody, Texts, Word, field_error, object_schema
-from service.inference.call import Call
 from service.inference.similar import SimilarInput, SimilarResult, similar
 from service.inference.tokens import Side
 

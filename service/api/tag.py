@@ -4,10 +4,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import Inputs, ModelName, Truncate
 from service.fields import RequestBody
-from service.inference.call import Call
 from service.inference.tag import OUTSIDE, Aggregation, TagInput, TagResult, tag
 
 AggregationName = Annotated[

@@ -4,11 +4,10 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import Endpoint
+from service.api.endpoint import Call, Endpoint
 from service.api.types import Inputs, ModelName
 from service.errors import ErrorCode
 from service.fields import MAX_INPUTS, RequestBody
-from service.inference.call import Call
 from service.inference.tokens import (
     DetokenizeInput,
     DetokenizeResult,

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, RootModel
 from typing_extensions import TypedDict
 
 from service import __version__
-from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Endpoint, EventStream
+from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Call, Endpoint, EventStream, ModelInQuery
 from service.bundle import Manifest, Task
 from service.compat.common import manifest_of_query
 from service.compat.tei import embed, predict, rerank_texts, tag_tokens
@@ -23,7 +23,6 @@ from service.compat.tei_schemas import (
 from service.compat.tgi import ERRORS, generate_text
 from service.compat.tgi_schemas import TextGenerationBody, TextGenerationResponse
 from service.fields import described_as, validate
-from service.inference.call import Call
 from service.parameters import MAX_STOP_STRINGS
 
 PipelineTag = Literal[
@@ -63,7 +62,7 @@ class TranslationResponse(TextGenerationResponse):
     translation_text: NotRequired[Annotated[str, Field(description="The generated text; only for translation models.")]]
 
 
-async def do_task(call: Call, body: TaskBody, model: str | None) -> Any:
+async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
     """Do the model's main task: generate, classify, rerank, classify tokens, or encode.
 
     A model with several tasks does the first of these. The body and the response are those of
@@ -134,7 +133,7 @@ class Info:
     docker_label: Annotated[None, Field(description="Always null.")]
 
 
-async def info(call: Call, model: str | None) -> Info:
+async def info(call: Call, model: ModelInQuery) -> Info:
     """Describe a model and the service's limits."""
     manifest, settings = manifest_of_query(call, model), call.service.settings
     max_input_tokens = manifest.limits.max_source_tokens

@@ -5,12 +5,11 @@ from typing import Annotated, Any, NotRequired
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Endpoint
+from service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Call, Endpoint
 from service.bundle import MAX_BEAMS
 from service.compat.common import SENTENCE_ERRORS
 from service.errors import ApiError
 from service.fields import TEXTS_SCHEMA, OnEmpty, RequestBody, TextsWithBlanks, must_equal, object_schema
-from service.inference.call import Call
 from service.inference.generate import GenerateInput, parameters_for
 from service.inference.languages import fitting_translators, language_pairs
 from service.inference.sentences import generate_by_sentence

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from service.api.endpoint import TASK_ERRORS, Endpoint
+from service.api.endpoint import TASK_ERRORS, Call, Endpoint, ModelInQuery
 from service.bundle import Task
 from service.compat.common import check_dimensions, manifest_of_query, typed_errors
 from service.compat.tei_schemas import (
@@ -28,7 +28,6 @@ from service.compat.tei_schemas import (
 )
 from service.errors import ApiError, ErrorCode
 from service.fields import Texts
-from service.inference.call import Call
 from service.inference.classify import ClassifyInput, function_of, score_labels
 from service.inference.encode import EncodeInput, EncodeResult, encode
 from service.inference.rerank import RerankInput, rerank
@@ -42,7 +41,7 @@ ERRORS = typed_errors(
 )
 
 
-async def embed(call: Call, body: EmbedBody, model: str | None) -> list[Any]:
+async def embed(call: Call, body: EmbedBody, model: ModelInQuery) -> list[Any]:
     """Encode each input to one vector of length 1, with the model's pooling."""
     normalize = body.normalize is not False
     result = await _encode(call, model, body.inputs, body, normalize=normalize)
@@ -50,14 +49,14 @@ async def embed(call: Call, body: EmbedBody, model: str | None) -> list[Any]:
     return result.embeddings
 
 
-async def embed_all(call: Call, body: EmbedAllBody, model: str | None) -> list[Any]:
+async def embed_all(call: Call, body: EmbedAllBody, model: ModelInQuery) -> list[Any]:
     """Encode each input to one vector for each token."""
     result = await _encode(call, model, body.inputs, body, pooling="none")
     pairs = zip(result.embeddings, result.shapes or (), strict=True)
     return [rows.reshape(shape) for rows, shape in pairs]
 
 
-async def similarity(call: Call, body: SimilarityBody, model: str | None) -> Any:
+async def similarity(call: Call, body: SimilarityBody, model: ModelInQuery) -> Any:
     """Return the cosine similarities of a sentence with other sentences."""
     sentences = body.inputs.sentences
     if not sentences:
@@ -84,7 +83,7 @@ async def _encode(
     return await encode(call, EncodeInput(name, inputs, truncate=truncate, prompt_name=options.prompt_name, **vectors))
 
 
-async def predict(call: Call, body: PredictBody, model: str | None) -> list[Prediction] | list[list[Prediction]]:
+async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Prediction] | list[list[Prediction]]:
     """Return the probability of each label, the most probable first; a list for each text of a
     batch.
 
@@ -111,7 +110,7 @@ async def predict(call: Call, body: PredictBody, model: str | None) -> list[Pred
     return predictions if is_batch else predictions[0]
 
 
-async def rerank_texts(call: Call, body: TeiRerankBody, model: str | None) -> list[Rank]:
+async def rerank_texts(call: Call, body: TeiRerankBody, model: ModelInQuery) -> list[Rank]:
     """Sort texts by their relevance to a query."""
     call.field_names = {"documents": "texts"}
     name = manifest_of_query(call, model, "rerank").name
@@ -123,7 +122,7 @@ async def rerank_texts(call: Call, body: TeiRerankBody, model: str | None) -> li
 
 
 async def tag_tokens(
-    call: Call, body: TokenClassificationBody, model: str | None
+    call: Call, body: TokenClassificationBody, model: ModelInQuery
 ) -> list[TokenEntity] | list[list[TokenEntity]]:
     """Find the entities of a text, as Hugging Face's token classification; a list for each text of
     a batch.
@@ -144,7 +143,7 @@ def _token_entity(entity: Entity, aggregation: Aggregation) -> TokenEntity:
     return {"entity_group": entity.label, **place}
 
 
-async def tokenize_texts(call: Call, body: TokensBody, model: str | None) -> list[list[SimpleToken]]:
+async def tokenize_texts(call: Call, body: TokensBody, model: ModelInQuery) -> list[list[SimpleToken]]:
     """Split each input into tokens, with their positions in UTF-8 bytes."""
     name = manifest_of_query(call, model).name
     add_special_tokens = body.add_special_tokens is not False
@@ -167,7 +166,7 @@ def _with_bytes(text: str, tokens: Sequence[InputToken]) -> list[SimpleToken]:
     ]
 
 
-async def decode(call: Call, body: DecodeBody, model: str | None) -> list[str]:
+async def decode(call: Call, body: DecodeBody, model: ModelInQuery) -> list[str]:
     """Convert one or several lists of token ids to texts."""
     name = manifest_of_query(call, model).name
     skip_special_tokens = body.skip_special_tokens is not False

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Endpoint, EventStream, event_of
+from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Call, Endpoint, EventStream, ModelInQuery, event_of
 from service.api.generate import FIELD_NAMES
 from service.compat.common import (
     DataEventEncoder,
@@ -23,7 +23,6 @@ from service.compat.tgi_schemas import (
 )
 from service.errors import ErrorCode
 from service.fields import Texts
-from service.inference.call import Call
 from service.inference.generate import (
     GenerateInput,
     GenerateOutput,
@@ -53,7 +52,7 @@ ERRORS = typed_errors(
 
 
 async def generate_text(
-    call: Call, body: TextGenerationBody, model: str | None
+    call: Call, body: TextGenerationBody, model: ModelInQuery
 ) -> TextGenerationResponse | EventStream:
     """Generate a text from a prompt.
 
@@ -79,7 +78,7 @@ async def generate_text(
     return generation.whole(output)
 
 
-async def stream_text(call: Call, body: StreamedTextGenerationBody, model: str | None) -> EventStream:
+async def stream_text(call: Call, body: StreamedTextGenerationBody, model: ModelInQuery) -> EventStream:
     """Generate a text as a stream: one event for each token, the last one with the whole text."""
     return cast(EventStream, await generate_text(call, body, model))
 

@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.endpoint import JSON, EventStream, Raw
+from service.api.endpoint import CALL, JSON, EventStream, Raw
 from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
 from service.http.call import NO_ROUTE, HttpCall, receive_body
 from service.http.compression import MIN_BYTES, accepts_gzip, compress
@@ -23,7 +23,6 @@ from service.inference.service import Service
 from service.logs import log_call
 from service.metrics import Metrics
 
-CALL = "sightline.call"  # key of the HttpCall in the ASGI scope
 LARGE_BYTES = 65_536  # above this size, the transport applies back pressure
 EVENT_HEADERS = [
     (b"cache-control", b"no-cache"),

@@ -6,12 +6,11 @@ import asyncio
 import html
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from service.api.endpoint import JSON, Endpoint, Raw, to_json
+from service.api.endpoint import JSON, Call, Endpoint, Headers, Raw, to_json
 from service.http.static import StaticContent
-from service.inference.call import Call
 
 MAX_DEPTH = 3  # of nested fields in a table
 EXAMPLE_TEXTS = {
@@ -87,12 +86,12 @@ class Pages:
         self._describe = describe
         self._made: asyncio.Future[tuple[StaticContent, StaticContent]] | None = None
 
-    async def openapi(self, call: Call, headers: Mapping[bytes, bytes]) -> Raw:
+    async def openapi(self, call: Call, headers: Headers) -> Raw:
         """Describe this API for machines."""
         page, _ = await self._pages()
         return page.response(headers)
 
-    async def docs(self, call: Call, headers: Mapping[bytes, bytes]) -> Raw:
+    async def docs(self, call: Call, headers: Headers) -> Raw:
         """Show this API as a page."""
         _, page = await self._pages()
         return page.response(headers)

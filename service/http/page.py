@@ -7,11 +7,10 @@ uses the public API only. A content security policy forbids content from other h
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 
-from service.api.endpoint import HTML, JSON, SVG, Endpoint, Raw, prefers, to_json
+from service.api.endpoint import HTML, JSON, SVG, Call, Endpoint, Headers, Raw, prefers, to_json
 from service.api.root import Root, root_of
 from service.errors import ApiError
 from service.http.static import StaticContent
-from service.inference.call import Call
 from service.settings import Settings
 
 MEDIA_TYPES = {"css": "text/css", "html": HTML, "js": "text/javascript", "svg": SVG}
@@ -33,7 +32,7 @@ class AttentionPage:
         }
         self._files = dict(_read_files(headers))
 
-    async def show_root(self, call: Call, headers: Mapping[bytes, bytes]) -> Raw:
+    async def show_root(self, call: Call, headers: Headers) -> Raw:
         """Show the name of the service, its version, its documentation and its models.
 
         Clients that accept `text/html`, as browsers do, get the page that shows attention.
@@ -42,7 +41,7 @@ class AttentionPage:
             return self._files["index.html"].response(headers)
         return Raw(to_json(root_of(call.service)), JSON, 200, {"vary": "Accept, Accept-Encoding"})
 
-    async def show_file(self, call: Call, file: str, headers: Mapping[bytes, bytes]) -> Raw:
+    async def show_file(self, call: Call, file: str, headers: Headers) -> Raw:
         """Return a file of the page: a script, its styles or its icon."""
         if file not in self._files:
             raise ApiError("not_found", f"The page has no file of this name; its files are {', '.join(self._files)}.")

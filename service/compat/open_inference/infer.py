@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from service.api.endpoint import EventStream, Raw, event_of
+from service.api.endpoint import Call, EventStream, PathModel, Raw, Tail, event_of
 from service.compat.common import DataEventEncoder
 from service.compat.open_inference.outputs import (
     FIELD_NAMES,
@@ -30,7 +30,6 @@ from service.compat.open_inference.schemas import (
 from service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
 from service.errors import ApiError
 from service.fields import Texts
-from service.inference.call import Call
 from service.inference.classify import ClassifyInput, classify, score_labels
 from service.inference.encode import EncodeInput, encode
 from service.inference.generate import GenerateInput, StreamedSequence, StreamEnd, StreamToken, stream
@@ -38,7 +37,7 @@ from service.inference.generate import generate as generate_texts
 from service.inference.tag import TagInput, tag
 
 
-async def infer(call: Call, model_name: str, body: InferBody, tail: bytes) -> InferResponse | Raw:
+async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) -> InferResponse | Raw:
     """Compute the requested tensors of each text, or of each pair of a query and a text.
 
     Binary tensors follow the JSON of the response as bytes.
@@ -130,7 +129,7 @@ def _head(request_id: str | None, model_name: str) -> dict[str, Any]:
     return ({} if request_id is None else {"id": request_id}) | {"model_name": model_name, "model_version": VERSION}
 
 
-async def generate(call: Call, model_name: str, body: GenerateTextBody) -> GenerateTextResponse:
+async def generate(call: Call, model_name: PathModel, body: GenerateTextBody) -> GenerateTextResponse:
     """Generate one text from one text."""
     request = await _input_of(call, model_name, body, stream=False)
     result = await generate_texts(call, request)
@@ -142,7 +141,7 @@ async def generate(call: Call, model_name: str, body: GenerateTextBody) -> Gener
     }
 
 
-async def generate_stream(call: Call, model_name: str, body: StreamTextBody) -> EventStream:
+async def generate_stream(call: Call, model_name: PathModel, body: StreamTextBody) -> EventStream:
     """Generate one text from one text as a stream.
 
     One event for each token, then one with the finish reason.

@@ -3,12 +3,12 @@
 from typing import Literal
 
 from service import __version__
+from service.api.endpoint import Call, PathModel
 from service.bundle import Manifest
 from service.compat.open_inference import schemas
 from service.compat.open_inference.outputs import outputs_of
 from service.compat.open_inference.schemas import VERSION, Datatype, RepositoryIndexBody
 from service.inference import repository
-from service.inference.call import Call
 from service.inference.repository import RepositoryEntry
 
 EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters", "statistics")
@@ -35,13 +35,13 @@ async def server_ready(call: Call) -> schemas.ServerReady:
     return {"ready": True}
 
 
-async def model_ready(call: Call, model_name: str) -> schemas.ModelReady:
+async def model_ready(call: Call, model_name: PathModel) -> schemas.ModelReady:
     """Return 200 if requests to the model are served, also before its load on first use."""
     call.service.check_ready()
     return {"name": call.manifest(model_name).name, "ready": True}
 
 
-async def model_metadata(call: Call, model_name: str) -> schemas.ModelMetadata:
+async def model_metadata(call: Call, model_name: PathModel) -> schemas.ModelMetadata:
     """Describe the input and output tensors of a model."""
     manifest = call.manifest(model_name)
     inputs, outputs = _tensors(manifest)
@@ -54,7 +54,7 @@ async def model_metadata(call: Call, model_name: str) -> schemas.ModelMetadata:
     }
 
 
-async def model_config(call: Call, model_name: str) -> schemas.ModelConfig:
+async def model_config(call: Call, model_name: PathModel) -> schemas.ModelConfig:
     """Describe a model as a Triton configuration."""
     manifest = call.manifest(model_name)
     inputs, outputs = _tensors(manifest)
@@ -81,7 +81,7 @@ def _tensors(manifest: Manifest) -> tuple[Tensors, Tensors]:
     return inputs, [(name, output.datatype, list(output.shape)) for name, output in outputs]
 
 
-async def model_statistics(call: Call, model_name: str) -> schemas.ModelStatistics:
+async def model_statistics(call: Call, model_name: PathModel) -> schemas.ModelStatistics:
     """Return the statistics of a model."""
     return {"model_stats": [_stats(call, call.manifest(model_name).name)]}
 
@@ -127,7 +127,7 @@ async def repository_index(call: Call, body: RepositoryIndexBody) -> list[schema
     return [_described(one) for one in await repository.list_repository(call, only_ready=body.ready)]
 
 
-async def repository_load(call: Call, model_name: str, body: schemas.LoadBody) -> schemas.RepositoryModel:
+async def repository_load(call: Call, model_name: PathModel, body: schemas.LoadBody) -> schemas.RepositoryModel:
     """Load a model of the bundles folder, or replace it if its bundle has changed.
 
     The model is chosen by the name in its manifest. Paths, URLs and configurations are rejected.
@@ -136,7 +136,7 @@ async def repository_load(call: Call, model_name: str, body: schemas.LoadBody) -
     return _described(await repository.load_model(call, model_name))
 
 
-async def repository_unload(call: Call, model_name: str, body: schemas.UnloadBody) -> schemas.RepositoryModel:
+async def repository_unload(call: Call, model_name: PathModel, body: schemas.UnloadBody) -> schemas.RepositoryModel:
     """Unload a model after its running calls have finished."""
     return _described(await repository.unload_model(call, model_name))
 

@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from service.api.endpoint import EventStream
+from service.api.endpoint import Call, EventStream
 from service.api.messages import prompt_of
 from service.compat.common import model_of_body
 from service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
 from service.compat.openai.schemas import parameters_of
 from service.compat.openai.text import FIELD_NAMES, FINISH_REASONS, TextResponse
-from service.inference.call import Call
 from service.inference.generate import GenerateInput, GenerateOutput, StreamEnd, StreamToken
 from service.inference.results import OutputToken, alternatives_of
 from service.text.tokenizer import TextTokenizer

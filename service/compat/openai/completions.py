@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, cast
 
-from service.api.endpoint import EventStream
+from service.api.endpoint import Call, EventStream
 from service.compat.common import blank_before, check_continues_prompt, model_of_body
 from service.compat.openai.schemas import (
     Completion,
@@ -13,7 +13,6 @@ from service.compat.openai.schemas import (
     parameters_of,
 )
 from service.compat.openai.text import FIELD_NAMES, FINISH_REASONS, TextResponse
-from service.inference.call import Call
 from service.inference.generate import GenerateInput, GenerateOutput, StreamEnd, StreamToken
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.service import ServedModel

@@ -1,8 +1,8 @@
 """OpenAI's POST /v1/embeddings."""
 
+from service.api.endpoint import Call
 from service.compat.common import check_dimensions, model_of_body
 from service.compat.openai.schemas import Embedding, EmbeddingBody, EmbeddingList, EmbeddingUsage
-from service.inference.call import Call
 from service.inference.encode import EncodeInput, encode
 
 
