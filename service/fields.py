@@ -104,7 +104,7 @@ class Texts:
     indices: Annotated[tuple[int, ...] | None, Field(description="Indices in the request, if some were left out.")] = (
         None
     )
-    seconds: Annotated[
+    second_texts: Annotated[
         tuple[str | None, ...] | None, Field(description="Second text of each input that is a pair of texts.")
     ] = None
 
@@ -120,8 +120,8 @@ class Texts:
 
     def select(self, indices: Sequence[int]) -> "Texts":
         """Return some of the texts; errors still name their indices in the request."""
-        seconds = self.seconds and tuple(self.seconds[index] for index in indices)
-        return Texts(tuple(self.texts[index] for index in indices), self.is_list, tuple(indices), seconds)
+        second_texts = self.second_texts and tuple(self.second_texts[index] for index in indices)
+        return Texts(tuple(self.texts[index] for index in indices), self.is_list, tuple(indices), second_texts)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -168,8 +168,8 @@ def check_texts_or_pairs(value: Any) -> Texts:
         if isinstance(one, list) and len(one) != 2:
             raise field_error("invalid_parameter", f"A pair must have 2 texts, got {len(one)}.", index)
     firsts = check_texts([one[0] if isinstance(one, list) else one for one in value]).texts
-    seconds = [check_text(one[1], index, 1) if isinstance(one, list) else None for index, one in enumerate(value)]
-    return Texts(firsts, seconds=tuple(seconds))
+    second_texts = [check_text(one[1], index, 1) if isinstance(one, list) else None for index, one in enumerate(value)]
+    return Texts(firsts, second_texts=tuple(second_texts))
 
 
 def check_texts_with_blanks(value: Any, info: ValidationInfo) -> Texts:

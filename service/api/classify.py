@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import INPUTS_OR_PAIRS, ModelName, Truncate
 from service.fields import RequestBody, TextsOrPairs
-from service.inference.classify import ClassifyInput, ClassifyResult, classify
+from service.inference.classify import ClassifyResult, classify
 from service.parameters import ReturnAttention
 
 FIELD_NAMES = {name: f"return_attention.{name}" for name in ("kinds", "layers", "heads", "prompt_rows")}
@@ -43,7 +43,8 @@ async def classify_texts(call: Call, body: ClassifyBody) -> ClassifyResult:
     otherwise each label has a probability of its own (`label_kind` independent).
     """
     call.field_names = FIELD_NAMES
-    return await classify(call, ClassifyInput(body.model, body.inputs, body.return_attention, body.truncate))
+    model = await call.model(body.model, "classify")
+    return await classify(call, model, body.inputs, return_attention=body.return_attention, truncate=body.truncate)
 
 
 ENDPOINTS = (

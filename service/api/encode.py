@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import Inputs, ModelName, PromptName, Truncate
 from service.fields import RequestBody
-from service.inference.encode import EncodeInput, EncodeResult, Pooling, encode
+from service.inference.encode import EncodeResult, Pooling, encode
 from service.parameters import Encoding
 
 
@@ -45,9 +45,13 @@ async def encode_texts(call: Call, body: EncodeBody) -> EncodeResult:
     """
     return await encode(
         call,
-        EncodeInput(
-            body.model, body.inputs, body.pooling, body.normalize, body.encoding, body.truncate, body.prompt_name
-        ),
+        await call.model(body.model, "encode"),
+        body.inputs,
+        pooling=body.pooling,
+        normalize=body.normalize,
+        encoding=body.encoding,
+        truncate=body.truncate,
+        prompt_name=body.prompt_name,
     )
 
 

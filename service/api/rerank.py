@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import ModelName, Truncate
 from service.fields import MAX_INPUTS, NOT_BLANK, RequestBody, Text, Texts, check_texts, field_error, must_equal
-from service.inference.rerank import RerankInput, rerank
+from service.inference.rerank import rerank
 from service.inference.results import TimingsMs
 from service.settings import DEFAULT_MAX_INPUTS
 
@@ -127,10 +127,15 @@ async def rerank_documents(call: Call, body: RerankBody) -> RerankResponse:
 
     The model reads the query and one document at a time as a pair of texts (a cross-encoder).
     """
-    request = RerankInput(
-        body.model, body.query, body.documents, body.raw_scores, body.truncate, body.max_tokens_per_doc
+    result = await rerank(
+        call,
+        await call.model(body.model, "rerank"),
+        body.query,
+        body.documents,
+        raw_scores=body.raw_scores,
+        truncate=body.truncate,
+        max_document_tokens=body.max_tokens_per_doc,
     )
-    result = await rerank(call, request)
     texts = body.documents.texts
     results = [
         RerankedDocument(one.index, one.score, RerankedText(texts[one.index]) if body.return_documents else None)

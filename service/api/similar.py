@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, StrictInt, model_validator
 from service.api.endpoint import ENGINE_ERRORS, Call, Endpoint
 from service.api.types import ModelName
 from service.fields import NULL, RequestBody, Texts, Word, field_error, object_schema
-from service.inference.similar import SimilarInput, SimilarResult, similar
+from service.inference.similar import SimilarResult, similar
 from service.inference.tokens import Side
 
 
@@ -43,7 +43,7 @@ async def find_similar(call: Call, body: SimilarBody) -> SimilarResult:
     Nearness is the cosine of embeddings; the tokens of the request and special tokens are left out.
     """
     words = Texts(tuple(body.analogy)) if body.analogy else Texts.one(body.token or "")
-    return await similar(call, SimilarInput(body.model, words, body.side, body.top_k))
+    return await similar(call, await call.model(body.model, "similar"), words, side=body.side, top_k=body.top_k)
 
 
 ENDPOINTS = (

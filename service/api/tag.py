@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import Inputs, ModelName, Truncate
 from service.fields import RequestBody
-from service.inference.tag import OUTSIDE, Aggregation, TagInput, TagResult, tag
+from service.inference.tag import OUTSIDE, Aggregation, TagResult, tag
 
 AggregationName = Annotated[
     Aggregation,
@@ -41,8 +41,14 @@ class TagBody(RequestBody):
 
 async def tag_texts(call: Call, body: TagBody) -> TagResult:
     """Find the entities of each input, with their positions in the text."""
-    request = TagInput(body.model, body.inputs, body.aggregation, body.ignore_labels, body.truncate)
-    return await tag(call, request)
+    return await tag(
+        call,
+        await call.model(body.model, "tag"),
+        body.inputs,
+        aggregation=body.aggregation,
+        ignore_labels=body.ignore_labels,
+        truncate=body.truncate,
+    )
 
 
 ENDPOINTS = (Endpoint("POST", "/v1/tag", tag_texts, TagResult, errors=TASK_ERRORS),)

@@ -8,15 +8,7 @@ from service.api.endpoint import Call, Endpoint
 from service.api.types import Inputs, ModelName
 from service.errors import ErrorCode
 from service.fields import MAX_INPUTS, RequestBody
-from service.inference.tokens import (
-    DetokenizeInput,
-    DetokenizeResult,
-    Side,
-    TokenizeInput,
-    TokenizeResult,
-    detokenize,
-    tokenize,
-)
+from service.inference.tokens import DetokenizeResult, Side, TokenizeResult, detokenize, tokenize
 from service.parameters import TokenId
 
 
@@ -50,12 +42,14 @@ async def tokenize_texts(call: Call, body: TokenizeBody) -> TokenizeResult:
     `start` and `end` count characters of the input as it was sent; special tokens have an empty
     span.
     """
-    return await tokenize(call, TokenizeInput(body.model, body.inputs, body.side, body.add_special_tokens))
+    model = await call.model(body.model)
+    return await tokenize(call, model, body.inputs, side=body.side, add_special_tokens=body.add_special_tokens)
 
 
 async def join_tokens(call: Call, body: DetokenizeBody) -> DetokenizeResult:
     """Join token ids to texts."""
-    return await detokenize(call, DetokenizeInput(body.model, body.ids, body.side, body.skip_special_tokens))
+    model = await call.model(body.model)
+    return await detokenize(call, model, body.ids, side=body.side, skip_special_tokens=body.skip_special_tokens)
 
 
 _ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "empty_input", "response_too_large")

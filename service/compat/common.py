@@ -44,7 +44,10 @@ async def model_of_query(
     Raises:
         ApiError: see `Call.model`.
     """
-    return await call.model(manifest_of_query(call, name, task, default_for).name)
+    try:
+        return await call.model(name, task, default_for)
+    except ApiError as error:
+        raise _with_advice(error) from None
 
 
 def manifest_of_query(
@@ -60,10 +63,14 @@ def manifest_of_query(
     try:
         return call.manifest(name, task, default_for)
     except ApiError as error:
-        if error.code != "unsupported_task":
-            raise
-        message = f"{error.message({})} Choose another model in the URL: ?model=NAME."
-        raise ApiError(error.code, message, field="model") from None
+        raise _with_advice(error) from None
+
+
+def _with_advice(error: ApiError) -> ApiError:
+    """Return an error of the lookup of a model, with the way to choose another model."""
+    if error.code != "unsupported_task":
+        return error
+    return ApiError(error.code, f"{error.message({})} Choose another model in the URL: ?model=NAME.", field="model")
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:

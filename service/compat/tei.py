@@ -8,7 +8,7 @@ import numpy as np
 
 from service.api.endpoint import TASK_ERRORS, Call, Endpoint, ModelInQuery
 from service.bundle import Task
-from service.compat.common import check_dimensions, manifest_of_query, typed_errors
+from service.compat.common import check_dimensions, manifest_of_query, model_of_query, typed_errors
 from service.compat.tei_schemas import (
     DecodeBody,
     EmbedAllBody,
@@ -28,11 +28,11 @@ from service.compat.tei_schemas import (
 )
 from service.errors import ApiError, ErrorCode
 from service.fields import Texts
-from service.inference.classify import ClassifyInput, function_of, score_labels
-from service.inference.encode import EncodeInput, EncodeResult, encode
-from service.inference.rerank import RerankInput, rerank
-from service.inference.tag import OUTSIDE, Aggregation, Entity, TagInput, tag
-from service.inference.tokens import DetokenizeInput, InputToken, TokenizeInput, detokenize, tokenize
+from service.inference.classify import classify, function_of
+from service.inference.encode import EncodeResult, encode
+from service.inference.rerank import rerank
+from service.inference.tag import OUTSIDE, Aggregation, Entity, tag
+from service.inference.tokens import InputToken, detokenize, tokenize
 
 ERRORS = typed_errors(
     {"invalid_request_error": "Validation", "overloaded_error": "Overloaded", "server_error": "Backend"},
@@ -78,9 +78,8 @@ async def similarity(call: Call, body: SimilarityBody, model: ModelInQuery) -> A
 async def _encode(
     call: Call, model: str | None, inputs: Texts, options: ReadingOptions, **vectors: Any
 ) -> EncodeResult:
-    name = manifest_of_query(call, model, "encode").name
-    truncate = bool(options.truncate)
-    return await encode(call, EncodeInput(name, inputs, truncate=truncate, prompt_name=options.prompt_name, **vectors))
+    served, truncate = await model_of_query(call, model, "encode"), bool(options.truncate)
+    return await encode(call, served, inputs, truncate=truncate, prompt_name=options.prompt_name, **vectors)
 
 
 async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Prediction] | list[list[Prediction]]:
@@ -91,9 +90,8 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
     """
     default_for: Task = "classify" if "classify" in call.service.default_models else "rerank"
     manifest = manifest_of_query(call, model, default_for=default_for)
-    if "rerank" not in manifest.tasks:
-        manifest_of_query(call, model, "classify")
-    truncate, raw_scores = bool(body.truncate), bool(body.raw_scores)
+    served = await model_of_query(call, manifest.name, "rerank" if "rerank" in manifest.tasks else "classify")
+    raw_scores = bool(body.raw_scores)
     requested = body.parameters.function_to_apply if body.parameters else None
     if requested is not None:
         raw_scores |= requested == "none" and manifest.label_kind != "classes"
@@ -101,7 +99,7 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
         if requested != function:
             message = f"It must be {function} for {manifest.name}, got {requested}."
             raise ApiError("unsupported_parameter", message, path="parameters.function_to_apply")
-    result = await score_labels(call, ClassifyInput(manifest.name, body.inputs, None, truncate, raw_scores))
+    result = await classify(call, served, body.inputs, truncate=bool(body.truncate), raw_scores=raw_scores)
     top_k = body.parameters.top_k if body.parameters else None
     predictions: list[list[Prediction]] = [
         [{"score": one.score, "label": one.label} for one in output.labels[:top_k]] for output in result.outputs
@@ -113,9 +111,9 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
 async def rerank_texts(call: Call, body: TeiRerankBody, model: ModelInQuery) -> list[Rank]:
     """Sort texts by their relevance to a query."""
     call.field_names = {"documents": "texts"}
-    name = manifest_of_query(call, model, "rerank").name
-    request = RerankInput(name, body.query, body.texts, bool(body.raw_scores), bool(body.truncate))
-    ranking = (await rerank(call, request)).ranking
+    served = await model_of_query(call, model, "rerank")
+    options = {"raw_scores": bool(body.raw_scores), "truncate": bool(body.truncate)}
+    ranking = (await rerank(call, served, body.query, body.texts, **options)).ranking
     if body.return_text:
         return [{"index": one.index, "text": body.texts.texts[one.index], "score": one.score} for one in ranking]
     return [{"index": one.index, "score": one.score} for one in ranking]
@@ -127,11 +125,14 @@ async def tag_tokens(
     """Find the entities of a text, as Hugging Face's token classification; a list for each text of
     a batch.
     """
-    name = manifest_of_query(call, model, "tag").name
+    served = await model_of_query(call, model, "tag")
     options = body.parameters or TokenClassificationParameters()
     aggregation: Aggregation = options.aggregation_strategy or "simple"
     ignore_labels = OUTSIDE if options.ignore_labels is None else options.ignore_labels
-    result = await tag(call, TagInput(name, body.inputs, aggregation, ignore_labels, bool(body.truncate)))
+    truncate = bool(body.truncate)
+    result = await tag(
+        call, served, body.inputs, aggregation=aggregation, ignore_labels=ignore_labels, truncate=truncate
+    )
     entities = [[_token_entity(one, aggregation) for one in output.entities] for output in result.outputs]
     return entities if body.inputs.is_list else entities[0]
 
@@ -145,9 +146,8 @@ def _token_entity(entity: Entity, aggregation: Aggregation) -> TokenEntity:
 
 async def tokenize_texts(call: Call, body: TokensBody, model: ModelInQuery) -> list[list[SimpleToken]]:
     """Split each input into tokens, with their positions in UTF-8 bytes."""
-    name = manifest_of_query(call, model).name
-    add_special_tokens = body.add_special_tokens is not False
-    result = await tokenize(call, TokenizeInput(name, body.inputs, add_special_tokens=add_special_tokens))
+    served = await model_of_query(call, model)
+    result = await tokenize(call, served, body.inputs, add_special_tokens=body.add_special_tokens is not False)
     pairs = zip(body.inputs.texts, result.outputs, strict=True)
     return [_with_bytes(text, tokens) for text, tokens in pairs]
 
@@ -168,10 +168,9 @@ def _with_bytes(text: str, tokens: Sequence[InputToken]) -> list[SimpleToken]:
 
 async def decode(call: Call, body: DecodeBody, model: ModelInQuery) -> list[str]:
     """Convert one or several lists of token ids to texts."""
-    name = manifest_of_query(call, model).name
-    skip_special_tokens = body.skip_special_tokens is not False
-    request = DetokenizeInput(name, body.ids.lists, "source", skip_special_tokens, body.ids.is_list)
-    return (await detokenize(call, request)).texts
+    served, skip = await model_of_query(call, model), body.skip_special_tokens is not False
+    ids, is_list = body.ids.lists, body.ids.is_list
+    return (await detokenize(call, served, ids, side="source", skip_special_tokens=skip, is_list=is_list)).texts
 
 
 _JOINING: tuple[ErrorCode, ...] = ("model_not_found", "response_too_large")

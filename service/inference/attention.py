@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.engine.request import Encoded, EncodeRequest, Generated
+from service.engine.request import Encoded, Generated
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
+from service.inference.encoder import run_encoder
 from service.inference.generate import (
     check_parameters,
     expected_work,
@@ -22,7 +23,7 @@ from service.inference.generate import (
 )
 from service.inference.languages import choose_languages
 from service.inference.maps import MapWriter, TargetAttention
-from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
+from service.inference.results import TimingsMs, Usage
 from service.inference.service import ServedModel
 from service.parameters import AttentionSelection, GenerateParameters
 from service.text.chat import Prompt
@@ -78,7 +79,7 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
     model = await call.model(request.model, "attention")
     if "generate" not in model.manifest.tasks:
         return await _encoder_attention(call, model, request)
-    if isinstance(request.inputs, Texts) and request.inputs.seconds is not None:
+    if isinstance(request.inputs, Texts) and request.inputs.second_texts is not None:
         message = f"It must have no pairs of texts, because {model.name} generates text from a single text."
         raise ApiError("unsupported_parameter", message, field="inputs")
     parameters = request.parameters or parameters_for(model, {})
@@ -136,16 +137,10 @@ async def _encoder_attention(call: Call, model: ServedModel, request: AttentionI
             raise ApiError("unsupported_parameter", message, field=field)
     assert isinstance(request.inputs, Texts), "a model with a chat template generates text"
     sources = await call.read_sources(model, request.inputs)
-    requests = [EncodeRequest(call.request_id, source, call.deadline, attention=maps.kinds) for source in sources]
-    maps.check(requests)
     await maps.read_offsets(call, request.inputs, sources)
-    num_input_tokens = sum(map(len, sources))
-    call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * num_input_tokens)
-    results: list[Encoded] = []
 
     def convert(index: int, result: Encoded) -> AttentionOutput:
-        results.append(result)
-        found = maps.write_encoded(index, requests[index], result)
+        found = maps.write_encoded(index, result)
         return AttentionOutput(
             **vars(found),
             target_tokens=[],
@@ -157,8 +152,8 @@ async def _encoder_attention(call: Call, model: ServedModel, request: AttentionI
             seed=None,
         )
 
-    outputs = await call.gather(model, requests, Encoded, convert)
-    return _result(call, model, outputs, Usage(num_input_tokens, 0), call.timings(results))
+    outputs, usage, timings = await run_encoder(call, model, sources, convert, maps=maps)
+    return AttentionResult(model.name, outputs, usage, timings)
 
 
 def _result(

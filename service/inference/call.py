@@ -310,14 +310,14 @@ class Call:
             ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
         """
         num_characters = sum(map(len, texts.texts))
-        if texts.seconds:
-            num_characters += sum([len(text) for text in texts.seconds if text])
+        if texts.second_texts:
+            num_characters += sum([len(text) for text in texts.second_texts if text])
         is_short = num_characters <= INLINE_CHARACTERS
-        seconds = texts.seconds or (None,) * len(texts.texts)
+        second_texts = texts.second_texts or (None,) * len(texts.texts)
 
         def run() -> list[Ids]:
             sequences: list[Ids] = []
-            for index, (text, second, max_tokens) in enumerate(zip(texts.texts, seconds, limits, strict=True)):
+            for index, (text, second, max_tokens) in enumerate(zip(texts.texts, second_texts, limits, strict=True)):
                 if not is_short and not self.seconds_left:  # the call has already failed
                     raise ApiError("deadline_exceeded")
                 if truncate and second is not None:

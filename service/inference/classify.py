@@ -8,29 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from service.bundle import Task
-from service.engine.request import Encoded, EncodeRequest
+from service.engine.request import Encoded
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
+from service.inference.encoder import run_encoder
 from service.inference.maps import AttentionMap, MapWriter
-from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
+from service.inference.results import TimingsMs, Usage
 from service.inference.service import ServedModel
 from service.parameters import AttentionSelection
 from service.text.tokenizer import Offsets
 
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
-
-
-@dataclass(frozen=True)
-class ClassifyInput:
-    """A request for the scores of labels. An input is a text or a pair of texts."""
-
-    model: str | None
-    inputs: Texts
-    return_attention: AttentionSelection | None = None
-    truncate: bool = False
-    raw_scores: bool = False  # logits instead of probabilities
 
 
 @dataclass(frozen=True)
@@ -62,54 +51,44 @@ class ClassifyResult:
     timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
-async def classify(call: Call, request: ClassifyInput) -> ClassifyResult:
+async def classify(
+    call: Call,
+    model: ServedModel,
+    inputs: Texts,
+    *,
+    return_attention: AttentionSelection | None = None,
+    truncate: bool = False,
+    raw_scores: bool = False,
+) -> ClassifyResult:
     """Return the score of each label for each input.
 
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
-    """
-    return await _score_labels(call, await call.model(request.model, "classify"), request)
-
-
-async def score_labels(call: Call, request: ClassifyInput) -> ClassifyResult:
-    """Return the score of each label, like `classify`, also of a reranker, which has one label.
+    Args:
+        call: the call.
+        model: a classifier, or a reranker, which has one label.
+        inputs: texts, or pairs of texts.
+        return_attention: selection of the encoder's attention maps.
+        truncate: truncate inputs that are too long.
+        raw_scores: return logits instead of probabilities.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    task: Task = "rerank" if "rerank" in call.manifest(request.model).tasks else "classify"
-    return await _score_labels(call, await call.model(request.model, task), request)
-
-
-async def _score_labels(call: Call, model: ServedModel, request: ClassifyInput) -> ClassifyResult:
-    function = function_of(model.manifest.label_kind, request.raw_scores)
-    maps = MapWriter(call, model, request.return_attention) if request.return_attention else None
-    kinds = maps.kinds if maps else frozenset[str]()
-    sources = await call.read_sources(model, request.inputs, truncate=request.truncate)
-    requests = [
-        EncodeRequest(call.request_id, source, call.deadline, return_labels=True, attention=kinds) for source in sources
-    ]
+    function = function_of(model.manifest.label_kind, raw_scores)
+    maps = MapWriter(call, model, return_attention) if return_attention else None
+    sources = await call.read_sources(model, inputs, truncate=truncate)
     if maps:
-        maps.check(requests)
-        await maps.read_offsets(call, request.inputs, sources)
-    call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * sum(map(len, sources)))
-    results: list[Encoded] = []
+        await maps.read_offsets(call, inputs, sources)
 
     def convert(index: int, result: Encoded) -> ClassifyOutput:
-        results.append(result)
         assert result.label_scores is not None
         labels = rank_labels(model.manifest.labels, result.label_scores, function)
         if maps is None:
             return ClassifyOutput(index, labels, None, None, None)
-        found = maps.write_encoded(index, requests[index], result)
+        found = maps.write_encoded(index, result)
         return ClassifyOutput(index, labels, found.source_tokens, found.source_offsets, found.maps)
 
-    outputs = await call.gather(model, requests, Encoded, convert)
-    usage = Usage(sum(map(len, sources)), 0)
-    timings = call.timings(results)
-    call.record_usage(model, timings, usage.input_tokens, 0)
+    outputs, usage, timings = await run_encoder(call, model, sources, convert, return_labels=True, maps=maps)
     return ClassifyResult(model.name, outputs, usage, timings)
 
 

@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from pydantic import Field, WithJsonSchema
 
 from service.bundle import Manifest
-from service.engine.request import Encoded, EncodeRequest
+from service.engine.request import Encoded
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
 from service.inference.dense import DenseLayer
-from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, TimingsMs, Usage, check_size, numbers
+from service.inference.encoder import run_encoder
+from service.inference.results import BYTES_PER_NUMBER, TimingsMs, Usage, check_size, numbers
+from service.inference.service import ServedModel
 from service.parameters import Encoding
 
 Pooling = Literal["mean", "first", "last", "max", "none"]
@@ -32,19 +34,6 @@ Embeddings = Annotated[
 
 
 @dataclass(frozen=True)
-class EncodeInput:
-    """A request for embeddings."""
-
-    model: str | None
-    inputs: Texts
-    pooling: Pooling | None = None  # the model's, or "mean", if None
-    normalize: bool | None = None  # the model's, or False, if None; False if `pooling` is "none"
-    encoding: Encoding = "float"
-    truncate: bool = False
-    prompt_name: str | None = None  # the model's default prompt, if it has one, if None
-
-
-@dataclass(frozen=True)
 class EncodeResult:
     """The embeddings of a call."""
 
@@ -58,52 +47,58 @@ class EncodeResult:
     timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
-async def encode(call: Call, request: EncodeInput) -> EncodeResult:
+async def encode(
+    call: Call,
+    model: ServedModel,
+    inputs: Texts,
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    encoding: Encoding = "float",
+    truncate: bool = False,
+    prompt_name: str | None = None,
+) -> EncodeResult:
     """Return the embedding of each input.
+
+    Args:
+        call: the call.
+        model: the model.
+        inputs: the texts.
+        pooling: if None, that of the model, or "mean" if it has none.
+        normalize: scale vectors to length 1; if None, the setting of the model, or False if it has
+            none or with pooling "none".
+        encoding: form of the vectors.
+        truncate: truncate inputs that are too long.
+        prompt_name: name of the model's prompt that precedes each input; its default prompt if
+            None.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = await call.model(request.model, "encode")
-    pooling, normalize = pooling_of(model.manifest, request)
-    inputs = with_prompt(model.manifest, request.inputs, request.prompt_name)
-    sources = await call.read_sources(model, inputs, truncate=request.truncate)
-    requests = [EncodeRequest(call.request_id, source, call.deadline) for source in sources]
-    input_tokens = sum(map(len, sources))
-    num_numbers = model.hidden_size * input_tokens if pooling == "none" else model.embedding_size * len(sources)
+    embedding = model.manifest.embedding
+    kind: Pooling = pooling or (embedding.pooling if embedding else "mean")
+    if normalize is None:
+        normalize = embedding is not None and embedding.normalize and kind != "none"
+    sources = await call.read_sources(model, with_prompt(model.manifest, inputs, prompt_name), truncate=truncate)
+    num_numbers = model.embedding_size * len(sources)
+    if kind == "none":
+        num_numbers = model.hidden_size * sum(map(len, sources))
     check_size("embeddings", num_numbers, "Send fewer inputs.")
-    hidden_bytes = FLOAT_BYTES * model.hidden_size * input_tokens
-    call.response_memory.reserve(hidden_bytes + num_numbers * BYTES_PER_NUMBER[request.encoding])
-    results: list[Encoded] = []
+    call.response_memory.reserve(num_numbers * BYTES_PER_NUMBER[encoding])
 
     def convert(index: int, result: Encoded) -> NDArray[np.float32]:
-        results.append(result)
-        return pool(result.hidden, pooling, normalize, model.dense)
+        return pool(result.hidden, kind, normalize, model.dense)
 
-    vectors = await call.gather(model, requests, Encoded, convert)
-    timings = call.timings(results)
-    call.record_usage(model, timings, input_tokens, 0)
+    vectors, usage, timings = await run_encoder(call, model, sources, convert)
     return EncodeResult(
         model.name,
-        [numbers(one, request.encoding) for one in vectors],
-        [(one.shape[0], one.shape[1]) for one in vectors] if pooling == "none" else None,
+        [numbers(one, encoding) for one in vectors],
+        [(one.shape[0], one.shape[1]) for one in vectors] if kind == "none" else None,
         vectors[0].shape[-1],
-        Usage(input_tokens, 0),
+        usage,
         timings,
     )
-
-
-def pooling_of(manifest: Manifest, request: EncodeInput) -> tuple[Pooling, bool]:
-    """Return the pooling of a request, and True if its vectors are normalized.
-
-    A request overrides the model's own settings.
-    """
-    embedding = manifest.embedding
-    pooling: Pooling = request.pooling or (embedding.pooling if embedding else "mean")
-    if request.normalize is not None:
-        return pooling, request.normalize
-    return pooling, embedding is not None and embedding.normalize and pooling != "none"
 
 
 def with_prompt(manifest: Manifest, inputs: Texts, name: str | None) -> Texts:

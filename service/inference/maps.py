@@ -342,6 +342,7 @@ class MapWriter:
         self._units = selection.units
         self._has_layout = selection.units == "words" or selection.statistics
         self._sources: list[SourceText] = []  # of each input, see `read_offsets`
+        self._requests: Sequence[SourceRequest] = ()  # see `check`
         self._count = 0  # number of values returned so far
         self._memory = call.response_memory
         num_bytes: dict[str, int] = {
@@ -394,6 +395,7 @@ class MapWriter:
         Raises:
             ApiError: `response_too_large` or `overloaded`.
         """
+        self._requests = requests
         self._check_count(sum(map(self._min_count, requests)))
         self._memory.reserve(sum(map(self._min_bytes, requests)))
         for request in requests:
@@ -475,12 +477,13 @@ class MapWriter:
         (weights,) = merge_weights(maps, *layout.groups(kind)).mean(axis=1)
         return WordMap(layout.source.words, layout.target_words, weights)
 
-    def write_encoded(self, index: int, request: EncodeRequest, encoded: Encoded) -> EncoderAttention:
+    def write_encoded(self, index: int, encoded: Encoded) -> EncoderAttention:
         """Return the encoder maps of the input with an index.
 
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
+        request = self._requests[index]
         layout = self._layout(index, request) if self._has_layout else None
         maps = self._maps(request, 0, encoded.attention, layout)
         if layout is not None and self._units == "words":
@@ -572,7 +575,7 @@ def read_source(
 
 def _single_text(inputs: Texts | Prompt, index: int) -> str | None:
     """Return an input; None if it is a dialogue or a pair of texts."""
-    if isinstance(inputs, Prompt) or (inputs.seconds is not None and inputs.seconds[index] is not None):
+    if isinstance(inputs, Prompt) or (inputs.second_texts is not None and inputs.second_texts[index] is not None):
         return None
     return inputs.texts[index]
 

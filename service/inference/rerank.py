@@ -9,24 +9,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from service.engine.request import Encoded, EncodeRequest
+from service.engine.request import Encoded
 from service.fields import Texts
 from service.inference.call import Call
 from service.inference.classify import apply_function, function_of
-from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
+from service.inference.encoder import run_encoder
+from service.inference.results import TimingsMs, Usage
 from service.inference.service import ServedModel
-
-
-@dataclass(frozen=True)
-class RerankInput:
-    """A request for the relevance of documents to a query."""
-
-    model: str | None
-    query: str
-    documents: Texts
-    raw_scores: bool = False  # logits instead of probabilities
-    truncate: bool = False
-    max_document_tokens: int | None = None  # documents are cut after this many tokens
 
 
 @dataclass(frozen=True)
@@ -47,34 +36,43 @@ class RerankResult:
     timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
-async def rerank(call: Call, request: RerankInput) -> RerankResult:
+async def rerank(
+    call: Call,
+    model: ServedModel,
+    query: str,
+    documents: Texts,
+    *,
+    raw_scores: bool = False,
+    truncate: bool = False,
+    max_document_tokens: int | None = None,
+) -> RerankResult:
     """Return all documents by descending relevance; ties keep the order of the request.
+
+    Args:
+        call: the call.
+        model: the model.
+        query: the text to which the documents are compared.
+        documents: the documents.
+        raw_scores: return logits instead of probabilities.
+        truncate: truncate pairs of query and document that are too long.
+        max_document_tokens: cut each document after this many tokens.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = await call.model(request.model, "rerank")
-    function = function_of(model.manifest.label_kind, request.raw_scores)
-    documents = request.documents
-    if request.max_document_tokens is not None:
+    function = function_of(model.manifest.label_kind, raw_scores)
+    if max_document_tokens is not None:
         call.reserve(model, len(documents), field="documents")
-        documents = await _cut(call, model, documents, request.max_document_tokens)
-    pairs = Texts((request.query,) * len(documents), seconds=documents.texts)
-    sources = await call.read_sources(model, pairs, "documents", truncate=request.truncate)
-    requests = [EncodeRequest(call.request_id, source, call.deadline, return_labels=True) for source in sources]
-    call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * sum(map(len, sources)))
-    results: list[Encoded] = []
+        documents = await _cut(call, model, documents, max_document_tokens)
+    pairs = Texts((query,) * len(documents), second_texts=documents.texts)
+    sources = await call.read_sources(model, pairs, "documents", truncate=truncate)
 
     def convert(index: int, result: Encoded) -> RankedDocument:
-        results.append(result)
         assert result.label_scores is not None
         return RankedDocument(index, float(apply_function(result.label_scores, function)[0]))
 
-    scored = await call.gather(model, requests, Encoded, convert)
-    usage = Usage(sum(map(len, sources)), 0)
-    timings = call.timings(results)
-    call.record_usage(model, timings, usage.input_tokens, 0)
+    scored, usage, timings = await run_encoder(call, model, sources, convert, return_labels=True)
     return RerankResult(model.name, sorted(scored, key=lambda one: -one.score), usage, timings)
 
 

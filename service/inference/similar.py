@@ -14,21 +14,12 @@ from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
 from service.inference.results import FLOAT_BYTES
+from service.inference.service import ServedModel
 from service.inference.tokens import Side, tokenizer_of
 from service.text.tokenizer import TextTokenizer
 
 MIN_SQUARED_LENGTH = 1e-6  # avoids division by zero for an analogy whose vectors cancel
 ANALOGY = (-1, 1, 1)  # weights of a, b and c in a : b :: c : d
-
-
-@dataclass(frozen=True)
-class SimilarInput:
-    """A request for the tokens nearest to one token, or to d in the analogy a : b :: c : d."""
-
-    model: str | None
-    words: Texts  # one token, or the list of a, b and c
-    side: Side = "source"
-    top_k: int = 10
 
 
 @dataclass(frozen=True)
@@ -48,23 +39,31 @@ class SimilarResult:
     neighbours: Annotated[list[Neighbour], Field(description="The nearest first.")]
 
 
-async def similar(call: Call, request: SimilarInput) -> SimilarResult:
+async def similar(
+    call: Call, model: ServedModel, words: Texts, *, side: Side = "source", top_k: int = 10
+) -> SimilarResult:
     """Find the nearest tokens, without the tokens of the request and special tokens.
+
+    Args:
+        call: the call.
+        model: the model.
+        words: one token, or the list of a, b and c in the analogy a : b :: c : d.
+        side: vocabulary to search.
+        top_k: number of tokens to return.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = await call.model(request.model, "similar")
     call.reserve(model, 1, units=1.0)
-    tokenizer = tokenizer_of(model, request.side)
-    ids = call.tokenize_now(lambda: _read_tokens(tokenizer, request.words))
+    tokenizer = tokenizer_of(model, side)
+    ids = call.tokenize_now(lambda: _read_tokens(tokenizer, words))
     # For the cosines and their weighted sum.
     call.response_memory.reserve(2 * FLOAT_BYTES * len(ids) * model.manifest.limits.vocabulary)
 
     def convert(index: int, result: Compared) -> SimilarResult:
         scores = nearness(result.cosines, ids)[: len(tokenizer)]
-        nearest = best(scores, request.top_k, tokenizer.special_ids.union(ids))
+        nearest = best(scores, top_k, tokenizer.special_ids.union(ids))
         call.record_usage(model, call.timings([result]), len(ids), 0)
         return SimilarResult(model.name, [Neighbour(id_, tokenizer.name(id_), float(scores[id_])) for id_ in nearest])
 

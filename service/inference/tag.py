@@ -8,27 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from service.engine.request import Encoded, EncodeRequest
+from service.engine.request import Encoded
 from service.fields import Texts
 from service.inference.call import Call, Ids
 from service.inference.classify import apply_function
-from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
+from service.inference.encoder import run_encoder
+from service.inference.results import TimingsMs, Usage
+from service.inference.service import ServedModel
 from service.inference.tokens import BYTES_PER_SPAN
 from service.text.tokenizer import TextTokenizer, TokenSpan
 
 Aggregation = Literal["none", "simple"]
 OUTSIDE = ("O",)  # label of tokens that belong to no entity
-
-
-@dataclass(frozen=True)
-class TagInput:
-    """A request for the entities of texts."""
-
-    model: str | None
-    inputs: Texts
-    aggregation: Aggregation = "simple"
-    ignore_labels: Sequence[str] = OUTSIDE
-    truncate: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,37 +65,46 @@ class LabeledToken:
     end: int
 
 
-async def tag(call: Call, request: TagInput) -> TagResult:
+async def tag(
+    call: Call,
+    model: ServedModel,
+    inputs: Texts,
+    *,
+    aggregation: Aggregation = "simple",
+    ignore_labels: Sequence[str] = OUTSIDE,
+    truncate: bool = False,
+) -> TagResult:
     """Return the entities of each input.
+
+    Args:
+        call: the call.
+        model: the model.
+        inputs: the texts.
+        aggregation: see `merge_tokens`.
+        ignore_labels: labels of entities that are left out.
+        truncate: truncate inputs that are too long.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = await call.model(request.model, "tag")
-    tokenizer, texts = model.source_tokenizer, request.inputs.texts
-    sources = await call.read_sources(model, request.inputs, truncate=request.truncate)
+    tokenizer, texts = model.source_tokenizer, inputs.texts
+    sources = await call.read_sources(model, inputs, truncate=truncate)
     num_tokens = sum(map(len, sources))
-    call.response_memory.reserve((FLOAT_BYTES * model.hidden_size + BYTES_PER_SPAN) * num_tokens)
+    call.response_memory.reserve(BYTES_PER_SPAN * num_tokens)
 
     def run() -> list[list[TokenSpan]]:
         return [spans_of(tokenizer, text, source) for text, source in zip(texts, sources, strict=True)]
 
     spans = call.tokenize_now(run) if num_tokens <= INLINE_TOKENS else await call.tokenize(run)
-    requests = [EncodeRequest(call.request_id, source, call.deadline, return_labels=True) for source in sources]
-    results: list[Encoded] = []
 
     def convert(index: int, result: Encoded) -> TagOutput:
-        results.append(result)
         assert result.label_scores is not None
         tokens = label_tokens(texts[index], spans[index], result.label_scores, model.manifest.labels)
-        entities = merge_tokens(texts[index], tokens, request.aggregation)
-        return TagOutput(index, [one for one in entities if one.label not in request.ignore_labels])
+        entities = merge_tokens(texts[index], tokens, aggregation)
+        return TagOutput(index, [one for one in entities if one.label not in ignore_labels])
 
-    outputs = await call.gather(model, requests, Encoded, convert)
-    usage = Usage(num_tokens, 0)
-    timings = call.timings(results)
-    call.record_usage(model, timings, num_tokens, 0)
+    outputs, usage, timings = await run_encoder(call, model, sources, convert, return_labels=True)
     return TagResult(model.name, outputs, usage, timings)
 
 

@@ -22,16 +22,6 @@ MAX_IDS = 100_000  # limits the text of a response to a few megabytes
 
 
 @dataclass(frozen=True)
-class TokenizeInput:
-    """A request for the tokens of texts."""
-
-    model: str | None
-    inputs: Texts
-    side: Side = "source"
-    add_special_tokens: bool = True
-
-
-@dataclass(frozen=True)
 class InputToken:
     """A token and its character range in the input; special tokens have an empty range."""
 
@@ -51,17 +41,6 @@ class TokenizeResult:
 
 
 @dataclass(frozen=True)
-class DetokenizeInput:
-    """A request for the texts of lists of token ids."""
-
-    model: str | None
-    ids: Sequence[Sequence[int]]
-    side: Side = "target"
-    skip_special_tokens: bool = True
-    is_list: bool = True  # False if the request has one flat list of ids
-
-
-@dataclass(frozen=True)
 class DetokenizeResult:
     """The text of each list of ids."""
 
@@ -69,16 +48,17 @@ class DetokenizeResult:
     texts: Annotated[list[str], Field(description="Text of each list of ids, in order.")]
 
 
-async def tokenize(call: Call, request: TokenizeInput) -> TokenizeResult:
+async def tokenize(
+    call: Call, model: ServedModel, inputs: Texts, *, side: Side = "source", add_special_tokens: bool = True
+) -> TokenizeResult:
     """Split each input into tokens.
 
     Raises:
         ApiError: the request is invalid or is rejected.
     """
-    model = await call.model(request.model)
-    texts = request.inputs.texts
+    texts = inputs.texts
     call.reserve(model, len(texts))
-    tokenizer = tokenizer_of(model, request.side)
+    tokenizer = tokenizer_of(model, side)
     num_bytes = sum(len(text.encode()) for text in texts)
     if num_bytes > MAX_TEXT_BYTES:
         message = f"The inputs have {num_bytes} bytes of text; a call tokenizes at most {MAX_TEXT_BYTES}."
@@ -86,7 +66,7 @@ async def tokenize(call: Call, request: TokenizeInput) -> TokenizeResult:
     call.response_memory.reserve(num_bytes * BYTES_PER_SPAN)
 
     def run() -> list[list[InputToken]]:
-        return [_tokens_of(tokenizer, text, request.add_special_tokens) for text in texts]
+        return [_tokens_of(tokenizer, text, add_special_tokens) for text in texts]
 
     is_short = sum(map(len, texts)) <= INLINE_CHARACTERS
     outputs = call.tokenize_now(run) if is_short else await call.tokenize(run)
@@ -99,27 +79,42 @@ def _tokens_of(tokenizer: TextTokenizer, text: str, add_special_tokens: bool) ->
     return [InputToken(one.id, tokenizer.name(one.id), one.start, one.end, one.is_special) for one in spans]
 
 
-async def detokenize(call: Call, request: DetokenizeInput) -> DetokenizeResult:
+async def detokenize(
+    call: Call,
+    model: ServedModel,
+    ids: Sequence[Sequence[int]],
+    *,
+    side: Side = "target",
+    skip_special_tokens: bool = True,
+    is_list: bool = True,
+) -> DetokenizeResult:
     """Convert lists of token ids to texts.
+
+    Args:
+        call: the call.
+        model: the model.
+        ids: the lists of ids.
+        side: tokenizer to use.
+        skip_special_tokens: leave special tokens out of the texts.
+        is_list: False if the request has one flat list of ids, for errors.
 
     Raises:
         ApiError: the request is invalid or is rejected.
     """
-    model = await call.model(request.model)
-    call.reserve(model, len(request.ids), field="ids")
-    tokenizer = tokenizer_of(model, request.side)
-    if not request.ids:
+    call.reserve(model, len(ids), field="ids")
+    tokenizer = tokenizer_of(model, side)
+    if not ids:
         raise ApiError("empty_input", "It is an empty list.", field="ids")
-    num_ids = sum(map(len, request.ids))
+    num_ids = sum(map(len, ids))
     if num_ids > MAX_IDS:
         message = f"The lists have {num_ids} ids; a call detokenizes at most {MAX_IDS}."
         raise ApiError("response_too_large", message)
     call.response_memory.reserve(num_ids * tokenizer.longest_token_bytes)
 
     def run() -> list[str]:
-        for index, ids in enumerate(request.ids):
-            _check_ids(ids, len(tokenizer), f"ids[{index}]" if request.is_list else "ids")
-        return [tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens) for ids in request.ids]
+        for index, one in enumerate(ids):
+            _check_ids(one, len(tokenizer), f"ids[{index}]" if is_list else "ids")
+        return [tokenizer.decode(one, skip_special_tokens=skip_special_tokens) for one in ids]
 
     return DetokenizeResult(model.name, run() if num_ids <= INLINE_CHARACTERS else await call.tokenize(run))
 

@@ -30,11 +30,11 @@ from service.compat.open_inference.schemas import (
 from service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
 from service.errors import ApiError
 from service.fields import Texts
-from service.inference.classify import ClassifyInput, classify, score_labels
-from service.inference.encode import EncodeInput, encode
+from service.inference.classify import classify
+from service.inference.encode import encode
 from service.inference.generate import GenerateInput, StreamedSequence, StreamEnd, StreamToken, stream
 from service.inference.generate import generate as generate_texts
-from service.inference.tag import TagInput, tag
+from service.inference.tag import tag
 
 
 async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) -> InferResponse | Raw:
@@ -60,19 +60,17 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
                 generation_parameters = generate_parameters(model, parameters, of_task)
                 results[task] = await generate_texts(call, GenerateInput(model.name, texts, generation_parameters))
             case "classify":
-                truncate = classify_parameters(parameters).truncate
+                options = vars(classify_parameters(parameters))
                 selection = attention_selection(parameters, of_task)
-                results[task] = await classify(call, ClassifyInput(model.name, texts, selection, truncate))
+                results[task] = await classify(call, model, texts, return_attention=selection, **options)
             case "rerank":
-                of_scores = rerank_parameters(parameters)
+                options = vars(rerank_parameters(parameters))
                 selection = attention_selection(parameters, of_task)
-                request = ClassifyInput(model.name, pairs, selection, of_scores.truncate, of_scores.raw_scores)
-                results[task] = await score_labels(call, request)
+                results[task] = await classify(call, model, pairs, return_attention=selection, **options)
             case "tag":
-                results[task] = await tag(call, TagInput(model.name, texts, **vars(tag_parameters(parameters))))
+                results[task] = await tag(call, model, texts, **vars(tag_parameters(parameters)))
             case "encode":
-                options = vars(encode_parameters(parameters))
-                results[task] = await encode(call, EncodeInput(model.name, texts, **options))
+                results[task] = await encode(call, model, texts, **vars(encode_parameters(parameters)))
     return tensor_response(
         _head(body.id, model.name),
         [
@@ -103,7 +101,7 @@ def _texts_of(inputs: Mapping[InputName, Texts], *, has_query: bool) -> tuple[Te
         message = f"It must have 1 text or as many as text_input ({len(texts)}), got {len(queries)}."
         raise ApiError("invalid_parameter", message, path="query")
     repeated = queries.texts * len(texts) if len(queries) == 1 else queries.texts
-    return texts, Texts(repeated, seconds=texts.texts)
+    return texts, Texts(repeated, second_texts=texts.texts)
 
 
 def _is_binary(body: InferBody, default: Any, model_name: str, available: Mapping[str, Output]) -> dict[str, bool]:

@@ -3,15 +3,14 @@
 from service.api.endpoint import Call
 from service.compat.common import check_dimensions, model_of_body
 from service.compat.openai.schemas import Embedding, EmbeddingBody, EmbeddingList, EmbeddingUsage
-from service.inference.encode import EncodeInput, encode
+from service.inference.encode import encode
 
 
 async def embeddings(call: Call, body: EmbeddingBody) -> EmbeddingList:
     """Encode each input to one vector of length 1, with the model's pooling and default prompt."""
     call.field_names = {"inputs": "input"}
-    name = (await model_of_body(call, body.model, "encode")).name
-    encoding = body.encoding_format or "float"
-    result = await encode(call, EncodeInput(name, body.input, normalize=True, encoding=encoding))
+    model = await model_of_body(call, body.model, "encode")
+    result = await encode(call, model, body.input, normalize=True, encoding=body.encoding_format or "float")
     check_dimensions(body.dimensions, result.dimensions)
     num_tokens = result.usage.input_tokens
     data = [Embedding("embedding", index, embedding) for index, embedding in enumerate(result.embeddings)]
