@@ -12,13 +12,13 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, TextIO
+from typing import Literal, TextIO
 
 from tokenizers import Tokenizer
 
@@ -27,6 +27,7 @@ from export.built import Built
 from export.bundle_files import WEIGHTS, replacing, write_graphs
 from export.chat_template import ChatTemplateError, read_chat_template
 from export.checkpoint import Folder, FolderFiles, ImportFailedError, Provenance, open_folder
+from export.families import build
 from export.options import BundleMetadata, ImportOptions
 from export.progress import ByteProgress
 from service.bundle import (
@@ -52,16 +53,6 @@ BASE_BYTES = 400 << 20
 LARGE_STATE_BYTES = 256 << 20  # a note suggests `--max-tokens` for states above this size
 
 
-class Families(Protocol):
-    """Functions that know the supported architectures, see `export.families.build`."""
-
-    def build(self, folder: Folder, weights: WeightFile, options: ImportOptions) -> Built: ...
-
-    def build_firefox(self, folder: FolderFiles, weights: WeightFile, options: ImportOptions) -> Built: ...
-
-    def verify(self, folder: FolderFiles, bundle: Path, manifest: Manifest, options: ImportOptions) -> Verification: ...
-
-
 @dataclass(frozen=True)
 class Imported:
     """Result of an import."""
@@ -82,7 +73,6 @@ def import_checkpoint(
     provenance: Provenance = UNKNOWN,
     allowed: Iterable[Path] = (),
     stream: TextIO = sys.stderr,
-    families: Families | None = None,
 ) -> Imported:
     """Import a checkpoint to a bundle and verify it. An existing bundle is replaced.
 
@@ -95,7 +85,6 @@ def import_checkpoint(
         provenance: location from which the folder was downloaded.
         allowed: folders that symbolic links may lead into, such as the cache of a hub.
         stream: shows the progress if it is a terminal.
-        families: the supported architectures, by default `export.families.build`.
 
     Raises:
         ImportFailedError: the checkpoint is not supported or damaged, or there is too little memory
@@ -103,7 +92,6 @@ def import_checkpoint(
         VerificationError: the bundle differs from the checkpoint; nothing is written.
         BundleError: `bundle` exists and is not a folder without subfolders.
     """
-    families = families or _families()
     if options.shortlist and kind != "firefox":
         raise ImportFailedError(
             f"{path} is not a Firefox translation model, and only those have a shortlist; leave out --shortlist"
@@ -112,7 +100,7 @@ def import_checkpoint(
         num_bytes = _num_bytes(checkpoint)
         _check_resources(num_bytes, folder)
         with WeightFile(folder / WEIGHTS) as weights:
-            built = _build(families, checkpoint, weights, options, ByteProgress("importing", num_bytes, stream))
+            built = _build(checkpoint, weights, options, ByteProgress("importing", num_bytes, stream))
         built, notes = _with_chat(built, checkpoint)
         if provenance.quantized is not None:
             notes.append(
@@ -137,7 +125,7 @@ def import_checkpoint(
                 f"the checkpoint cannot do the task {options.task}; it can do {', '.join(manifest.tasks)}; use a "
                 "checkpoint that was trained for it"
             )
-        verification, peak = _verify_in_child(families, checkpoint, folder, manifest, options)
+        verification, peak = _verify_in_child(checkpoint, folder, manifest, options)
         alignment = _align_in_child(folder, manifest, built.guided_alignment)
         manifest = manifest.model_copy(update={"verification": verification, "alignment": alignment})
         write_manifest(folder, manifest)
@@ -158,25 +146,17 @@ def _clear_disk_errors(bundle: Path) -> Iterator[None]:
         ) from None
 
 
-def _families() -> Families:
-    from export.families import build
-
-    return build
-
-
 def _open(path: Path, kind: str, allowed: Iterable[Path]) -> FolderFiles:
     return FolderFiles(path, allowed) if kind == "firefox" else open_folder(path, allowed)
 
 
-def _build(
-    families: Families, checkpoint: FolderFiles, weights: WeightFile, options: ImportOptions, progress: ByteProgress
-) -> Built:
+def _build(checkpoint: FolderFiles, weights: WeightFile, options: ImportOptions, progress: ByteProgress) -> Built:
     """Build the graphs, and check that everything in the checkpoint is known."""
     if not isinstance(checkpoint, Folder):
-        return families.build_firefox(checkpoint, weights, options)
+        return build.build_firefox(checkpoint, weights, options)
     checkpoint.tensors.on_read = progress.add
     try:
-        built = families.build(checkpoint, weights, options)
+        built = build.build(checkpoint, weights, options)
     finally:
         progress.close()
     checkpoint.config.check_all_read()
@@ -330,14 +310,14 @@ def _manifest(
 
 
 def _verify_in_child(
-    families: Families, checkpoint: FolderFiles, folder: Path, manifest: Manifest, options: ImportOptions
+    checkpoint: FolderFiles, folder: Path, manifest: Manifest, options: ImportOptions
 ) -> tuple[Verification, int]:
     """Verify a bundle in a child process; return the record and the child's largest memory."""
     kind = manifest.origin.kind if manifest.origin else "huggingface"
     source = (checkpoint.path, kind, checkpoint.allowed)
     # "spawn" starts a new interpreter, which does not inherit the memory of this one.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        future = pool.submit(_verify, families.verify, source, folder, manifest.model_dump_json(), options)
+        future = pool.submit(_verify, source, folder, manifest.model_dump_json(), options)
         try:
             record, peak = future.result()
         except BrokenProcessPool:
@@ -349,15 +329,27 @@ def _verify_in_child(
 
 
 def _verify(
-    verify: Callable[[FolderFiles, Path, Manifest, ImportOptions], Verification],
     source: tuple[Path, str, tuple[Path, ...]],
     folder: Path,
     manifest: str,
     options: ImportOptions,
 ) -> tuple[str, int]:
     with _open(*source) as checkpoint:
-        record = verify(checkpoint, folder, Manifest.model_validate_json(manifest), options)
+        record = compare(checkpoint, folder, Manifest.model_validate_json(manifest), options)
     return record.model_dump_json(), _peak_bytes()
+
+
+def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: ImportOptions) -> Verification:
+    """Compare a written bundle with the NumPy reference of its checkpoint.
+
+    Raises:
+        VerificationError: a difference is larger than rounding explains.
+        ImportFailedError: the checkpoint is not supported.
+    """
+    from export.verify_imported import verify
+
+    with build.described(checkpoint, options) as (model, weights):
+        return verify(bundle, manifest, model, weights)
 
 
 def _align_in_child(folder: Path, manifest: Manifest, guided: tuple[int, int] | None) -> Alignment | None:

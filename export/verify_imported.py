@@ -1,8 +1,6 @@
 """Verification of an imported bundle: its graphs in ONNX Runtime against the NumPy reference.
 
-It needs neither PyTorch nor transformers:
-
-    python -m export.verify_imported BUNDLE CHECKPOINT
+It needs neither PyTorch nor transformers.
 
 The bundle is the written one, as it will be served. The reference reads the weights from the
 checkpoint, so that errors of the builder are found, too.
@@ -17,9 +15,7 @@ if its distance from the exact result is at most `ROUNDED_OPERATIONS` times the 
 a perturbed reference, plus e times the largest result.
 """
 
-import argparse
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,16 +25,14 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from export.checkpoint import open_folder
 from export.description import Description
 from export.errors import VerificationError
 from export.firefox.shortlist import Shortlist
 from export.nodes import EXCLUDED
-from export.options import ImportOptions
 from export.reference import Reference
 from export.reference_decoder import ReferenceDecoder
 from export.weights import Weights
-from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, Manifest, Ops, State, Verification, read_manifest
+from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, Manifest, Ops, State, Verification
 
 Array = NDArray[Any]
 UNIT_ROUNDOFF = 2.0**-24  # largest relative error of one float32 operation
@@ -567,21 +561,3 @@ def _count_generations(
         elif (gaps > 0).any():
             close += 1
     return different, close
-
-
-def main() -> None:
-    """Verify a bundle and print the differences."""
-    from export.families import build  # imports this module
-
-    parser = argparse.ArgumentParser(prog="python -m export.verify_imported", description=verify.__doc__)
-    parser.add_argument("bundle", type=Path, help="folder of the bundle")
-    parser.add_argument("checkpoint", type=Path, help="folder of the checkpoint that it was imported from")
-    arguments = parser.parse_args()
-    manifest = read_manifest(arguments.bundle)
-    with open_folder(arguments.checkpoint) as folder:
-        record = build.verify(folder, arguments.bundle, manifest, ImportOptions())
-    sys.stdout.write(record.model_dump_json(indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Construction of the graphs of a checkpoint, and their verification.
+"""Construction of the graphs of a checkpoint.
 
 Everything that a checkpoint says about itself comes together here: configuration, weights,
 tokenizers, generation settings, languages and pooling.
@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from export import verify_imported
 from export.builder import WeightFile
 from export.built import Built
 from export.bundle_files import DENSE
@@ -39,10 +38,8 @@ from service.bundle import (
     GenerationDefaults,
     Languages,
     Limits,
-    Manifest,
     Ops,
     Tokens,
-    Verification,
     sha256_of,
 )
 
@@ -280,15 +277,16 @@ def _read_shortlist(folder: Path, files: FirefoxFiles, sizes: tuple[int, int]) -
     )
 
 
-def verify(folder: FolderFiles, bundle: Path, manifest: Manifest, options: ImportOptions) -> Verification:
-    """Compare a written bundle with the NumPy reference of its checkpoint.
+@contextmanager
+def described(folder: FolderFiles, options: ImportOptions) -> Iterator[tuple[Description, Weights]]:
+    """Describe a checkpoint, whose weights can be read within the context.
 
     Raises:
-        ImportFailedError: a difference is larger than rounding explains, or the checkpoint is not
-            supported.
+        ImportFailedError: the checkpoint is not supported.
     """
     if isinstance(folder, Folder):
         checkpoint = _describe(folder, options)
-        return verify_imported.verify(bundle, manifest, checkpoint.model, checkpoint.weights)
+        yield checkpoint.model, checkpoint.weights
+        return
     with _open_firefox(folder, find_firefox_files(folder.path), options) as (checkpoint, _):
-        return verify_imported.verify(bundle, manifest, checkpoint.model, checkpoint.weights)
+        yield checkpoint.model, checkpoint.weights

@@ -18,14 +18,13 @@ from tokenizers import Tokenizer
 
 from export import importing
 from export.__main__ import main
-from export.checkpoint import FolderFiles, ImportFailedError, Provenance, detect_kind
+from export.checkpoint import ImportFailedError, Provenance, detect_kind
 from export.errors import VerificationError
-from export.families import build
 from export.importing import import_checkpoint
 from export.options import BundleMetadata, ImportOptions
 from export.progress import ByteProgress, clock
 from export.sessions import encode, open_sessions
-from service.bundle import BundleError, Manifest, Verification, read_bundle, read_manifest
+from service.bundle import BundleError, Verification, read_bundle, read_manifest
 from service.engine.observer import NullObserver
 from service.inference.dense import read_dense
 from service.loading import load_backend
@@ -417,39 +416,11 @@ def test_a_bundle_that_fails_verification_does_not_replace_the_old_one(
         patched.setattr(importing, "_verify_in_child", lambda *_: (RECORD, 1))
         import_checkpoint(folder, tmp_path / "bundle", METADATA)
     before = (tmp_path / "bundle" / "manifest.json").read_bytes()
-    families = SimpleNamespace(build=build.build, build_firefox=None, verify=verify)
+    monkeypatch.setattr(importing, "_verify", verify)  # pickled by its name, so that the child calls it
     with pytest.raises(error, match=message):
-        import_checkpoint(folder, tmp_path / "bundle", BundleMetadata("other"), families=families)
+        import_checkpoint(folder, tmp_path / "bundle", BundleMetadata("other"))
     assert (tmp_path / "bundle" / "manifest.json").read_bytes() == before
     assert not list(tmp_path.glob(".*"))
-
-
-def verify_nothing(folder: FolderFiles, bundle: Path, manifest: Manifest, options: ImportOptions) -> Verification:
-    assert folder.text("note.txt") == "hello" and options.max_tokens == 7
-    return RECORD
-
-
-def test_a_firefox_folder_is_built_by_its_own_function(folder: Path, tmp_path: Path) -> None:
-    (folder / "note.txt").write_text("hello")
-
-    def build_firefox(files: FolderFiles, weights: Any, options: ImportOptions) -> Any:
-        assert files.text("note.txt") == "hello" and "note.txt" in files.names()
-        with opened(folder) as checkpoint:
-            return build.build(checkpoint, weights, options)
-
-    families = SimpleNamespace(build=build.build, build_firefox=build_firefox, verify=verify_nothing)
-    imported = import_checkpoint(
-        folder, tmp_path / "bundle", METADATA, ImportOptions(max_tokens=7), kind="firefox", families=families
-    )
-    origin = imported.manifest.origin
-    assert origin is not None and origin.kind == "firefox" and origin.files.keys() == {"note.txt"}
-    assert imported.manifest.limits.max_source_tokens == 7
-
-
-def opened(folder: Path) -> Any:
-    from export.checkpoint import open_folder
-
-    return open_folder(folder)
 
 
 def test_kinds_are_recognised_by_their_files(folder: Path, checkpoint: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from export.__main__ import main
 from export.builder import WeightFile
 from export.checkpoint import FolderFiles
 from export.errors import ImportFailedError, VerificationError
-from export.families import build
 from export.firefox.marian_binary import open_marian, read_file
 from export.firefox.shortlist import Shortlist, parse_shortlist
 from export.importing import import_checkpoint
@@ -95,7 +94,11 @@ def test_a_description_of_the_user_replaces_that_of_the_metadata(tmp_path: Path)
     folder = write_folder(tmp_path / "ende", TENSORS)
     (folder / "metadata.json").write_text('{"version": "1.0"}')
     metadata = BundleMetadata("imported", "mine")
-    assert import_checkpoint(folder, tmp_path / "bundle", metadata, kind="firefox").manifest.description == "mine"
+    manifest = import_checkpoint(
+        folder, tmp_path / "bundle", metadata, ImportOptions(max_tokens=7), kind="firefox"
+    ).manifest
+    assert manifest.description == "mine" and manifest.limits.max_source_tokens == 7
+    assert manifest.origin is not None and manifest.origin.kind == "firefox"
 
 
 # The shortlist
@@ -300,7 +303,7 @@ def test_the_verification_finds_a_shortlist_of_another_model(tmp_path: Path, fre
     lists = [shortlist_of(folder, is_shared=True).translations(id_).tolist() for id_ in range(VOCABULARY)]
     (folder / SHORTLIST).write_bytes(write_shortlist(lists, frequent))
     with FolderFiles(folder) as files, pytest.raises(VerificationError, match=message):
-        build.verify(files, tmp_path / "bundle", manifest, WITH_SHORTLIST)
+        importing.compare(files, tmp_path / "bundle", manifest, WITH_SHORTLIST)
 
 
 @pytest.mark.usefixtures("unverified")
