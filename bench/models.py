@@ -15,7 +15,7 @@ from bench.ctranslate2_model import write_ctranslate2_model
 from bench.growth import grow
 from bench.weights import read_model
 from export.bundle import BundleMetadata, export_bundle, quantize_bundle
-from export.quantize import Recipe
+from export.convert.quantize import Recipe
 from model.architectures.transformer import Transformer
 from model.checkpoint import TOKENIZER, save_checkpoint
 from model.config import TransformerConfig

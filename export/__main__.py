@@ -12,10 +12,10 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel
 
-from export.checkpoint import Kind, Provenance, detect_kind, hub_cache
 from export.errors import VerificationError
 from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, MAX_LOSS, MIN_PAIRS, ImportOptions, metadata_of
 from export.options import SENTENCES as SENTENCES
+from export.sources.checkpoint import Kind, Provenance, detect_kind, hub_cache
 from service.bundle import BundleError, LayerGroup, Ops, QuantScheme, Task
 
 Action = Callable[[argparse.Namespace], BaseModel]
@@ -63,8 +63,8 @@ def import_folder(
         provenance: location from which it was downloaded.
         cache: folder that symbolic links may lead into; by default the cache of huggingface_hub.
     """
-    from export.bundle_files import clean_up
-    from export.importing import import_checkpoint
+    from export.pipeline import import_checkpoint
+    from export.writing import clean_up
 
     clean_up(arguments.out)  # before the metadata of the existing bundle is read
     metadata = dataclasses.replace(metadata_of(arguments), chat=None)

@@ -8,18 +8,18 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from export import recurrent
-from export.alignment import choose_alignment
-from export.builder import WeightFile
-from export.bundle_files import PROMPT_TOKENIZER, WEIGHTS, replacing, write_graphs
-from export.bundle_files import clean_up as clean_up
-from export.converting import half_bundle as half_bundle
-from export.converting import quantize_bundle as quantize_bundle
+from export.check.alignment import choose_alignment
+from export.check.sessions import open_sessions
+from export.check.verify import verify
+from export.convert.bundles import half_bundle as half_bundle
+from export.convert.bundles import quantize_bundle as quantize_bundle
 from export.families import trained
+from export.graphs import recurrent
+from export.graphs.builder import WeightFile
 from export.graphs.model import Graphs
 from export.options import BundleMetadata as BundleMetadata
-from export.sessions import open_sessions
-from export.verify import verify
+from export.writing import PROMPT_TOKENIZER, WEIGHTS, replacing, write_graphs
+from export.writing import clean_up as clean_up
 from model.architectures.causal import CausalModel
 from model.architectures.factory import Model
 from model.architectures.recurrent import RecurrentModel

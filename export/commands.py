@@ -10,8 +10,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from export.bundle_files import clean_up
-from export.converting import Text, half_bundle, quantize_bundle
+from export.convert.bundles import Text, half_bundle, quantize_bundle
+from export.convert.quality import ParallelText
+from export.convert.text_quality import PlainText, text_ids
 from export.errors import VerificationError
 from export.options import (
     DEFAULT_SENTENCES,
@@ -22,8 +23,7 @@ from export.options import (
     languages_of,
     metadata_of,
 )
-from export.quality import ParallelText
-from export.text_quality import PlainText, text_ids
+from export.writing import clean_up
 from model.data.text import numbered_sentences
 from model.data.tokenizer import encode_lines, read_tokenizer
 from service.bundle import Alignment, BundleError, Ops, Quantization, Verification, read_bundle, read_manifest
@@ -104,8 +104,8 @@ def verify(arguments: argparse.Namespace) -> Verification:
 
 def align(arguments: argparse.Namespace) -> Alignment:
     """Choose the heads that align words in an existing bundle, and record them in its manifest."""
-    from export.alignment import GUIDED, choose_alignment, record_alignment
-    from export.sessions import open_sessions
+    from export.check.alignment import GUIDED, choose_alignment, record_alignment
+    from export.check.sessions import open_sessions
 
     bundle: Path = arguments.bundle
     manifest = read_bundle(bundle)

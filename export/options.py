@@ -25,7 +25,7 @@ BLOCK_SIZES = {8: (16, 32, 64), 4: (16,)}
 BLOCK_SIZE = {8: 32, 4: 16}  # default block sizes by bits
 
 MAX_LOSS = 0.3  # largest accepted loss of BLEU; two training runs differ by as much
-# Limits of the loss on plain text, see `export.text_quality`.
+# Limits of the loss on plain text, see `export.convert.text_quality`.
 MIN_COSINE = 0.99  # of the embeddings, mean of the texts
 MIN_SAME_LABELS = 0.98  # share of equal best labels
 MAX_SCORE_DIFFERENCE = 0.1  # of the probability that a model with a single label returns

@@ -169,7 +169,7 @@ class Attention(_Part):
 class Alignment(_Part):
     """Cross-attention heads whose mean weights align target words with source words.
 
-    They are chosen at export, see `export.alignment`.
+    They are chosen at export, see `export.check.alignment`.
     """
 
     layer: Annotated[int, Field(ge=0)]
@@ -368,7 +368,7 @@ TextQuality = EmbeddingQuality | PerplexityQuality | AgreementQuality
 
 # The encoder, the decoder's layers, and the projection to the vocabulary.
 LayerGroup = Literal["encoder", "layers", "projection"]
-# Scales of "per-token" are dynamic, those of "per-tensor" static. See `export.quantize`.
+# Scales of "per-token" are dynamic, those of "per-tensor" static. See `export.convert.quantize`.
 QuantScheme = Literal["group-wise", "per-token", "per-tensor", "float32"]
 
 

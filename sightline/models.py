@@ -71,8 +71,8 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
 def get(parser: Parser, arguments: Sequence[str]) -> int:
     """Download a model, import it as a verified bundle, and return the exit code."""
     from export.__main__ import add_metadata, import_folder, run_action
-    from export.catalogue import CATALOGUE, downloaded
-    from export.download import download, parse_repository
+    from export.sources.catalogue import CATALOGUE, downloaded
+    from export.sources.download import download, parse_repository
 
     parser.description = (
         "Download a model from a Hugging Face hub or the catalogue, and import it as a verified bundle."

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from export.builder import GraphBuilder, WeightFile
-from export.description import Attention, Embedding, FeedForward, ProjectedKeys, Stack
+from export.families.description import Attention, Embedding, FeedForward, ProjectedKeys, Stack
 from export.families.trained import NORM, state_tensors
+from export.families.weights import Source, Weights
+from export.graphs.builder import GraphBuilder, WeightFile
 from export.graphs.encoder import EncoderAttention
 from export.graphs.layers import LayerBuilder
-from export.nodes import FLOAT, INT32, INT64, LOWEST, token_mask
-from export.weights import Source, Weights
+from export.graphs.nodes import FLOAT, INT32, INT64, LOWEST, token_mask
 from model.layers.attention import MultiHeadAttention
 from model.layers.linformer import LinformerAttention, Projections
 

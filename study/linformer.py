@@ -18,7 +18,7 @@ import torch
 
 from bench.process import JsonWorker
 from bench.record import Result
-from export.builder import WeightFile
+from export.graphs.builder import WeightFile
 from model.config import TransformerConfig
 from model.layers.attention import MultiHeadAttention
 from model.layers.linformer import LinformerAttention, Projections

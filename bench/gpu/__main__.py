@@ -24,7 +24,7 @@ from bench.gpu.equality import Equality, compare
 from bench.record import RESULTS, Recorded, Result, write_result
 from bench.weights import read_model
 from export.bundle import BundleMetadata, export_bundle, half_bundle
-from export.verify import read_sentences
+from export.check.verify import read_sentences
 from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
 from model.data.tokenizer import encode_lines, read_tokenizer

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from export.checkpoint import Config, Tensors
-from export.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
 from export.errors import ImportFailedError
 from export.families import Family
-from export.families.options import activation, check_shapes
-from export.generation import GENERATION_KEYS
-from export.weights import Part, Source
+from export.families.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
+from export.families.values import activation, check_shapes
+from export.families.weights import Part, Source
+from export.sources.checkpoint import Config, Tensors
+from export.sources.generation import GENERATION_KEYS
 
 # Keys that do not change the arithmetic of these models in float32: token ids, settings of
 # generation, and notes of training software.

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from export.checkpoint import Config, Tensors
-from export.description import (
+from export.errors import ImportFailedError
+from export.families import Family
+from export.families.description import (
     Activation,
     Attention,
     Description,
@@ -22,10 +23,9 @@ from export.description import (
     Rotary,
     Stack,
 )
-from export.errors import ImportFailedError
-from export.families import Family
-from export.families.options import activation
-from export.weights import Part, Source
+from export.families.values import activation
+from export.families.weights import Part, Source
+from export.sources.checkpoint import Config, Tensors
 
 # Keys that do not change hidden states, attention weights or scores of labels: ids of special
 # tokens, heads of pre-training, settings of generation, and hints for other programs.

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from export.checkpoint import Config, StoredTensor, Tensors
-from export.description import Attention, Description, Embedding, FeedForward, Norm, Stack
 from export.errors import ImportFailedError
-from export.families.options import timescale_sinusoids
-from export.generation import Generation
-from export.weights import Array, Source, Weights
+from export.families.description import Attention, Description, Embedding, FeedForward, Norm, Stack
+from export.families.values import timescale_sinusoids
+from export.families.weights import Array, Source, Weights
+from export.sources.checkpoint import Config, StoredTensor, Tensors
+from export.sources.generation import Generation
 from service.bundle import GenerationDefaults
 
 MAX_POSITIONS = 512  # not a limit of the architecture: the engine of Firefox wraps texts at 128 tokens

@@ -11,12 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from export.checkpoint import Config, Tensors
-from export.description import Attention, Description, Embedding, FeedForward, Norm, RelativeBias, Stack
 from export.families import Family
-from export.families.options import activation, timescale_sinusoids
-from export.generation import GENERATION_KEYS
-from export.weights import Array, Part, Source
+from export.families.description import Attention, Description, Embedding, FeedForward, Norm, RelativeBias, Stack
+from export.families.values import activation, timescale_sinusoids
+from export.families.weights import Array, Part, Source
+from export.sources.checkpoint import Config, Tensors
+from export.sources.generation import GENERATION_KEYS
 
 # Keys without an effect on the graphs: sizes under a second name, settings of the training, and
 # settings of classes with labels.

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from export.checkpoint import Config, Tensors
-from export.description import Description
 from export.errors import ImportFailedError
 from export.families import Family, decoders, encoders, seq2seq
+from export.families.description import Description
 from export.families.token_types import type_separator
+from export.sources.checkpoint import Config, Tensors
 
 FAMILIES: tuple[Family, ...] = (*encoders.FAMILIES, *decoders.FAMILIES, *seq2seq.FAMILIES)
 

@@ -10,12 +10,12 @@ from typing import Literal
 
 from torch import nn
 
-from export.builder import WeightFile
-from export.checkpoint import Config, Tensors
-from export.description import Attention, Description, Embedding, FeedForward, Head, Norm, ProjectedKeys, Stack
 from export.families import Family
+from export.families.description import Attention, Description, Embedding, FeedForward, Head, Norm, ProjectedKeys, Stack
+from export.families.weights import Array, Source, Weights
+from export.graphs.builder import WeightFile
 from export.graphs.model import Graphs, build_graphs
-from export.weights import Array, Source, Weights
+from export.sources.checkpoint import Config, Tensors
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.architectures.transformer import Transformer

@@ -14,13 +14,13 @@ import functools
 import numpy as np
 import onnx
 
-from export.builder import GraphBuilder, WeightFile
-from export.description import Attention, Description, Stack, rotary_angles
+from export.families.description import Attention, Description, Stack, rotary_angles
+from export.families.weights import Weights
 from export.graphs import operators
+from export.graphs.builder import GraphBuilder, WeightFile
 from export.graphs.layers import LayerBuilder, attention_size, padded_heads, padded_inputs
+from export.graphs.nodes import FLOAT, INT32, INT64, KEY_VALUE, SHORTLIST, scores
 from export.graphs.relative import bias_of_distances, relative_bias
-from export.nodes import FLOAT, INT32, INT64, KEY_VALUE, SHORTLIST, scores
-from export.weights import Weights
 from service.bundle import Ops, State
 
 HEAD_SIZE_STEP = 8  # ONNX Runtime needs a head size that is a multiple of this

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from export.builder import GraphBuilder, WeightFile
-from export.description import Attention, Description, Head, ProjectedKeys, Rotary, Stack, rotary_angles
-from export.firefox.shortlist import Shortlist
+from export.families.description import Attention, Description, Head, ProjectedKeys, Rotary, Stack, rotary_angles
+from export.families.weights import Weights
 from export.graphs import operators
+from export.graphs.builder import GraphBuilder, WeightFile
 from export.graphs.decoder import HEAD_SIZE_STEP
 from export.graphs.layers import LayerBuilder, activation, attention_size
-from export.graphs.relative import bias_of_distances, relative_bias
-from export.nodes import (
+from export.graphs.nodes import (
     EXCLUDED,
     FLOAT,
     INT32,
@@ -26,7 +25,8 @@ from export.nodes import (
     whole_blocks,
     with_positions,
 )
-from export.weights import Weights
+from export.graphs.relative import bias_of_distances, relative_bias
+from export.sources.firefox.shortlist import Shortlist
 from service.bundle import LABEL_OUTPUTS, Ops
 
 

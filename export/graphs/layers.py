@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from export.builder import GraphBuilder
-from export.description import Activation, Attention, Norm, Stack
+from export.families.description import Activation, Attention, Norm, Stack
+from export.families.weights import Array, Weights
 from export.graphs import operators
-from export.nodes import INT64
-from export.weights import Array, Weights
+from export.graphs.builder import GraphBuilder
+from export.graphs.nodes import INT64
 
 
 class LayerBuilder:

@@ -5,12 +5,12 @@ from typing import Literal
 
 import onnx
 
-from export.builder import WeightFile
-from export.description import Description
+from export.families.description import Description
+from export.families.weights import Weights
+from export.graphs.builder import WeightFile
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
-from export.similar import similar_graph
-from export.weights import Weights
+from export.graphs.similar import similar_graph
 from service.bundle import Attention, Ops, State, Task
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from export.builder import CONTRIB, GraphBuilder
-from export.description import Attention
-from export.nodes import INT64, LOWEST
+from export.families.description import Attention
+from export.graphs.builder import CONTRIB, GraphBuilder
+from export.graphs.nodes import INT64, LOWEST
 
 CACHED_AFTER_SOFTMAX = 2  # value of `qk_output` of GroupQueryAttention: return the attention weights
 AFTER_SOFTMAX = 3  # value of `qk_matmul_output_mode` of Attention: the same

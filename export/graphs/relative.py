@@ -5,9 +5,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from export.builder import GraphBuilder
-from export.description import RelativeBias
-from export.weights import Array
+from export.families.description import RelativeBias
+from export.families.weights import Array
+from export.graphs.builder import GraphBuilder
 
 
 def bias_of_distances(options: RelativeBias, table: Array, reach: int) -> Array:

@@ -27,7 +27,7 @@ QWEN_WORDS = (
 
 
 class Files(Protocol):
-    """Files of a checkpoint, see `export.checkpoint.Folder`."""
+    """Files of a checkpoint, see `export.sources.checkpoint.Folder`."""
 
     @property
     def module(self) -> str: ...  # folder of the Transformer with a slash, or ""

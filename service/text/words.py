@@ -1,6 +1,7 @@
 """Words of a text, the tokens of each word, and attention maps of words.
 
-`export.alignment` uses the same functions, so that a choice that it measures holds in the service.
+`export.check.alignment` uses the same functions, so that a choice that it measures holds in the
+service.
 """
 
 import unicodedata

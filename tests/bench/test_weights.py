@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bench.weights import read_model
 from export.bundle import BundleMetadata, export_bundle, quantize_bundle
-from export.quantize import Recipe
+from export.convert.quantize import Recipe
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import TransformerConfig

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bench.server import RunningServer, serving
-from export.importing import import_checkpoint
 from export.options import BundleMetadata
+from export.pipeline import import_checkpoint
 from tests.e2e.test_imported_models import random_t5, write_marian_folder
 
 pytestmark = pytest.mark.browser

@@ -15,7 +15,7 @@ from openai import OpenAI
 from transformers import AutoModel, AutoTokenizer
 
 from bench.server import RunningServer, serving
-from export.catalogue import CATALOGUE, downloaded
+from export.sources.catalogue import CATALOGUE, downloaded
 from tests.e2e.asking import post
 
 pytestmark = pytest.mark.download

@@ -33,11 +33,11 @@ from transformers import (
 )
 
 from bench.server import RunningServer, serving
-from export import importing
-from export.firefox.marian_binary import MarianModel
-from export.firefox.shortlist import parse_shortlist
-from export.importing import import_checkpoint
+from export import pipeline
 from export.options import BundleMetadata, ImportOptions
+from export.pipeline import import_checkpoint
+from export.sources.firefox.marian_binary import MarianModel
+from export.sources.firefox.shortlist import parse_shortlist
 from export.tokenizers.sentencepiece import SentencePieceModel
 from service.bundle import PREFILL_TOKENS, Verification
 from tests.e2e.asking import post
@@ -97,7 +97,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )
     with pytest.MonkeyPatch.context() as patch:
         # Comparing with transformers is stricter, and the verification has tests of its own.
-        patch.setattr(importing, "_verify_in_child", lambda *_: (record, 1))
+        patch.setattr(pipeline, "_verify_in_child", lambda *_: (record, 1))
         for name, (model, tokenizer, template) in made.items():
             model.save_pretrained(checkpoints / name)
             config = {"chat_template": template} if template else {}

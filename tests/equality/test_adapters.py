@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from bench.weights import dequantize, read_model
 from export.bundle import quantize_bundle, verify_bundle
-from export.quantize import Recipe
-from export.sessions import encode, open_sessions
+from export.check.sessions import encode, open_sessions
+from export.convert.quantize import Recipe
 from model.architectures.transformer import Transformer
 from model.rounding import reference
 from service.bundle import read_manifest

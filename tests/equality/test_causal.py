@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from export.bundle import BundleMetadata, export_bundle, half_bundle, quantize_bundle, verify_bundle
-from export.calibrate import MAX_NEW_TOKENS as MAX_STEPS
-from export.calibrate import measure_ranges
-from export.quality import ParallelText, compare
-from export.quantize import Recipe
-from export.sessions import open_sessions
-from export.verify import VerificationError
+from export.check.sessions import open_sessions
+from export.check.verify import VerificationError
+from export.convert.calibrate import MAX_NEW_TOKENS as MAX_STEPS
+from export.convert.calibrate import measure_ranges
+from export.convert.quality import ParallelText, compare
+from export.convert.quantize import Recipe
 from model.architectures.causal import CausalModel
 from model.checkpoint import load_model, save_checkpoint
 from model.config import CausalConfig

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from export.check.sessions import Sessions, onnx_steps, open_sessions
 from export.families.seq2seq import MARIAN
-from export.sessions import Sessions, onnx_steps, open_sessions
 from model.architectures.transformer import Transformer
 from model.decoding.reference import greedy
 from service.bundle import read_bundle

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.nodes import SOURCE_BLOCK
+from export.graphs.nodes import SOURCE_BLOCK
 from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import load_checkpoint
 from model.config import RecurrentConfig

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from export.bundle import half_bundle, quantize_bundle, verify_bundle
-from export.quantize import Recipe
-from export.sessions import encode, open_sessions
-from export.verify import VerificationError
+from export.check.sessions import encode, open_sessions
+from export.check.verify import VerificationError
+from export.convert.quantize import Recipe
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import TransformerConfig

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from export.sessions import Sessions, open_sessions
+from export.check.sessions import Sessions, open_sessions
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
 from model.rounding import Reference, reference

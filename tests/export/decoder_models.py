@@ -20,13 +20,13 @@ from transformers import (
     SmolLM3Config,
 )
 
-from export.builder import WeightFile
-from export.checkpoint import Folder, open_folder
-from export.description import Description
+from export.check.verify_imported import DecoderSession
+from export.families.description import Description
 from export.families.table import describe, find_family
+from export.families.weights import Weights
+from export.graphs.builder import WeightFile
 from export.graphs.decoder import decoder_graph, states
-from export.verify_imported import DecoderSession
-from export.weights import Weights
+from export.sources.checkpoint import Folder, open_folder
 
 Array = NDArray[Any]
 Ids = Sequence[int]

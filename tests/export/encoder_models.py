@@ -12,13 +12,13 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from export.builder import WeightFile
-from export.checkpoint import Tensors, open_folder
-from export.description import Description
+from export.check.reference import Reference
+from export.families.description import Description
 from export.families.table import describe, find_family
+from export.families.weights import Weights
+from export.graphs.builder import WeightFile
 from export.graphs.encoder import encoder_graph
-from export.reference import Reference
-from export.weights import Weights
+from export.sources.checkpoint import Tensors, open_folder
 from service.bundle import LABEL_OUTPUTS
 
 CLS, SEP = 101, 102

@@ -9,15 +9,15 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.builder import WeightFile
-from export.checkpoint import Config, open_folder
-from export.description import Description
+from export.check.sessions import Sessions, States, encode, initial_states, open_sessions, run_step
 from export.families import Family
-from export.generation import Generation, read_generation
+from export.families.description import Description
+from export.families.weights import Weights
+from export.graphs.builder import WeightFile
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
-from export.sessions import Sessions, States, encode, initial_states, open_sessions, run_step
-from export.weights import Weights
+from export.sources.checkpoint import Config, open_folder
+from export.sources.generation import Generation, read_generation
 from service.bundle import Graph, Manifest, Ops, Tokens
 
 Array = NDArray[np.floating]

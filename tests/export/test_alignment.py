@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from export.__main__ import main
-from export.alignment import (
+from export.check.alignment import (
     MAX_SENTENCES,
     AlignedSentence,
     _Aligner,
@@ -18,8 +18,8 @@ from export.alignment import (
     record_alignment,
     sentences_of,
 )
-from export.alignment_sentences import SENTENCES
-from export.sessions import onnx_steps, open_sessions
+from export.check.alignment_sentences import SENTENCES
+from export.check.sessions import onnx_steps, open_sessions
 from service.bundle import Alignment, BundleError, Languages, Manifest, read_bundle, read_manifest, write_manifest
 from service.text.tokenizer import read_tokenizer
 from service.text.words import word_spans, words_of

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from export.calibrate import MAX_NEW_TOKENS, measure_ranges
-from export.quantize import product_inputs
+from export.convert.calibrate import MAX_NEW_TOKENS, measure_ranges
+from export.convert.quantize import product_inputs
 from model.architectures.transformer import Transformer
 from model.decoding.reference import greedy, pytorch_steps
 from service.bundle import Manifest, read_bundle

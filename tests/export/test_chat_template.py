@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from export.chat_template import ChatTemplateError, convert, read_chat_template
-from export.checkpoint import FolderFiles
+from export.sources.chat_template import ChatTemplateError, convert, read_chat_template
+from export.sources.checkpoint import FolderFiles
 from service.bundle import ChatTemplate
 from service.text.chat import apply_chat_template
 from service.text.tokenizer import TextTokenizer

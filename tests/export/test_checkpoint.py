@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from export import pickle_reader
-from export.checkpoint import Config, Folder, ImportFailedError, Tensors, open_folder
+from export.sources import pickle_reader
+from export.sources.checkpoint import Config, Folder, ImportFailedError, Tensors, open_folder
 
 TENSORS = {
     "float32": torch.randn(3, 5),
@@ -65,7 +65,7 @@ def test_each_floating_type_is_read_as_float32(folder: Path) -> None:
 
 
 def test_large_tensors_are_converted_in_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.safetensors_file.BLOCK", 4)
+    monkeypatch.setattr("export.sources.safetensors_file.BLOCK", 4)
     with open_folder(folder) as opened:
         check_values(opened)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from export.bundle import half_bundle, verify_bundle
-from export.sessions import Array, encode, open_sessions
-from export.verify import VerificationError, verify
+from export.check.sessions import Array, encode, open_sessions
+from export.check.verify import VerificationError, verify
 from model.checkpoint import TOKENIZER, load_model
 from model.data.tokenizer import read_tokenizer
 from service.bundle import MANIFEST, BundleError, read_bundle, read_manifest

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from export.checkpoint import open_folder
 from export.errors import ImportFailedError
+from export.sources.checkpoint import open_folder
 from tests.export.decoder_models import (
     MODELS,
     SMALL,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
 
-from export.reference_decoder import ReferenceDecoder
-from export.verify_imported import DecoderSession, Texts, largest, rounding_limits
+from export.check.reference_decoder import ReferenceDecoder
+from export.check.verify_imported import DecoderSession, Texts, largest, rounding_limits
 from tests.export.decoder_models import (
     LLAMA3,
     MODELS,

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from export.catalogue import CATALOGUE
-from export.checkpoint import ImportFailedError
-from export.download import (
+from export.sources.catalogue import CATALOGUE
+from export.sources.checkpoint import ImportFailedError
+from export.sources.download import (
     Repository,
     check_sha256,
     extract,
@@ -59,8 +59,8 @@ class Client:
     def download(self, name: str = "owner/tiny", **environment: str) -> tuple[str, str]:
         """Return the downloaded folder and commit, or "" and the error."""
         program = (
-            "import sys\nfrom export.download import download, parse_repository\n"
-            "from export.checkpoint import ImportFailedError\n"
+            "import sys\nfrom export.sources.download import download, parse_repository\n"
+            "from export.sources.checkpoint import ImportFailedError\n"
             "try:\n    found = download(parse_repository(sys.argv[1]))\n"
             "    print(found.folder, found.source.revision)\n"
             "except ImportFailedError as error:\n    sys.exit(f'{type(error).__name__}: {error}')"

@@ -13,13 +13,13 @@ import transformers
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from export.checkpoint import Tensors, open_folder
-from export.description import RelativeBias
+from export.check.reference import log_softmax
 from export.errors import ImportFailedError
+from export.families.description import RelativeBias
 from export.families.table import describe, find_family
+from export.families.weights import Weights
 from export.graphs.relative import buckets
-from export.reference import log_softmax
-from export.weights import Weights
+from export.sources.checkpoint import Tensors, open_folder
 from model.rounding import reference
 from tests.export.encoder_models import FAMILIES, TASKS, TOKENIZER, compute, import_folder, make_model, random_rows
 

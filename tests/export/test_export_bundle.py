@@ -13,9 +13,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from export.builder import WeightFile, external_tensor
 from export.bundle import BundleMetadata, export_bundle, half_bundle, verify_bundle
-from export.verify import VerificationError
+from export.check.verify import VerificationError
+from export.graphs.builder import WeightFile, external_tensor
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.data.tokenizer import train_tokenizer
 from service.bundle import BundleError, check_files, read_bundle, read_manifest, record_files, write_manifest

@@ -12,7 +12,7 @@ from export import __main__ as export_main
 from export import commands
 from export.__main__ import SENTENCES, main
 from export.bundle import BundleMetadata, quantize_bundle
-from export.verify import VerificationError
+from export.check.verify import VerificationError
 from model.architectures.causal import CausalModel
 from model.architectures.recurrent import RecurrentModel
 from model.architectures.transformer import Transformer

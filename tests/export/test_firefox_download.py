@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from export.checkpoint import StoredTensor, Tensors
-from export.description import Description
+from export.check.sessions import Sessions, onnx_steps, open_sessions
+from export.convert.text_quality import chrf, greedy_outputs
 from export.families import firefox
-from export.firefox import find_firefox_files
-from export.firefox.marian_binary import open_marian, read_file
-from export.firefox.shortlist import parse_shortlist
-from export.importing import import_checkpoint
+from export.families.description import Description
 from export.options import BundleMetadata, ImportOptions
-from export.sessions import Sessions, onnx_steps, open_sessions
-from export.text_quality import chrf, greedy_outputs
+from export.pipeline import import_checkpoint
+from export.sources.checkpoint import StoredTensor, Tensors
+from export.sources.firefox import find_firefox_files
+from export.sources.firefox.marian_binary import open_marian, read_file
+from export.sources.firefox.shortlist import parse_shortlist
 from export.tokenizers import firefox_tokenizer
 from model.decoding.processors import LogitsProcessors
 from model.decoding.reference import greedy

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from export.checkpoint import Tensors
-from export.description import Description
+from export.check.reference import Reference
+from export.check.reference_decoder import ReferenceDecoder
+from export.check.sessions import Sessions, onnx_steps
 from export.families import firefox
-from export.reference import Reference
-from export.reference_decoder import ReferenceDecoder
-from export.sessions import Sessions, onnx_steps
-from export.weights import Weights
+from export.families.description import Description
+from export.families.weights import Weights
+from export.sources.checkpoint import Tensors
 from model.decoding.processors import LogitsProcessors
 from model.decoding.reference import greedy
 from service.bundle import State

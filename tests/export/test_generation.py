@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from export.checkpoint import Config, ImportFailedError
-from export.generation import Generation, read_generation
+from export.sources.checkpoint import Config, ImportFailedError
+from export.sources.generation import Generation, read_generation
 from service.bundle import GenerationDefaults
 
 CONFIG: dict[str, Any] = {"decoder_start_token_id": 2, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}

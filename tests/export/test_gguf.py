@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from export.checkpoint import ImportFailedError, open_folder
-from export.gguf import ENCODINGS, GgufFile, convert, decode
+from export.sources.checkpoint import ImportFailedError, open_folder
+from export.sources.gguf import ENCODINGS, GgufFile, convert, decode
 
 WIDTH, HEADS, KV_HEADS, INNER = 32, 4, 2, 64
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(chr(40 + index) for index in range(60)), "ab"]

@@ -9,7 +9,7 @@ import torch
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
-from export.sessions import Sessions, States, encode, initial_states, run_step
+from export.check.sessions import Sessions, States, encode, initial_states, run_step
 from model.architectures.transformer import Transformer
 from model.decoding.reference import log_softmax
 from model.rounding import Reference

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from export.builder import WeightFile
 from export.bundle import half_bundle
-from export.half import OPSET, half_graphs
-from export.sessions import Sessions, encode, initial_states, onnx_steps, open_sessions, run_step
+from export.check.sessions import Sessions, encode, initial_states, onnx_steps, open_sessions, run_step
+from export.convert.half import OPSET, half_graphs
+from export.graphs.builder import WeightFile
 from service.bundle import BundleError, Manifest, Quantization, read_bundle, write_manifest
 
 SOURCES = [[11, 52, 90, 33, 2], [7, 2], [45, 67, 12, 80, 81, 82, 2]]

@@ -16,14 +16,14 @@ import torch
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from export import importing
+from export import pipeline
 from export.__main__ import main
-from export.checkpoint import ImportFailedError, Provenance, detect_kind
+from export.check.sessions import encode, open_sessions
 from export.errors import VerificationError
-from export.importing import import_checkpoint
 from export.options import BundleMetadata, ImportOptions
+from export.pipeline import import_checkpoint
 from export.progress import ByteProgress, clock
-from export.sessions import encode, open_sessions
+from export.sources.checkpoint import ImportFailedError, Provenance, detect_kind
 from service.bundle import BundleError, Verification, read_bundle, read_manifest
 from service.engine.observer import NullObserver
 from service.inference.dense import read_dense
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Omit the verification, which takes seconds."""
-    monkeypatch.setattr(importing, "_verify_in_child", lambda *_: (RECORD, 1))
+    monkeypatch.setattr(pipeline, "_verify_in_child", lambda *_: (RECORD, 1))
 
 
 def test_a_folder_becomes_a_verified_bundle(folder: Path, tmp_path: Path) -> None:
@@ -185,10 +185,10 @@ def test_an_error_of_the_user_is_one_complete_line_and_writes_nothing(
 def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importing, "available_memory", lambda: 200_000_000)
+    monkeypatch.setattr(pipeline, "available_memory", lambda: 200_000_000)
     with pytest.raises(ImportFailedError, match=r"needs about 0.4 GB of memory, but 0.2 GB are available; end other"):
         import_checkpoint(folder, tmp_path / "bundle", METADATA)
-    monkeypatch.setattr(importing, "available_memory", lambda: None)
+    monkeypatch.setattr(pipeline, "available_memory", lambda: None)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(ImportFailedError, match=r"needs about 0.0 GB in .*, but 0.0 GB are free; remove files, or"):
         import_checkpoint(folder, tmp_path / "bundle", METADATA)
@@ -227,7 +227,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The disk becomes full while each of the files is written, because it grows by one page."""
-    monkeypatch.setattr(importing, "_check_resources", lambda *_: None)
+    monkeypatch.setattr(pipeline, "_check_resources", lambda *_: None)
     messages = set()
     for kibibytes in range(4, 400, 4):
         disk = small_disk(kibibytes)
@@ -376,7 +376,7 @@ def test_a_task_that_the_model_cannot_do_is_an_error(folder: Path, tmp_path: Pat
 
 
 def test_the_available_memory_is_less_than_that_of_the_machine() -> None:
-    available = importing.available_memory()
+    available = pipeline.available_memory()
     assert available is not None and 0 < available < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -413,10 +413,10 @@ def test_a_bundle_that_fails_verification_does_not_replace_the_old_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(importing, "_verify_in_child", lambda *_: (RECORD, 1))
+        patched.setattr(pipeline, "_verify_in_child", lambda *_: (RECORD, 1))
         import_checkpoint(folder, tmp_path / "bundle", METADATA)
     before = (tmp_path / "bundle" / "manifest.json").read_bytes()
-    monkeypatch.setattr(importing, "_verify", verify)  # pickled by its name, so that the child calls it
+    monkeypatch.setattr(pipeline, "_verify", verify)  # pickled by its name, so that the child calls it
     with pytest.raises(error, match=message):
         import_checkpoint(folder, tmp_path / "bundle", BundleMetadata("other"))
     assert (tmp_path / "bundle" / "manifest.json").read_bytes() == before

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from export.builder import GraphBuilder, WeightFile
-from export.quantize import WEIGHT_LEVELS, Recipe, quantize_columns, quantize_graphs
+from export.convert.quantize import WEIGHT_LEVELS, Recipe, quantize_columns, quantize_graphs
+from export.graphs.builder import GraphBuilder, WeightFile
 from service.bundle import QuantScheme
 from tests.export.products import (
     INNER,

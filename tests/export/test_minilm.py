@@ -13,10 +13,10 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from export.catalogue import CATALOGUE, downloaded
 from export.errors import ImportFailedError
-from export.importing import import_checkpoint
 from export.options import SENTENCES, BundleMetadata
+from export.pipeline import import_checkpoint
+from export.sources.catalogue import CATALOGUE, downloaded
 from model.rounding import reference
 from service.bundle import Embedding
 from tests.export.encoder_models import Imported, compute, import_folder

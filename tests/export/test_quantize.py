@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from export.builder import GraphBuilder
-from export.quantize import BLOCK_SIZES, Recipe, quantize_blocks
+from export.convert.quantize import BLOCK_SIZES, Recipe, quantize_blocks
+from export.graphs.builder import GraphBuilder
 from service.bundle import QuantScheme
 from tests.export.products import (
     IN_BLOCKS,

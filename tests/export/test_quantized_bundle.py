@@ -8,10 +8,10 @@ import onnx
 import pytest
 
 from export.bundle import quantize_bundle, verify_bundle
-from export.quality import ParallelText
-from export.quantize import Recipe
-from export.sessions import onnx_steps, open_sessions
-from export.verify import VerificationError
+from export.check.sessions import onnx_steps, open_sessions
+from export.check.verify import VerificationError
+from export.convert.quality import ParallelText
+from export.convert.quantize import Recipe
 from model.data.tokenizer import decode_ids, encode_lines, read_tokenizer
 from model.decoding.reference import greedy
 from model.evaluation.bleu import EvaluationSet

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from export.builder import WeightFile
+from export.check.verify_imported import DecoderSession
+from export.convert.quantize import Recipe, quantize_graphs
+from export.graphs.builder import WeightFile
 from export.graphs.decoder import states
-from export.quantize import Recipe, quantize_graphs
-from export.verify_imported import DecoderSession
 from tests.export.decoder_models import MODELS, POSITIONS, Imported, hf_model, import_model, random_ids
 
 OUTPUTS = ("logits", "hidden")

@@ -11,11 +11,11 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from export.builder import GraphBuilder, WeightFile
-from export.calibrate import measure_ranges
+from export.check.sessions import Sessions, encode, initial_states, open_sessions, run_step
+from export.convert.calibrate import measure_ranges
+from export.convert.quantize import Recipe, quantize_graphs
 from export.families import trained
-from export.quantize import Recipe, quantize_graphs
-from export.sessions import Sessions, encode, initial_states, open_sessions, run_step
+from export.graphs.builder import GraphBuilder, WeightFile
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
 from service.bundle import read_bundle

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from export.errors import ImportFailedError
-from export.sentence_options import DenseModule, read_sentence_options
+from export.sources.sentence_transformers import DenseModule, read_sentence_options
 from service.bundle import Embedding
 
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}

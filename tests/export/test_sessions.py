@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.sessions import Sessions, onnx_steps
+from export.check.sessions import Sessions, onnx_steps
 from model.architectures.transformer import Transformer
 from model.decoding.reference import beam, greedy, pytorch_steps
 from model.rounding import Reference

@@ -8,12 +8,12 @@ import onnxruntime
 import pytest
 import torch
 
-from export.builder import WeightFile
 from export.bundle import half_bundle, quantize_bundle, verify_bundle
-from export.quantize import Recipe
-from export.sessions import Array, open_sessions, token_cosines
-from export.similar import similar_graph
-from export.verify import VerificationError, verify
+from export.check.sessions import Array, open_sessions, token_cosines
+from export.check.verify import VerificationError, verify
+from export.convert.quantize import Recipe
+from export.graphs.builder import WeightFile
+from export.graphs.similar import similar_graph
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
 from service.bundle import read_bundle, write_manifest

@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from export.catalogue import CATALOGUE, downloaded
-from export.checkpoint import open_folder
+from export.check.verify_imported import largest
 from export.errors import ImportFailedError
-from export.verify_imported import largest
+from export.sources.catalogue import CATALOGUE, downloaded
+from export.sources.checkpoint import open_folder
 from tests.export.decoder_models import Imported, graph_outputs, hf_outputs, import_folder
 
 pytestmark = pytest.mark.download

@@ -16,19 +16,8 @@ from onnx.reference import ReferenceEvaluator
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers import models as tokenizer_models
 
-from export.builder import CONTRIB, STANDARD_OPSET, GraphBuilder, WeightFile
-from export.checkpoint import Tensors, open_folder
-from export.description import Activation, Description
-from export.families import firefox, trained
-from export.families.table import FAMILIES, describe, find_family
-from export.firefox.shortlist import Shortlist
-from export.graphs.decoder import decoder_graph, states
-from export.graphs.encoder import encoder_graph
-from export.graphs.layers import activation
-from export.nodes import FLOAT
-from export.reference import activate
-from export.similar import similar_graph
-from export.verify_imported import (
+from export.check.reference import activate
+from export.check.verify_imported import (
     ELEMENTARY,
     ROUNDED_OPERATIONS,
     UNIT_ROUNDOFF,
@@ -36,7 +25,18 @@ from export.verify_imported import (
     largest,
     rounding_error,
 )
-from export.weights import Weights
+from export.families import firefox, trained
+from export.families.description import Activation, Description
+from export.families.table import FAMILIES, describe, find_family
+from export.families.weights import Weights
+from export.graphs.builder import CONTRIB, STANDARD_OPSET, GraphBuilder, WeightFile
+from export.graphs.decoder import decoder_graph, states
+from export.graphs.encoder import encoder_graph
+from export.graphs.layers import activation
+from export.graphs.nodes import FLOAT
+from export.graphs.similar import similar_graph
+from export.sources.checkpoint import Tensors, open_folder
+from export.sources.firefox.shortlist import Shortlist
 from model.architectures.factory import build_model
 from service.bundle import Ops, read_bundle
 from sightline.__main__ import main as sightline
@@ -278,8 +278,8 @@ def limits_of(
 ) -> dict[str, float]:
     """Return the largest difference of two float32 results that rounding explains.
 
-    See `export.verify_imported`: the same graphs with weights that have the relative errors of
-    products show how the model amplifies rounding errors. Each of the two results may have them.
+    See `export.check.verify_imported`: the same graphs with weights that have the relative errors
+    of products show how the model amplifies rounding errors. Each of the two results may have them.
     """
     spread = dict.fromkeys(exact, 0.0)
     for sign in (1, -1):

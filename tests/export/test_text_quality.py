@@ -17,16 +17,14 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
-from export import importing, text_quality
+from export import pipeline
 from export.__main__ import main
-from export.converting import half_bundle, quantize_bundle
-from export.errors import VerificationError
-from export.importing import import_checkpoint
-from export.options import BundleMetadata, Recipe
-from export.quality import ParallelText
-from export.quantize import projection_input
-from export.sessions import Sessions, encode, onnx_steps, open_sessions
-from export.text_quality import (
+from export.check.sessions import Sessions, encode, onnx_steps, open_sessions
+from export.convert import text_quality
+from export.convert.bundles import half_bundle, quantize_bundle
+from export.convert.quality import ParallelText
+from export.convert.quantize import projection_input
+from export.convert.text_quality import (
     PlainText,
     check_text_loss,
     chrf,
@@ -37,6 +35,9 @@ from export.text_quality import (
     text_ids,
     text_log_probs,
 )
+from export.errors import VerificationError
+from export.options import BundleMetadata, Recipe
+from export.pipeline import import_checkpoint
 from model.data.tokenizer import read_tokenizer
 from model.decoding.reference import greedy
 from model.evaluation.bleu import EvaluationSet
@@ -115,7 +116,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     write_hf(checkpoints / "translator", T5ForConditionalGeneration(t5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importing, "_verify_in_child", lambda *_: (RECORD, 1))
+        patch.setattr(pipeline, "_verify_in_child", lambda *_: (RECORD, 1))
         for folder in sorted(checkpoints.iterdir()):
             import_checkpoint(folder, bundles / folder.name, BundleMetadata(folder.name, "a test", "MIT"))
     return bundles

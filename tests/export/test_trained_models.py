@@ -9,11 +9,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.builder import WeightFile
+from export.check.reference import Reference
+from export.check.reference_decoder import ReferenceDecoder
 from export.errors import ImportFailedError
 from export.families import trained
-from export.reference import Reference
-from export.reference_decoder import ReferenceDecoder
+from export.graphs.builder import WeightFile
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.architectures.transformer import Transformer

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from export.sessions import Sessions
-from export.verify import Differences, VerificationError, read_sentences, verify
+from export.check.sessions import Sessions
+from export.check.verify import Differences, VerificationError, read_sentences, verify
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
 

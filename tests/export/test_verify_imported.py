@@ -10,18 +10,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, T5Config, T5ForConditionalGeneration
 
-from export.builder import WeightFile
-from export.checkpoint import Folder, open_folder
-from export.description import Description, RelativeBias
-from export.errors import VerificationError
-from export.families.table import describe, find_family
-from export.graphs import relative
-from export.graphs.decoder import decoder_graph, states
-from export.graphs.encoder import encoder_graph
-from export.graphs.model import attention_maps
-from export.reference import Reference
-from export.reference_decoder import ReferenceDecoder
-from export.verify_imported import (
+from export.check.reference import Reference
+from export.check.reference_decoder import ReferenceDecoder
+from export.check.verify_imported import (
     LEAST_LONG,
     LONG_SCORES,
     LONG_TARGET,
@@ -39,7 +30,16 @@ from export.verify_imported import (
     rounding_limits,
     verify,
 )
-from export.weights import Weights
+from export.errors import VerificationError
+from export.families.description import Description, RelativeBias
+from export.families.table import describe, find_family
+from export.families.weights import Weights
+from export.graphs import relative
+from export.graphs.builder import WeightFile
+from export.graphs.decoder import decoder_graph, states
+from export.graphs.encoder import encoder_graph
+from export.graphs.model import attention_maps
+from export.sources.checkpoint import Folder, open_folder
 from service.bundle import PREFILL_TOKENS, Graph, Limits, Manifest, Tokens, Verification
 from tests.export.decoder_models import MODELS, hf_model
 
@@ -200,7 +200,7 @@ def test_a_long_prompt_is_read_in_the_chunks_of_the_service(
         return run(session, first, token_ids, *rest)
 
     monkeypatch.setattr(DecoderSession, "run", note)
-    monkeypatch.setattr("export.verify_imported.LEAST_LONG", 35)
+    monkeypatch.setattr("export.check.verify_imported.LEAST_LONG", 35)
     assert bundle.verify().longest == 35
     assert max(sizes) == PREFILL_TOKENS
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from export.bundle import BundleMetadata, export_bundle
-from export.forced import forced_pass
-from export.sessions import Sessions, open_sessions
-from export.verify import VerificationError, verify
+from export.check.forced import forced_pass
+from export.check.sessions import Sessions, open_sessions
+from export.check.verify import VerificationError, verify
 from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import save_checkpoint
 from model.config import RecurrentConfig

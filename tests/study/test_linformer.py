@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bench.process import JsonWorker
 from bench.record import Result
-from export.builder import WeightFile
+from export.graphs.builder import WeightFile
 from model.layers.attention import MultiHeadAttention
 from service.runtime.provider import session_options
 from study.attention_graphs import RESULT, exported_graph, without_maps

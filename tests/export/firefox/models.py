@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from export.firefox.marian_binary import CONFIG, FLOAT32, INT8, INTGEMM8
-from export.firefox.shortlist import MAGIC, _checksum
+from export.sources.firefox.marian_binary import CONFIG, FLOAT32, INT8, INTGEMM8
+from export.sources.firefox.shortlist import MAGIC, _checksum
 from export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 

@@ -10,18 +10,18 @@ import onnx
 import pytest
 from tokenizers import Tokenizer
 
-from export import importing
+from export import pipeline
 from export.__main__ import main
-from export.builder import WeightFile
-from export.checkpoint import FolderFiles
+from export.check.sessions import Sessions, encode, onnx_steps, open_sessions
+from export.convert.quantize import quantize_graphs
 from export.errors import ImportFailedError, VerificationError
-from export.firefox.marian_binary import open_marian, read_file
-from export.firefox.shortlist import Shortlist, parse_shortlist
-from export.importing import import_checkpoint
-from export.nodes import EXCLUDED
+from export.graphs.builder import WeightFile
+from export.graphs.nodes import EXCLUDED
 from export.options import BundleMetadata, ImportOptions, Recipe
-from export.quantize import quantize_graphs
-from export.sessions import Sessions, encode, onnx_steps, open_sessions
+from export.pipeline import import_checkpoint
+from export.sources.checkpoint import FolderFiles
+from export.sources.firefox.marian_binary import open_marian, read_file
+from export.sources.firefox.shortlist import Shortlist, parse_shortlist
 from model.decoding.processors import LogitsProcessors
 from model.decoding.reference import greedy
 from service.bundle import Manifest, Origin, State, Verification, read_bundle
@@ -55,7 +55,7 @@ RECORD = Verification(
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Omit the verification, which takes seconds."""
-    monkeypatch.setattr(importing, "_verify_in_child", lambda *_: (RECORD, 1))
+    monkeypatch.setattr(pipeline, "_verify_in_child", lambda *_: (RECORD, 1))
 
 
 @pytest.fixture(params=[False, True], ids=["one vocabulary", "two vocabularies"])
@@ -303,7 +303,7 @@ def test_the_verification_finds_a_shortlist_of_another_model(tmp_path: Path, fre
     lists = [shortlist_of(folder, is_shared=True).translations(id_).tolist() for id_ in range(VOCABULARY)]
     (folder / SHORTLIST).write_bytes(write_shortlist(lists, frequent))
     with FolderFiles(folder) as files, pytest.raises(VerificationError, match=message):
-        importing.compare(files, tmp_path / "bundle", manifest, WITH_SHORTLIST)
+        pipeline.compare(files, tmp_path / "bundle", manifest, WITH_SHORTLIST)
 
 
 @pytest.mark.usefixtures("unverified")

@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 
 from export.errors import ImportFailedError
-from export.firefox import marian_binary
-from export.firefox.marian_binary import CONFIG, FLOAT32, INT8, INTGEMM8, MarianModel, open_marian, parse_flat_yaml
+from export.sources.firefox import marian_binary
+from export.sources.firefox.marian_binary import (
+    CONFIG,
+    FLOAT32,
+    INT8,
+    INTGEMM8,
+    MarianModel,
+    open_marian,
+    parse_flat_yaml,
+)
 from tests.export.firefox.models import OPTIONS, random_tensors, write_entries, write_marian
 
 TENSORS = random_tensors()

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("module", ["service.runtime.ort", "service.http.server", "export.sessions", "export.commands"])
+@pytest.mark.parametrize(
+    "module",
+    ["service.runtime.ort", "service.http.server", "export.check.sessions", "export.commands"],
+)
 def test_onnx_runtime_is_always_loaded_without_telemetry(module: str, tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}  # no variable that disables it
     program = f"import sys, {module}; print('onnxruntime' in sys.modules)"

@@ -1,0 +1,1 @@
+"""Checks of a written bundle, and what they need to run its graphs."""

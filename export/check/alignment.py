@@ -1,0 +1,217 @@
+"""Choice of the cross-attention heads that align words, for `Manifest.alignment`.
+
+No aligned text is needed. The reference is the prediction difference (Li et al. 2019, "On the Word
+Alignment from Neural Machine Translation", section 3.2): the model translates sentences, and each
+translation is scored again with each source word left out. The reference link of a target word is
+the source word whose absence lowers its log-probability most. Each head, the mean of all heads of
+each layer, and means of a few heads are compared with these links by the words with the largest
+weights. A head that was trained to align words (`guided`) needs no comparison.
+
+The rows of a cross-attention map belong to the tokens that their steps predict: row 0 is that of
+the step that reads the start token and predicts the first token of the target.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.check.alignment_sentences import SENTENCES
+from export.check.sessions import Sessions, read_sources, run_step
+from service.bundle import MANIFEST, Alignment, Manifest
+from service.text.tokenizer import TextTokenizer, read_tokenizer
+from service.text.words import Word, merge_weights, words_of
+
+CRITERION = "prediction_difference"
+GUIDED = "guided"  # criterion of a head that was trained to align words
+Guided = tuple[int, int]  # layer and head
+MAX_SENTENCES = 100  # a few seconds of work for a small model
+MAX_HEADS = 4  # largest number of heads in a mean, except for all heads of a layer
+
+
+@dataclass(frozen=True)
+class AlignedSentence:
+    """Reference links of a translated sentence, and its attention maps between words."""
+
+    links: NDArray[np.intp]  # (target words,) index of the source word
+    maps: NDArray[np.float32]  # (L, H, target words, source words)
+
+
+def sentences_of(manifest: Manifest) -> tuple[str, ...]:
+    """Return sentences in the source language of a model, English if the language is unknown."""
+    language = "en" if manifest.languages is None else manifest.languages.source
+    return SENTENCES.get(language.partition("-")[0], SENTENCES["en"])
+
+
+def choose_alignment(
+    sessions: Sessions, folder: Path, sentences: Sequence[str] = (), guided: Guided | None = None
+) -> Alignment | None:
+    """Choose the heads that align words.
+
+    Args:
+        sessions: the bundle.
+        folder: folder of the bundle, with its tokenizers.
+        sentences: source sentences, of which the first `MAX_SENTENCES` are used; by default those
+            of `sentences_of`.
+        guided: the head that was trained to align words. It is chosen without a comparison, and its
+            agreement is measured.
+
+    Returns:
+        The entry of the manifest; None if the model has no cross-attention, or if no sentence has
+        two words and fits the limits of the model.
+    """
+    manifest = sessions.manifest
+    if all(one.kind != "cross" for one in manifest.attention):
+        return None
+    aligner = _Aligner(sessions, folder)
+    found = [
+        aligned
+        for sentence in (sentences or sentences_of(manifest))[:MAX_SENTENCES]
+        if (aligned := aligner.align(sentence)) is not None
+    ]
+    return best_heads(found, guided) if found else None
+
+
+def record_alignment(bundle: Path, alignment: Alignment) -> None:
+    """Write an alignment to the manifest of a bundle; its other fields stay as they are."""
+    path = bundle / MANIFEST
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    document.pop("alignment", None)
+    entries = list(document.items())
+    position = 1 + next(index for index, (name, _) in enumerate(entries) if name == "attention")
+    entries.insert(position, ("alignment", alignment.model_dump(mode="json")))
+    new = bundle / f".{MANIFEST}.new"
+    new.write_text(json.dumps(dict(entries), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    new.replace(path)
+
+
+def best_heads(sentences: Sequence[AlignedSentence], guided: Guided | None = None) -> Alignment:
+    """Return the heads whose mean weights agree most often with the reference links.
+
+    Of equal results, fewer heads and then the first layer count. A guided head is always returned.
+    """
+    num_layers, num_heads = sentences[0].maps.shape[:2]
+    scores = {
+        (layer, heads): agreement(sentences, layer, heads)
+        for layer in range(num_layers)
+        for heads in _candidates(sentences, layer)
+    }
+    layer, heads = max(scores, key=lambda one: (scores[one], -len(one[1]), -one[0]))
+    if guided is not None:
+        layer, heads = guided[0], (guided[1],)
+    return Alignment(
+        layer=layer,
+        heads=heads,
+        criterion=CRITERION if guided is None else GUIDED,
+        agreement=round(scores[layer, heads], 4),
+        baseline=round(scores[num_layers - 1, tuple(range(num_heads))], 4),
+        sentences=len(sentences),
+    )
+
+
+def _candidates(sentences: Sequence[AlignedSentence], layer: int) -> Iterator[tuple[int, ...]]:
+    """Yield each head of a layer, all heads, and means that grow by the best further head."""
+    num_heads = sentences[0].maps.shape[1]
+    yield tuple(range(num_heads))
+    chosen: tuple[int, ...] = ()
+    while len(chosen) < min(MAX_HEADS, num_heads):
+        larger = [tuple(sorted((*chosen, head))) for head in range(num_heads) if head not in chosen]
+        yield from larger
+        chosen = max(larger, key=lambda heads: agreement(sentences, layer, heads))
+
+
+def agreement(sentences: Sequence[AlignedSentence], layer: int, heads: Sequence[int]) -> float:
+    """Return the share of target words whose largest mean weight is on the reference link."""
+    same = num_words = 0
+    for sentence in sentences:
+        best = sentence.maps[layer, list(heads)].mean(axis=0).argmax(axis=-1)
+        same += int((best == sentence.links).sum())
+        num_words += len(best)
+    return same / num_words
+
+
+class _Aligner:
+    """Translates sentences and finds their reference links."""
+
+    def __init__(self, sessions: Sessions, folder: Path) -> None:
+        manifest = sessions.manifest
+        self._sessions = sessions
+        self._source_tokenizer = read_tokenizer(folder / manifest.source_tokenizer)
+        self._target_tokenizer: TextTokenizer = (
+            self._source_tokenizer
+            if manifest.target_tokenizer == manifest.source_tokenizer
+            else read_tokenizer(folder / manifest.target_tokenizer)
+        )
+        self._source_prefix: tuple[int, ...] = ()
+        self._target_prefix: tuple[int, ...] = ()
+        languages = manifest.languages
+        if languages is not None:
+            self._source_prefix = (
+                *languages.source_prefix_of_target.get(languages.target, ()),
+                *languages.source_prefix.get(languages.source, ()),
+            )
+            self._target_prefix = languages.target_prefix.get(languages.target, ())
+
+    def align(self, sentence: str) -> AlignedSentence | None:
+        """Return the reference links and maps; None if the sentence is too short or too long."""
+        ids = (*self._source_prefix, *self._source_tokenizer.encode(sentence))
+        num_prefix = len(self._source_prefix)
+        offsets = self._source_tokenizer.offsets(sentence, len(ids) - num_prefix)
+        source_words = words_of(sentence, [*[None] * num_prefix, *offsets])
+        manifest = self._sessions.manifest
+        max_new_tokens = min(2 * len(ids) + 8, manifest.max_new_tokens_for(len(ids)) - len(self._target_prefix))
+        if len(source_words) < 2 or len(ids) > manifest.limits.max_source_tokens or max_new_tokens < 1:
+            return None
+        sources = [ids, *(_without(ids, word) for word in source_words)]
+        target_ids, logprobs, maps = self._translate(sources, max_new_tokens)
+        offsets = self._target_tokenizer.decoded_offsets(target_ids)
+        target_words = words_of(self._target_tokenizer.decode(target_ids), offsets)
+        if not target_words:
+            return None
+        # Log-probability of each target word with each source, (sources, target words).
+        of_words = np.stack([logprobs[:, list(word.tokens)].sum(axis=1) for word in target_words], axis=1)
+        rows, columns = ([word.tokens for word in words] for words in (target_words, source_words))
+        return AlignedSentence((of_words[0] - of_words[1:]).argmax(axis=0), merge_weights(maps, rows, columns))
+
+    def _translate(
+        self, sources: Sequence[Sequence[int]], max_new_tokens: int
+    ) -> tuple[list[int], NDArray[np.float64], NDArray[np.float32]]:
+        """Translate the first source greedily, and force the same target on the other sources.
+
+        Returns:
+            The T ids of the target, their log-probabilities (sources, T), and the cross-attention
+            map (L, H, T, S) of the first source.
+        """
+        sessions, manifest = self._sessions, self._sessions.manifest
+        names = manifest.attention_of("cross").outputs
+        source_lengths = [len(source) for source in sources]
+        prompt = (*manifest.tokens.start_ids, *self._target_prefix)
+        _, states = read_sources(sessions, sources, len(prompt) + max_new_tokens)
+        ids: list[int] = []
+        logprobs: list[NDArray[Any]] = []
+        rows: list[NDArray[np.float32]] = []
+        for position in range(len(prompt) - 1 + max_new_tokens):
+            token = prompt[position] if position < len(prompt) else ids[-1]
+            read = [token] * len(sources), [position] * len(sources), source_lengths
+            outputs = run_step(sessions, states, *read, ["logprobs", *names])
+            if position < len(prompt) - 1:
+                continue
+            scores = outputs["logprobs"].astype(np.float64)
+            candidates = scores[0].copy()
+            candidates[list(manifest.generation.suppress_tokens)] = -np.inf
+            ids.append(int(candidates.argmax()))
+            logprobs.append(scores[:, ids[-1]])
+            row = np.concatenate([outputs[name][0] for name in names], axis=1)  # (H, L, S)
+            rows.append(row[:, :, : source_lengths[0]].astype(np.float32))
+            if ids[-1] in manifest.tokens.end_ids:
+                break
+        return ids, np.stack(logprobs, axis=1), np.stack(rows, axis=2).swapaxes(0, 1)
+
+
+def _without(ids: Sequence[int], word: Word) -> list[int]:
+    """Return the ids of a source without those of a word."""
+    return [id_ for index, id_ in enumerate(ids) if index not in word.tokens]

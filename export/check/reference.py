@@ -1,0 +1,322 @@
+"""Slow, obvious twin of the graphs: a described model in NumPy, in float64, without padding.
+
+An import compares the ONNX graphs with it, and therefore needs neither PyTorch nor transformers.
+Several texts are computed at once, so that each weight is read only once: the tokens of all texts
+follow each other on one axis, and only attention treats the texts separately.
+
+Axes: N tokens of all texts, T queries of a text, S keys of a text, M width, H heads, D width of a
+head, R positions of a text whose results are kept.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.families.description import Activation, Attention, Description, Head, Norm, Rotary, Stack, rotary_angles
+from export.families.weights import Weights
+from export.graphs.relative import buckets
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Positions = NDArray[np.int64]
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def normalize(x: Array, weight: Array | None, bias: Array | None, options: Norm) -> Array:
+    """Normalize over the last axis; weight and bias may be absent."""
+    if options.kind == "layer":
+        x = x - x.mean(axis=-1, keepdims=True)
+    x = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + options.epsilon)
+    if weight is not None:
+        x = x * weight
+    return x if bias is None else x + bias
+
+
+def activate(x: Array, kind: Activation) -> Array:
+    match kind:
+        case "relu":
+            return np.maximum(x, 0)
+        case "tanh":
+            return np.tanh(x)
+        case "gelu":
+            return np.asarray(x * (1 + _erf(x / math.sqrt(2))) / 2)
+        case "gelu_tanh":
+            return np.asarray(x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2)
+        case "silu":
+            return x * _sigmoid(x)
+        case "quick_gelu":
+            return x * _sigmoid(1.702 * x)
+
+
+def softmax(x: Array) -> Array:
+    """Return the softmax over the last axis."""
+    exponentials = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+def log_softmax(x: Array) -> Array:
+    """Return the logarithm of the softmax over the last axis."""
+    shifted = x - x.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def rotate(x: Array, rotary: Rotary) -> Array:
+    """Apply rotary position embedding to heads (T, H, D) at positions 0 to T - 1."""
+    angles = rotary_angles(rotary, len(x))[:, None]  # (T, 1, D / 2)
+    cosine, sine = rotary.factor * np.cos(angles), rotary.factor * np.sin(angles)
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+
+
+def attend(
+    query: Array, key: Array, value: Array, scale: float, bias: Array | None = None, visible: Mask | None = None
+) -> tuple[Array, Array]:
+    """Compute scaled dot-product attention.
+
+    Args:
+        query: (T, H, D).
+        key: (S, KV, D); head h of the queries uses head h // (H / KV).
+        value: the same.
+        scale: factor of the scores.
+        bias: is added to the scores, (H, T, S).
+        visible: False for keys that a query does not attend to, (T, S).
+
+    Returns:
+        The weighted sums (T, H * D), and the attention weights (H, T, S).
+    """
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
+    scores = query.transpose(1, 0, 2) @ key.transpose(1, 2, 0) * scale
+    if bias is not None:
+        scores = scores + bias
+    if visible is not None:
+        scores = np.where(visible, scores, -np.inf)
+    weights = softmax(scores)
+    return (weights @ value.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(len(query), -1), weights
+
+
+def split_texts(x: Array, lengths: Sequence[int]) -> list[Array]:
+    """Split an array (N, …) of the tokens of all texts into those of each text (T, …)."""
+    return np.split(x, np.cumsum(lengths)[:-1])
+
+
+def all_rows(texts: Sequence[Sequence[int]]) -> list[Positions]:
+    """Return all positions of each text."""
+    return [np.arange(len(text)) for text in texts]
+
+
+class ReferenceLayers:
+    """Layers of one stack. Arrays (N, …) have the tokens of all texts, one text after another."""
+
+    def __init__(self, weights: Weights, name: str, stack: Stack) -> None:
+        """Create the layers.
+
+        Args:
+            weights: weights of the model.
+            name: "encoder" or "decoder", the start of the names of its modules.
+            stack: options of the layers.
+        """
+        self.weights = weights
+        self.name = name
+        self.stack = stack
+
+    def read(self, name: str) -> Array | None:
+        """Return a tensor in float64, or None if the model does not have it."""
+        return self.weights.read(name).astype(np.float64) if name in self.weights else None
+
+    def linear(self, x: Array, module: str) -> Array:
+        weight, bias = self.weights.read(f"{module}.weight").astype(np.float64), self.read(f"{module}.bias")
+        return x @ weight.T if bias is None else x @ weight.T + bias
+
+    def norm(self, x: Array, module: str, options: Norm | None = None) -> Array:
+        return normalize(x, self.read(f"{module}.weight"), self.read(f"{module}.bias"), options or self.stack.norm)
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> Array:
+        """Return the embeddings (N, M) of the tokens of texts."""
+        options, weights = self.stack.embedding, self.weights
+        table = "embedding" if "embedding.weight" in weights else f"{self.name}.embedding"
+        ids = np.concatenate([np.array(text) for text in texts])
+        x = options.scale * weights.read(f"{table}.weight")[ids].astype(np.float64)
+        if options.has_types:
+            seen = [np.cumsum(np.array(text) == options.type_separator) for text in texts]
+            types = np.concatenate([np.minimum(1, [0, *one[:-1]]) for one in seen])
+            x = x + weights.read(f"{self.name}.types.weight")[types]
+        if options.has_positions:
+            positions = np.concatenate(all_rows(texts))
+            x = x + weights.read(f"{self.name}.positions.weight")[positions]
+        if options.has_norm:
+            x = self.norm(x, f"{self.name}.embedding_norm")
+        return self.linear(x, f"{self.name}.embedding_projection") if options.has_projection else x
+
+    def sublayer(self, x: Array, module: str, compute: Callable[[Array], Array], layer: int = -1) -> Array:
+        """Add a sublayer to its input (N, M), with its normalization before or after."""
+        if self.stack.norm_place == "post":
+            return self.norm(x + compute(x), f"{module}_norm")
+        has_norm = layer != 0 or not self.stack.skips_first_norm
+        return x + compute(self.norm(x, f"{module}_norm") if has_norm else x)
+
+    def attention(
+        self,
+        module: str,
+        options: Attention,
+        x: Array,
+        lengths: Sequence[int],
+        memory: Array,
+        memory_lengths: Sequence[int],
+        biases: Sequence[Array | None],
+        visible: Sequence[Mask | None],
+    ) -> tuple[Array, list[Array]]:
+        """Attend from the tokens of each text to those of its memory.
+
+        Self-attention has memory = x, at positions 0, 1, … of each text.
+
+        Args:
+            module: name of the attention, such as "encoder.0.self_attention".
+            options: its options; the window is left to `visible`.
+            x: (N, M).
+            lengths: number of tokens of each text.
+            memory: the same for the tokens that are attended to.
+            memory_lengths: the same for them.
+            biases: of each text, see `attend`.
+            visible: of each text, see `attend`.
+
+        Returns:
+            The output (N, M), and the attention weights (H, T, S) of each text. Weights of
+            projected keys are converted to weights of tokens.
+        """
+        heads: dict[str, list[Array]] = {}
+        for part, source, sizes in (
+            ("query", x, lengths),
+            ("key", memory, memory_lengths),
+            ("value", memory, memory_lengths),
+        ):
+            projected = self.linear(source, f"{module}.{part}") if options.has_projections else source
+            projected = projected.reshape(len(source), -1, options.head_size)
+            if options.head_norm is not None and part != "value":
+                projected = self.norm(projected, f"{module}.{part}_norm", options.head_norm)
+            heads[part] = split_texts(projected, sizes)
+            if options.rotary is not None and part != "value":
+                heads[part] = [rotate(one, options.rotary) for one in heads[part]]
+        matrices: dict[str, Array] = {}  # of projected keys and values, (k, P)
+        if options.projected_keys is not None:
+            for part, number in (("key", options.projected_keys.key), ("value", options.projected_keys.value)):
+                matrix = self.weights.read(f"{self.name}.projection.{number}.weight").astype(np.float64)
+                heads[part] = [np.einsum("ks,shd->khd", matrix[:, : len(one)], one) for one in heads[part]]
+                matrices[part] = matrix
+        results = [
+            attend(query, key, value, options.scale, bias, mask)
+            for query, key, value, bias, mask in zip(
+                heads["query"], heads["key"], heads["value"], biases, visible, strict=True
+            )
+        ]
+        attended, maps = np.concatenate([one for one, _ in results]), [weights for _, weights in results]
+        if matrices:
+            maps = [one @ matrices["value"][:, :size] for one, size in zip(maps, memory_lengths, strict=True)]
+        return self.linear(attended, f"{module}.output") if options.has_projections else attended, maps
+
+    def relative_bias(self, queries: int, keys: int) -> Array | None:
+        """Return the bias of scores (H, T, S) for positions from 0, or None without such a bias."""
+        options = self.stack.relative_bias
+        if options is None:
+            return None
+        table = self.weights.read(f"{self.name}.relative_bias.weight").astype(np.float64)  # (buckets, H)
+        offsets = np.arange(keys) - np.arange(queries)[:, None]
+        return table[buckets(options, offsets)].transpose(2, 0, 1)
+
+    def feed_forward(self, x: Array, layer: int) -> Array:
+        """Return the output (N, M) of the feed-forward sublayer of a layer."""
+        options, module = self.stack.feed_forward, f"{self.name}.{layer}.feed_forward"
+
+        def compute(x: Array) -> Array:
+            inner = self.linear(x, f"{module}.inner")
+            if options.gated:
+                inner = activate(self.linear(x, f"{module}.gate"), options.activation) * inner
+            else:
+                inner = activate(inner, options.activation)
+            return self.linear(inner, f"{module}.outer")
+
+        return self.sublayer(x, module, compute)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Result of the encoder for one text of S tokens."""
+
+    hidden: Array  # (S, M)
+    maps: Array  # (layers, H, R, S)
+    labels: Array | None  # as the graph returns them: (labels,), or (S, labels) for tokens
+
+
+class Reference:
+    """Encoder of a described model."""
+
+    def __init__(self, model: Description, weights: Weights) -> None:
+        assert model.encoder is not None, "a decoder-only model has no encoder"
+        self._model = model
+        self._stack = model.encoder
+        self._layers = ReferenceLayers(weights, "encoder", model.encoder)
+
+    def encode(self, ids: Sequence[int]) -> Encoded:
+        """Encode one sequence of token ids, and keep all rows of the attention maps."""
+        return self.encode_all([ids], all_rows([ids]))[0]
+
+    def encode_all(self, texts: Sequence[Sequence[int]], rows: Sequence[Positions]) -> list[Encoded]:
+        """Encode several sequences of token ids.
+
+        Args:
+            texts: the sequences.
+            rows: (R,) rows of the attention maps of each text that are kept.
+        """
+        layers, stack = self._layers, self._stack
+        lengths = [len(text) for text in texts]
+        biases = [layers.relative_bias(length, length) for length in lengths]
+        maps: list[list[Array]] = [[] for _ in texts]
+
+        def attend_self(number: int, attention: Attention, x: Array) -> Array:
+            visible = [_window_mask(length, attention.window) for length in lengths]
+            module = f"encoder.{number}.self_attention"
+            output, weights = layers.attention(module, attention, x, lengths, x, lengths, biases, visible)
+            for kept, one, selected in zip(maps, weights, rows, strict=True):
+                kept.append(one[:, selected])
+            return output
+
+        x = layers.embed(texts)
+        for number, attention in enumerate(stack.attention):
+            module = f"encoder.{number}.self_attention"
+            x = layers.sublayer(x, module, partial(attend_self, number, attention), number)
+            x = layers.feed_forward(x, number)
+        if stack.has_final_norm:
+            x = layers.norm(x, "encoder.norm")
+        head = self._model.head
+        return [
+            Encoded(hidden, np.stack(kept), None if head is None else self._labels(head, hidden))
+            for hidden, kept in zip(split_texts(x, lengths), maps, strict=True)
+        ]
+
+    def _labels(self, head: Head, x: Array) -> Array:
+        """Return the scores of labels from hidden states (S, M)."""
+        if head.pooling == "first":
+            x = x[0]
+        elif head.pooling == "mean":
+            x = x.mean(axis=0)
+        if head.activation is not None:
+            x = activate(self._layers.linear(x, "head.dense"), head.activation)
+        if head.has_norm:
+            x = self._layers.norm(x, "head.norm")
+        logits = self._layers.linear(x, "head.output")
+        return log_softmax(logits) if head.label_kind in ("classes", "tokens") else logits
+
+
+def _window_mask(length: int, window: int | None) -> Mask | None:
+    """Return the mask (S, S) of an encoder layer, None if all keys are visible."""
+    positions = np.arange(length)
+    return None if window is None else np.abs(positions - positions[:, None]) <= window // 2
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray((1 + np.tanh(x / 2)) / 2)

@@ -1,0 +1,140 @@
+"""Slow, obvious twin of the decoder graphs: NumPy in float64, without a cache and padding.
+
+Axes: N tokens of all texts, T tokens of a text, S tokens of its source, M width, H heads, V
+vocabulary, R positions of a text whose results are kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from export.check.reference import Array, Mask, Positions, ReferenceLayers, all_rows, split_texts
+from export.families.description import Attention, Description
+from export.families.weights import Weights
+
+VOCABULARY_BLOCK = 8192  # logits computed at a time, to limit memory
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Result of the decoder for one text of T tokens."""
+
+    logits: Array  # (R, V)
+    hidden: Array  # after the final normalization, (T, M)
+    maps: Array  # self-attention, (layers, H, R, T); no layers for a recurrent decoder
+    cross_maps: Array | None  # (layers, H, R, S); None without cross-attention
+
+
+class ReferenceDecoder:
+    """Decoder of a described model. It holds the weights of one linear layer at a time."""
+
+    def __init__(self, model: Description, weights: Weights) -> None:
+        assert model.decoder is not None, "the model has a decoder"
+        self._model = model
+        self._stack = model.decoder
+        self._layers = ReferenceLayers(weights, "decoder", model.decoder)
+
+    def decode(self, ids: Sequence[int], memory: Array | None = None) -> Decoded:
+        """Read one sequence of token ids, and keep the results of all positions.
+
+        Args:
+            ids: the inputs of the decoder, start tokens included.
+            memory: hidden states (S, M) of the encoder, for cross-attention.
+        """
+        return self.decode_all([ids], all_rows([ids]), None if memory is None else [memory])[0]
+
+    def decode_all(
+        self, texts: Sequence[Sequence[int]], rows: Sequence[Positions], memories: Sequence[Array] | None = None
+    ) -> list[Decoded]:
+        """Read several sequences of token ids.
+
+        Args:
+            texts: the inputs of the decoder, start tokens included.
+            rows: (R,) positions of each text whose logits and attention weights are kept.
+            memories: hidden states (S, M) of the encoder for each text, for cross-attention.
+        """
+        layers, stack = self._layers, self._stack
+        lengths, nothing = [len(text) for text in texts], [None] * len(texts)
+        biases = [layers.relative_bias(length, length) for length in lengths]
+        maps: list[list[Array]] = [[] for _ in texts]
+        cross_maps: list[list[Array]] = [[] for _ in texts]
+
+        def attend_self(number: int, attention: Attention, x: Array) -> Array:
+            visible = [_causal_mask(length, attention.window) for length in lengths]
+            module = f"decoder.{number}.self_attention"
+            output, weights = layers.attention(module, attention, x, lengths, x, lengths, biases, visible)
+            for kept, one, selected in zip(maps, weights, rows, strict=True):
+                kept.append(one[:, selected])
+            return output
+
+        def attend_source(number: int, attention: Attention, x: Array) -> Array:
+            assert memories is not None, "cross-attention needs the hidden states of the encoder"
+            memory, sizes = np.concatenate(memories), [len(one) for one in memories]
+            module = f"decoder.{number}.cross_attention"
+            output, weights = layers.attention(module, attention, x, lengths, memory, sizes, nothing, nothing)
+            for kept, one, selected in zip(cross_maps, weights, rows, strict=True):
+                kept.append(one[:, selected])
+            return output
+
+        x = layers.embed(texts)
+        for number, attention in enumerate(stack.attention):
+            module = f"decoder.{number}.self_attention"
+            compute = partial(attend_self, number, attention)
+            if stack.cell == "ssru":
+                compute = partial(self._recur, number, lengths)
+            x = layers.sublayer(x, module, compute, number)
+            if stack.cross is not None:
+                module = f"decoder.{number}.cross_attention"
+                x = layers.sublayer(x, module, partial(attend_source, number, stack.cross))
+            x = layers.feed_forward(x, number)
+        if stack.has_final_norm:
+            x = layers.norm(x, "decoder.norm")
+        hidden = split_texts(x, lengths)
+        kept_states = np.concatenate([one[selected] for one, selected in zip(hidden, rows, strict=True)])
+        logits = split_texts(self._logits(kept_states), [len(selected) for selected in rows])
+        return [
+            Decoded(
+                logits[text],
+                hidden[text],
+                np.stack(maps[text]) if maps[text] else np.empty((0, 0, len(rows[text]), lengths[text])),
+                np.stack(cross_maps[text]) if cross_maps[text] else None,
+            )
+            for text in range(len(texts))
+        ]
+
+    def _recur(self, number: int, lengths: Sequence[int], x: Array) -> Array:
+        """Return the outputs (N, M) of a simpler simple recurrent unit (Kim et al. 2019, eq. 2)."""
+        module, outputs = f"decoder.{number}.cell", []
+        forgets, inputs = self._layers.linear(x, f"{module}.forget"), self._layers.linear(x, f"{module}.input")
+        forgets = 1 / (1 + np.exp(-forgets))
+        for text in zip(split_texts(forgets, lengths), split_texts(inputs, lengths), strict=True):
+            cell = np.zeros(x.shape[1])
+            for forget, new in zip(*text, strict=True):
+                cell = forget * cell + (1 - forget) * new
+                outputs.append(np.maximum(cell, 0))
+        return np.stack(outputs)
+
+    def _logits(self, x: Array) -> Array:
+        """Return the logits (…, V) of hidden states (…, M) after the final normalization."""
+        weights = self._layers.weights
+        tables = ("output", "embedding", "decoder.embedding")
+        name = next(one for one in tables if f"{one}.weight" in weights)
+        table = weights.read(f"{name}.weight")
+        logits = np.concatenate(
+            [
+                self._model.logits_scale * (x @ table[start : start + VOCABULARY_BLOCK].astype(np.float64).T)
+                for start in range(0, len(table), VOCABULARY_BLOCK)
+            ],
+            axis=1,
+        )
+        bias = self._layers.read("output.bias")
+        return logits if bias is None else logits + bias.reshape(-1)
+
+
+def _causal_mask(length: int, window: int | None) -> Mask:
+    """Return the mask (T, T) of a decoder layer."""
+    positions = np.arange(length)
+    distances = positions[:, None] - positions  # of a key before its query
+    return (distances >= 0) if window is None else (distances >= 0) & (distances < window)

@@ -1,0 +1,563 @@
+"""Verification of an imported bundle: its graphs in ONNX Runtime against the NumPy reference.
+
+It needs neither PyTorch nor transformers.
+
+The bundle is the written one, as it will be served. The reference reads the weights from the
+checkpoint, so that errors of the builder are found, too.
+
+Three texts are short. A long one crosses the limits that depend on positions, as far as the time
+allows: the last position, sliding windows, chunks of a prompt, and buckets of relative positions.
+
+The limits follow from float32 rounding, as in `model.rounding`: the reference is also evaluated
+with weights that are multiplied by 1 + e * z, where z is 1 or -1 at random, and
+e = (4 + sqrt(n)) * u is the expected rounding error of a product of n terms. A result is accepted
+if its distance from the exact result is at most `ROUNDED_OPERATIONS` times the largest distance of
+a perturbed reference, plus e times the largest result.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from export.check.reference import Reference
+from export.check.reference_decoder import ReferenceDecoder
+from export.errors import VerificationError
+from export.families.description import Description
+from export.families.weights import Weights
+from export.graphs.nodes import EXCLUDED
+from export.sources.firefox.shortlist import Shortlist
+from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, Manifest, Ops, State, Verification
+
+Array = NDArray[Any]
+UNIT_ROUNDOFF = 2.0**-24  # largest relative error of one float32 operation
+ELEMENTARY = 4  # error of a function of one value, such as exp or tanh, in units of UNIT_ROUNDOFF
+PAIRS = 2  # number of pairs of perturbed references
+# A perturbed matrix stands for the rounding of one product. Four more operations of a layer round:
+# the products of queries and keys, the softmax, the sum of values, and normalization with the
+# residual connection. Their errors have the same size and add up to at most five times one of them.
+ROUNDED_OPERATIONS = 5
+LENGTHS = (19, 6, 1)  # of the short random texts
+NEW_TOKENS = 5  # tokens that are generated after each text
+CHUNK = 7  # tokens of a short prompt that a decoder-only graph reads at a time
+# The long text is as long as the model allows within these limits of one evaluation of the
+# reference: multiply-adds with weights, which limit the time, and attention scores of one layer,
+# which limit the memory.
+LONG_OPERATIONS = 3 * 10**10
+LONG_SCORES = 1 << 22
+# It has at least this length, because reading the weights takes longer than computing with so few
+# tokens. It then consists of three chunks.
+LEAST_LONG = 2 * PREFILL_TOKENS + 6
+LONG_TARGET = 140  # longest text of a decoder with an encoder: beyond the last bucket of T5, at distance 128
+# Attention weights and logits of a longer text are compared at about this number of positions.
+MAX_ROWS = 48
+MAP_LAYERS = 4  # number of layers whose attention maps an encoder returns at a time
+
+
+class DecoderSession:
+    """A decoder graph in ONNX Runtime with its states."""
+
+    def __init__(
+        self,
+        graph: Path,
+        states: Sequence[State],
+        rows: int,
+        positions: int,
+        source: int = 0,
+        ops: Ops = "contrib",
+    ) -> None:
+        """Load a graph; all states are 0.
+
+        Args:
+            graph: the file; ONNX Runtime finds the weights beside it.
+            states: the states of the graph.
+            rows: number of sequences.
+            positions: size of the axis "target" of states.
+            source: size of the axis "source" of states.
+            ops: operators of the graph; graphs of contrib operators update caches in place.
+        """
+        self._ops = ops
+        self._session = open_session(graph)
+        self._states = tuple(states)
+        sizes = {"target": positions, "source": source}
+        self.buffers: dict[str, Array] = {
+            state.input: np.zeros(
+                (rows, *(size if isinstance(size, int) else sizes[size] for size in state.shape)), np.float32
+            )
+            for state in states
+        }
+
+    def run(
+        self,
+        first: int,
+        token_ids: Array,
+        lengths: Sequence[int],
+        outputs: Sequence[str],
+        source_lengths: Sequence[int] | None = None,
+    ) -> dict[str, Array]:
+        """Run the graph on consecutive rows.
+
+        Args:
+            first: number of the first row.
+            token_ids: (B,), or (B, S) for a decoder-only model, where B or S is 1.
+            lengths: (B,) number of tokens of each row that the states contain.
+            outputs: names of outputs.
+            source_lengths: (B,) for a decoder with cross-attention.
+        """
+        binding = self._session.io_binding()
+        binding.bind_cpu_input("token_ids", np.ascontiguousarray(token_ids, np.int64))
+        binding.bind_cpu_input("lengths", np.array(lengths, np.int32))
+        if source_lengths is not None:
+            binding.bind_cpu_input("source_lengths", np.array(source_lengths, np.int32))
+        updated = [state for state in self._states if state.output is not None]
+        news: dict[str, Array] = {}
+        for state in self._states:
+            buffer = self.buffers[state.input][first : first + len(token_ids)]
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
+            binding.bind_ortvalue_input(state.input, value)
+            if state in updated:
+                if self._ops == "standard" or "target" not in state.shape:  # not updated in place
+                    news[state.input] = np.empty_like(buffer)
+                    value = onnxruntime.OrtValue.ortvalue_from_numpy(news[state.input])
+                binding.bind_ortvalue_output(state.output, value)
+        for name in outputs:
+            binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        for name, array in news.items():
+            self.buffers[name][first : first + len(token_ids)] = array
+        values = binding.get_outputs()[len(updated) :]
+        return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
+
+
+def open_session(graph: Path) -> Any:
+    """Load a graph as the service does."""
+    options = onnxruntime.SessionOptions()
+    options.enable_mem_pattern = False  # shapes change with every call
+    options.log_severity_level = 3  # see `export.check.sessions.open_sessions`
+    return onnxruntime.InferenceSession(
+        str(graph), options, ["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
+    )
+
+
+class PerturbedWeights(Weights):
+    """Weights with relative errors of the size of float32 rounding."""
+
+    def __init__(self, weights: Weights, seed: int, sign: int) -> None:
+        """Create a view.
+
+        Args:
+            weights: the exact weights.
+            seed: seed of the random direction.
+            sign: 1 or -1; the direction is used with both signs, so that decisions near a tie have
+                both outcomes.
+        """
+        self._weights = weights
+        self._random = seed, sign
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        array = self._weights.read(name)
+        seed, sign = self._random
+        generator, error = np.random.default_rng([seed, *name.encode()]), sign * rounding_error(array.shape[-1])
+        bits = np.frombuffer(generator.bytes(-(-array.size // 8)), np.uint8)
+        factors = np.unpackbits(bits, count=array.size).reshape(array.shape).astype(np.float32)
+        factors *= 2 * error
+        factors += 1 - error
+        factors *= array
+        return factors
+
+
+def rounding_error(terms: int) -> float:
+    """Return the relative error of a float32 sum of products that rounding explains."""
+    return float((ELEMENTARY + terms**0.5) * UNIT_ROUNDOFF)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Token ids to compare, the longest text first."""
+
+    sources: tuple[tuple[int, ...], ...]  # inputs of the encoder, or prompts of a decoder-only model
+    targets: tuple[tuple[int, ...], ...] = ()  # inputs of the decoder for each source
+
+
+def compared_rows(length: int) -> NDArray[np.int64]:
+    """Return the positions of a text whose attention weights and logits are compared.
+
+    They are all positions of a short text. Those of a long one are evenly spaced, and include the
+    last ones, at which tokens are generated.
+    """
+    if length <= MAX_ROWS:
+        return np.arange(length)
+    return np.union1d(np.linspace(0, length - 1, MAX_ROWS).astype(np.int64), np.arange(length - NEW_TOKENS, length))
+
+
+def reference_outputs(model: Description, weights: Weights, texts: Texts) -> dict[str, Array]:
+    """Compute the outputs of a model with the reference.
+
+    Returns:
+        Of text i: `hidden.i` (S, M), `encoder.i` (layers, H, R, S), `labels.i`, `logits.i` (R, V),
+        `decoder.i` (layers, H, R, T) and `cross.i` (layers, H, R, S), as far as the model has them.
+        R are the positions of `compared_rows`.
+    """
+    outputs: dict[str, Array] = {}
+    memories: list[Array] | None = None
+    if model.encoder is not None:
+        rows = [compared_rows(len(source)) for source in texts.sources]
+        encoded = Reference(model, weights).encode_all(texts.sources, rows)
+        memories = [one.hidden for one in encoded]
+        for number, source in enumerate(encoded):
+            outputs |= {f"hidden.{number}": source.hidden, f"encoder.{number}": source.maps}
+            if source.labels is not None:
+                outputs[f"labels.{number}"] = source.labels
+    if model.decoder is not None:
+        rows = [compared_rows(len(target)) for target in texts.targets]
+        decoded = ReferenceDecoder(model, weights).decode_all(texts.targets, rows, memories)
+        for number, target in enumerate(decoded):
+            outputs[f"logits.{number}"] = target.logits
+            if model.is_decoder_only:
+                outputs[f"hidden.{number}"] = target.hidden
+            if len(target.maps):
+                outputs[f"decoder.{number}"] = target.maps
+            if target.cross_maps is not None:
+                outputs[f"cross.{number}"] = target.cross_maps
+    return outputs
+
+
+def rounding_limits(
+    model: Description, weights: Weights, texts: Texts, pairs: int = PAIRS
+) -> tuple[dict[str, Array], dict[str, float]]:
+    """Compute exact outputs and the largest accepted error of each.
+
+    Returns:
+        The arrays of `reference_outputs`, and by name the largest absolute difference that float32
+        rounding explains.
+    """
+    exact = reference_outputs(model, weights, texts)
+    limits = dict.fromkeys(exact, 0.0)
+    for seed in range(pairs):
+        for sign in (1, -1):
+            for name, array in reference_outputs(model, PerturbedWeights(weights, seed, sign), texts).items():
+                limits[name] = max(limits[name], largest(array - exact[name]))
+    stack = model.decoder or model.encoder
+    assert stack is not None, "a model has an encoder or a decoder"
+    error = rounding_error(stack.width)
+    return exact, {name: ROUNDED_OPERATIONS * limits[name] + error * largest(array) for name, array in exact.items()}
+
+
+def largest(array: Array) -> float:
+    """Return the largest absolute value; NaN if the array contains NaN, and 0 if it is empty."""
+    return float(np.max(np.abs(array), initial=0.0))
+
+
+class GraphRunner:
+    """Runs the graphs of a bundle on texts, and collects the arrays of `reference_outputs`."""
+
+    def __init__(self, folder: Path, manifest: Manifest, model: Description) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._model = model
+
+    def run(
+        self, sources: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], new_tokens: int
+    ) -> tuple[Texts, dict[str, Array]]:
+        """Run the graphs on sources; the decoder generates `new_tokens` tokens greedily.
+
+        Args:
+            sources: the longest one first.
+            prompts: inputs of the decoder before the generated tokens, the longest one first.
+                Those of a decoder-only model are the sources.
+            new_tokens: number of tokens to generate for each source.
+
+        Returns:
+            The sources with the inputs of the decoder, and the outputs. Logits that the graphs do
+            not compute are NaN.
+        """
+        texts = Texts(tuple(map(tuple, sources)))
+        states: list[dict[str, Array]] = [{} for _ in sources]
+        outputs: dict[str, Array] = {}
+        if self._model.encoder is not None:
+            session = open_session(self._folder / self._manifest.encoder_graph.file)
+            # The longest text alone: the states of the others would be padded to its length.
+            for first, batch in ((0, sources[:1]), (1, sources[1:])):
+                for row, arrays in enumerate(self._encode(session, batch) if batch else ()):
+                    outputs |= self._encoder_outputs(first + row, arrays)
+                    for state in self._manifest.states:
+                        if state.encoder_output is not None:
+                            states[first + row][state.input] = arrays[state.encoder_output]
+            del session  # before the weights of the decoder are loaded
+        if self._model.decoder is None:
+            return texts, outputs
+        targets, decoded = self._decode(sources, prompts, states, new_tokens)
+        return Texts(texts.sources, tuple(map(tuple, targets))), outputs | decoded
+
+    def _encode(self, session: Any, sources: Sequence[Sequence[int]]) -> list[dict[str, Array]]:
+        """Return the outputs of the encoder graph for each source, without padding.
+
+        Attention maps have the rows of `compared_rows`.
+        """
+        ids = np.full((len(sources), max(map(len, sources))), self._manifest.tokens.pad_id, np.int64)
+        for row, source in enumerate(sources):
+            ids[row, : len(source)] = source
+        lengths = np.array([len(source) for source in sources], np.int32)
+        feeds = {"source_ids": ids, "source_lengths": lengths}
+        maps = self._manifest.attention_of("encoder").outputs
+        others = [name for name in self._manifest.encoder_graph.outputs if name not in maps]
+        outputs: list[dict[str, Array]] = [{} for _ in sources]
+        for name, array in zip(others, session.run(others, feeds), strict=True):
+            for row, source in enumerate(sources):
+                has_tokens = name in ("hidden", LABEL_OUTPUTS["tokens"])
+                outputs[row][name] = array[row, : len(source)] if has_tokens else array[row]
+        for start in range(0, len(maps), MAP_LAYERS):
+            names = maps[start : start + MAP_LAYERS]
+            for name, array in zip(names, session.run(list(names), feeds), strict=True):
+                for row, source in enumerate(sources):
+                    outputs[row][name] = array[row][:, compared_rows(len(source)), : len(source)]
+        return outputs
+
+    def _encoder_outputs(self, number: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the compared outputs of text `number` from those of its row."""
+        maps = np.stack([arrays[name] for name in self._manifest.attention_of("encoder").outputs])
+        outputs = {f"hidden.{number}": arrays["hidden"], f"encoder.{number}": maps}
+        if self._model.head is not None:
+            outputs[f"labels.{number}"] = arrays[LABEL_OUTPUTS[self._model.head.label_kind]]
+        return outputs
+
+    def _decode(
+        self,
+        sources: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int]],
+        states: Sequence[Mapping[str, Array]],
+        new_tokens: int,
+    ) -> tuple[list[list[int]], dict[str, Array]]:
+        manifest = self._manifest
+        kinds: dict[str, str] = {
+            attention.kind: attention.outputs[0] for attention in manifest.attention if attention.kind != "encoder"
+        }
+        source_lengths = [len(source) for source in sources]
+        session = DecoderSession(
+            self._folder / manifest.decoder_graph.file,
+            manifest.states,
+            len(sources),
+            len(prompts[0]) + new_tokens - 1,
+            source_lengths[0],
+            manifest.ops,
+        )
+        for row, arrays in enumerate(states):
+            for name, array in arrays.items():
+                session.buffers[name][row][tuple(map(slice, array.shape))] = array
+        is_decoder_only, requested = self._model.is_decoder_only, ["logits", *kinds.values()]
+        collected = [_Collected(len(prompt) + new_tokens - 1) for prompt in prompts]
+        fed: list[list[int]] = [[] for _ in prompts]
+        if is_decoder_only:
+            requested.append("hidden")
+            for row, prompt in enumerate(prompts):
+                size = CHUNK if len(prompt) < LEAST_LONG else PREFILL_TOKENS
+                for start in range(0, len(prompt) - 1, size):
+                    chunk = list(prompt[start : min(start + size, len(prompt) - 1)])
+                    given = session.run(row, np.array([chunk]), [start], requested)
+                    fed[row] += chunk
+                    collected[row].add(given, 0, len(fed[row]), kinds, len(chunk))
+        pending = [list(prompt[len(done) :]) for prompt, done in zip(prompts, fed, strict=True)]
+        steps = [len(one) + new_tokens - 1 for one in pending]  # in descending order
+        for step in range(steps[0]):
+            rows = sum(step < count for count in steps)
+            tokens = np.array([one.pop(0) for one in pending[:rows]])
+            given = session.run(
+                0,
+                tokens[:, None] if is_decoder_only else tokens,
+                [len(one) for one in fed[:rows]],
+                requested,
+                None if self._model.encoder is None else source_lengths[:rows],
+            )
+            for row, done in enumerate(fed[:rows]):
+                done.append(int(tokens[row]))
+                collected[row].add(given, row, len(done), kinds, 1, source_lengths[row])
+                if not pending[row]:
+                    pending[row].append(int(given["logits"][row].argmax()))
+        outputs: dict[str, Array] = {}
+        for row, one in enumerate(collected):
+            outputs |= {f"{name}.{row}": array for name, array in one.arrays().items()}
+        return fed, outputs
+
+
+class _Collected:
+    """Outputs of the calls for one sequence, at the positions of `compared_rows`."""
+
+    def __init__(self, length: int) -> None:
+        """Create a collection for a sequence of `length` inputs of the decoder."""
+        self._rows = compared_rows(length)
+        self._logits: list[Array] = []
+        self._hidden: list[Array] = []
+        self._maps: dict[str, list[Array]] = {}
+
+    def add(
+        self, given: Mapping[str, Array], row: int, total: int, kinds: Mapping[str, str], new: int, source: int = 0
+    ) -> None:
+        """Add the outputs of a call that read `new` tokens, so that `total` tokens were read."""
+        start = total - new
+        kept = self._rows[(start <= self._rows) & (self._rows < total)] - start  # among the new tokens
+        logits = np.full((len(kept), given["logits"].shape[1]), np.nan, np.float32)
+        logits[kept == new - 1] = given["logits"][row]
+        self._logits.append(logits)
+        if "hidden" in given:
+            self._hidden.append(given["hidden"][row])
+        for kind, name in kinds.items():
+            maps = given[name][row]  # (H, L, columns), or (H, L, new, columns)
+            maps = maps.reshape(*maps.shape[:2], new, maps.shape[-1])[:, :, kept].swapaxes(0, 1)
+            self._maps.setdefault(kind, []).append(maps[..., : source if kind == "cross" else total])
+
+    def arrays(self) -> dict[str, Array]:
+        arrays = {"logits": np.concatenate(self._logits)}
+        if self._hidden:
+            arrays["hidden"] = np.concatenate(self._hidden)
+        for kind, parts in self._maps.items():
+            columns = max(part.shape[-1] for part in parts)
+            padded = [np.pad(part, [(0, 0)] * 3 + [(0, columns - part.shape[-1])]) for part in parts]
+            arrays[kind] = np.concatenate(padded, axis=2)
+        return arrays
+
+
+def long_length(manifest: Manifest, model: Description) -> int:
+    """Return the length of the long text within the limits of time and memory.
+
+    The limit of the model is not considered.
+    """
+    stack = model.encoder or model.decoder
+    assert stack is not None, "a model has an encoder or a decoder"
+    matrices = max(1, manifest.parameters - model.vocabulary * stack.width)  # without the table of tokens
+    heads = max(attention.heads for attention in stack.attention)
+    return max(LEAST_LONG, min(LONG_OPERATIONS // matrices, math.isqrt(LONG_SCORES // heads)))
+
+
+def verify(folder: Path, manifest: Manifest, model: Description, weights: Weights, seed: int = 0) -> Verification:
+    """Compare the graphs of a bundle with the reference on random texts, see the module.
+
+    Args:
+        folder: the bundle.
+        manifest: its manifest; `verification` is not read.
+        model: description of the model.
+        weights: weights of the checkpoint.
+        seed: seed of the texts.
+
+    Raises:
+        VerificationError: a result differs by more than float32 rounding explains.
+    """
+    generator = np.random.default_rng(seed)
+    new_tokens = min(NEW_TOKENS, manifest.limits.max_target_tokens)
+    limit = manifest.limits.max_source_tokens
+    if model.is_decoder_only:
+        limit = min(limit, manifest.limits.max_target_tokens - new_tokens)
+    lengths = sorted({max(1, min(length, limit)) for length in (long_length(manifest, model), *LENGTHS)}, reverse=True)
+    vocabulary = manifest.limits.source_vocabulary or model.vocabulary
+    sources = [[int(one) for one in generator.integers(vocabulary, size=length)] for length in lengths]
+    prompts = [list(manifest.decoder_prompt_ids(source)) for source in sources]
+    if model.encoder is not None and model.decoder is not None:
+        # The decoder reads random tokens after the long text, because generated ones often repeat.
+        longest = min(lengths[0], LONG_TARGET, manifest.limits.max_target_tokens - new_tokens)
+        forced = generator.integers(model.vocabulary, size=max(0, longest - len(prompts[0])))
+        prompts[0] += [int(one) for one in forced]
+    texts, given = GraphRunner(folder, manifest, model).run(sources, prompts, new_tokens)
+    exact, limits = rounding_limits(model, weights, texts)
+    if model.shortlist is not None:
+        _check_shortlist(folder, model.shortlist, texts, given, exact)
+    differences = differences_of(given, exact)
+    for name, difference in differences.items():
+        if not difference <= limits[name]:  # also if it is NaN
+            raise VerificationError(
+                f"{name.partition('.')[0]} of {folder} differ by {difference:.2g} from the reference; float32 rounding "
+                f"explains at most {limits[name]:.2g}; please report this checkpoint"
+            )
+    different, close = _count_generations(new_tokens, texts, exact, limits)
+    if different:
+        raise VerificationError(
+            f"{different} of {len(sources)} greedy outputs of {folder} differ from the reference; please report this "
+            "checkpoint"
+        )
+    scores = ("logits.", "labels.") if model.decoder is not None or model.head is not None else ("hidden.",)
+    maps = ("encoder.", "decoder.", "cross.")
+    return Verification(
+        sentences=len(sources),
+        longest=lengths[0],
+        tolerance=_largest_of(limits, scores),
+        max_logit_difference=_largest_of(differences, scores),
+        max_attention_difference=_largest_of(differences, maps),
+        different_generations=different,
+        close_generations=close,
+    )
+
+
+def _check_shortlist(
+    folder: Path, shortlist: Shortlist, texts: Texts, given: dict[str, Array], exact: dict[str, Array]
+) -> None:
+    """Check that the graphs exclude all tokens outside of the shortlist.
+
+    The reference has no shortlist. In both results, the logits of excluded tokens are replaced by
+    the lowest logit of a candidate, so that only candidates are compared afterwards.
+
+    Raises:
+        VerificationError: a token is not excluded.
+    """
+    for number, source in enumerate(texts.sources):
+        name = f"logits.{number}"
+        is_candidate = np.zeros(exact[name].shape[-1], bool)
+        is_candidate[shortlist.candidates(source)] = True
+        if (given[name][:, ~is_candidate] > EXCLUDED / 2).any():
+            raise VerificationError(
+                f"{folder} can generate tokens that are not in the shortlist of a text; please report this checkpoint"
+            )
+        lowest = exact[name][:, is_candidate].min(axis=-1, keepdims=True)
+        for outputs in (given, exact):
+            outputs[name] = np.where(is_candidate, outputs[name], lowest)
+
+
+def differences_of(given: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:
+    """Return the largest absolute difference by name; logits that were not computed are ignored.
+
+    Raises:
+        ValueError: an array is missing or has another shape.
+    """
+    if given.keys() != exact.keys():
+        raise ValueError(f"the graphs return {sorted(given)}, the reference {sorted(exact)}")
+    differences = {}
+    for name, array in given.items():
+        if array.shape != exact[name].shape:
+            raise ValueError(f"{name} has the shape {array.shape}, that of the reference {exact[name].shape}")
+        difference = array - exact[name]
+        if name.startswith("logits."):
+            difference = difference[~np.isnan(array).all(axis=-1)]
+        differences[name] = largest(difference)
+    return differences
+
+
+def _largest_of(values: Mapping[str, float], starts: tuple[str, ...]) -> float:
+    return max((value for name, value in values.items() if name.startswith(starts)), default=0.0)
+
+
+def _count_generations(
+    new_tokens: int, texts: Texts, exact: Mapping[str, Array], limits: Mapping[str, float]
+) -> tuple[int, int]:
+    """Compare each generated token with the best token of the reference after the same tokens.
+
+    The last generated token is not compared, because no step reads it.
+
+    Returns:
+        The number of texts with another token although the two are not close, and the number of
+        texts with another token of which the logits differ by at most twice the limit.
+    """
+    different = close = 0
+    for number, target in enumerate(texts.targets):
+        logits = exact[f"logits.{number}"][-new_tokens:-1]
+        chosen = logits[np.arange(new_tokens - 1), list(target[len(target) - new_tokens + 1 :])]
+        gaps = logits.max(axis=-1) - chosen
+        if (gaps > 2 * limits[f"logits.{number}"]).any():
+            different += 1
+        elif (gaps > 0).any():
+            close += 1
+    return different, close

@@ -1,0 +1,180 @@
+"""Conversion of float32 bundles to 8 bits, 4 bits or float16. It does not need PyTorch.
+
+A converted bundle replaces an old one only after the loss was measured and is small enough.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import onnx
+
+from export.check.sessions import Sessions, open_sessions
+from export.convert.calibrate import measure_ranges
+from export.convert.half import half_graphs, rows_graph
+from export.convert.quality import ParallelText, check_loss, compare, encode_sources
+from export.convert.quantize import Ranges, Recipe, quantize_graphs
+from export.convert.text_quality import PlainText, check_text_loss, compare_on_texts
+from export.graphs.builder import WeightFile
+from export.options import BundleMetadata
+from export.writing import ROWS, WEIGHTS, graph_entry, replacing
+from model.data.tokenizer import read_tokenizer
+from service.bundle import (
+    BundleError,
+    FileRecord,
+    Manifest,
+    Quality,
+    Quantization,
+    TextQuality,
+    read_bundle,
+    record_files,
+    write_manifest,
+)
+
+Text = ParallelText | PlainText
+Rewrite = Callable[[Sequence[onnx.ModelProto], Path, WeightFile], list[onnx.ModelProto]]
+
+
+def quantize_bundle(
+    source: Path,
+    bundle: Path,
+    recipe: Recipe,
+    text: Text | None,
+    force: bool = False,
+    calibration: Sequence[str] = (),
+) -> Quantization:
+    """Quantize a float32 bundle, see `export.convert.quantize`.
+
+    Args:
+        source: the float32 bundle.
+        bundle: folder to write or replace; its name becomes the name of the model.
+        recipe: the quantization scheme of each group of layers.
+        text: parallel text for measuring BLEU, or plain text for the measures of
+            `export.convert.text_quality`; None to skip the comparison.
+        force: write the bundle even if it loses too much.
+        calibration: sentences for measuring the activations, needed by static per-tensor
+            quantization.
+
+    Returns:
+        The record in the manifest.
+
+    Raises:
+        VerificationError: the bundle loses too much; nothing is written.
+        BundleError: `source` is damaged or not float32, or `bundle` exists and is not a folder
+            without subfolders.
+        ValueError: a sentence is too long, the folder name is not a valid model name, or
+            calibration sentences are missing.
+    """
+    is_static = "per-tensor" in recipe.schemes.values()
+    if is_static and not calibration:
+        raise ValueError("the scheme per-tensor needs calibration sentences; name a file with --calibration")
+    record = Quantization(
+        bits=recipe.bits, block_size=recipe.block_size, schemes=recipe.schemes, float32_digest="", quality=None
+    )
+
+    def write(original: Manifest, folder: Path) -> Manifest:
+        ranges: Ranges = {}
+        if is_static:
+            sources = encode_sources(original, read_tokenizer(source / original.source_tokenizer), calibration)
+            ranges = measure_ranges(source, original, sources)
+        rewrite = partial(quantize_graphs, recipe=recipe, ranges=ranges)
+        files = _write_rewritten(source, original, folder, rewrite)
+        return original.model_copy(update={"dtype": f"int{recipe.bits}", "files": files})
+
+    return _write_converted(source, bundle, text, force, record, write)
+
+
+def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = False) -> Quantization:
+    """Convert a float32 bundle to float16 with operators for CUDA, see `export.convert.half`.
+
+    Arguments and errors are those of `quantize_bundle`, with these additions.
+
+    Raises:
+        BundleError: the model is not an encoder-decoder, or a state has no axis that grows.
+        ValueError: a weight is too large for float16.
+    """
+    record = Quantization(bits=16, block_size=None, schemes={}, float32_digest="", quality=None)
+
+    def write(original: Manifest, folder: Path) -> Manifest:
+        if not all(any(isinstance(axis, str) for axis in state.shape) for state in original.states):
+            raise BundleError(f"{source} has states of fixed size; float16 bundles support only key-value caches")
+        kind = "an encoder" if original.decoder is None else "a decoder-only model" if original.is_decoder_only else ""
+        if kind:
+            raise BundleError(f"{source} is {kind}; float16 bundles support only encoder-decoder models")
+        states = tuple(state.model_copy(update={"dtype": "float16"}) for state in original.states)
+        rows = rows_graph()
+        onnx.save_model(rows, folder / ROWS)
+        files = _write_rewritten(source, original, folder, half_graphs) | record_files(folder, [ROWS])
+        return original.model_copy(
+            update={"dtype": "float16", "rows": graph_entry(ROWS, rows), "states": states, "files": files}
+        )
+
+    return _write_converted(source, bundle, text, force, record, write)
+
+
+def _write_converted(
+    source: Path,
+    bundle: Path,
+    text: Text | None,
+    force: bool,
+    record: Quantization,
+    write: Callable[[Manifest, Path], Manifest],
+) -> Quantization:
+    """Convert a float32 bundle and compare both bundles.
+
+    `write` fills a folder and returns its manifest.
+    """
+    original = read_bundle(source)
+    if original.dtype != "float32":
+        raise BundleError(f"{source} must be a float32 bundle, got {original.dtype}")
+    if original.ops != "contrib":
+        raise BundleError(f"{source} has only standard operators; export the model again without --ops standard")
+    if original.half_weights:
+        raise BundleError(f"{source} has float16 weights; export the checkpoint again without --half-weights")
+    if original.decoder is None and isinstance(text, ParallelText):
+        raise ValueError(f"{source} does not generate text, so that BLEU cannot be measured; use --texts, not --data")
+    name = BundleMetadata(bundle.resolve().name).name
+    with replacing(bundle) as folder:
+        changes = {"name": name, "created": int(time.time()), "verification": None}
+        manifest = write(original, folder).model_copy(update=changes)
+        sessions = open_sessions(folder, manifest)
+        quality = None if text is None else _measure(source, original, sessions, text, force)
+        has_group = {"encoder": original.encoder is not None, "layers": original.decoder is not None}
+        schemes = {group: scheme for group, scheme in record.schemes.items() if has_group.get(group, True)}
+        changes = {"float32_digest": original.digest, "quality": quality, "schemes": schemes}
+        quantization = record.model_copy(update=changes)
+        write_manifest(folder, manifest.model_copy(update={"quantization": quantization}))
+    return quantization
+
+
+def _measure(source: Path, original: Manifest, converted: Sessions, text: Text, force: bool) -> Quality | TextQuality:
+    """Measure the loss of a converted bundle; check it unless `force` is true."""
+    tokenizer, float32 = read_tokenizer(source / original.source_tokenizer), open_sessions(source, original)
+    if isinstance(text, ParallelText):
+        quality = compare(float32, converted, tokenizer, text)
+        if not force:
+            check_loss(quality)
+        return quality
+    target_tokenizer = read_tokenizer(source / original.target_tokenizer)
+    text_quality = compare_on_texts(float32, converted, tokenizer, target_tokenizer, text)
+    if not force:
+        check_text_loss(text_quality)
+    return text_quality
+
+
+def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, FileRecord]:
+    """Write converted graphs, their weights and the other files; return the file records."""
+    entries = (manifest.encoder, manifest.decoder, manifest.similar)
+    graphs = [entry.file for entry in entries if entry is not None]
+    originals = [onnx.load_model(source / name, load_external_data=False) for name in graphs]
+    with WeightFile(folder / WEIGHTS) as weights:
+        rewritten = rewrite(originals, source, weights)
+    for name, proto in zip(graphs, rewritten, strict=True):
+        onnx.save_model(proto, folder / name)
+    others = {manifest.source_tokenizer, manifest.target_tokenizer}
+    others |= {layer.file for layer in (manifest.embedding.dense if manifest.embedding else ())}
+    for name in others:
+        shutil.copyfile(source / name, folder / name)
+    return record_files(folder, (*graphs, WEIGHTS, *sorted(others)))

@@ -1,0 +1,376 @@
+"""Quantization of matrix products with constant weights to 8 or 4 bits.
+
+There are three schemes. In all of them, the rounding of a row of the batch does not depend on the
+other rows.
+
+- `group-wise`: `MatMulNBits` of ONNX Runtime, with one float32 scale per block of weights along the
+  inner axis. With `accuracy_level` 4, it also rounds the activations of each row in the same
+  blocks. The fastest scheme for one row.
+- `per-token` (dynamic): an integer product of 8-bit activations with one scale per row and 8-bit
+  weights with one scale per column, built from standard operators.
+- `per-tensor` (static): the same integer product, with one scale for all activations that was
+  measured by `export.convert.calibrate`; two nodes. The fastest scheme for many rows. Activations
+  beyond the measured range are clipped.
+
+`DynamicQuantizeLinear` is not used, because it has one scale for the whole batch.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from export.graphs.builder import CONTRIB, WeightFile, external_tensor
+from export.graphs.nodes import PROJECTIONS
+from export.options import BLOCK_SIZE as BLOCK_SIZE
+from export.options import BLOCK_SIZES as BLOCK_SIZES
+from export.options import Recipe as Recipe
+from service.bundle import LayerGroup, QuantScheme
+
+INT8_ACTIVATIONS = 4  # `accuracy_level`: round activations to int8, per row and block
+MIN_BLOCK_SIZE = 16
+
+ACTIVATION_LEVELS = 127  # levels on each side of zero
+ZERO = 128  # zero point
+# The sum of two products of a signed weight and an unsigned activation must fit into 16 bits,
+# because processors without VNNI add them with saturation.
+WEIGHT_LEVELS = 63
+
+# Largest magnitude of each activation that is multiplied by a constant matrix, by graph and name.
+Ranges = Mapping[str, Mapping[str, float]]
+
+Codes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+def quantize_blocks(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Floats]:
+    """Quantize each block of a row with its own scale.
+
+    The weight with the largest magnitude of a block gets the code 0, which stands for -2 ** (bits -
+    1). The scale therefore has the opposite sign of that weight. Rows are padded with zeros to
+    whole blocks.
+
+    Args:
+        rows: matrix (N, K) with the inner axis of the product last.
+        bits: 4 or 8.
+        block_size: number of weights that share a scale.
+
+    Returns:
+        Codes (N, blocks, block_size * bits / 8) and scales (N, blocks). A weight is
+        (code - 2 ** (bits - 1)) * scale. Two 4-bit codes share a byte, the first in its lower half.
+    """
+    count, size = rows.shape
+    zero = 1 << (bits - 1)
+    padded = np.pad(rows, [(0, 0), (0, -size % block_size)])
+    blocks = padded.reshape(count, -1, block_size)  # (N, blocks, block_size)
+    index = np.abs(blocks).argmax(axis=-1, keepdims=True)
+    scales = np.take_along_axis(blocks, index, axis=-1) / np.float32(-zero)  # (N, blocks, 1)
+    steps = np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales != 0)
+    codes = np.clip(np.rint(steps) + zero, 0, 2 * zero - 1).astype(np.uint8)
+    if bits == 4:
+        codes = codes[..., ::2] | codes[..., 1::2] << 4
+    return codes, scales[..., 0]
+
+
+def quantize_columns(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
+    """Quantize each column of a matrix (K, N) with its own scale.
+
+    Returns:
+        Codes (K, N) and scales (N,).
+    """
+    scales = np.abs(matrix).max(axis=0) / np.float32(WEIGHT_LEVELS)
+    steps = np.divide(matrix, scales, out=np.zeros_like(matrix), where=scales != 0)
+    return np.rint(steps).astype(np.int8), scales
+
+
+def quantize_graphs(
+    models: Sequence[onnx.ModelProto],
+    folder: Path,
+    weights: WeightFile,
+    recipe: Recipe,
+    ranges: Ranges,
+) -> list[onnx.ModelProto]:
+    """Quantize the constant products of graphs.
+
+    A product is a `MatMul` or `Gemm` with a constant matrix, and the constant bias that is added to
+    it. An embedding table of a `Gather` is quantized group-wise if a quantized product in one of
+    the graphs has the same matrix, by name and layout. If that product is group-wise too, both use
+    the same bytes. Other constants are not changed.
+
+    Args:
+        models: graphs with external weights, as `GraphBuilder` builds them.
+        folder: folder of those weights.
+        weights: file for the weights of the new graphs.
+        recipe: the scheme of each group of layers.
+        ranges: ranges of the activations, for the scheme `per-tensor`.
+
+    Raises:
+        ValueError: the range of an activation is missing or 0.
+    """
+    tables = {
+        product.weight
+        for model in models
+        for product in _products(model.graph)
+        if product.transposed and _scheme(model.graph, product, recipe) != "float32"
+    }
+    return [_quantized(_GraphRewriter(model, folder, weights, recipe, ranges), recipe, tables) for model in models]
+
+
+def product_inputs(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of the activations that are multiplied by constant matrices."""
+    return list(dict.fromkeys(product.node.input[0] for product in _products(graph)))
+
+
+def projection_input(graph: onnx.GraphProto) -> str:
+    """Return the name of the activation that is projected to the vocabulary.
+
+    Raises:
+        ValueError: the logits are not a product with a constant matrix.
+    """
+    for product in _products(graph):
+        if product.output in PROJECTIONS:
+            return str(product.node.input[0])
+    raise ValueError(
+        "the logits are not a product with a constant matrix; use the scheme group-wise or per-token, not per-tensor"
+    )
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Product with a constant matrix."""
+
+    node: NodeProto
+    transposed: bool  # the matrix is stored as (N, K) like an embedding, not as (K, N)
+    sum: NodeProto | None  # the node that adds the bias; None without bias, or if `node` adds it
+
+    @property
+    def weight(self) -> str:
+        return str(self.node.input[1])
+
+    @property
+    def bias(self) -> str:
+        """Name of the bias, or "" without bias."""
+        if self.sum is not None:
+            return str(self.sum.input[1])
+        return str(self.node.input[2]) if len(self.node.input) == 3 else ""
+
+    @property
+    def output(self) -> str:
+        return str((self.sum or self.node).output[0])
+
+
+def _products(graph: onnx.GraphProto) -> Iterator[_Product]:
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    readers: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    for node in graph.node:
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        transposed = attributes == {"transB": 1}
+        if node.op_type not in ("MatMul", "Gemm") or (attributes and not transposed):
+            continue
+        shape = shapes.get(node.input[1], ())
+        if len(shape) != 2:
+            continue
+        bias_shape = (shape[0 if transposed else 1],)
+        if len(node.input) == 3:  # `Gemm` adds its bias itself
+            if shapes.get(node.input[2]) == bias_shape:
+                yield _Product(node, transposed, None)
+            continue
+        reader = readers.get(node.output[0], [])
+        adds_bias = len(reader) == 1 and reader[0].op_type == "Add"
+        adds_bias = adds_bias and shapes.get(reader[0].input[1]) == bias_shape
+        yield _Product(node, transposed, reader[0] if adds_bias else None)
+
+
+def _layer_group(graph: onnx.GraphProto, product: _Product) -> LayerGroup:
+    if graph.name == "encoder":
+        return "encoder"
+    return "projection" if product.output in PROJECTIONS else "layers"
+
+
+def _scheme(graph: onnx.GraphProto, product: _Product, recipe: Recipe) -> QuantScheme:
+    if graph.name == "similar":  # its product and its lookup share the table
+        return "float32" if recipe.projection == "float32" else "group-wise"
+    return recipe.schemes[_layer_group(graph, product)]
+
+
+def _quantized(rewriting: "_GraphRewriter", recipe: Recipe, tables: Collection[str]) -> onnx.ModelProto:
+    graph = rewriting.graph
+    products = {product.node.name: product for product in _products(graph)}
+    schemes = {name: _scheme(graph, product, recipe) for name, product in products.items()}
+    sums = {
+        product.sum.name for name, product in products.items() if product.sum is not None and schemes[name] != "float32"
+    }
+    nodes: list[NodeProto] = []
+    for node in graph.node:
+        scheme = schemes.get(node.name, "float32")
+        if scheme != "float32":
+            nodes += rewriting.product(products[node.name], scheme)
+        elif node.op_type == "Gather" and node.input[0] in tables:
+            nodes.append(rewriting.gather(node))
+        elif node.name not in sums:
+            nodes.append(node)
+    return rewriting.build(nodes)
+
+
+def _table_block_size(rows: Floats, bits: int) -> int:
+    within: int = 1 << (rows.shape[1].bit_length() - 1)  # the largest power of two
+    return min(BLOCK_SIZES[bits][-1], max(MIN_BLOCK_SIZE, within))
+
+
+class _NodeBuilder:
+    """Builder of the nodes that replace a node, named after that node."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._nodes: list[NodeProto] = []
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{self._name}.{len(self._nodes)}"
+        self._nodes.append(helper.make_node(op, inputs, [name], name, **attributes))
+        return name
+
+    def finish(self, output: str) -> list[NodeProto]:
+        """Rename the output of the last node and return all nodes."""
+        self._nodes[-1].output[0] = output
+        return self._nodes
+
+
+class _GraphRewriter:
+    """Builder of a quantized graph: it creates replacement nodes and collects their constants."""
+
+    def __init__(
+        self, model: onnx.ModelProto, folder: Path, weights: WeightFile, recipe: Recipe, ranges: Ranges
+    ) -> None:
+        self._model = model
+        self.graph = model.graph
+        self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._producers = {output: node for node in model.graph.node for output in node.output}
+        self._folder = folder
+        self._weights = weights
+        self._bits = recipe.bits
+        self._layer_block_size = recipe.block_size
+        self._ranges = ranges.get(model.graph.name, {})
+        self._made: dict[str, TensorProto] = {}
+
+    def product(self, product: _Product, scheme: QuantScheme) -> list[NodeProto]:
+        if scheme == "group-wise":
+            return [self._group_wise(product)]
+        return self._dynamic_per_token(product) if scheme == "per-token" else self._static_per_tensor(product)
+
+    def _group_wise(self, product: _Product) -> NodeProto:
+        matrix = self._read(product.weight)
+        rows = matrix if product.transposed else matrix.T  # (N, K)
+        block_size = _table_block_size(rows, self._bits) if product.transposed else self._layer_block_size
+        codes, scales = quantize_blocks(rows, self._bits, block_size)
+        inputs = [product.node.input[0], self._add(f"{product.weight}.codes", codes)]
+        inputs += [self._add(f"{product.weight}.scales", scales), "", "", product.bias]
+        sizes = {"N": rows.shape[0], "K": rows.shape[1], "block_size": block_size, "accuracy_level": INT8_ACTIVATIONS}
+        return self._node("MatMulNBits", inputs, product.node.name, product.output, sizes)
+
+    def _dynamic_per_token(self, product: _Product) -> list[NodeProto]:
+        """Replace x W + b with a dynamic per-token quantized product.
+
+        It is (round(x / s * 127) W') * scales / 127 * s + b, where s is the largest |x| of a row.
+
+        For a row of zeros, x / s is NaN. Its rounded value does not matter, because it is
+        multiplied by s = 0.
+        """
+        added, x = _NodeBuilder(product.node.name), product.node.input[0]
+        axis = self._add_small("rows.axis", np.array([-1]))
+        largest = added.add("ReduceMax", added.add("Abs", x), axis, keepdims=1)
+        step = np.float32(1 / ACTIVATION_LEVELS)
+        scaled = self._integer_product(added, product, added.add("Div", x, largest), step, ZERO)
+        result = added.add("Mul", scaled, largest)
+        if product.bias:
+            added.add("Add", result, product.bias)
+        return added.finish(product.output)
+
+    def _static_per_tensor(self, product: _Product) -> list[NodeProto]:
+        """Replace x W + b with a static per-tensor quantized product.
+
+        It is (round(x / step) W') * scales * step + b, with the same step for all rows.
+
+        If x is the output of `Relu`, all 255 levels are used for positive values. Rounding then
+        clips negative values, so that `Relu` is not needed.
+        """
+        added, x = _NodeBuilder(product.node.name), product.node.input[0]
+        largest = self._ranges.get(x, 0.0)
+        if not largest > 0.0:
+            raise ValueError(
+                f"{self.graph.name}: calibration found only zeros for {x}; use other calibration sentences or scheme"
+            )
+        zero, levels, producer = ZERO, ACTIVATION_LEVELS, self._producers.get(x)
+        if producer is not None and producer.op_type == "Relu":
+            zero, levels, x = 0, ZERO + ACTIVATION_LEVELS, producer.input[0]
+        self._integer_product(added, product, x, np.float32(largest / levels), zero, product.bias)
+        return added.finish(product.output)
+
+    def _integer_product(
+        self, added: "_NodeBuilder", product: _Product, x: str, step: np.float32, zero: int, bias: str = ""
+    ) -> str:
+        """Add the product of x, quantized with `step`, and the matrix, quantized per column."""
+        matrix = self._read(product.weight)
+        codes, scales = quantize_columns(np.ascontiguousarray(matrix.T) if product.transposed else matrix)
+        weight = self._add(f"{product.weight}.columns", codes)
+        step_name = self._add_small(f"{product.node.name}.step", step)
+        zero_name = self._add_small(f"zero.{zero}", np.uint8(zero))
+        rounded = added.add("QuantizeLinear", x, step_name, zero_name)
+        if product.transposed and not bias:
+            # The output projection has many columns; the fused node is slower for one row.
+            whole = added.add("Cast", added.add("MatMulInteger", rounded, weight, zero_name), to=TensorProto.FLOAT)
+            return added.add("Mul", whole, self._add(f"{product.node.name}.column_steps", scales * step))
+        operands = [rounded, weight, step_name, self._add(f"{product.weight}.column_scales", scales), zero_name]
+        return added.add("MatMulIntegerToFloat", *operands, *(["", bias] if bias else []), domain=CONTRIB)
+
+    def gather(self, node: NodeProto) -> NodeProto:
+        table, ids = node.input
+        rows = self._read(table)
+        block_size = _table_block_size(rows, self._bits)
+        codes, scales = quantize_blocks(rows, self._bits, block_size)
+        codes = codes.reshape(len(rows), -1)[
+            :, : rows.shape[1] * self._bits // 8
+        ]  # this operator does not support padding
+        inputs = [self._add(f"{table}.rows", codes), ids, self._add(f"{table}.scales", scales)]
+        attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": block_size}
+        return self._node("GatherBlockQuantized", inputs, node.name, node.output[0], attributes)
+
+    def build(self, nodes: Sequence[NodeProto]) -> onnx.ModelProto:
+        used = {name for node in nodes for name in node.input}
+        outputs = {value.name for value in self.graph.output}
+        nodes = [node for node in nodes if node.op_type != "Relu" or node.output[0] in used | outputs]
+        kept = [self._copied(tensor) for name, tensor in self._constants.items() if name in used]
+        built = onnx.ModelProto()
+        built.CopyFrom(self._model)
+        del built.graph.node[:], built.graph.initializer[:]
+        built.graph.node.extend(nodes)
+        built.graph.initializer.extend([*self._made.values(), *kept])
+        return built
+
+    def _node(self, op: str, inputs: list[str], name: str, output: str, attributes: Mapping[str, Any]) -> NodeProto:
+        return helper.make_node(op, inputs, [output], name, domain=CONTRIB, bits=self._bits, **attributes)
+
+    def _add_small(self, name: str, value: np.generic | NDArray[np.generic]) -> str:
+        """Add a constant inside the graph."""
+        self._made[name] = numpy_helper.from_array(np.asarray(value), name)
+        return name
+
+    def _add(self, name: str, array: NDArray[np.generic]) -> str:
+        self._made[name] = external_tensor(name, array, self._weights)
+        return name
+
+    def _read(self, name: str) -> Floats:
+        array: Floats = numpy_helper.to_array(self._constants[name], str(self._folder))
+        return array
+
+    def _copied(self, tensor: TensorProto) -> TensorProto:
+        if tensor.data_location != TensorProto.EXTERNAL:
+            return tensor
+        return external_tensor(tensor.name, self._read(tensor.name), self._weights)

@@ -1,0 +1,334 @@
+"""Comparison of a converted bundle with its float32 bundle on plain text.
+
+The measure depends on the model:
+
+- encoder: cosines of the pooled embeddings, and agreement of the labels of a model with labels;
+- decoder-only: perplexity of the texts;
+- encoder-decoder: chrF of the greedy outputs with those of the float32 model as references.
+
+All graphs run in ONNX Runtime in batches of texts of similar length. Rows of a batch are
+independent, so that the batches do not change the result.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from export.check.sessions import Array, Sessions, encode, initial_states, run_step
+from export.errors import VerificationError
+from export.options import (
+    MAX_PERPLEXITY_RATIO,
+    MAX_SCORE_DIFFERENCE,
+    MIN_CHRF,
+    MIN_COSINE,
+    MIN_SAME_LABELS,
+)
+from model.data.tokenizer import decode_ids
+from service.bundle import (
+    LABEL_OUTPUTS,
+    AgreementQuality,
+    Embedding,
+    EmbeddingQuality,
+    LabelQuality,
+    Manifest,
+    PerplexityQuality,
+    TextQuality,
+)
+
+BATCH_ROWS = 16
+MAX_NEW_TOKENS = 128  # of each greedy output
+CHRF_ORDER = 6  # longest character n-grams; default of sacreBLEU
+CHRF_BETA = 2  # weight of recall; default of sacreBLEU
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """Texts without references."""
+
+    texts: Sequence[str]
+
+
+def text_ids(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Encode texts as the service does by default.
+
+    An embedding model gets its default prompt before each text. A model with a single score, which
+    compares two texts, gets each text with the next one. A multilingual model gets the tokens of
+    its default languages.
+    """
+    if manifest.labels and manifest.label_kind == "score":
+        pairs = list(zip(texts, (*texts[1:], texts[0]), strict=True))
+        return [encoding.ids for encoding in tokenizer.encode_batch(pairs)]
+    before, prefix, suffix = "", list[int](), list[int]()
+    embedding, languages = manifest.embedding, manifest.languages
+    if embedding is not None and embedding.default_prompt is not None and manifest.decoder is None:
+        before = embedding.prompts[embedding.default_prompt]
+    if languages is not None:
+        prefix += languages.source_prefix_of_target.get(languages.target, ())
+        prefix += languages.source_prefix.get(languages.source, ())
+        suffix += languages.source_suffix.get(languages.source, ())
+    encodings = tokenizer.encode_batch([before + text for text in texts])
+    return [[*prefix, *encoding.ids, *suffix] for encoding in encodings]
+
+
+def compare_on_texts(
+    float32: Sessions, quantized: Sessions, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, text: PlainText
+) -> TextQuality:
+    """Measure the loss of a converted bundle on texts.
+
+    Args:
+        float32: the original bundle.
+        quantized: the converted bundle.
+        source_tokenizer: tokenizer of the texts.
+        target_tokenizer: tokenizer of generated tokens.
+        text: the texts.
+
+    Raises:
+        ValueError: a text is too long, or there is nothing to predict in all texts.
+    """
+    manifest = float32.manifest
+    sources = text_ids(manifest, source_tokenizer, text.texts)
+    for number, source in enumerate(sources, start=1):
+        if len(source) > manifest.limits.max_source_tokens:
+            raise ValueError(
+                f"text {number} has {len(source)} tokens, but the model reads at most "
+                f"{manifest.limits.max_source_tokens}; shorten it"
+            )
+    if manifest.decoder is None:
+        return _compare_encoders(float32, quantized, sources)
+    if manifest.is_decoder_only:
+        return _compare_perplexities(float32, quantized, sources)
+    return _compare_outputs(float32, quantized, target_tokenizer, sources)
+
+
+def check_text_loss(quality: TextQuality) -> None:
+    """Check that a measured loss is within its limit.
+
+    Raises:
+        VerificationError: the loss is too large.
+    """
+    way_out = "try a smaller --block-size, more --bits or float32 for one group of layers, or use --force"
+    match quality:
+        case EmbeddingQuality():
+            if not quality.mean_cosine >= MIN_COSINE:
+                raise VerificationError(
+                    f"the embeddings have a mean cosine of {quality.mean_cosine:.4f} with those of float32, but at "
+                    f"least {MIN_COSINE} is required; {way_out}"
+                )
+            _check_labels(quality.labels, way_out)
+        case PerplexityQuality():
+            if not quality.quantized <= MAX_PERPLEXITY_RATIO * quality.float32:
+                raise VerificationError(
+                    f"the perplexity rises from {quality.float32:.2f} to {quality.quantized:.2f} "
+                    f"({quality.quantized / quality.float32 - 1:+.1%}), but at most {MAX_PERPLEXITY_RATIO - 1:+.0%} is "
+                    f"accepted; {way_out}"
+                )
+        case AgreementQuality():
+            if not quality.chrf >= MIN_CHRF:
+                raise VerificationError(
+                    f"the outputs have a chrF of {quality.chrf:.1f} with those of float32, but at least {MIN_CHRF:g} "
+                    f"is required; {way_out}; or measure BLEU on parallel text with --data"
+                )
+
+
+def _check_labels(labels: LabelQuality | None, way_out: str) -> None:
+    if labels is None:
+        return
+    if not labels.same_best >= MIN_SAME_LABELS:
+        raise VerificationError(
+            f"{labels.same_best:.1%} of {labels.compared} best labels equal those of float32, but at least "
+            f"{MIN_SAME_LABELS:.0%} is required; {way_out}"
+        )
+    if labels.labels == 1 and not labels.max_difference <= MAX_SCORE_DIFFERENCE:
+        raise VerificationError(
+            f"a score differs by {labels.max_difference:.3f} from that of float32, but at most {MAX_SCORE_DIFFERENCE} "
+            f"is accepted; {way_out}"
+        )
+
+
+def _batches(sources: Sequence[Ids]) -> Iterator[list[int]]:
+    """Return the indices of sources in batches of similar lengths, the shortest first."""
+    order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+    for start in range(0, len(order), BATCH_ROWS):
+        yield order[start : start + BATCH_ROWS]
+
+
+# Encoders
+
+
+def _compare_encoders(float32: Sessions, quantized: Sessions, sources: Sequence[Ids]) -> EmbeddingQuality:
+    manifest, cosines, same, differences = float32.manifest, list[float](), list[bool](), [0.0]
+    for rows in _batches(sources):
+        batch = [sources[row] for row in rows]
+        before, after = (encode(sessions, batch) for sessions in (float32, quantized))
+        for row, source in enumerate(batch):
+            vectors = [pool(given["hidden"][row, : len(source)], manifest.embedding) for given in (before, after)]
+            cosines.append(cosine(*vectors))
+            if manifest.labels:
+                old, new = (label_probabilities(manifest, given, row, len(source)) for given in (before, after))
+                same += (old.argmax(axis=-1) == new.argmax(axis=-1)).tolist()
+                differences.append(float(np.abs(old - new).max()))
+    labels = None
+    if manifest.labels:
+        labels = LabelQuality(
+            labels=len(manifest.labels),
+            compared=len(same),
+            same_best=float(np.mean(same)),
+            max_difference=max(differences),
+        )
+    return EmbeddingQuality(
+        texts=len(sources), mean_cosine=float(np.mean(cosines)), min_cosine=min(cosines), labels=labels
+    )
+
+
+def pool(hidden: Array, embedding: Embedding | None) -> NDArray[np.float64]:
+    """Return the embedding (M,) of a text from its hidden states (S, M), not normalized."""
+    states = hidden.astype(np.float64)
+    match "mean" if embedding is None else embedding.pooling:
+        case "mean":
+            pooled = states.mean(axis=0)
+        case "max":
+            pooled = states.max(axis=0)
+        case "first":
+            pooled = states[0]
+        case "last":
+            pooled = states[-1]
+    return np.asarray(pooled)
+
+
+def cosine(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """Return the cosine of two vectors; 0 if one of them is zero."""
+    lengths = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return float(first @ second) / lengths if lengths else 0.0
+
+
+def label_probabilities(manifest: Manifest, outputs: dict[str, Array], row: int, length: int) -> Array:
+    """Return the probabilities of the labels of a text (1, C), or of its tokens (S, C)."""
+    scores = outputs[LABEL_OUTPUTS[manifest.label_kind]][row].astype(np.float64)
+    if manifest.label_kind == "tokens":
+        return np.asarray(np.exp(scores[:length]))
+    if manifest.label_kind == "classes":
+        return np.asarray(np.exp(scores[None]))
+    return np.asarray(0.5 * (1 + np.tanh(scores[None] / 2)))  # the sigmoid, without overflow
+
+
+# Decoder-only models
+
+
+def _compare_perplexities(float32: Sessions, quantized: Sessions, sources: Sequence[Ids]) -> PerplexityQuality:
+    predicted = sum(len(source) - 1 for source in sources)
+    if not predicted:
+        raise ValueError("each text has only one token, so that there is none to predict; use longer texts")
+    totals = [
+        sum(float(text_log_probs(sessions, [sources[row] for row in rows]).sum()) for rows in _batches(sources))
+        for sessions in (float32, quantized)
+    ]
+    before, after = (math.exp(-total / predicted) for total in totals)
+    return PerplexityQuality(texts=len(sources), predicted_tokens=predicted, float32=before, quantized=after)
+
+
+def text_log_probs(sessions: Sessions, sources: Sequence[Ids]) -> NDArray[np.float64]:
+    """Return the sum of the log-probabilities of the tokens of each text but its first.
+
+    Each step reads one token of every text. Shorter texts repeat their last token until the end;
+    these predictions are not used.
+    """
+    longest = max(map(len, sources))
+    states = {
+        state.input: np.zeros(
+            (len(sources), *(longest if isinstance(axis, str) else axis for axis in state.shape)), state.dtype
+        )
+        for state in sessions.manifest.states
+    }
+    sums, lengths = np.zeros(len(sources)), [len(source) for source in sources]
+    for step in range(longest - 1):
+        tokens = [source[min(step, len(source) - 1)] for source in sources]
+        outputs = run_step(sessions, states, tokens, [step] * len(sources), lengths, ["logprobs"])
+        for row, source in enumerate(sources):
+            if step + 1 < len(source):
+                sums[row] += outputs["logprobs"][row, source[step + 1]]
+    return sums
+
+
+# Encoder-decoder models
+
+
+def _compare_outputs(
+    float32: Sessions, quantized: Sessions, tokenizer: Tokenizer, sources: Sequence[Ids]
+) -> AgreementQuality:
+    same, before, after = 0, list[str](), list[str]()
+    for rows in _batches(sources):
+        batch = [sources[row] for row in rows]
+        old, new = (greedy_outputs(sessions, batch) for sessions in (float32, quantized))
+        same += sum(one == other for one, other in zip(old, new, strict=True))
+        before += [decode_ids(tokenizer, ids) for ids in old]
+        after += [decode_ids(tokenizer, ids) for ids in new]
+    return AgreementQuality(texts=len(sources), chrf=chrf(after, before), same_outputs=same / len(sources))
+
+
+def greedy_outputs(sessions: Sessions, sources: Sequence[Ids]) -> list[list[int]]:
+    """Generate greedily from several sources, without the end token.
+
+    Suppressed tokens and the target prefix of the default language apply. Other generation settings
+    do not.
+    """
+    manifest = sessions.manifest
+    prefix = () if manifest.languages is None else manifest.languages.target_prefix.get(manifest.languages.target, ())
+    forced = [*manifest.tokens.start_ids, *prefix]
+    new_tokens = min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(max(map(len, sources))) - len(prefix))
+    steps = len(forced) + new_tokens - 1
+    states = initial_states(manifest, encode(sessions, sources), steps)
+    lengths = [len(source) for source in sources]
+    outputs: list[list[int]] = [[] for _ in sources]
+    tokens, is_done = [forced[0]] * len(sources), [False] * len(sources)
+    for step in range(steps):
+        logits = run_step(sessions, states, tokens, [step] * len(sources), lengths, ["logits"])["logits"]
+        if step + 1 < len(forced):
+            tokens = [forced[step + 1]] * len(sources)
+            continue
+        logits[:, list(manifest.generation.suppress_tokens)] = -np.inf
+        tokens = logits.argmax(axis=-1).tolist()
+        for row, token in enumerate(tokens):
+            is_done[row] = is_done[row] or token in manifest.tokens.end_ids
+            if not is_done[row]:
+                outputs[row].append(token)
+        if all(is_done):
+            break
+    return outputs
+
+
+def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
+    """Compute corpus chrF2 in percent (Popović 2015), as sacreBLEU does by default.
+
+    It is the F-score of character n-grams of 1 to 6 characters without whitespace, with precision
+    and recall averaged over the lengths of n-grams.
+    """
+    precisions, recalls = [], []
+    for order in range(1, CHRF_ORDER + 1):
+        matches = num_output = num_reference = 0
+        for output, reference in zip(outputs, references, strict=True):
+            given, expected = _ngrams(output, order), _ngrams(reference, order)
+            matches += (given & expected).total()
+            num_output += given.total() if expected else 0
+            num_reference += expected.total()
+        if num_output and num_reference:
+            precisions.append(matches / num_output)
+            recalls.append(matches / num_reference)
+    if not precisions:  # all texts are empty
+        return 100.0 if list(outputs) == list(references) else 0.0
+    precision, recall = np.mean(precisions), np.mean(recalls)
+    if precision + recall == 0:
+        return 0.0
+    weight = CHRF_BETA**2
+    return float(100 * (1 + weight) * precision * recall / (weight * precision + recall))
+
+
+def _ngrams(text: str, order: int) -> Counter[str]:
+    characters = "".join(text.split())
+    return Counter(characters[start : start + order] for start in range(len(characters) - order + 1))

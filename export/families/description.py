@@ -1,0 +1,161 @@
+"""Description of a model as frozen options.
+
+`export.families` derives a description from the configuration of a checkpoint or of a training run,
+`export.graphs` builds ONNX graphs from it, and `export.check.reference` computes the same with
+NumPy.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.sources.firefox.shortlist import Shortlist
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Normalization over the last axis."""
+
+    kind: Literal["layer", "rms"]  # LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019)
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary position embedding (Su et al. 2021), with the two halves of a head as pairs."""
+
+    frequencies: tuple[float, ...]  # radians per position, D / 2 for a head of D dimensions
+    factor: float = 1.0  # cosines and sines are multiplied by it
+
+
+@dataclass(frozen=True)
+class RelativeBias:
+    """Learned bias of scores by the bucket of the distance between query and key.
+
+    See Raffel et al. 2020, section 2.1. All layers share the bias.
+    """
+
+    buckets: int
+    max_distance: int
+    bidirectional: bool
+
+
+@dataclass(frozen=True)
+class ProjectedKeys:
+    """Attention to projected keys and values in place of those of tokens (Wang et al. 2020, eq. 7).
+
+    `key` and `value` are the numbers of the matrices. Layers with the same number share a matrix.
+    """
+
+    size: int  # number of projected keys
+    key: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Multi-head attention, with groups of query heads that share a key and value head."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    scale: float  # factor of the scores before the softmax
+    rotary: Rotary | None = None
+    head_norm: Norm | None = None  # normalization of each query and key head
+    # A causal query attends to this many positions, its own included. A query of an encoder attends
+    # to `window // 2` positions on each side. None: to all positions.
+    window: int | None = None
+    has_projections: bool = True  # False: queries, keys, values and the result have no linear layer
+    projected_keys: ProjectedKeys | None = None  # only in an encoder
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Two linear layers with an activation between them.
+
+    A gated one multiplies the activation by a third layer of the same input (Shazeer 2020).
+    """
+
+    activation: Activation
+    gated: bool = False
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Conversion of token ids to vectors."""
+
+    scale: float = 1.0
+    has_positions: bool = False  # adds a learned or sinusoidal table
+    skipped_positions: int = 0  # rows at the start of the checkpoint's table that no token uses
+    # Tokens after the first occurrence of this token id have type 1, others type 0.
+    type_separator: int | None = None
+    has_types: bool = False  # adds a table of token types; always type 0 without a separator
+    has_norm: bool = False
+    has_projection: bool = False  # a linear layer to the width of the model
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers of an encoder or decoder."""
+
+    width: int
+    norm: Norm
+    norm_place: Literal["pre", "post"]
+    attention: tuple[Attention, ...]  # one for each layer
+    feed_forward: FeedForward
+    embedding: Embedding
+    cross: Attention | None = None  # cross-attention of a decoder
+    relative_bias: RelativeBias | None = None
+    has_final_norm: bool = False
+    skips_first_norm: bool = False  # layer 0 has no normalization before its attention
+    # "ssru": a recurrent unit in place of self-attention (Kim et al. 2019, section 3.1).
+    cell: Literal["attention", "ssru"] = "attention"
+
+    @property
+    def layers(self) -> int:
+        return len(self.attention)
+
+
+@dataclass(frozen=True)
+class Head:
+    """Computation of label scores from the last hidden states."""
+
+    pooling: Literal["first", "mean", "tokens"]  # "tokens": scores for every token
+    label_kind: Literal["classes", "independent", "score", "tokens"]
+    activation: Activation | None = None  # of a dense layer between hidden states and scores; None: no such layer
+    has_norm: bool = False  # normalization after the activation
+
+
+@dataclass(frozen=True)
+class Description:
+    """One model. At least one of encoder and decoder is present."""
+
+    family: str
+    vocabulary: int
+    max_positions: int  # longest sequence in tokens
+    encoder: Stack | None = None
+    decoder: Stack | None = None
+    head: Head | None = None
+    labels: tuple[str, ...] = ()
+    logits_scale: float = 1.0
+    # Layer and head of the cross-attention that was trained on word alignments, as indices from 0.
+    guided_alignment: tuple[int, int] | None = None
+    shortlist: Shortlist | None = None  # None: the decoder can generate all tokens
+
+    @property
+    def is_decoder_only(self) -> bool:
+        return self.encoder is None
+
+
+def rotary_angles(rotary: Rotary, positions: int) -> NDArray[np.float64]:
+    """Return the angles (positions, D / 2) of rotary embedding in radians.
+
+    They are products in float32, as in transformers: at position 10,000, that rounding changes an
+    angle by up to 5e-4 radians, and the model was trained with it.
+    """
+    frequencies = np.array(rotary.frequencies, np.float32)
+    return np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float64)

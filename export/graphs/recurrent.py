@@ -1,0 +1,339 @@
+"""The graphs of a recurrent encoder-decoder: encoder, one decoder step, and similarity of tokens.
+
+`model.architectures.recurrent` names the equations.
+
+Axes: B batch, S source, E embedding, H decoder state, A annotation, K key, V vocabulary. In the
+decoder graph, S is the longest source of the batch, rounded up to a multiple of
+`export.graphs.nodes.SOURCE_BLOCK`.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from export.graphs.builder import GraphBuilder, WeightFile
+from export.graphs.model import Graphs
+from export.graphs.nodes import (
+    FLOAT,
+    INT32,
+    INT64,
+    LOWEST,
+    products,
+    scores,
+    token_mask,
+    weighted_sum,
+    whole_blocks,
+    with_positions,
+)
+from export.graphs.similar import similar_graph
+from model.architectures.recurrent import RecurrentModel
+from model.config import RecurrentConfig
+from model.layers.recurrent_attention import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
+from service.bundle import Attention, State, Window
+
+# Order of the gates. ONNX has z, r, h for a GRU and i, o, f, c for an LSTM; PyTorch has r, z, n and
+# i, f, g, o.
+GATES = {"gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
+# Inputs of the decoder graph for the fields of `model.architectures.recurrent.State`.
+STATE_INPUTS = {"hidden": "state", "cell": "cell", "feed": "feed"}
+
+
+def build(model: RecurrentModel, file: WeightFile) -> Graphs:
+    """Build the graphs of a model; their constants are added to `file`."""
+    return Graphs(
+        encoder_graph(model, file),
+        decoder_graph(model, file),
+        similar_graph(model.embedding.weight.detach().numpy(), file),
+        states(model),
+        attention_maps(model.config),
+    )
+
+
+def states(model: RecurrentModel) -> tuple[State, ...]:
+    """Describe the states: outputs of the encoder, and states that the decoder updates."""
+    config, made = model.config, []
+    size = config.annotation_size
+    if config.attention == "none":
+        made.append(State(input="context", init="encoder", encoder_output="context", shape=(size,)))
+    else:
+        made.append(State(input="annotations", init="encoder", encoder_output="hidden", shape=("source", size)))
+    if isinstance(model.score, ProjectedScore):
+        size = model.score.key_size
+        made.append(State(input="keys", init="encoder", encoder_output="keys", shape=("source", size)))
+    hidden = (config.decoder_size,)
+    state, cell, feed = STATE_INPUTS.values()
+    made.append(State(input=state, output="state_out", init="encoder", encoder_output="first_state", shape=hidden))
+    if config.cell == "lstm":
+        made.append(State(input=cell, output="cell_out", init="zeros", shape=hidden))
+    if config.input_feeding:
+        made.append(State(input=feed, output="feed_out", init="zeros", shape=(config.embedding_size,)))
+    return tuple(made)
+
+
+def attention_maps(config: RecurrentConfig) -> tuple[Attention, ...]:
+    """Describe the attention weights: one layer and one head of cross-attention, or none."""
+    if config.attention == "none":
+        return ()
+    centres: Mapping[str, Literal["monotonic", "predicted"]] = {"local-m": "monotonic", "local-p": "predicted"}
+    window = None
+    if config.window != "global":
+        window = Window(centre=centres[config.window], radius=config.window_radius)
+    is_normalized = config.window != "local-p"
+    cross = Attention(
+        kind="cross",
+        outputs=("cross_attention",),
+        layers=1,
+        heads=1,
+        window=window,
+        normalized=is_normalized,
+        by_position=config.attention == "location",
+    )
+    return (cross,)
+
+
+def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:
+    """Build the encoder graph.
+
+    It maps `source_ids` (B, S) and `source_lengths` (B,) to `hidden` (B, S, A), which is 0 at
+    padding, and the initial states.
+    """
+    graph, config = GraphBuilder("encoder", weights), model.config
+    ids = graph.input("source_ids", INT64, ("batch", "source"))
+    lengths = graph.input("source_lengths", INT32, ("batch",))
+    embedded = _scaled_embedding(graph, model.embedding.weight, ids)  # (B, S, E)
+    by_time = graph.add("Transpose", embedded, perm=[1, 0, 2])  # (S, B, E)
+    outputs, last, _ = _recurrence(graph, "encoder", config, _layers(model.encoder, config), by_time, lengths)
+    by_row = graph.add("Transpose", outputs, perm=[2, 0, 1, 3])  # (B, S, directions, A / directions)
+    shape = graph.constant([0, 0, config.annotation_size], np.int64)
+    hidden = graph.output("hidden", FLOAT, ("batch", "source", config.annotation_size))
+    graph.add("Reshape", by_row, shape, output=hidden)
+    if isinstance(model.score, ProjectedScore):
+        keys = graph.output("keys", FLOAT, ("batch", "source", model.score.key_size))
+        weight = graph.weight("score.annotation.weight", model.score.annotation.weight.T)
+        graph.add("MatMul", hidden, weight, output=keys)
+    by_direction = graph.add("Transpose", last, perm=[1, 0, 2])  # (B, directions, A / directions)
+    if config.attention == "none":
+        flat = graph.output("context", FLOAT, ("batch", config.annotation_size))
+        graph.add("Reshape", by_direction, graph.constant([0, config.annotation_size], np.int64), output=flat)
+    backward = graph.add("Gather", by_direction, graph.constant(-1, np.int64), axis=1)
+    state = graph.output("first_state", FLOAT, ("batch", config.decoder_size))
+    graph.add("Tanh", _linear(graph, "bridge", backward, model.bridge), output=state)
+    return graph.build()
+
+
+def decoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:
+    """Build the decoder graph, which runs one step; see `service.bundle.Graph`."""
+    return _Step(model, weights).build()
+
+
+def _linear(graph: GraphBuilder, name: str, x: str, layer: nn.Linear) -> str:
+    """Add a linear layer."""
+    product = graph.add("MatMul", x, graph.weight(f"{name}.weight", layer.weight.T))
+    return product if layer.bias is None else graph.add("Add", product, graph.weight(f"{name}.bias", layer.bias))
+
+
+def _scaled_embedding(graph: GraphBuilder, table: Tensor, ids: str) -> str:
+    """Look up embeddings and multiply them by the square root of their width."""
+    # The table itself is not scaled, because the output projection uses the same tensor.
+    embedded = graph.add("Gather", graph.weight("embedding", table), ids)
+    return graph.add("Mul", embedded, graph.constant(math.sqrt(table.size(1)), np.float32))
+
+
+class _Step:
+    def __init__(self, model: RecurrentModel, weights: WeightFile) -> None:
+        self._model = model
+        self._config = model.config
+        self._graph = graph = GraphBuilder("step", weights)
+        self._token_ids = graph.input("token_ids", INT64, ("batch",))
+        self._lengths = graph.input("lengths", INT32, ("batch",))
+        self._source_lengths = graph.input("source_lengths", INT32, ("batch",))
+        for state in states(model):
+            graph.input(state.input, FLOAT, ("batch", *state.shape))
+        self._truncated: dict[str, str] = {}
+
+    def build(self) -> onnx.ModelProto:
+        graph, config = self._graph, self._config
+        embedded = _scaled_embedding(graph, self._model.embedding.weight, self._token_ids)  # (B, E)
+        if config.query == "previous":
+            context = self._attend("state")
+            hidden = self._run_cell(graph.add("Concat", embedded, context, axis=1))
+            readout = graph.add("Concat", hidden, embedded, context, axis=1)
+        else:
+            inputs = graph.add("Concat", embedded, "feed", axis=1) if config.input_feeding else embedded
+            hidden = self._run_cell(inputs)
+            readout = graph.add("Concat", self._attend(hidden), hidden, axis=1)
+        output = self._read_out(readout)
+        if config.input_feeding:
+            graph.add("Identity", output, output=graph.output("feed_out", FLOAT, ("batch", config.embedding_size)))
+        gain = self._model.readout.gain
+        features = output if gain == 1 else graph.add("Mul", output, graph.constant(gain, np.float32))
+        table = self._model.embedding.weight
+        scores(graph, features, [graph.weight("embedding", table)], table.size(0))
+        return graph.build()
+
+    def _run_cell(self, inputs: str) -> str:
+        """Add the update of the state with inputs (B, I); return the new state (B, H)."""
+        graph, config = self._graph, self._config
+        first = graph.constant([0], np.int64)
+        initial = [
+            graph.add("Unsqueeze", name, first) for name in ("state", "cell")[: 2 if config.cell == "lstm" else 1]
+        ]
+        layers = [_Layer(*(getattr(self._model.cell, name) for name in _Layer._fields))]
+        by_time = graph.add("Unsqueeze", inputs, first)  # (1, B, I)
+        _, hidden, cell = _recurrence(graph, "decoder", config, layers, by_time, "", *initial)
+        outputs = {"state_out": hidden, "cell_out": cell} if config.cell == "lstm" else {"state_out": hidden}
+        for name, value in outputs.items():
+            graph.add("Squeeze", value, first, output=graph.output(name, FLOAT, ("batch", config.decoder_size)))
+        return "state_out"
+
+    def _attend(self, query: str) -> str:
+        """Add the attention; return the context vector (B, A)."""
+        if self._config.attention == "none":
+            return "context"
+        graph = self._graph
+        weights = self._attention_weights(query)
+        cross = graph.output("cross_attention", FLOAT, ("batch", 1, 1, "longest"))
+        graph.add("Unsqueeze", weights, graph.constant([1, 2], np.int64), output=cross)
+        _, is_token = self._tokens
+        return weighted_sum(graph, weights, self._truncate("annotations"), is_token)
+
+    def _truncate(self, state: str) -> str:
+        """Truncate a state (B, buffer, ...) to the longest source of the batch, (B, S, ...)."""
+        if state not in self._truncated:
+            self._truncated[state] = with_positions(self._graph, state, self._size)
+        return self._truncated[state]
+
+    @functools.cached_property
+    def _size(self) -> str:
+        """Name of S, () int64: the longest source of the batch, rounded up to whole blocks."""
+        longest = self._graph.add("ReduceMax", self._source_lengths, keepdims=0)
+        return whole_blocks(self._graph, self._graph.add("Cast", longest, to=INT64))
+
+    @functools.cached_property
+    def _tokens(self) -> tuple[str, str]:
+        """Positions and mask of `export.graphs.nodes.token_mask`."""
+        return token_mask(self._graph, self._graph.add("Cast", self._source_lengths, to=INT64), self._size)
+
+    def _attention_weights(self, query: str) -> str:
+        """Add the attention weights (B, S) of `model.layers.recurrent_attention.align`.
+
+        With hard attention, the largest weight becomes 1 and all others 0.
+        """
+        graph, config = self._graph, self._config
+        positions, mask = self._tokens
+        distances = ""
+        if config.window != "global":
+            centres = graph.add("Unsqueeze", self._centres(query), graph.constant([1], np.int64))
+            distances = graph.add("Sub", graph.add("Cast", positions, to=FLOAT), centres)
+            is_near = graph.add(
+                "LessOrEqual", graph.add("Abs", distances), graph.constant(float(config.window_radius), np.float32)
+            )
+            mask = graph.add("And", mask, is_near)
+        lowest = graph.constant(LOWEST, np.float32)
+        weights = graph.add("Softmax", graph.add("Where", mask, self._score(query), lowest), axis=-1)
+        if config.window == "local-p":
+            width = graph.constant(-2 * (config.window_radius / 2) ** 2, np.float32)
+            falloff = graph.add("Exp", graph.add("Div", graph.add("Mul", distances, distances), width))
+            weights = graph.add("Mul", weights, falloff)
+        if config.selection == "soft":
+            return weights
+        best = graph.add("ArgMax", weights, axis=1, keepdims=1)
+        return graph.add("Cast", graph.add("Equal", positions, best), to=FLOAT)
+
+    def _score(self, query: str) -> str:
+        """Add the scores (B, S) of a state (B, H)."""
+        graph, score = self._graph, self._model.score
+        if isinstance(score, LocationScore):
+            return self._truncate(_linear(graph, "score.state", query, score.state))
+        keys = self._truncate("keys" if isinstance(score, ProjectedScore) else "annotations")
+        if isinstance(score, AdditiveScore | ReducedRankScore):
+            query = _linear(graph, "score.state", query, score.state)
+        query = graph.add("Unsqueeze", query, graph.constant([1], np.int64))  # (B, 1, K)
+        if isinstance(score, AdditiveScore):
+            inner = graph.add("Tanh", graph.add("Add", query, keys))  # (B, S, K)
+            return products(graph, graph.weight("score.weights.weight", score.weights.weight.unsqueeze(0)), inner)
+        return products(graph, query, keys)
+
+    def _centres(self, query: str) -> str:
+        """Add the window centre of each row, (B,)."""
+        graph, position = self._graph, self._model.position
+        lengths = graph.add("Cast", self._source_lengths, to=FLOAT)
+        if position is None:
+            end = graph.add("Sub", lengths, graph.constant(1.0, np.float32))
+            return graph.add("Min", end, graph.add("Cast", self._lengths, to=FLOAT))
+        inner = graph.add("Tanh", _linear(graph, "position.inner", query, position.inner))
+        gain = graph.constant(position.gain, np.float32)
+        share = graph.add("Sigmoid", graph.add("Mul", _linear(graph, "position.outer", inner, position.outer), gain))
+        return graph.add("Mul", lengths, graph.add("Squeeze", share, graph.constant([1], np.int64)))
+
+    def _read_out(self, inputs: str) -> str:
+        graph, readout = self._graph, self._model.readout
+        inner = _linear(graph, "readout", inputs, readout.inner)
+        if not readout.has_maxout:
+            return graph.add("Tanh", inner)
+        pairs = graph.add("Reshape", inner, graph.constant([0, -1, 2], np.int64))
+        return graph.add("ReduceMax", pairs, graph.constant([2], np.int64), keepdims=0)
+
+
+class _Layer(NamedTuple):
+    """Weights of one direction, with the gates in the order of PyTorch."""
+
+    weight_ih: Tensor
+    weight_hh: Tensor
+    bias_ih: Tensor
+    bias_hh: Tensor
+
+
+def _layers(module: nn.RNNBase, config: RecurrentConfig) -> list[_Layer]:
+    suffixes = ("_l0", "_l0_reverse") if config.bidirectional else ("_l0",)
+    return [_Layer(*(getattr(module, name + suffix) for name in _Layer._fields)) for suffix in suffixes]
+
+
+def _recurrence(
+    graph: GraphBuilder,
+    name: str,
+    config: RecurrentConfig,
+    layers: list[_Layer],
+    inputs: str,
+    lengths: str,
+    *initial: str,
+) -> tuple[str, str, str]:
+    """Add a GRU or LSTM over inputs (T, B, I).
+
+    Returns:
+        Outputs (T, directions, B, H), and the last hidden and cell states (directions, B, H). A GRU
+        returns its hidden state twice.
+    """
+    order = GATES[config.cell]
+
+    def packed(*names: str) -> Tensor:
+        """Stack weights as (directions, gates of all names * H, ...)."""
+        return torch.stack([torch.cat([_ordered(getattr(layer, one), order) for one in names]) for layer in layers])
+
+    weights = [
+        graph.weight(f"{name}.weight_ih", packed("weight_ih")),
+        graph.weight(f"{name}.weight_hh", packed("weight_hh")),
+        graph.weight(f"{name}.bias", packed("bias_ih", "bias_hh")),
+    ]
+    outputs = [graph.unique(part) for part in ("outputs", "state", "cell")][: 3 if config.cell == "lstm" else 2]
+    attributes: dict[str, Any] = {"linear_before_reset": 1} if config.cell == "gru" else {}
+    graph.add_multi(
+        config.cell.upper(),
+        [inputs, *weights, lengths, *initial],
+        outputs,
+        direction="bidirectional" if len(layers) == 2 else "forward",
+        hidden_size=layers[0].weight_hh.size(1),
+        **attributes,
+    )
+    return outputs[0], outputs[1], outputs[-1]
+
+
+def _ordered(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    gates = tensor.chunk(len(order))
+    return torch.cat([gates[index] for index in order])

