@@ -35,7 +35,7 @@ SYSTEMS: dict[str, MakeConfig] = {
 
 @pytest.fixture(scope="module")
 def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoint with random weights and verified bundle of each system."""
+    """Checkpoint with random weights and bundle of each system."""
     tokenizer = checkpoint / "tokenizer.json"
     models = random_models(SYSTEMS, tokenizer, noise=0.3)
     return write_bundles(tmp_path_factory.mktemp("classifiers"), models, tokenizer, toy_sentences)
