@@ -19,7 +19,7 @@ WHAT = [("sleeps", "schlafen"), ("runs quickly", "rennen schnell"), ("sings", "s
 WHERE = [("in the park", "im Park"), ("at home", "zu Hause"), ("by the sea", "am Meer")]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -63,7 +63,7 @@ def tokenizer(tokenizer_path: Path) -> Tokenizer:
     return read_tokenizer(tokenizer_path)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def toy_config() -> Callable[[int], TransformerConfig]:
     def make(vocab_size: int) -> TransformerConfig:
         return TransformerConfig(

@@ -45,10 +45,12 @@ def assert_same_run(first: Path, second: Path) -> None:
         assert load_metadata(first / file) == load_metadata(second / file)
 
 
-@pytest.fixture
-def unbroken(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> Path:
-    train(tmp_path / "unbroken", corpus, toy_config)
-    return tmp_path / "unbroken"
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, corpus: Path, toy_config: MakeConfig) -> Path:
+    """Finished run; copy it before changing a file."""
+    run = tmp_path_factory.mktemp("unbroken")
+    train(run, corpus, toy_config)
+    return run
 
 
 def test_the_rate_rises_to_its_peak_and_falls_with_the_root_of_the_step() -> None:
@@ -141,7 +143,7 @@ torch.set_num_threads(1)
 def make(vocab_size):
     return TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=2, decoder_layers=2)
 config = TrainConfig(
-    vocab_size=300, max_epochs=12, batch_tokens=32, max_length_tokens=32, warmup_steps=20, average_last=2
+    vocab_size=300, max_epochs=6, batch_tokens=32, max_length_tokens=32, warmup_steps=20, average_last=2
 )
 Trainer(Path(sys.argv[1]), config, TRANSLATION, Path(sys.argv[2]), make, torch.device("cpu")).fit()
 """
@@ -159,7 +161,7 @@ Trainer(Path(sys.argv[1]), config, TRANSLATION, Path(sys.argv[2]), make, torch.d
     wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") >= 2, process)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert 1 <= load_metadata(killed / "state.safetensors")["epoch"] < 12
+    assert 1 <= load_metadata(killed / "state.safetensors")["epoch"] < 6
     assert start(killed).wait(timeout=60) == 0
     assert start(whole).wait(timeout=60) == 0
     assert_same_run(whole, killed)
@@ -300,12 +302,13 @@ def test_a_run_that_cannot_start_does_not_lock_the_folder(
 
 
 def test_epochs_without_their_state_are_not_mixed_with_new_ones(
-    corpus: Path, toy_config: MakeConfig, unbroken: Path
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
     """The average would include epochs of the old run."""
-    (unbroken / "state.safetensors").unlink()
+    run = Path(shutil.copytree(unbroken, tmp_path / "run"))
+    (run / "state.safetensors").unlink()
     with pytest.raises(ValueError, match=r"contains a run without state\.safetensors that cannot be resumed"):
-        Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
+        Trainer(run, TOY, TRANSLATION, corpus, toy_config, CPU)
 
 
 def test_a_run_that_ended_before_its_first_state_starts_again(
