@@ -51,7 +51,7 @@ def test_a_call_enters_few_functions_in_few_files(serve: Serve) -> None:
         threading.setprofile(None)
         sys.setprofile(None)
     files = {path for path, _ in found}
-    assert 40 < len(found) <= MAX_FUNCTIONS, found
+    assert len(found) <= MAX_FUNCTIONS, found
     assert len(files) <= MAX_FILES, files
 
 
