@@ -24,6 +24,9 @@ DEV := .venv
 GPU := .venv-gpu
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
+# Each process runs whole files, in the order of tests/conftest.py. Tests start many Python processes,
+# which read compiled modules even where the environment forbids to write them by default.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
 .PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all fuzz test-docker test-memory test-browser test-download bench soak gpu-check lock clean
@@ -80,11 +83,11 @@ fix: $(DEV)/ready  ## format the code and apply the automatic lint fixes
 	$(DEV)/bin/ruff format .
 	$(DEV)/bin/ruff check --fix .
 
-test: $(DEV)/ready  ## run all tests that need only Python, in parallel (7 minutes on two processors)
-	$(DEV)/bin/python -m pytest -n auto --dist loadfile
+test: $(DEV)/ready  ## run all tests of the product that need only Python, in parallel
+	$(PYTEST) --ignore tests/bench --ignore tests/study
 
-test-all: $(DEV)/ready  ## run test, the slow tests, and equality and export tests under each supported instruction set
-	$(DEV)/bin/python -m pytest -n auto --dist loadfile -m 'not docker and not browser and not cgroup and not download'
+test-all: $(DEV)/ready  ## run test, tests of bench and study, slow tests, and equality and export under each instruction set
+	$(PYTEST) -m 'not docker and not browser and not cgroup and not download'
 	$(DEV)/bin/python -m tests.instruction_sets
 
 fuzz: $(DEV)/ready  ## send FUZZ_EXAMPLES random requests to each route of the OpenAPI document (half an hour)

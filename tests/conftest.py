@@ -20,6 +20,26 @@ TOY_SENTENCES = (
 )
 
 
+# Files that take longest. They start first, so that no process runs one while the others are idle.
+LONGEST = (
+    "tests/equality/test_transformers.py",
+    "tests/service/test_main.py",
+    "tests/e2e/test_schemathesis.py",
+    "tests/equality/test_scores.py",
+    "tests/service/engine/test_simulation.py",
+    "tests/service/http/test_protocol.py",
+    "tests/model/training/test_trainer.py",
+    "tests/service/api/test_streaming.py",
+    "tests/service/text/test_tokenizer_kinds.py",
+    "tests/service/test_faults.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {file: rank for rank, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
