@@ -113,17 +113,10 @@ def _describe(folder: Folder, options: ImportOptions) -> _Checkpoint:
     family = find_family(folder.config)
     tokenizers = read_or_convert_tokenizers(folder)
     input_names = (folder.json(f"{folder.module}{TOKENIZER_CONFIG}") or {}).get("model_input_names")
-    model = describe(family, folder.config, folder.tensors, json.loads(tokenizers.source.to_str()), input_names)
-    model = _limited(model, options)
-    named = Weights(folder.tensors, family.modules(model, folder.tensors))
+    tokenizer = json.loads(tokenizers.source.to_str())
+    model, named = describe(family, folder.config, folder.tensors, tokenizer, input_names, options.max_tokens)
     architecture = next(iter(folder.architectures), family.architectures[0])
     return _Checkpoint(family.name, architecture, model, named, tokenizers)
-
-
-def _limited(model: Description, options: ImportOptions) -> Description:
-    """Apply the limit of positions that the user chose."""
-    limit = model.max_positions if options.max_tokens is None else options.max_tokens
-    return replace(model, max_positions=min(limit, model.max_positions))
 
 
 def _built(
@@ -238,11 +231,10 @@ def _open_firefox(
     paths = {path.name: folder.locate(path.name) for path in used}
     folder.files |= {name: sha256_of(path) for name, path in paths.items() if path is not None}
     with open_marian(files.model) as marian:
-        tensors = Tensors(
-            {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
-        )
-        model = _limited(firefox.describe(marian.config, tensors, str(files.model)), options)
-        sizes = firefox.vocabulary_sizes(tensors)
+        stored = {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
+        tensors = Tensors(stored, str(files.model))
+        model, named = firefox.describe(marian.config, tensors, str(files.model), options.max_tokens)
+        sizes = firefox.vocabulary_sizes(model)
         if options.shortlist:
             model = replace(model, shortlist=_read_shortlist(folder.path, files, sizes))
         source = firefox_tokenizer(read_file(files.source_vocabulary), files.source_vocabulary.name)
@@ -257,7 +249,6 @@ def _open_firefox(
                     "belong to different models: download both again"
                 )
         tokenizers = ConvertedTokenizers(source, target, files.source_vocabulary.name, {})
-        named = firefox.read_weights(model, tensors)
         yield _Checkpoint("firefox", "firefox", model, named, tokenizers), tensors
 
 

@@ -114,7 +114,7 @@ def _layer_builder(
         for number, matrix in enumerate(projections.matrices.detach().numpy()):
             modules[f"encoder.projection.{number}"] = lambda matrix=matrix: matrix  # type: ignore[misc]
     attention = Attention(heads, heads, width // heads, (width // heads) ** -0.5, projected_keys=projected)
-    stack = Stack(width, NORM, "post", (attention,), FeedForward("relu"), Embedding())
+    stack = Stack(width, NORM, "post", (attention,), FeedForward("relu", width), Embedding())
     return LayerBuilder(graph, Weights(state_tensors(module), modules), "encoder", stack)
 
 

@@ -142,7 +142,7 @@ class ReferenceLayers:
         table = "embedding" if "embedding.weight" in weights else f"{self.name}.embedding"
         ids = np.concatenate([np.array(text) for text in texts])
         x = options.scale * weights.read(f"{table}.weight")[ids].astype(np.float64)
-        if options.has_types:
+        if options.types:
             seen = [np.cumsum(np.array(text) == options.type_separator) for text in texts]
             types = np.concatenate([np.minimum(1, [0, *one[:-1]]) for one in seen])
             x = x + weights.read(f"{self.name}.types.weight")[types]
@@ -151,7 +151,7 @@ class ReferenceLayers:
             x = x + weights.read(f"{self.name}.positions.weight")[positions]
         if options.has_norm:
             x = self.norm(x, f"{self.name}.embedding_norm")
-        return self.linear(x, f"{self.name}.embedding_projection") if options.has_projection else x
+        return x if options.projected_from is None else self.linear(x, f"{self.name}.embedding_projection")
 
     def sublayer(self, x: Array, module: str, compute: Callable[[Array], Array], layer: int = -1) -> Array:
         """Add a sublayer to its input (N, M), with its normalization before or after."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,17 +10,11 @@ from numpy.typing import NDArray
 from export.errors import ImportFailedError
 from export.families import Family
 from export.families.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
-from export.families.values import activation, check_shapes
+from export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
 from export.families.weights import Part, Source
 from export.sources.checkpoint import Config, Tensors
-from export.sources.generation import GENERATION_KEYS
 
-# Keys that do not change the arithmetic of these models in float32: token ids, settings of
-# generation, and notes of training software.
-_HARMLESS = (
-    *GENERATION_KEYS, "unk_token_id", "cls_token_id", "mask_token_id", "prefix", "problem_type", "num_labels",
-    "_num_labels", "chunk_size_feed_forward", "tf_legacy_loss", "is_decoder", "is_llama_config", "unsloth_*",
-)  # fmt: skip
+_HARMLESS = ("is_decoder", "is_llama_config", "unsloth_*")
 Frequencies = NDArray[np.float64]
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -41,14 +35,16 @@ class _Variant:
 def _llama(config: Config, tensors: Tensors) -> Description:
     bias, mlp_bias = config.boolean("attention_bias", False), config.boolean("mlp_bias", False)
     config.neutral("rope_interleaved", False)
-    windows = (None,) * config.integer("num_hidden_layers")
+    windows = (None,) * count(config, "num_hidden_layers")
     return _describe("llama", config, tensors, _Variant(windows, bias=bias, output_bias=bias, mlp_bias=mlp_bias))
 
 
 def _mistral(config: Config, tensors: Tensors) -> Description:
     config.neutral("layer_types", None)
-    window = None if config.get("sliding_window", 4096) is None else config.integer("sliding_window", 4096)
-    return _describe("mistral", config, tensors, _Variant((window,) * config.integer("num_hidden_layers")))
+    window = None
+    if config.get("sliding_window", 4096) is not None:
+        window = config.integer("sliding_window", 4096, least=1, most=MAX_WINDOW)
+    return _describe("mistral", config, tensors, _Variant((window,) * count(config, "num_hidden_layers")))
 
 
 def _qwen2(config: Config, tensors: Tensors) -> Description:
@@ -64,10 +60,10 @@ def _qwen3(config: Config, tensors: Tensors) -> Description:
 
 def _smollm3(config: Config, tensors: Tensors) -> Description:
     bias, mlp_bias = config.boolean("attention_bias", False), config.boolean("mlp_bias", False)
-    layers, interval = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
+    layers, interval = count(config, "num_hidden_layers"), config.integer("no_rope_layer_interval", 4, least=1)
     rotates = [bool((layer + 1) % interval) for layer in range(layers)]
     if "no_rope_layers" in config:  # despite its name, 1 stands for a layer with rotary embedding
-        rotates = [bool(one) for one in _list(config, "no_rope_layers", layers)]
+        rotates = [bool(one) for one in _list(config, "no_rope_layers", layers, (0, 1))]
     else:
         config.ignore("no_rope_layers")
     config.ignore("max_window_layers")
@@ -85,7 +81,7 @@ def _smollm3(config: Config, tensors: Tensors) -> Description:
 def _qwen_windows(config: Config) -> tuple[int | None, ...]:
     """Return the windows of layers: the first `max_window_layers` layers have none."""
     first = config.integer("max_window_layers", 28)
-    return _windows(config, [layer >= first for layer in range(config.integer("num_hidden_layers"))])
+    return _windows(config, [layer >= first for layer in range(count(config, "num_hidden_layers"))])
 
 
 def _windows(config: Config, defaults: Sequence[bool]) -> tuple[int | None, ...]:
@@ -98,18 +94,12 @@ def _windows(config: Config, defaults: Sequence[bool]) -> tuple[int | None, ...]
     Raises:
         ImportFailedError: the keys contradict each other.
     """
-    window: int | None = config.integer("sliding_window", 0) or None
+    window: int | None = config.integer("sliding_window", 0, least=0, most=MAX_WINDOW) or None
     if not config.boolean("use_sliding_window", False):
         window = None
     has_window = [window is not None and default for default in defaults]
     if "layer_types" in config:
-        types = _list(config, "layer_types", len(defaults))
-        unknown = [one for one in types if one not in ("full_attention", "sliding_attention")]
-        if unknown:
-            raise ImportFailedError(
-                f"config.json: layer_types has {str(unknown[0])[:40]!r}; supported are full_attention and "
-                "sliding_attention"
-            )
+        types = _list(config, "layer_types", len(defaults), ("full_attention", "sliding_attention"))
         has_window = [one == "sliding_attention" for one in types]
     else:
         config.ignore("layer_types")
@@ -121,10 +111,15 @@ def _windows(config: Config, defaults: Sequence[bool]) -> tuple[int | None, ...]
     return tuple(window if has else None for has in has_window)
 
 
-def _list(config: Config, key: str, layers: int) -> list[object]:
+def _list(config: Config, key: str, layers: int, supported: Sequence[object]) -> list[object]:
     value = config.get(key)
     if not isinstance(value, list) or len(value) < layers:
         raise ImportFailedError(f"config.json: {key} must be a list with an element for each of the {layers} layers")
+    for one in value[:layers]:
+        if one not in supported:
+            raise ImportFailedError(
+                f"config.json: {key} has {str(one)[:40]!r}; supported are {' and '.join(map(str, supported))}"
+            )
     return value[:layers]
 
 
@@ -132,21 +127,18 @@ def _describe(family: str, config: Config, tensors: Tensors, variant: _Variant) 
     config.ignore(*_HARMLESS)
     config.neutral("is_encoder_decoder", False)
     config.neutral("add_cross_attention", False)
-    width, heads, layers = config.integer("hidden_size"), config.integer("num_attention_heads"), len(variant.windows)
-    kv_heads = config.integer("num_key_value_heads", heads) if family == "llama" else _kv_heads(config, heads)
-    check_sizes({"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads})
-    check_sizes({"num_hidden_layers": layers})
-    head_size = config.integer("head_dim", width // heads)
+    width, heads, layers = config.integer("hidden_size"), count(config, "num_attention_heads"), len(variant.windows)
+    kv_heads = count(config, "num_key_value_heads", heads) if family == "llama" else _kv_heads(config, heads)
+    head_size = config.integer("head_dim", width // heads, least=2, most=MAX_HEAD_SIZE)
     if heads % kv_heads:
         raise ImportFailedError(
             f"config.json: num_attention_heads must be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
         )
-    if head_size < 2 or head_size % 2:
-        raise ImportFailedError(f"config.json: head_dim must be even and at least 2, got {head_size}")
+    if head_size % 2:
+        raise ImportFailedError(f"config.json: head_dim must be even, got {head_size}")
     max_positions = config.integer("max_position_embeddings")
-    norm = Norm("rms", config.number("rms_norm_eps", 1e-6))
+    norm = Norm("rms", config.number("rms_norm_eps", 1e-6, above=0))
     rotary = _rotary(config, head_size, max_positions, variant.rope_theta)
-    rotates = variant.rotates or (True,) * layers
     stack = Stack(
         width,
         norm,
@@ -160,34 +152,27 @@ def _describe(family: str, config: Config, tensors: Tensors, variant: _Variant) 
                 rotary if rotating else None,
                 norm if variant.has_head_norm else None,
                 window,
+                has_bias=variant.bias,
+                has_output_bias=variant.output_bias,
             )
-            for rotating, window in zip(rotates, variant.windows, strict=True)
+            for rotating, window in zip(variant.rotates or (True,) * layers, variant.windows, strict=True)
         ),
-        FeedForward(activation(config.text("hidden_act", "silu")), gated=True),
+        FeedForward(
+            activation(config.text("hidden_act", "silu")),
+            config.integer("intermediate_size"),
+            gated=True,
+            has_bias=variant.mlp_bias,
+        ),
         Embedding(),
         has_final_norm=True,
     )
-    vocabulary = config.integer("vocab_size")
     _check_output(config, tensors, "model.embed_tokens.weight", default=family == "smollm3")
-    inner = config.integer("intermediate_size")
-    check_shapes(tensors, _shapes(stack, variant, vocabulary, inner, has_output="lm_head.weight" in tensors))
-    return Description(family, vocabulary, max_positions, decoder=stack)
+    return Description(family, config.integer("vocab_size"), max_positions, decoder=stack)
 
 
 def _kv_heads(config: Config, heads: int) -> int:
     """Return the number of key and value heads; the key may be null, but not absent."""
-    return heads if config.get("num_key_value_heads") is None else config.integer("num_key_value_heads")
-
-
-def check_sizes(sizes: Mapping[str, int]) -> None:
-    """Check that all sizes are positive.
-
-    Raises:
-        ImportFailedError: one is not; the message names its key.
-    """
-    for key, size in sizes.items():
-        if size < 1:
-            raise ImportFailedError(f"config.json: {key} must be at least 1, got {size}")
+    return heads if config.get("num_key_value_heads") is None else count(config, "num_key_value_heads")
 
 
 def _check_output(config: Config, tensors: Tensors, embedding: str, default: bool) -> None:
@@ -213,23 +198,21 @@ def _rotary(config: Config, head_size: int, max_positions: int, default_base: fl
         ImportFailedError: the type is not supported.
     """
     config.neutral("partial_rotary_factor", None, 1.0)
-    base = config.number("rope_theta", default_base)
-    original = config.integer("original_max_position_embeddings", 0)
+    base = config.number("rope_theta", default_base, above=1)
+    original = config.integer("original_max_position_embeddings", 0, least=0)
     scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
     if scaling is not None and parameters is not None:
         raise ImportFailedError("config.json has both rope_scaling and rope_parameters; remove the one that is wrong")
     options = scaling or parameters or Config({}, "config.json")
     options.neutral("partial_rotary_factor", None, 1.0)
     kind = options.text("rope_type", options.text("type", "default"))
-    base = options.number("rope_theta", base)
-    if not base > 0:
-        raise ImportFailedError(f"config.json: rope_theta must be positive, got {base:g}")
+    base = options.number("rope_theta", base, above=1)
     frequencies = base ** (-2 * np.arange(head_size // 2) / head_size)
     if kind == "default":
         return Rotary(_float32(frequencies))
     if kind == "linear":
-        return Rotary(_float32(frequencies / options.number("factor")))
-    original = original or options.integer("original_max_position_embeddings", max_positions)
+        return Rotary(_float32(frequencies / options.number("factor", above=0)))
+    original = original or options.integer("original_max_position_embeddings", max_positions, least=1)
     if kind == "llama3":
         return Rotary(_float32(_llama3_frequencies(options, frequencies, original)))
     if kind == "yarn":
@@ -250,7 +233,7 @@ def _llama3_frequencies(options: Config, frequencies: Frequencies, original: int
     Wavelengths above original / low_freq_factor are stretched by `factor`, those below original /
     high_freq_factor are unchanged, and those between are interpolated.
     """
-    factor, low, high = (options.number(key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    factor, low, high = (options.number(key, above=0) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     if not low < high:
         raise ImportFailedError(
             f"config.json: low_freq_factor must be less than high_freq_factor, got {low:g} and {high:g}"
@@ -262,10 +245,11 @@ def _llama3_frequencies(options: Config, frequencies: Frequencies, original: int
 
 def _yarn(options: Config, frequencies: Frequencies, original: int, base: float) -> Rotary:
     """Return YaRN's rotary embedding (Peng et al. 2023, sections 3.2 to 3.4)."""
-    factor, half = options.number("factor"), len(frequencies)
+    factor, half = options.number("factor", above=0), len(frequencies)
     scale, scale_all = options.number("mscale", 0.0), options.number("mscale_all_dim", 0.0)
-    attention_factor = options.number("attention_factor", 0.0)
-    if not attention_factor:
+    attention_factor = options.number("attention_factor", above=0) if "attention_factor" in options else None
+    options.ignore("attention_factor")
+    if attention_factor is None:
         attention_factor = _yarn_scale(factor, 1.0)
         if scale and scale_all:
             attention_factor = _yarn_scale(factor, scale) / _yarn_scale(factor, scale_all)
@@ -284,37 +268,6 @@ def _yarn(options: Config, frequencies: Frequencies, original: int, base: float)
 
 def _yarn_scale(factor: float, scale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
-
-def _shapes(
-    stack: Stack, variant: _Variant, vocabulary: int, inner: int, has_output: bool
-) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor that the checkpoint must have."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocabulary, stack.width),
-        "model.norm.weight": (stack.width,),
-    }
-    if has_output:
-        shapes["lm_head.weight"] = (vocabulary, stack.width)
-    for number, attention in enumerate(stack.attention):
-        layer, size = f"model.layers.{number}", attention.head_size
-        shapes[f"{layer}.input_layernorm.weight"] = shapes[f"{layer}.post_attention_layernorm.weight"] = (stack.width,)
-        if attention.head_norm is not None:
-            shapes[f"{layer}.self_attn.q_norm.weight"] = shapes[f"{layer}.self_attn.k_norm.weight"] = (size,)
-        queries, keys = attention.heads * size, attention.kv_heads * size
-        for name, outputs, inputs, has_bias in (
-            ("self_attn.q_proj", queries, stack.width, variant.bias),
-            ("self_attn.k_proj", keys, stack.width, variant.bias),
-            ("self_attn.v_proj", keys, stack.width, variant.bias),
-            ("self_attn.o_proj", stack.width, queries, variant.output_bias),
-            ("mlp.gate_proj", inner, stack.width, variant.mlp_bias),
-            ("mlp.up_proj", inner, stack.width, variant.mlp_bias),
-            ("mlp.down_proj", stack.width, inner, variant.mlp_bias),
-        ):
-            shapes[f"{layer}.{name}.weight"] = (outputs, inputs)
-            if has_bias:
-                shapes[f"{layer}.{name}.bias"] = (outputs,)
-    return shapes
 
 
 def _modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
@@ -340,55 +293,28 @@ def _output(tensors: Tensors, embedding: str) -> dict[str, Source]:
     if "lm_head.weight" not in tensors:
         return {}
     is_tied = np.array_equal(tensors.read("lm_head.weight"), tensors.read(embedding))
-    return {} if is_tied else {"output": "lm_head"}
+    return {} if is_tied else {"output.weight": "lm_head.weight"}
 
 
 def _gpt2(config: Config, tensors: Tensors) -> Description:
     config.ignore(*_HARMLESS, "n_ctx", "summary_*", "reorder_and_upcast_attn")
     config.neutral("is_encoder_decoder", False)
     config.neutral("add_cross_attention", False)
-    width, heads, layers = (config.integer(key) for key in ("n_embd", "n_head", "n_layer"))
-    check_sizes({"n_embd": width, "n_head": heads, "n_layer": layers})
-    if width % heads:
-        raise ImportFailedError(f"config.json: n_embd must be a multiple of n_head, got {width} and {heads}")
-    scale = (width // heads) ** -0.5 if config.boolean("scale_attn_weights", True) else 1.0
+    width = config.integer("n_embd")
+    attention, layers = equal_heads(config, "n_head", width), count(config, "n_layer")
+    scale = attention.scale if config.boolean("scale_attn_weights", True) else 1.0
     by_layer = config.boolean("scale_attn_by_inverse_layer_idx", False)
     stack = Stack(
         width,
-        Norm("layer", config.number("layer_norm_epsilon", 1e-5)),
+        Norm("layer", config.number("layer_norm_epsilon", 1e-5, above=0)),
         "pre",
-        tuple(
-            Attention(heads, heads, width // heads, scale / (layer + 1 if by_layer else 1)) for layer in range(layers)
-        ),
-        FeedForward(activation(config.text("activation_function", "gelu_new"))),
+        tuple(replace(attention, scale=scale / (layer + 1 if by_layer else 1)) for layer in range(layers)),
+        FeedForward(activation(config.text("activation_function", "gelu_new")), config.integer("n_inner", 4 * width)),
         Embedding(has_positions=True),
         has_final_norm=True,
     )
-    start = _gpt2_start(tensors)
-    vocabulary, positions = config.integer("vocab_size"), config.integer("n_positions")
-    inner = config.integer("n_inner", 4 * width)
-    _check_output(config, tensors, f"{start}wte.weight", default=True)
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{start}wte.weight": (vocabulary, width),
-        f"{start}wpe.weight": (positions, width),
-        f"{start}ln_f.weight": (width,),
-        f"{start}ln_f.bias": (width,),
-    }
-    if "lm_head.weight" in tensors:
-        shapes["lm_head.weight"] = (vocabulary, width)
-    for layer in range(layers):
-        for name, inputs, outputs in (
-            ("attn.c_attn", width, 3 * width),
-            ("attn.c_proj", width, width),
-            ("mlp.c_fc", width, inner),
-            ("mlp.c_proj", inner, width),
-        ):
-            shapes[f"{start}h.{layer}.{name}.weight"] = (inputs, outputs)
-            shapes[f"{start}h.{layer}.{name}.bias"] = (outputs,)
-        for name in ("ln_1", "ln_2"):
-            shapes[f"{start}h.{layer}.{name}.weight"] = shapes[f"{start}h.{layer}.{name}.bias"] = (width,)
-    check_shapes(tensors, shapes)
-    return Description("gpt2", vocabulary, positions, decoder=stack)
+    _check_output(config, tensors, f"{_gpt2_start(tensors)}wte.weight", default=True)
+    return Description("gpt2", config.integer("vocab_size"), config.integer("n_positions"), decoder=stack)
 
 
 def _gpt2_start(tensors: Tensors) -> str:

@@ -22,6 +22,7 @@ class Norm:
 
     kind: Literal["layer", "rms"]  # LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019)
     epsilon: float
+    has_bias: bool = True  # of LayerNorm; RMSNorm has none
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Attention:
     # to `window // 2` positions on each side. None: to all positions.
     window: int | None = None
     has_projections: bool = True  # False: queries, keys, values and the result have no linear layer
+    has_bias: bool = True  # of the projections to queries, keys and values
+    has_output_bias: bool = True  # of the projection of the result
     projected_keys: ProjectedKeys | None = None  # only in an encoder
 
 
@@ -81,7 +84,9 @@ class FeedForward:
     """
 
     activation: Activation
+    size: int  # outputs of the first layer
     gated: bool = False
+    has_bias: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,10 @@ class Embedding:
     skipped_positions: int = 0  # rows at the start of the checkpoint's table that no token uses
     # Tokens after the first occurrence of this token id have type 1, others type 0.
     type_separator: int | None = None
-    has_types: bool = False  # adds a table of token types; always type 0 without a separator
+    types: int = 0  # rows of an added table of token types; always type 0 without a separator
     has_norm: bool = False
-    has_projection: bool = False  # a linear layer to the width of the model
+    # Size of the vectors before a linear layer to the width of the model. None: no such layer.
+    projected_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,7 @@ class Head:
     label_kind: Literal["classes", "independent", "score", "tokens"]
     activation: Activation | None = None  # of a dense layer between hidden states and scores; None: no such layer
     has_norm: bool = False  # normalization after the activation
+    has_bias: bool = True  # of the dense layer
 
 
 @dataclass(frozen=True)
@@ -135,12 +142,13 @@ class Description:
     """One model. At least one of encoder and decoder is present."""
 
     family: str
-    vocabulary: int
+    vocabulary: int  # tokens of the decoder, or of a model with one vocabulary
     max_positions: int  # longest sequence in tokens
     encoder: Stack | None = None
     decoder: Stack | None = None
     head: Head | None = None
     labels: tuple[str, ...] = ()
+    source_vocabulary: int | None = None  # tokens of the encoder; None: those of the decoder
     logits_scale: float = 1.0
     # Layer and head of the cross-attention that was trained on word alignments, as indices from 0.
     guided_alignment: tuple[int, int] | None = None

@@ -5,7 +5,7 @@ All are post-norm (Devlin et al. 2019) except ModernBERT (Warner et al. 2024). I
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,7 +13,6 @@ from export.errors import ImportFailedError
 from export.families import Family
 from export.families.description import (
     Activation,
-    Attention,
     Description,
     Embedding,
     FeedForward,
@@ -23,54 +22,24 @@ from export.families.description import (
     Rotary,
     Stack,
 )
-from export.families.values import activation
+from export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
 from export.families.weights import Part, Source
 from export.sources.checkpoint import Config, Tensors
 
-# Keys that do not change hidden states, attention weights or scores of labels: ids of special
-# tokens, heads of pre-training, settings of generation, and hints for other programs.
-HARMLESS_KEYS = (
-    "*_token_id", "chunk_size_feed_forward", "num_labels", "pooler_*", "prefix", "problem_type",
-    "sbert_ce_default_activation_function", "sentence_transformers", "summary_*", "tie_*",
-    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
-    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "length_penalty", "max_length", "min_length",
-    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "remove_invalid_values",
-    "repetition_penalty", "suppress_tokens", "temperature", "tf_legacy_loss", "top_k", "top_p", "typical_p",
-)  # fmt: skip
+# Keys of heads of pre-training and of sentence-transformers.
+_HARMLESS = ("pooler_*", "sbert_ce_default_activation_function", "sentence_transformers", "tie_*")
 DEFAULT_LABELS = 2  # number of labels of a configuration without id2label
 
 
 def _check_common(config: Config) -> None:
     """Check the keys that all encoders share."""
-    config.ignore(*HARMLESS_KEYS)
+    config.ignore(*_HARMLESS)
     for key in ("is_decoder", "add_cross_attention", "is_encoder_decoder", "is_causal"):
         config.neutral(key, False, None)
     config.neutral("cross_attention_hidden_size", None)
     config.neutral("pruned_heads", {}, None)
     config.neutral("position_embedding_type", "absolute", None)
     config.neutral("directionality", "bidi")
-
-
-def _attention(config: Config, width: int, heads_key: str = "num_attention_heads") -> Attention:
-    """Return attention whose heads share the width equally."""
-    heads = config.integer(heads_key)
-    if heads < 1 or width % heads:
-        raise ImportFailedError(f"config.json: {heads_key} must be a divisor of the width {width}, got {heads}")
-    return Attention(heads, heads, width // heads, scale=(width // heads) ** -0.5)
-
-
-def _check_size(tensors: Tensors, tensor: str, key: str, size: int, axis: int = 0) -> None:
-    """Check the size of a tensor against a key of config.json.
-
-    Raises:
-        ImportFailedError: they differ.
-    """
-    found = tensors.shape(tensor)[axis]
-    if found != size:
-        raise ImportFailedError(
-            f"config.json: {key} is {size}, but the tensor {tensor!r} has size {found} there; config.json may belong "
-            "to another checkpoint"
-        )
 
 
 def _prefix(tensors: Tensors, prefix: str, embedding: str) -> str:
@@ -99,31 +68,27 @@ class _HeadModules:
 
 
 def _add_head(
-    model: Description,
-    config: Config,
-    tensors: Tensors,
-    modules: _HeadModules,
-    pooling: Literal["first", "mean"] = "first",
+    model: Description, config: Config, modules: _HeadModules, pooling: Literal["first", "mean"] = "first"
 ) -> Description:
     """Add the head of the class that saved the checkpoint, if that class has one."""
     architecture = next(iter(config.get("architectures", None) or ()), "")
     if architecture.endswith("ForTokenClassification"):
-        labels = _labels(config, tensors, "classifier.weight")
+        labels = _labels(config)
         dense = modules.activation if modules.before_tokens else None
         head = Head("tokens", "tokens", dense, has_norm=modules.before_tokens and bool(modules.norm))
     elif architecture.endswith("ForSequenceClassification"):
-        labels = _labels(config, tensors, f"{modules.output}.weight")
+        labels = _labels(config)
         head = Head(pooling, _label_kind(config, len(labels)), modules.activation, has_norm=bool(modules.norm))
     else:
         return model
     return replace(model, head=head, labels=labels)
 
 
-def _labels(config: Config, tensors: Tensors, output: str) -> tuple[str, ...]:
-    """Return the names of labels in the order of the rows of a tensor (labels, M)."""
+def _labels(config: Config) -> tuple[str, ...]:
+    """Return the names of labels in the order of their scores."""
     names = config.get("id2label", None)
     if names is None:
-        labels = tuple(f"LABEL_{index}" for index in range(config.integer("num_labels", DEFAULT_LABELS)))
+        labels = tuple(f"LABEL_{index}" for index in range(count(config, "num_labels", DEFAULT_LABELS)))
     else:
         try:
             by_index = {int(index): str(name) for index, name in names.items()}
@@ -132,7 +97,6 @@ def _labels(config: Config, tensors: Tensors, output: str) -> tuple[str, ...]:
             raise ImportFailedError(
                 'config.json: id2label must map the numbers from 0 to names, such as {"0": "no", "1": "yes"}'
             ) from None
-    _check_size(tensors, output, "the number of labels in id2label", len(labels))
     if len(set(labels)) != len(labels):
         raise ImportFailedError("config.json: id2label has two labels of the same name; each needs its own")
     return labels
@@ -177,30 +141,20 @@ _ROBERTA_HEAD = _HeadModules("classifier.dense", "tanh", "classifier.out_proj")
 _ELECTRA_HEAD = _HeadModules("classifier.dense", "gelu", "classifier.out_proj")
 
 
-def _describe(config: Config, family: str, embedding: Embedding, max_positions: int) -> Description:
+def _describe(config: Config, family: str, embedding: Embedding, default_activation: str = "gelu") -> Description:
     """Describe a post-norm encoder with the configuration keys of BERT."""
     _check_common(config)
     width = config.integer("hidden_size")
     stack = Stack(
         width,
-        Norm("layer", config.number("layer_norm_eps", 1e-12)),
+        Norm("layer", config.number("layer_norm_eps", 1e-12, above=0)),
         "post",
-        (_attention(config, width),) * config.integer("num_hidden_layers"),
-        FeedForward(activation(config.text("hidden_act", "gelu"))),
+        (equal_heads(config, "num_attention_heads", width),) * count(config, "num_hidden_layers"),
+        FeedForward(activation(config.text("hidden_act", default_activation)), config.integer("intermediate_size")),
         embedding,
     )
-    return Description(family, config.integer("vocab_size"), max_positions, stack)
-
-
-def _check_sizes(model: Description, config: Config, tensors: Tensors, embeddings: str, inner: str) -> None:
-    """Check the sizes of the tables of embeddings and of one feed-forward layer."""
-    _check_size(tensors, f"{embeddings}.word_embeddings.weight", "vocab_size", model.vocabulary)
-    positions = config.integer("max_position_embeddings", 512)
-    _check_size(tensors, f"{embeddings}.position_embeddings.weight", "max_position_embeddings", positions)
-    if "type_vocab_size" in config:
-        types = config.integer("type_vocab_size")
-        _check_size(tensors, f"{embeddings}.token_type_embeddings.weight", "type_vocab_size", types)
-    _check_size(tensors, f"{inner}.weight", "intermediate_size", config.integer("intermediate_size"))
+    positions = config.integer("max_position_embeddings", 512) - embedding.skipped_positions
+    return Description(family, config.integer("vocab_size"), positions, stack)
 
 
 def _layer_modules(layer: str) -> dict[str, Source]:
@@ -247,11 +201,8 @@ def _with_old_names(modules: Mapping[str, Source], tensors: Tensors) -> Mapping[
 
 
 def _bert(config: Config, tensors: Tensors) -> Description:
-    embedding = Embedding(has_positions=True, has_types=True, has_norm=True)
-    model = _describe(config, "bert", embedding, config.integer("max_position_embeddings", 512))
-    prefix = _prefix(tensors, "bert.", "embeddings.word_embeddings")
-    _check_sizes(model, config, tensors, f"{prefix}embeddings", f"{prefix}encoder.layer.0.intermediate.dense")
-    return _add_head(model, config, tensors, _BERT_HEAD)
+    embedding = Embedding(has_positions=True, types=config.integer("type_vocab_size", 2), has_norm=True)
+    return _add_head(_describe(config, "bert", embedding), config, _BERT_HEAD)
 
 
 def _bert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
@@ -262,12 +213,9 @@ def _bert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
 
 def _roberta(config: Config, tensors: Tensors, family: str = "roberta") -> Description:
     # Positions start after that of padding, which is the id of the padding token.
-    skipped = config.integer("pad_token_id", 1) + 1
-    embedding = Embedding(has_positions=True, skipped_positions=skipped, has_types=True, has_norm=True)
-    model = _describe(config, family, embedding, config.integer("max_position_embeddings", 512) - skipped)
-    prefix = _prefix(tensors, "roberta.", "embeddings.word_embeddings")
-    _check_sizes(model, config, tensors, f"{prefix}embeddings", f"{prefix}encoder.layer.0.intermediate.dense")
-    return _add_head(model, config, tensors, _ROBERTA_HEAD)
+    skipped, types = config.integer("pad_token_id", 1, least=0) + 1, config.integer("type_vocab_size", 2)
+    embedding = Embedding(has_positions=True, skipped_positions=skipped, types=types, has_norm=True)
+    return _add_head(_describe(config, family, embedding), config, _ROBERTA_HEAD)
 
 
 def _xlm_roberta(config: Config, tensors: Tensors) -> Description:
@@ -283,13 +231,10 @@ def _roberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Sourc
 
 
 def _electra(config: Config, tensors: Tensors) -> Description:
-    prefix = _prefix(tensors, "electra.", "embeddings.word_embeddings")
-    size, width = config.integer("embedding_size", 128), config.integer("hidden_size")
-    embedding = Embedding(has_positions=True, has_types=True, has_norm=True, has_projection=size != width)
-    model = _describe(config, "electra", embedding, config.integer("max_position_embeddings", 512))
-    _check_sizes(model, config, tensors, f"{prefix}embeddings", f"{prefix}encoder.layer.0.intermediate.dense")
-    _check_size(tensors, f"{prefix}embeddings.word_embeddings.weight", "embedding_size", size, axis=1)
-    return _add_head(model, config, tensors, _ELECTRA_HEAD)
+    size, types = config.integer("embedding_size", 128), config.integer("type_vocab_size", 2)
+    projected_from = None if size == config.integer("hidden_size") else size
+    embedding = Embedding(has_positions=True, types=types, has_norm=True, projected_from=projected_from)
+    return _add_head(_describe(config, "electra", embedding), config, _ELECTRA_HEAD)
 
 
 def _electra_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
@@ -307,14 +252,11 @@ _MPNET_BIAS = RelativeBias(buckets=32, max_distance=128, bidirectional=True)
 
 def _mpnet(config: Config, tensors: Tensors) -> Description:
     embedding = Embedding(has_positions=True, skipped_positions=_MPNET_SKIPPED, has_norm=True)
-    positions = config.integer("max_position_embeddings", 512) - _MPNET_SKIPPED
-    model = _describe(config, "mpnet", embedding, positions)
+    model = _describe(config, "mpnet", embedding)
     config.neutral("relative_attention_num_buckets", _MPNET_BIAS.buckets)
     assert model.encoder is not None, "an encoder was described"
     model = replace(model, encoder=replace(model.encoder, relative_bias=_MPNET_BIAS))
-    prefix = _prefix(tensors, "mpnet.", "embeddings.word_embeddings")
-    _check_sizes(model, config, tensors, f"{prefix}embeddings", f"{prefix}encoder.layer.0.intermediate.dense")
-    return _add_head(model, config, tensors, _ROBERTA_HEAD)
+    return _add_head(model, config, _ROBERTA_HEAD)
 
 
 def _mpnet_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
@@ -341,16 +283,12 @@ def _distilbert(config: Config, tensors: Tensors) -> Description:
         width,
         Norm("layer", 1e-12),  # not in the configuration
         "post",
-        (_attention(config, width, "n_heads"),) * config.integer("n_layers"),
-        FeedForward(activation(config.text("activation", "gelu"))),
+        (equal_heads(config, "n_heads", width),) * count(config, "n_layers"),
+        FeedForward(activation(config.text("activation", "gelu")), config.integer("hidden_dim")),
         Embedding(has_positions=True, has_norm=True),
     )
     model = Description("distilbert", config.integer("vocab_size"), positions, stack)
-    prefix = _prefix(tensors, "distilbert.", "embeddings.word_embeddings")
-    _check_size(tensors, f"{prefix}embeddings.word_embeddings.weight", "vocab_size", model.vocabulary)
-    _check_size(tensors, f"{prefix}embeddings.position_embeddings.weight", "max_position_embeddings", positions)
-    _check_size(tensors, f"{prefix}transformer.layer.0.ffn.lin1.weight", "hidden_dim", config.integer("hidden_dim"))
-    return _add_head(model, config, tensors, _DISTILBERT_HEAD)
+    return _add_head(model, config, _DISTILBERT_HEAD)
 
 
 def _distilbert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
@@ -378,22 +316,17 @@ def _albert(config: Config, tensors: Tensors) -> Description:
     for key in ("net_structure_type", "gap_size", "num_memory_blocks"):
         config.neutral(key, 0)
     config.neutral("down_scale_factor", 1)
-    embedding = Embedding(has_positions=True, has_types=True, has_norm=True, has_projection=True)
-    # Its default activation is not that of BERT.
-    hidden_act = activation(config.text("hidden_act", "gelu_new"))
-    model = _describe(config, "albert", embedding, config.integer("max_position_embeddings", 512))
+    size, types = config.integer("embedding_size", 128), config.integer("type_vocab_size", 2)
+    embedding = Embedding(has_positions=True, types=types, has_norm=True, projected_from=size)
+    model = _describe(config, "albert", embedding, default_activation="gelu_new")
     assert model.encoder is not None, "an encoder was described"
-    layers = model.encoder.layers * config.integer("inner_group_num", 1)
-    stack = replace(model.encoder, attention=model.encoder.attention[:1] * layers, feed_forward=FeedForward(hidden_act))
-    prefix = _prefix(tensors, "albert.", "embeddings.word_embeddings")
-    groups = config.integer("num_hidden_groups", 1)
-    first = f"{prefix}encoder.albert_layer_groups.{{}}.albert_layers.0"
-    if not 1 <= groups <= model.encoder.layers or f"{first.format(groups - 1)}.ffn.weight" not in tensors:
-        raise ImportFailedError(f"config.json: num_hidden_groups is {groups}, but the checkpoint has other groups")
-    _check_sizes(model, config, tensors, f"{prefix}embeddings", f"{first.format(0)}.ffn")
-    size = config.integer("embedding_size", 128)
-    _check_size(tensors, f"{prefix}embeddings.word_embeddings.weight", "embedding_size", size, axis=1)
-    return _add_head(replace(model, encoder=stack), config, tensors, _ALBERT_HEAD)
+    # Layers of a group share their weights, so that no shape shows the number of layers.
+    groups, inner = _albert_groups(tensors)
+    for key, found in (("num_hidden_groups", groups), ("inner_group_num", inner)):
+        if config.integer(key, 1) != found:
+            raise ImportFailedError(f"config.json: {key} is {config.integer(key, 1)}, but the checkpoint has {found}")
+    stack = replace(model.encoder, attention=model.encoder.attention * inner)
+    return _add_head(replace(model, encoder=stack), config, _ALBERT_HEAD)
 
 
 def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
@@ -401,11 +334,11 @@ def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
     prefix = _prefix(tensors, "albert.", "embeddings.word_embeddings")
     modules = _embedding_modules(f"{prefix}embeddings")
     modules["encoder.embedding_projection"] = f"{prefix}encoder.embedding_hidden_mapping_in"
-    name = f"{prefix}encoder.albert_layer_groups.{{}}.albert_layers.{{}}"
-    groups = _count(tensors, lambda number: f"{name.format(number, 0)}.ffn.weight")
-    inner = _count(tensors, lambda number: f"{name.format(0, number)}.ffn.weight")
+    groups, inner = _albert_groups(tensors)
+    repeated = model.encoder.layers // inner
     for number in range(model.encoder.layers):
-        layer = name.format(number // inner * groups // (model.encoder.layers // inner), number % inner)
+        group = int(number // inner / (repeated / groups))  # as transformers rounds it
+        layer = f"{prefix}encoder.albert_layer_groups.{group}.albert_layers.{number % inner}"
         for part in ("query", "key", "value"):
             modules[f"encoder.{number}.self_attention.{part}"] = f"{layer}.attention.{part}"
         modules |= {
@@ -418,9 +351,12 @@ def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
     return modules | _head_modules(model, _ALBERT_HEAD)
 
 
-def _count(tensors: Tensors, name: Callable[[int], str]) -> int:
-    """Return how many of the tensors name(0), name(1), … exist without a gap."""
-    return next(number for number in itertools.count() if name(number) not in tensors)
+def _albert_groups(tensors: Tensors) -> tuple[int, int]:
+    """Return the number of groups of layers, and the number of different layers in each."""
+    prefix = _prefix(tensors, "albert.", "embeddings.word_embeddings")
+    name = f"{prefix}encoder.albert_layer_groups.{{}}.albert_layers.{{}}.ffn.weight"
+    groups = next(number for number in itertools.count() if name.format(number, 0) not in tensors)
+    return groups, next(number for number in itertools.count() if name.format(0, number) not in tensors)
 
 
 # ModernBERT
@@ -435,44 +371,43 @@ def _modernbert(config: Config, tensors: Tensors) -> Description:
         "decoder_bias", "deterministic_flash_attn", "layer_norm_eps", "reference_compile", "repad_logits_with_grad",
         "sparse_pred*",
     )  # fmt: skip
-    width, num_layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
-    attention, window = _attention(config, width), config.integer("local_attention", 128)
+    width, num_layers = config.integer("hidden_size"), count(config, "num_hidden_layers")
+    has_bias = config.boolean("attention_bias", False)
+    attention = equal_heads(config, "num_attention_heads", width)
+    attention = replace(attention, has_bias=has_bias, has_output_bias=has_bias)
+    window = config.integer("local_attention", 128, least=1, most=MAX_WINDOW)
     is_local = _local_layers(config, num_layers)
     rotary = {local: _rotary(config, local, attention.head_size) for local in (False, True)}
     layers = tuple(replace(attention, rotary=rotary[local], window=window if local else None) for local in is_local)
     stack = Stack(
         width,
-        Norm("layer", config.number("norm_eps", 1e-5)),
+        Norm("layer", config.number("norm_eps", 1e-5, above=0), has_bias=config.boolean("norm_bias", False)),
         "pre",
         layers,
-        FeedForward(activation(config.text("hidden_activation", "gelu")), gated=True),
+        FeedForward(
+            activation(config.text("hidden_activation", "gelu")),
+            config.integer("intermediate_size"),
+            gated=True,
+            has_bias=config.boolean("mlp_bias", False),
+        ),
         Embedding(has_norm=True),
         has_final_norm=True,
         skips_first_norm=True,
     )
     positions = config.integer("max_position_embeddings", 8192)
     model = Description("modernbert", config.integer("vocab_size"), positions, stack)
-    prefix = _prefix(tensors, "model.", "embeddings.tok_embeddings")
-    _check_size(tensors, f"{prefix}embeddings.tok_embeddings.weight", "vocab_size", model.vocabulary)
-    inner = config.integer("intermediate_size")
-    _check_size(tensors, f"{prefix}layers.0.mlp.Wi.weight", "twice the intermediate_size", 2 * inner)
-    _check_bias(config, tensors, "attention_bias", f"{prefix}layers.0.attn.Wqkv")
-    _check_bias(config, tensors, "mlp_bias", f"{prefix}layers.0.mlp.Wi")
-    _check_bias(config, tensors, "norm_bias", f"{prefix}final_norm")
     pooling = config.text("classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
         raise ImportFailedError(f"config.json: classifier_pooling must be cls or mean, got {pooling!r}")
     head = replace(_MODERNBERT_HEAD, activation=activation(config.text("classifier_activation", "gelu")))
-    model = _add_head(model, config, tensors, head, "mean" if pooling == "mean" else "first")
-    if model.head is not None:
-        _check_bias(config, tensors, "classifier_bias", "head.dense")
-    config.ignore("classifier_bias")
-    return model
+    model = _add_head(model, config, head, "mean" if pooling == "mean" else "first")
+    has_head_bias = config.boolean("classifier_bias", False)
+    return model if model.head is None else replace(model, head=replace(model.head, has_bias=has_head_bias))
 
 
 def _local_layers(config: Config, num_layers: int) -> list[bool]:
     """Return for each layer whether it has a local window."""
-    every = config.integer("global_attn_every_n_layers", 3)
+    every = config.integer("global_attn_every_n_layers", 3, least=1)
     kinds = config.get("layer_types", None)
     if kinds is None:
         return [number % every != 0 for number in range(num_layers)]
@@ -486,29 +421,22 @@ def _local_layers(config: Config, num_layers: int) -> list[bool]:
 
 def _rotary(config: Config, local: bool, head_size: int) -> Rotary:
     """Return the rotary embedding of local or of global layers."""
-    if head_size % 2:
-        raise ImportFailedError(f"config.json: the size of a head must be even for rotary embedding, got {head_size}")
+    if head_size % 2 or head_size > MAX_HEAD_SIZE:
+        raise ImportFailedError(
+            f"config.json: the size of a head must be even and at most {MAX_HEAD_SIZE} for rotary embedding, got "
+            f"{head_size}"
+        )
     config.neutral("rope_scaling", None)
     kind, key = ("sliding_attention", "local_rope_theta") if local else ("full_attention", "global_rope_theta")
     if config.get(key, theta := _LOCAL_THETA if local else _GLOBAL_THETA) is None:
         raise ImportFailedError(f"config.json: {key} must be a number, got null")
-    theta = config.number(key, theta)
+    theta = config.number(key, theta, above=1)
     options = config.section("rope_parameters")
     options = None if options is None else options.section(kind)
     if options is not None:
         options.neutral("rope_type", "default")
-        theta = options.number("rope_theta", theta)
+        theta = options.number("rope_theta", theta, above=1)
     return Rotary(tuple(theta ** (-2 * index / head_size) for index in range(head_size // 2)))
-
-
-def _check_bias(config: Config, tensors: Tensors, key: str, module: str) -> None:
-    """Check that a module has a bias exactly if a key of config.json says so."""
-    has_bias = config.boolean(key, False)
-    if has_bias != (f"{module}.bias" in tensors):
-        raise ImportFailedError(
-            f"config.json: {key} is {str(has_bias).lower()}, but the checkpoint has {'no' if has_bias else 'the'} "
-            f"tensor {f'{module}.bias'!r}; config.json may belong to another checkpoint"
-        )
 
 
 def _modernbert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:

@@ -13,18 +13,16 @@ import numpy as np
 
 from export.families import Family
 from export.families.description import Attention, Description, Embedding, FeedForward, Norm, RelativeBias, Stack
-from export.families.values import activation, timescale_sinusoids
+from export.families.values import activation, count, equal_heads, timescale_sinusoids
 from export.families.weights import Array, Part, Source
 from export.sources.checkpoint import Config, Tensors
-from export.sources.generation import GENERATION_KEYS
 
 # Keys without an effect on the graphs: sizes under a second name, settings of the training, and
 # settings of classes with labels.
 _IGNORED_KEYS = (
-    *GENERATION_KEYS, "_num_labels", "num_labels", "num_hidden_layers", "classif*", "problem_type", "is_decoder",
-    "add_cross_attention", "chunk_size_feed_forward", "cross_attention_hidden_size", "pruned_heads",
-    "tf_legacy_loss", "prefix", "share_encoder_decoder_embeddings", "extra_pos_embeddings", "replacing_rate",
-    "save_step", "student_*", "num_beam_hyps_to_keep", "total_flos", "max_source_length", "max_target_length",
+    "num_hidden_layers", "classif*", "is_decoder", "add_cross_attention", "cross_attention_hidden_size", "pruned_heads",
+    "share_encoder_decoder_embeddings", "extra_pos_embeddings", "replacing_rate", "save_step", "student_*",
+    "num_beam_hyps_to_keep", "total_flos", "max_source_length", "max_target_length",
 )  # fmt: skip
 
 _M2M100_PAD = 1
@@ -57,36 +55,41 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
     config.boolean("tie_word_embeddings", True)  # not used, see `_embeddings`
     if variant.positions == "fairseq":
         config.neutral("pad_token_id", _M2M100_PAD)
-    width = config.integer("d_model")
+    width = config.integer("d_model", least=4)
     scale = math.sqrt(width) if config.boolean("scale_embedding", variant.scale_embedding) else 1.0
     function = activation(config.text("activation_function", variant.activation))
 
     def stack(name: str) -> Stack:
-        heads = config.integer(f"{name}_attention_heads")
-        attention = Attention(heads, heads, width // heads, (width // heads) ** -0.5)
-        config.integer(f"{name}_ffn_dim")  # follows from the tensors
+        attention = equal_heads(config, f"{name}_attention_heads", width)
         return Stack(
             width,
             Norm("layer", 1e-5),
             variant.norm_place,
-            (attention,) * config.integer(f"{name}_layers"),
-            FeedForward(function),
+            (attention,) * count(config, f"{name}_layers"),
+            FeedForward(function, config.integer(f"{name}_ffn_dim")),
             Embedding(scale, has_positions=True, has_norm=variant.has_embedding_norm),
             cross=attention if name == "decoder" else None,
             has_final_norm=variant.has_final_norm,
         )
 
-    vocabulary = config.integer("vocab_size")
+    source = vocabulary = config.integer("vocab_size")
     if variant.family == "marian":
-        vocabulary = config.integer("decoder_vocab_size", vocabulary)
-    positions = config.integer("max_position_embeddings")
-    return Description(variant.family, vocabulary, positions, stack("encoder"), stack("decoder"))
+        vocabulary = config.integer("decoder_vocab_size", source)
+    return Description(
+        variant.family,
+        vocabulary,
+        config.integer("max_position_embeddings"),
+        stack("encoder"),
+        stack("decoder"),
+        source_vocabulary=None if source == vocabulary else source,
+    )
 
 
 def _modules(variant: _Variant, model: Description, tensors: Tensors) -> Mapping[str, Source]:
     start = "model." if "model.encoder.layers.0.fc1.weight" in tensors else ""
     modules = _embeddings(start, tensors)
-    modules["output.bias"] = "final_logits_bias"
+    if variant.family != "m2m_100":
+        modules["output.bias"] = Part("final_logits_bias", is_row=True)
     for stack in ("encoder", "decoder"):
         layer, name = f"{stack}.{{}}", f"{start}{stack}.layers.{{}}"
         modules[f"{stack}.embedding_norm"] = f"{start}{stack}.layernorm_embedding"
@@ -123,7 +126,7 @@ def _embeddings(start: str, tensors: Tensors) -> dict[str, Source]:
     if len(set(modules.values())) == 1:
         modules = {"embedding": modules["encoder.embedding"]}
     if "lm_head.weight" in tensors:
-        modules["output"] = "lm_head"
+        modules["output.weight"] = "lm_head.weight"
     return modules
 
 
@@ -145,30 +148,31 @@ def _sinusoid_halves(positions: int, width: int) -> Array:
     return np.concatenate([np.sin(angles), np.cos(angles[:, : width // 2])], axis=1).astype(np.float32)
 
 
-def _t5(family: str, feed_forward: str, config: Config, tensors: Tensors) -> Description:
+def _t5(family: str, default_feed_forward: str, config: Config, tensors: Tensors) -> Description:
     config.ignore(*_IGNORED_KEYS, "is_gated_act", "dense_act_fn", "output_past")
     # Encoders of sentence-transformers, such as GTR and Sentence-T5, have no decoder.
     has_decoder = not next(iter(config.get("architectures", None) or ()), "").endswith("EncoderModel")
     config.neutral("is_encoder_decoder", True, has_decoder)
-    width, heads, head_size = config.integer("d_model"), config.integer("num_heads"), config.integer("d_kv")
-    config.integer("d_ff")
-    layers = config.integer("num_layers")
-    num_buckets = config.integer("relative_attention_num_buckets", 32)
-    max_distance = config.integer("relative_attention_max_distance", 128)
-    kind, _, gated = config.text("feed_forward_proj", feed_forward).rpartition("-")
+    width, layers = config.integer("d_model", least=1), count(config, "num_layers")
+    # A bucket of the smaller half of one direction has one distance.
+    num_buckets = config.integer("relative_attention_num_buckets", 32, least=4)
+    max_distance = config.integer("relative_attention_max_distance", 128, least=num_buckets // 2 + 1)
+    kind, _, gated = config.text("feed_forward_proj", default_feed_forward).rpartition("-")
     if kind not in ("", "gated"):
         raise ValueError(f"feed_forward_proj must be 'gated-NAME' or the name of an activation, got {kind}-{gated}")
     # "gated-gelu" has always been the approximation with tanh.
-    options = FeedForward(activation("gelu_new" if (kind, gated) == ("gated", "gelu") else gated), gated=bool(kind))
-    attention = Attention(heads, heads, head_size, scale=1.0)
+    function = activation("gelu_new" if (kind, gated) == ("gated", "gelu") else gated)
+    feed_forward = FeedForward(function, config.integer("d_ff"), gated=bool(kind), has_bias=False)
+    heads, head_size = count(config, "num_heads"), config.integer("d_kv")
+    attention = Attention(heads, heads, head_size, scale=1.0, has_bias=False, has_output_bias=False)
 
-    def stack(name: str, count: int) -> Stack:
+    def stack(name: str, layers: int) -> Stack:
         return Stack(
             width,
-            Norm("rms", config.number("layer_norm_epsilon", 1e-6)),
+            Norm("rms", config.number("layer_norm_epsilon", 1e-6, above=0)),
             "pre",
-            (attention,) * count,
-            options,
+            (attention,) * layers,
+            feed_forward,
             Embedding(),
             cross=attention if name == "decoder" else None,
             relative_bias=RelativeBias(num_buckets, max_distance, bidirectional=name == "encoder"),
@@ -179,7 +183,7 @@ def _t5(family: str, feed_forward: str, config: Config, tensors: Tensors) -> Des
     # `tie_word_embeddings` or nothing; later versions of Transformers write another key.
     is_tied = config.boolean("tie_word_embeddings", True)
     is_scaled = config.boolean("scale_decoder_outputs", is_tied) and family == "t5"
-    decoder = stack("decoder", config.integer("num_decoder_layers", layers))
+    decoder = stack("decoder", count(config, "num_decoder_layers", layers))
     return Description(
         family,
         config.integer("vocab_size"),
@@ -192,6 +196,8 @@ def _t5(family: str, feed_forward: str, config: Config, tensors: Tensors) -> Des
 
 def _t5_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     modules = _embeddings("", tensors)
+    assert model.encoder is not None, "T5 has an encoder"
+    is_gated = model.encoder.feed_forward.gated
     for stack in ("encoder", "decoder"):
         layer, name = f"{stack}.{{}}", f"{stack}.block.{{}}.layer"
         last = 1 if stack == "encoder" else 2
@@ -200,7 +206,6 @@ def _t5_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
         modules[f"{layer}.feed_forward_norm"] = f"{name}.{last}.layer_norm"
         feed_forward = f"{name}.{last}.DenseReluDense"
         modules[f"{layer}.feed_forward.outer"] = f"{feed_forward}.wo"
-        is_gated = f"{feed_forward}.wi_0.weight".replace("{}", "0") in tensors
         modules[f"{layer}.feed_forward.inner"] = f"{feed_forward}.wi_1" if is_gated else f"{feed_forward}.wi"
         modules[f"{layer}.feed_forward.gate"] = f"{feed_forward}.wi_0"
         for number, ours, theirs in ((0, "self_attention", "SelfAttention"), (1, "cross_attention", "EncDecAttention")):

@@ -7,8 +7,24 @@ from typing import Any
 from export.errors import ImportFailedError
 from export.families import Family, decoders, encoders, seq2seq
 from export.families.description import Description
+from export.families.shapes import check_shapes
 from export.families.token_types import type_separator
+from export.families.weights import Weights
 from export.sources.checkpoint import Config, Tensors
+from export.sources.generation import GENERATION_KEYS
+
+MAX_POSITIONS = 1 << 20
+
+# Keys of config.json that do not change the outputs of a trained model of any family.
+_HARMLESS = (
+    "_name_or_path", "_commit_hash", "_attn_implementation*", "_flash_attn_2_enabled", "_num_labels", "*_token_id",
+    "*dropout*", "*layerdrop*", "*_pdrop", "architectures", "auto_map", "chunk_size_feed_forward", "custom_pipelines",
+    "dtype", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_*", "init_std", "init_xavier_std",
+    "keys_to_ignore_at_inference", "label2id", "language", "license", "model_type", "num_labels", "output_attentions",
+    "output_hidden_states", "output_past", "output_scores", "prefix", "pretraining_tp", "problem_type", "return_dict",
+    "return_dict_in_generate", "summary_*", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype",
+    "torchscript", "transformers_version", "transformers.js_config", "use_bfloat16", "use_cache", "use_return_dict",
+)  # fmt: skip
 
 FAMILIES: tuple[Family, ...] = (*encoders.FAMILIES, *decoders.FAMILIES, *seq2seq.FAMILIES)
 
@@ -44,20 +60,23 @@ def describe(
     tensors: Tensors,
     tokenizer: Mapping[str, Any] | None = None,
     input_names: Sequence[str] | None = None,
-) -> Description:
+    max_tokens: int | None = None,
+) -> tuple[Description, Weights]:
     """Describe a checkpoint, and mark the tensors that do not change its outputs as known.
 
     Args:
         family: its family.
         config: config.json.
-        tensors: the weights.
+        tensors: the weights. Their shapes are compared with the description.
         tokenizer: tokenizer.json. It decides the token types of text pairs, and is only needed for
             models with token types.
         input_names: `model_input_names` of tokenizer_config.json, None if it has none.
+        max_tokens: lower limit of positions than the checkpoint's.
 
     Raises:
         ImportFailedError: the checkpoint is not supported.
     """
+    config.ignore(*_HARMLESS, *GENERATION_KEYS)
     try:
         model = family.describe(config, tensors)
     except ImportFailedError:
@@ -66,7 +85,25 @@ def describe(
         raise ImportFailedError(f"config.json: {error}") from None
     tensors.ignore(*family.ignored)
     stack = model.encoder
-    if stack is None or not stack.embedding.has_types or config.integer("type_vocab_size", 2) < 2:
-        return model
-    separator = type_separator(tokenizer, input_names)
-    return replace(model, encoder=replace(stack, embedding=replace(stack.embedding, type_separator=separator)))
+    if stack is not None and stack.embedding.types > 1:
+        separator = type_separator(tokenizer, input_names)
+        stack = replace(stack, embedding=replace(stack.embedding, type_separator=separator))
+    limited = replace(model, encoder=stack, max_positions=_positions(model, max_tokens))
+    weights = Weights(tensors, family.modules(limited, tensors))
+    check_shapes(model, weights)
+    return limited, weights
+
+
+def _positions(model: Description, max_tokens: int | None) -> int:
+    """Return the number of positions of a model with the limit that the user chose.
+
+    Raises:
+        ImportFailedError: it is not positive, or larger than the tables of any graph should be.
+    """
+    positions = model.max_positions if max_tokens is None else min(max_tokens, model.max_positions)
+    if not 1 <= positions <= MAX_POSITIONS:
+        raise ImportFailedError(
+            f"config.json gives the model {model.max_positions:,} positions; supported are 1 to {MAX_POSITIONS:,}: "
+            "correct config.json, or import fewer positions with --max-tokens"
+        )
+    return positions

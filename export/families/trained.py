@@ -12,6 +12,7 @@ from torch import nn
 
 from export.families import Family
 from export.families.description import Attention, Description, Embedding, FeedForward, Head, Norm, ProjectedKeys, Stack
+from export.families.shapes import check_shapes
 from export.families.weights import Array, Source, Weights
 from export.graphs.builder import WeightFile
 from export.graphs.model import Graphs, build_graphs
@@ -28,7 +29,7 @@ from service.bundle import Ops
 NORM = Norm("layer", 1e-5)  # epsilon of `torch.nn.LayerNorm`
 PROJECTIONS = "projections.matrices"  # (matrices, k, P) of a Linformer
 # Keys that only change the training, and keys that the tensors or the manifest have too.
-HARMLESS_KEYS = ("architecture", "d_ff", "dropout", "word_dropout", *SPECIAL_IDS)
+HARMLESS_KEYS = ("architecture", "dropout", "word_dropout", *SPECIAL_IDS)
 
 Trained = Transformer | Classifier | CausalModel
 
@@ -61,7 +62,9 @@ def describe(config: ModelConfig, tensors: Tensors) -> tuple[Description, Weight
     keys = Config({"architecture": family.name, **asdict(config)}, CONFIG)
     model = family.describe(keys, tensors)
     keys.check_all_read()
-    return model, Weights(tensors, family.modules(model, tensors))
+    weights = Weights(tensors, family.modules(model, tensors))
+    check_shapes(model, weights, CONFIG)
+    return model, weights
 
 
 def _transformer(config: Config, tensors: Tensors) -> Description:
@@ -98,7 +101,8 @@ def _stack(config: Config, attention: tuple[Attention, ...], pre_norm: bool, cro
     width = config.integer("d_model")
     embedding = Embedding(scale=width**0.5, has_positions=True)
     place: Literal["pre", "post"] = "pre" if pre_norm else "post"
-    return Stack(width, NORM, place, attention, FeedForward("relu"), embedding, cross, has_final_norm=pre_norm)
+    feed_forward = FeedForward("relu", config.integer("d_ff"))
+    return Stack(width, NORM, place, attention, feed_forward, embedding, cross, has_final_norm=pre_norm)
 
 
 def _describe(config: Config, encoder: Stack | None = None, decoder: Stack | None = None) -> Description:

@@ -1,14 +1,16 @@
 """Conversion of values that several families share."""
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
-from export.errors import ImportFailedError
-from export.families.description import Activation
+from export.families.description import Activation, Attention
 from export.families.weights import Array
-from export.sources.checkpoint import Tensors
+from export.sources.checkpoint import Config
+
+MAX_COUNT = 1000  # of layers or heads
+MAX_HEAD_SIZE = 4096
+MAX_WINDOW = 2**31 - 1  # the operators have 32 bits for it
 
 _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
@@ -34,6 +36,27 @@ def activation(name: str) -> Activation:
     return _ACTIVATIONS[name]
 
 
+def count(config: Config, key: str, default: int | None = None) -> int:
+    """Return a number of layers or heads.
+
+    Raises:
+        ImportFailedError: it is less than 1 or more than any model has.
+    """
+    return config.integer(key, default, least=1, most=MAX_COUNT)
+
+
+def equal_heads(config: Config, key: str, width: int) -> Attention:
+    """Return attention whose heads share the width equally.
+
+    Raises:
+        ImportFailedError: the number of heads does not divide the width.
+    """
+    heads = count(config, key)
+    if width < 1 or width % heads:
+        raise ValueError(f"{key} must be a divisor of the width {width}, got {heads}")
+    return Attention(heads, heads, width // heads, scale=(width // heads) ** -0.5)
+
+
 def timescale_sinusoids(positions: int, width: int, first: int = 0) -> Array:
     """Return sinusoids (P, M) as fairseq and Marian have them, in float32 as in training.
 
@@ -50,29 +73,3 @@ def timescale_sinusoids(positions: int, width: int, first: int = 0) -> Array:
     angles = np.arange(first, first + positions, dtype=np.float32)[:, None] * frequencies
     table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
     return np.pad(table, [(0, 0), (0, width - 2 * half)])
-
-
-def check_shapes(tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that tensors exist with the shapes that follow from the configuration.
-
-    Args:
-        tensors: the checkpoint.
-        shapes: all tensors that are used, by name.
-
-    Raises:
-        ImportFailedError: a tensor is missing or has another shape, or a module has a bias that the
-            configuration excludes.
-    """
-    for name, shape in shapes.items():
-        stored = tensors.shape(name)
-        if stored != shape:
-            raise ImportFailedError(
-                f"the tensor {name!r} has the shape {list(stored)}, but config.json implies {list(shape)}; "
-                "config.json may belong to another checkpoint"
-            )
-        bias = f"{name.removesuffix('weight')}bias"
-        if name.endswith(".weight") and bias in tensors and bias not in shapes:
-            raise ImportFailedError(
-                f"the checkpoint has a tensor {bias!r}, but its architecture and config.json exclude this bias; "
-                "config.json may belong to another checkpoint"
-            )

@@ -34,6 +34,8 @@ class Tensors(Protocol):
 
     def __contains__(self, name: object) -> bool: ...
 
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
     def read(self, name: str) -> Array: ...
 
 
@@ -46,6 +48,26 @@ class Part:
     index: int = 0  # which of `count` equal parts along the outputs
     count: int = 1
     skip: int = 0  # number of rows to omit at the start, such as positions that are never used
+    added: tuple[float, ...] = ()  # values of rows to add at the end
+    is_row: bool = False  # the vector is stored as a matrix (1, N)
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape in the checkpoint of a tensor that has this shape in the builder."""
+        rows = (shape[0] - len(self.added) + self.skip) * self.count
+        if self.is_row:
+            return 1, rows
+        return (*reversed(shape[1:]), rows) if self.transposed else (rows, *shape[1:])
+
+    def convert(self, stored: Array) -> Array:
+        """Convert a tensor of the checkpoint to the form of the builder."""
+        array = stored.reshape(-1) if self.is_row else stored
+        array = array.T if self.transposed else array
+        if self.count > 1:
+            array = np.split(array, self.count)[self.index]
+        array = array[self.skip :]
+        for value in self.added:
+            array = np.concatenate([array, np.full((1, *array.shape[1:]), value, np.float32)])
+        return np.ascontiguousarray(array)
 
 
 Computed = Callable[[], Array]  # a tensor that the checkpoint does not store
@@ -64,12 +86,12 @@ class Weights:
                 number of a layer, or for one layer with its number. A name that ends in `.weight`
                 or `.bias` stands for that tensor alone.
         """
-        self._tensors = tensors
+        self.tensors = tensors
         self._modules = modules
 
     def __contains__(self, name: str) -> bool:
-        source = self._find(name)
-        return source is not None and (callable(source) or source[1] in self._tensors)
+        source = self.find(name)
+        return source is not None and (callable(source) or source[1] in self.tensors)
 
     def read(self, name: str) -> Array:
         """Return a tensor as float32, with matrices as (outputs, inputs).
@@ -77,30 +99,30 @@ class Weights:
         Raises:
             KeyError: the table of the family has no such module.
         """
-        source = self._find(name)
+        source = self.find(name)
         if source is None:
             raise KeyError(name)
         if callable(source):
             return source()
         part, tensor = source
-        array = self._tensors.read(tensor)
-        if part.transposed and array.ndim == 2:
-            array = array.T
-        if part.count > 1:
-            array = np.split(array, part.count)[part.index]
-        return np.ascontiguousarray(array[part.skip :])
+        return part.convert(self.tensors.read(tensor))
 
-    def _find(self, name: str) -> tuple[Part, str] | Computed | None:
-        """Return where a tensor is: its part of a tensor of the checkpoint, or a function."""
+    def find(self, name: str) -> tuple[Part, str] | Computed | None:
+        """Return where a tensor is: its part of a tensor of the checkpoint, or a function.
+
+        Returns:
+            None if the table of the family has no such module. The checkpoint may lack the tensor.
+        """
         number = next(iter(_LAYER.findall(name)), "")
         pattern = _LAYER.sub(".{}", name, count=1)
-        module, _, kind = pattern.rpartition(".")
-        source, suffix = self._modules.get(pattern), ""
-        for found in (name.rpartition(".")[0], module):  # an entry of one layer precedes that of all layers
-            if source is None:
-                source, suffix = self._modules.get(found), f".{kind}"
-        if source is None:
+        # A tensor precedes its module, and an entry of one layer precedes that of all layers.
+        for found in (name, pattern, name.rpartition(".")[0], pattern.rpartition(".")[0]):
+            source = self._modules.get(found)
+            if source is not None:
+                break
+        else:
             return None
+        suffix = "" if found in (name, pattern) else f".{name.rpartition('.')[2]}"
         if callable(source):
             return source if suffix in ("", ".weight") else None
         part = Part(source) if isinstance(source, str) else source

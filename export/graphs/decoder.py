@@ -270,5 +270,5 @@ class _DecoderBuilder:
         else:
             names = [self._layers.embedding()]
         if "output.bias" in weights:
-            names.append(graph.weight("output.bias", weights.read("output.bias").reshape(-1)))
+            names.append(graph.weight("output.bias", weights.read("output.bias")))
         return names

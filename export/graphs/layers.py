@@ -131,7 +131,7 @@ class LayerBuilder:
         x = graph.add("Gather", self.embedding(), ids)
         if options.scale != 1.0:
             x = graph.add("Mul", x, graph.constant(options.scale, np.float32))
-        if options.has_types:
+        if options.types:
             types = weights.read(f"{self.name}.types.weight")
             if options.type_separator is None:
                 x = graph.add("Add", x, graph.weight(f"{self.name}.types.0", types[0]))
@@ -144,7 +144,7 @@ class LayerBuilder:
             x = graph.add("Add", x, at_positions(table))
         if options.has_norm:
             x = self.norm(x, f"{self.name}.embedding_norm")
-        if options.has_projection:
+        if options.projected_from is not None:
             x = self.linear(x, f"{self.name}.embedding_projection")
         return x
 

@@ -53,15 +53,14 @@ def build_graphs(model: Description, weights: Weights, file: WeightFile, ops: Op
     decoder = None if model.decoder is None else decoder_graph(model, weights, file, ops)
     table = next(name for name in ("embedding.weight", "encoder.embedding.weight") if name in weights)
     embedding = weights.read(table)
-    has_two_vocabularies = len(embedding) != model.vocabulary
     return Graphs(
         encoder,
         decoder,
-        None if has_two_vocabularies else similar_graph(embedding, file, ops),
+        similar_graph(embedding, file, ops) if model.source_vocabulary is None else None,
         states(model),
         attention_maps(model),
         "source" if model.is_decoder_only else "start_token",
-        len(embedding) if has_two_vocabularies else None,
+        model.source_vocabulary,
         model.labels,
         "classes" if model.head is None else model.head.label_kind,
     )

@@ -8,7 +8,6 @@ and files with their SHA-256 for the manifest.
 import fnmatch
 import hashlib
 import json
-import math
 import os
 import re
 import stat
@@ -49,18 +48,6 @@ PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MAX_TEXT_BYTES = 256 << 20  # of a configuration or a tokenizer
 NUM_NAMED = 5  # unknown keys or tensors that an error names
 
-# Keys of config.json that do not change the outputs of a trained model.
-IRRELEVANT_KEYS = (
-    "_name_or_path", "_commit_hash", "_attn_implementation*", "_flash_attn_2_enabled", "architectures",
-    "auto_map", "custom_pipelines", "dtype", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_*",
-    "init_std", "init_xavier_std", "keys_to_ignore_at_inference", "label2id", "language", "license", "model_type",
-    "output_attentions", "output_hidden_states", "output_past", "output_scores", "pretraining_tp", "return_dict",
-    "return_dict_in_generate", "task_specific_params", "tokenizer_class", "torch_dtype", "torchscript",
-    "transformers_version", "transformers.js_config", "use_cache", "use_bfloat16", "use_return_dict",
-    "*dropout*", "*layerdrop*", "*_pdrop",
-)  # fmt: skip
-
-
 Kind = Literal["huggingface", "firefox", "training"]
 
 
@@ -86,8 +73,15 @@ class StoredTensor:
 class Tensors:
     """Read-only view of the weights of a checkpoint, which records the tensors that were read."""
 
-    def __init__(self, stored: Mapping[str, StoredTensor]) -> None:
+    def __init__(self, stored: Mapping[str, StoredTensor], source: str = "the checkpoint") -> None:
+        """Create a view.
+
+        Args:
+            stored: the tensors.
+            source: their origin in errors, such as the name of a file.
+        """
         self._stored = dict(stored)
+        self._source = source
         self._known: set[str] = set()  # read or ignored
         self.names = frozenset(self._stored)
         self.on_read: Callable[[int], None] | None = None  # called with the bytes of each tensor
@@ -129,7 +123,7 @@ class Tensors:
     def _get(self, name: str) -> StoredTensor:
         if name not in self._stored:
             raise ImportFailedError(
-                f"the checkpoint has no tensor {name!r}, which its architecture needs; config.json may belong to "
+                f"{self._source} has no tensor {name!r}, which its architecture needs; its configuration may belong to "
                 "another checkpoint"
             )
         return self._stored[name]
@@ -153,7 +147,7 @@ class Tensors:
         unknown = self.names - self._known
         if unknown:
             raise ImportFailedError(
-                f"the checkpoint has {len(unknown)} tensors that its architecture does not use: {_first(unknown)}; "
+                f"{self._source} has {len(unknown)} tensors that its architecture does not use: {_first(unknown)}; "
                 "it may be an unsupported variant, so it is not imported"
             )
 
@@ -207,12 +201,22 @@ class Config:
             raise ImportFailedError(f"{self._file}: {key} must be {kind}, got {_shown(value)}")
         return value
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(
+        self, key: str, default: int | None = None, *, least: int | None = None, most: int | None = None
+    ) -> int:
+        """Return an integer from `least` to `most`, where None is no limit."""
         value: int = self._typed(key, default, "an integer", _is_integer)
+        if (least is not None and value < least) or (most is not None and value > most):
+            limit = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise ImportFailedError(f"{self._file}: {key} must be {limit}, got {_shown(value)}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        return float(self._typed(key, default, "a finite number", _is_number))
+    def number(self, key: str, default: float | None = None, *, above: float | None = None) -> float:
+        """Return a number greater than `above`, where None is no limit."""
+        value = float(self._typed(key, default, "a finite number", _is_number))
+        if above is not None and not value > above:
+            raise ImportFailedError(f"{self._file}: {key} must be greater than {above:g}, got {value:g}")
+        return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value: str = self._typed(key, default, "a string", lambda value: isinstance(value, str))
@@ -279,7 +283,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_same(value: Any, expected: Any) -> bool:
@@ -399,7 +403,6 @@ class Folder(FolderFiles):
         self.is_pickle = False  # True if weights were read from a pickle
         self.module = self._transformer_module()
         self.config = Config(self._required(f"{self.module}{CONFIG}"), CONFIG)
-        self.config.ignore(*IRRELEVANT_KEYS)
         try:
             self.tensors = self.open_tensors(self.module)
         except BaseException:

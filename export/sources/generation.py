@@ -145,13 +145,7 @@ def _suppressed(source: Config) -> tuple[int, ...]:
 
 
 def _integer(source: Config, key: str, least: int, most: int | None = None) -> int | None:
-    if key not in source:
-        return None
-    value = source.integer(key)
-    if value < least or (most is not None and value > most):
-        limit = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ImportFailedError(f"{key} must be {limit}, got {value}; change it in the configuration")
-    return value
+    return source.integer(key, least=least, most=most) if key in source else None
 
 
 def _number(source: Config, key: str) -> float | None:

@@ -136,8 +136,7 @@ def import_model(hf: Any, folder: Path) -> Iterator[Imported]:
 
 def import_folder(hf: Any, folder: Path, opened: Folder) -> Imported:
     family = find_family(opened.config)
-    model = describe(family, opened.config, opened.tensors)
-    weights = Weights(opened.tensors, family.modules(model, opened.tensors))
+    model, weights = describe(family, opened.config, opened.tensors)
     graph = folder / "decoder.onnx"
     with WeightFile(folder / "weights.bin") as file:
         onnx.save_model(decoder_graph(model, weights, file), graph)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from export.check.reference import Reference
 from export.families.description import Description
 from export.families.table import describe, find_family
-from export.families.weights import Weights
 from export.graphs.builder import WeightFile
 from export.graphs.encoder import encoder_graph
 from export.sources.checkpoint import Tensors, open_folder
@@ -136,9 +135,8 @@ def import_folder(folder: Path, out: Path, tokenizer: Mapping[str, Any] = TOKENI
         tensors = Tensors.of_arrays(
             {name: np.zeros(0, np.float32) if name.endswith("_ids") else stored.read(name) for name in stored.names}
         )
-        model = describe(family, checkpoint.config, tensors, tokenizer)
+        model, weights = describe(family, checkpoint.config, tensors, tokenizer)
         checkpoint.config.check_all_read()
-    weights = Weights(tensors, family.modules(model, tensors))
     with WeightFile(out / "weights.bin") as file:
         graph = encoder_graph(model, weights, file)
     tensors.check_all_read()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from export.check.sessions import Sessions, States, encode, initial_states, open_sessions, run_step
 from export.families import Family
 from export.families.description import Description
+from export.families.table import describe
 from export.families.weights import Weights
 from export.graphs.builder import WeightFile
 from export.graphs.decoder import decoder_graph, states
@@ -52,11 +53,10 @@ def import_folder(folder: Path, family: Family, pad_id: int = 0) -> Imported:
     """Build the graphs of a checkpoint that Transformers saved, beside its files."""
     with open_folder(folder) as opened:
         config = opened.config
-        model = family.describe(config, opened.tensors)
+        model, weights = describe(family, config, opened.tensors)
         settings = opened.json("generation_config.json")
         generation = read_generation(config, None if settings is None else Config(settings, "generation_config.json"))
-        opened.tensors.ignore(*family.ignored)
-        sessions = load(model, Weights(opened.tensors, family.modules(model, opened.tensors)), folder, pad_id)
+        sessions = load(model, weights, folder, pad_id)
         config.check_all_read()
         opened.tensors.check_all_read()
     return Imported(model, generation, sessions)

@@ -151,11 +151,11 @@ REJECTED: Mapping[str, tuple[str, Edit, str]] = {
     "unknown rope key": ("llama", rope(beta_fast=3), r"rope_parameters has 1 keys that are not known .*: beta_fast"),
     "both ropes": ("llama", setting(rope_scaling={"type": "linear", "factor": 2.0}), "has both rope_scaling and"),
     "llama3 factors": ("llama-biases", rope(low_freq_factor=4.0), r"low_freq_factor must be less than .*got 4 and 4"),
-    "theta": ("llama", rope(rope_theta=-1.0), r"rope_theta must be positive, got -1"),
+    "theta": ("llama", rope(rope_theta=-1.0), r"rope_theta must be greater than 1, got -1"),
     "activation": ("llama", setting(hidden_act="mish"), r"the activation mish is not supported"),
     "kv heads": ("llama", setting(num_key_value_heads=4), r"multiple of num_key_value_heads, got 6 and 4"),
-    "no heads": ("llama", setting(num_attention_heads=0), r"num_attention_heads must be at least 1, got 0"),
-    "odd heads": ("llama", setting(head_dim=11), r"head_dim must be even and at least 2, got 11"),
+    "no heads": ("llama", setting(num_attention_heads=0), r"num_attention_heads must be from 1 to 1000, got 0"),
+    "odd heads": ("llama", setting(head_dim=11), r"head_dim must be even, got 11"),
     "missing key": ("qwen3", lambda config, _: config.pop("head_dim"), r"has no key 'head_dim'"),
     "tied": ("llama", without("lm_head.weight"), r"no tensor 'lm_head.weight', although tie_word_embeddings"),
     "missing tensor": (
@@ -178,7 +178,7 @@ REJECTED: Mapping[str, tuple[str, Edit, str]] = {
     "mrope": ("qwen2", setting(use_mrope=True), r"use_mrope is true"),
     "mistral types": ("mistral", setting(layer_types=["full_attention"] * 3), r"layer_types is"),
     "cross-attention": ("gpt2", setting(add_cross_attention=True), r"add_cross_attention is true"),
-    "gpt2 heads": ("gpt2", setting(n_head=7), r"n_embd must be a multiple of n_head, got 60 and 7"),
+    "gpt2 heads": ("gpt2", setting(n_head=7), r"n_head must be a divisor of the width 60, got 7"),
 }
 
 

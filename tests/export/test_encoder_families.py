@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from export.check.reference import log_softmax
 from export.errors import ImportFailedError
 from export.families.description import RelativeBias
 from export.families.table import describe, find_family
-from export.families.weights import Weights
 from export.graphs.relative import buckets
 from export.sources.checkpoint import Tensors, open_folder
 from model.rounding import reference
@@ -148,8 +146,7 @@ def test_names_of_tensorflow_are_read(tmp_path: Path) -> None:
     new = open_folder(tmp_path)
     with new:
         family = find_family(new.config)
-        described = describe(family, new.config, old, TOKENIZER)
-        from_old, from_new = (Weights(one, family.modules(described, one)) for one in (old, new.tensors))
+        from_old, from_new = (describe(family, new.config, one, TOKENIZER)[1] for one in (old, new.tensors))
         for name in (
             "encoder.embedding_norm.weight",
             "encoder.1.feed_forward_norm.bias",
@@ -186,10 +183,11 @@ def test_shorter_limit_does_not_move_positions(tmp_path: Path) -> None:
     make_model(FAMILIES["xlm-roberta"], "Model").save_pretrained(tmp_path)
     with open_folder(tmp_path) as folder:
         family = find_family(folder.config)
-        model = describe(family, folder.config, folder.tensors, TOKENIZER)
         whole, short = (
-            Weights(folder.tensors, family.modules(one, folder.tensors)).read("encoder.positions.weight")
-            for one in (model, replace(model, max_positions=5))
+            describe(family, folder.config, folder.tensors, TOKENIZER, max_tokens=limit)[1].read(
+                "encoder.positions.weight"
+            )
+            for limit in (None, 5)
         )
     assert_array_equal(short[:5], whole[:5])
 
@@ -232,6 +230,10 @@ def rejection(folder: Path, name: str, task: str = "Model", **changes: Any) -> s
     return str(error.value)
 
 
+def implied(tensor: str, shape: list[int], expected: list[int]) -> str:
+    return f"the tensor '{tensor}' has the shape {shape}, but config.json implies {expected}; its configuration may"
+
+
 @pytest.mark.parametrize(
     ("name", "task", "changes", "message"),
     [
@@ -242,13 +244,33 @@ def rejection(folder: Path, name: str, task: str = "Model", **changes: Any) -> s
         ("bert", "Model", {"pruned_heads": {"0": [1]}}, "pruned_heads is"),
         ("bert", "Model", {"hidden_act": "mish"}, "the activation mish is not supported"),
         ("bert", "Model", {"logn_attention_scale": True}, "logn_attention_scale"),
-        ("bert", "Model", {"vocab_size": 212}, "vocab_size is 212, but"),
-        ("bert", "Model", {"max_position_embeddings": 24}, "max_position_embeddings is 24, but"),
-        ("bert", "Model", {"intermediate_size": 38}, "intermediate_size is 38, but"),
+        (
+            "bert",
+            "Model",
+            {"vocab_size": 212},
+            implied("embeddings.word_embeddings.weight", [211, 30], [212, 30]),
+        ),
+        (
+            "bert",
+            "Model",
+            {"max_position_embeddings": 24},
+            implied("embeddings.position_embeddings.weight", [23, 30], [24, 30]),
+        ),
+        (
+            "bert",
+            "Model",
+            {"intermediate_size": 38},
+            implied("encoder.layer.0.intermediate.dense.weight", [37, 30], [38, 30]),
+        ),
         ("bert", "Model", {"num_attention_heads": 4}, "num_attention_heads must be a divisor of the width 30, got 4"),
         ("bert", "Model", {"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'"),
         ("bert", "Model", {"architectures": ["BertForQuestionAnswering"]}, "supported are BertModel, BertForMaskedLM"),
-        ("bert", "ForSequenceClassification", {"id2label": {"0": "a", "1": "b"}}, "number of labels in id2label is 2"),
+        (
+            "bert",
+            "ForSequenceClassification",
+            {"id2label": {"0": "a", "1": "b"}},
+            implied("classifier.weight", [5, 30], [2, 30]),
+        ),
         (
             "bert",
             "ForSequenceClassification",
@@ -258,11 +280,16 @@ def rejection(folder: Path, name: str, task: str = "Model", **changes: Any) -> s
         ("bert", "ForSequenceClassification", {"id2label": dict.fromkeys("01234", "a")}, "two labels of the same name"),
         ("bert", "ForSequenceClassification", {"problem_type": "regression"}, "problem_type is 'regression' with 5"),
         ("mpnet", "Model", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets is 16"),
-        ("electra", "Model", {"embedding_size": 15}, "embedding_size is 15, but"),
+        (
+            "electra",
+            "Model",
+            {"embedding_size": 15},
+            implied("embeddings_project.weight", [30, 14], [30, 15]),
+        ),
         ("albert", "Model", {"num_hidden_groups": 2}, "num_hidden_groups is 2, but"),
         ("albert", "Model", {"gap_size": 1}, "gap_size is 1"),
-        ("modernbert", "Model", {"attention_bias": True}, "attention_bias is true, but the checkpoint has no tensor"),
-        ("modernbert", "Model", {"norm_bias": True}, "norm_bias is true"),
+        ("modernbert", "Model", {"attention_bias": True}, "no tensor 'layers.0.attn.Wqkv.bias', which its arch"),
+        ("modernbert", "Model", {"norm_bias": True}, "no tensor 'embeddings.norm.bias', which its architecture needs"),
         ("modernbert", "Model", {"layer_types": ["full_attention"]}, "layer_types must have 4 values"),
         (
             "modernbert",

@@ -80,8 +80,8 @@ def load_published(folder: Path, texts: list[str], graphs: Path) -> Published:
     with open_marian(files.model) as marian:
         stored = {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
         tensors = Tensors(stored)
-        model = firefox.describe(marian.config, tensors, files.model.name)
-        sessions = load(model, firefox.read_weights(model, tensors), graphs)
+        model, weights = firefox.describe(marian.config, tensors, files.model.name)
+        sessions = load(model, weights, graphs)
         tensors.check_all_read()
         reference = FirefoxReference(marian)
     suppressed = firefox.generation(model).defaults.suppress_tokens
@@ -136,7 +136,7 @@ def test_a_batch_has_the_bits_of_single_rows(published: Published) -> None:
 
 def test_the_alignment_head_follows_the_words(english: Published) -> None:
     """Guided alignment makes this head the sharpest one of its layer."""
-    guided = firefox.guided_alignment(english.model)
+    guided = english.model.guided_alignment
     assert guided is not None
     layer, head = guided
     runs, _ = run_rows(english.sessions, english.sources[:10], english.inputs()[:10])

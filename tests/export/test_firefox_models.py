@@ -66,8 +66,7 @@ def random_tensors(is_shared: bool = True) -> dict[str, Floats]:
 def import_student(settings: Mapping[str, Any], arrays: Mapping[str, Floats], folder: Path) -> Sessions:
     """Build the graphs of a model, and check that each of its tensors was used."""
     tensors = Tensors.of_arrays(arrays)
-    model = firefox.describe(settings, tensors, "model.bin")
-    sessions = load(model, firefox.read_weights(model, tensors), folder)
+    sessions = load(*firefox.describe(settings, tensors, "model.bin"), folder)
     tensors.check_all_read()
     return sessions
 
@@ -104,9 +103,8 @@ class Student:
 
 def make_student(settings: Mapping[str, Any], arrays: Mapping[str, Floats], folder: Path) -> Student:
     tensors = Tensors.of_arrays(arrays)
-    model = firefox.describe(settings, tensors, "model.bin")
+    model, weights = firefox.describe(settings, tensors, "model.bin")
     expected = FirefoxReference(StoredModel(settings, arrays))
-    weights = firefox.read_weights(model, tensors)
     return Student(expected, model, weights, import_student(settings, arrays, folder))
 
 
@@ -182,8 +180,8 @@ def test_guided_alignment_is_the_first_head_of_a_layer(option: Any, layer: int) 
     settings = SETTINGS | {"dec-depth": 4, "transformer-guided-alignment-layer": option}
     if option is None:
         del settings["transformer-guided-alignment-layer"]
-    model = firefox.describe(settings, Tensors.of_arrays(arrays), "model.bin")
-    assert firefox.guided_alignment(model) == (layer, 0)
+    model, _ = firefox.describe(settings, Tensors.of_arrays(arrays), "model.bin")
+    assert model.guided_alignment == (layer, 0)
 
 
 def test_start_token_is_added_to_the_vocabulary(student: Student) -> None:

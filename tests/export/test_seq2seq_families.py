@@ -419,6 +419,62 @@ def test_unknown_feed_forward_of_t5_is_rejected(t5_folder: Path) -> None:
         import_folder(t5_folder, T5)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("d_model", 10**9, r"'shared.weight' has the shape \[97, 36\], but config.json implies \[97, 1000000000\]"),
+        ("d_kv", 9, r"SelfAttention.q.weight' has the shape \[30, 36\], but config.json implies \[27, 36\]"),
+        ("d_ff", 24, r"wi.weight' has the shape \[23, 36\], but config.json implies \[24, 36\]"),
+        ("num_heads", 2, r"relative_attention_bias.weight' has the shape \[8, 3\], but config.json implies \[8, 2\]"),
+        ("num_heads", 10**9, "num_heads must be from 1 to 1000, got 1000000000"),
+        ("num_layers", 10**9, "num_layers must be from 1 to 1000, got 1000000000"),
+        ("num_layers", 2, r"no tensor 'encoder.block.1.layer.0.SelfAttention.q.weight'"),
+        ("num_decoder_layers", 1, r"13 tensors that its architecture does not use: decoder.block.1"),
+        ("vocab_size", 98, r"'shared.weight' has the shape \[97, 36\], but config.json implies \[98, 36\]"),
+        ("relative_attention_num_buckets", 6, r"has the shape \[8, 3\], but config.json implies \[6, 3\]"),
+        ("relative_attention_max_distance", 4, "relative_attention_max_distance must be at least 5, got 4"),
+        ("layer_norm_epsilon", 0, "layer_norm_epsilon must be greater than 0, got 0"),
+        ("n_positions", 10**9, "the model 1,000,000,000 positions; supported are 1 to 1,048,576: correct config.json"),
+        ("feed_forward_proj", "gated-gelu", r"no tensor 'encoder.block.0.layer.1.DenseReluDense.wi_0.weight'"),
+    ],
+)
+def test_other_sizes_of_t5_are_rejected(key: str, value: Any, message: str, t5_folder: Path) -> None:
+    edit(t5_folder, "config.json", **{key: value})
+    with pytest.raises(ImportFailedError, match=message):
+        import_folder(t5_folder, T5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("d_model", 10**9, "encoder_attention_heads must be a divisor of the width 1000000000, got 3"),
+        ("d_model", 33, "decoder_attention_heads must be a divisor of the width 33, got 6"),
+        ("d_model", 72, r"'model.shared.weight' has the shape \[97, 36\], but config.json implies \[97, 72\]"),
+        ("encoder_ffn_dim", 24, r"encoder.layers.0.fc1.weight' has the shape \[23, 36\], but config.json implies \[24"),
+        ("decoder_ffn_dim", 30, r"decoder.layers.0.fc1.weight' has the shape \[29, 36\], but config.json implies \[30"),
+        ("decoder_layers", 3, "no tensor 'model.decoder.layers.2.self_attn.q_proj.weight'"),
+        ("decoder_layers", 1, "26 tensors that its architecture does not use: model.decoder.layers.1"),
+        ("vocab_size", 96, r"'model.shared.weight' has the shape \[97, 36\], but config.json implies \[96, 36\]"),
+        (
+            "decoder_vocab_size",
+            96,
+            r"'model.shared.weight' has the shape \[97, 36\], but config.json implies \[96, 36\]",
+        ),
+        ("max_position_embeddings", 10**9, "the model 1,000,000,000 positions; supported are 1 to 1,048,576"),
+    ],
+)
+def test_other_sizes_of_marian_are_rejected(key: str, value: Any, message: str, marian_folder: Path) -> None:
+    edit(marian_folder, "config.json", **{key: value})
+    with pytest.raises(ImportFailedError, match=message):
+        import_folder(marian_folder, MARIAN)
+
+
+def test_a_bias_that_the_architecture_excludes_is_rejected(t5_folder: Path) -> None:
+    rewrite_tensors(t5_folder, {"encoder.block.0.layer.0.SelfAttention.q.bias": torch.ones(30)})
+    with pytest.raises(ImportFailedError, match=r"SelfAttention.q.bias', but its architecture and config.json exclude"):
+        import_folder(t5_folder, T5)
+
+
 @pytest.mark.parametrize("is_tied", [True, False, None])
 def test_t5_scales_hidden_states_as_older_configurations_say(is_tied: bool | None, t5_folder: Path) -> None:
     """Without the key of later versions of Transformers, `tie_word_embeddings` decides."""

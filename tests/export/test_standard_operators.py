@@ -83,8 +83,7 @@ def read(folder: Path) -> Model:
         stored, config = opened.tensors, opened.config
         tensors = Tensors.of_arrays({name: stored.read(name) for name in stored.names if not name.endswith("_ids")})
         family = find_family(config)
-        model = describe(family, config, tensors, encoder_models.TOKENIZER)
-        return Model(model, Weights(tensors, family.modules(model, tensors)))
+        return Model(*describe(family, config, tensors, encoder_models.TOKENIZER))
 
 
 def encoder(name: str, task: str = "ForSequenceClassification") -> Callable[[Path], Model]:
@@ -105,8 +104,7 @@ def seq2seq(case: test_seq2seq_families.Case) -> Callable[[Path], Model]:
 
 def student(folder: Path) -> Model:
     tensors = Tensors.of_arrays(test_firefox_models.random_tensors())
-    model = firefox.describe(test_firefox_models.SETTINGS, tensors, "model.bin")
-    return Model(model, firefox.read_weights(model, tensors))
+    return Model(*firefox.describe(test_firefox_models.SETTINGS, tensors, "model.bin"))
 
 
 def with_shortlist(folder: Path) -> Model:

@@ -100,7 +100,7 @@ def test_a_weight_that_the_graphs_would_ignore_is_an_error(name: str, checkpoint
 def test_a_key_that_the_description_would_ignore_is_an_error(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("narrow-heads", checkpoint)
     assert isinstance(model, Transformer)
-    known = tuple(key for key in trained.HARMLESS_KEYS if key != "d_ff")
+    known = tuple(key for key in trained.HARMLESS_KEYS if key != "dropout")
     monkeypatch.setattr(trained, "HARMLESS_KEYS", known)
-    with pytest.raises(ImportFailedError, match=r"config\.json has 1 keys that are not known .*: d_ff"):
+    with pytest.raises(ImportFailedError, match=r"config\.json has 1 keys that are not known .*: dropout"):
         trained.describe(copy.deepcopy(model.config), trained.state_tensors(model))

@@ -31,9 +31,8 @@ from export.check.verify_imported import (
     verify,
 )
 from export.errors import VerificationError
-from export.families.description import Description, RelativeBias
+from export.families.description import RelativeBias
 from export.families.table import describe, find_family
-from export.families.weights import Weights
 from export.graphs import relative
 from export.graphs.builder import WeightFile
 from export.graphs.decoder import decoder_graph, states
@@ -77,8 +76,7 @@ class Bundle:
     def __init__(self, folder: Path, opened: Folder, positions: int) -> None:
         family = find_family(opened.config)
         self.folder = folder
-        self.model: Description = describe(family, opened.config, opened.tensors, input_names=())
-        self.weights = Weights(opened.tensors, family.modules(self.model, opened.tensors))
+        self.model, self.weights = describe(family, opened.config, opened.tensors, input_names=())
         graphs: dict[str, Any] = {"encoder": None, "decoder": None}
         with WeightFile(folder / "weights.bin") as file:
             for name, stack, build in (

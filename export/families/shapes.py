@@ -1,0 +1,127 @@
+"""Comparison of the tensors of a checkpoint with those that a description implies."""
+
+from collections.abc import Iterator
+
+from export.errors import ImportFailedError
+from export.families.description import Attention, Description, Norm, Stack
+from export.families.weights import Weights
+
+# Name of a tensor in `export.weights` and its shape, None for a tensor that must be absent.
+Expected = Iterator[tuple[str, tuple[int, ...] | None]]
+
+
+def check_shapes(model: Description, weights: Weights, configuration: str = "config.json") -> None:
+    """Check that a checkpoint has the tensors that its description implies, without reading them.
+
+    Tensors that the description does not imply are left to `Tensors.check_all_read`.
+
+    Args:
+        model: the description.
+        weights: the checkpoint.
+        configuration: name of the configuration in errors.
+
+    Raises:
+        ImportFailedError: a tensor is missing or has another shape, or there is a bias that the
+            description excludes.
+    """
+    for name, shape in _model(model, weights):
+        source = weights.find(name)
+        if callable(source):
+            continue  # it is computed from the description
+        if shape is None:
+            if source is not None and source[1] in weights.tensors:
+                raise ImportFailedError(
+                    f"the checkpoint has a tensor {source[1]!r}, but its architecture and {configuration} exclude this "
+                    "bias; its configuration may belong to another checkpoint"
+                )
+            continue
+        assert source is not None, f"the family names the module of {name}"
+        part, tensor = source
+        stored, expected = weights.tensors.shape(tensor), part.stored_shape(shape)
+        if stored != expected:
+            raise ImportFailedError(
+                f"the tensor {tensor!r} has the shape {list(stored)}, but {configuration} implies {list(expected)}; "
+                "its configuration may belong to another checkpoint"
+            )
+
+
+def _model(model: Description, weights: Weights) -> Expected:
+    stacks = {"encoder": model.encoder, "decoder": model.decoder}
+    for name, stack in stacks.items():
+        if stack is not None:
+            yield from _embedding(name, stack, model, weights)
+            for number, attention in enumerate(stack.attention):
+                yield from _layer(f"{name}.{number}", stack, attention, model.encoder, is_first=number == 0)
+            if stack.has_final_norm:
+                yield from _norm(f"{name}.norm", stack.width, stack.norm)
+    last = model.decoder or model.encoder
+    assert last is not None, "a model has an encoder or a decoder"
+    for output, shape in (("output.weight", (model.vocabulary, last.width)), ("output.bias", (model.vocabulary,))):
+        if output in weights:  # else the projection is the table of embeddings, without a bias
+            yield output, shape
+    if model.head is not None:
+        if model.head.activation is not None:
+            yield from _linear("head.dense", last.width, last.width, model.head.has_bias)
+        if model.head.has_norm:
+            yield from _norm("head.norm", last.width, last.norm)
+        yield from _linear("head.output", len(model.labels), last.width)
+
+
+def _embedding(name: str, stack: Stack, model: Description, weights: Weights) -> Expected:
+    options, size, vocabulary = stack.embedding, stack.width, model.vocabulary
+    if options.projected_from is not None:
+        size = options.projected_from
+        yield from _linear(f"{name}.embedding_projection", stack.width, size)
+    if name == "encoder" and model.source_vocabulary is not None:
+        vocabulary = model.source_vocabulary
+    is_shared = weights.find("embedding.weight") is not None
+    yield "embedding.weight" if is_shared else f"{name}.embedding.weight", (vocabulary, size)
+    if options.has_positions:
+        yield f"{name}.positions.weight", (model.max_positions, size)
+    if options.types:
+        yield f"{name}.types.weight", (options.types, size)
+    if options.has_norm:
+        yield from _norm(f"{name}.embedding_norm", size, stack.norm)
+    if stack.relative_bias is not None:
+        yield f"{name}.relative_bias.weight", (stack.relative_bias.buckets, stack.attention[0].heads)
+
+
+def _layer(layer: str, stack: Stack, attention: Attention, encoder: Stack | None, *, is_first: bool) -> Expected:
+    width, options = stack.width, stack.feed_forward
+    if stack.cell == "ssru":
+        yield from _linear(f"{layer}.cell.forget", width, width)
+        yield from _linear(f"{layer}.cell.input", width, width, has_bias=False)
+    else:
+        yield from _attention(f"{layer}.self_attention", attention, width, width)
+    if not (is_first and stack.skips_first_norm):
+        yield from _norm(f"{layer}.self_attention_norm", width, stack.norm)
+    if stack.cross is not None and encoder is not None:
+        yield from _attention(f"{layer}.cross_attention", stack.cross, width, encoder.width)
+        yield from _norm(f"{layer}.cross_attention_norm", width, stack.norm)
+    for part in ("gate", "inner") if options.gated else ("inner",):
+        yield from _linear(f"{layer}.feed_forward.{part}", options.size, width, options.has_bias)
+    yield from _linear(f"{layer}.feed_forward.outer", width, options.size, options.has_bias)
+    yield from _norm(f"{layer}.feed_forward_norm", width, stack.norm)
+
+
+def _attention(module: str, options: Attention, width: int, memory: int) -> Expected:
+    """Yield the tensors of attention from vectors of `width` to those of a memory."""
+    if options.has_projections:
+        queries, keys = options.heads * options.head_size, options.kv_heads * options.head_size
+        yield from _linear(f"{module}.query", queries, width, options.has_bias)
+        yield from _linear(f"{module}.key", keys, memory, options.has_bias)
+        yield from _linear(f"{module}.value", keys, memory, options.has_bias)
+        yield from _linear(f"{module}.output", width, queries, options.has_output_bias)
+    if options.head_norm is not None:
+        yield from _norm(f"{module}.query_norm", options.head_size, options.head_norm)
+        yield from _norm(f"{module}.key_norm", options.head_size, options.head_norm)
+
+
+def _linear(module: str, outputs: int, inputs: int, has_bias: bool = True) -> Expected:
+    yield f"{module}.weight", (outputs, inputs)
+    yield f"{module}.bias", (outputs,) if has_bias else None
+
+
+def _norm(module: str, size: int, options: Norm) -> Expected:
+    yield f"{module}.weight", (size,)
+    yield f"{module}.bias", (size,) if options.kind == "layer" and options.has_bias else None
