@@ -24,8 +24,7 @@ from service.app import create_app
 from service.errors import ApiError
 from service.fields import path_of
 from service.http.call import HttpCall
-from service.http.dispatch import Dispatcher
-from service.http.routing import RouteTable
+from service.http.dispatch import CallLog
 from service.http.server import DrainingServer
 from service.inference.generate import GenerateInput, generate
 from service.inference.service import Service
@@ -58,27 +57,20 @@ class LimitedRoute(APIRoute):
         return limited
 
 
-class CallMiddleware:
-    """ASGI middleware that creates the call of each request and logs its end."""
+class Deadlines:
+    """ASGI middleware that sets the deadline of each call, and notices when its client leaves."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
-        self._service = service
-        self._dispatcher = Dispatcher(service, RouteTable({}), app)
+        self._seconds = service.settings.request_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        call = scope[CALL] = HttpCall(self._service, scope, receive, send)
-        call.deadline = call.started + self._service.settings.request_timeout_s
-        if call.exchange is not None:
-            call.exchange.on_lost = call.on_client_gone
-        try:
-            await self._app(scope, receive, call.send)
-        finally:
-            call.close()
-            self._dispatcher._log_end(call)
+        if scope["type"] == "http":
+            call: HttpCall = scope[CALL]
+            call.deadline = call.started + self._seconds
+            if call.exchange is not None:
+                call.exchange.on_lost = call.on_client_gone
+        await self._app(scope, receive, send)
 
 
 def create_ordinary_app(settings: Settings) -> FastAPI:
@@ -120,7 +112,8 @@ def create_ordinary_app(settings: Settings) -> FastAPI:
         path = path_of([part for part in first["loc"] if part != "body"]) or None
         return await handle_api_error(request, ApiError("invalid_parameter", f"{first['msg']}.", path=path))
 
-    app.add_middleware(CallMiddleware, service=service)
+    app.add_middleware(Deadlines, service=service)
+    app.add_middleware(CallLog, service=service)
     return app
 
 

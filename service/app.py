@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from service import __version__, compat
 from service.api import (
@@ -26,8 +27,8 @@ from service.api import (
 )
 from service.bundle import BundleError, Languages
 from service.http import docs, page
-from service.http.dispatch import Dispatcher
-from service.http.routing import DescribedApp, RouteTable
+from service.http.application import Application
+from service.http.dispatch import CallLog, Dispatcher
 from service.inference.service import Backend, ServedModel, Service, state_bytes
 from service.machine import resident_bytes
 from service.metrics import Metrics, ModelMetrics
@@ -45,7 +46,7 @@ NATIVE = (generate, score, attention, align, encode, classify, rerank, tag, simi
 logger = logging.getLogger(__name__)
 
 
-def create_app(settings: Settings, load: Load, end_process: Callable[[int], None] | None = None) -> DescribedApp:
+def create_app(settings: Settings, load: Load, end_process: Callable[[int], None] | None = None) -> FastAPI:
     """Create the application. It starts to load the models when its lifespan starts.
 
     Args:
@@ -68,24 +69,33 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
                 await running
             await service.stop()
 
-    table = RouteTable(compat.error_formats(settings.api_names))
-    app = DescribedApp(
-        table,
+    endpoints = [
+        *(page.endpoints(settings.allowed_frames) if settings.page else root.ENDPOINTS),
+        *(endpoint for module in NATIVE for endpoint in module.ENDPOINTS),
+        *docs.ENDPOINTS,
+        *compat.endpoints(settings.api_names),
+    ]
+    app = Application(
+        endpoints,
+        compat.error_formats(settings.api_names),
         title="Sightline",
         version=__version__,
         description="Serves trained attention models, and shows what they attend to.",
         lifespan=lifespan,
-        openapi_url=None,  # service/http/docs.py serves it; FastAPI's own page loads scripts from the internet
-        redirect_slashes=False,
-        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    app.add_endpoints(page.endpoints(settings) if settings.page else root.ENDPOINTS)
-    for module in NATIVE:
-        app.add_endpoints(module.ENDPOINTS)
-    app.add_endpoints(docs.endpoints(app.openapi))
-    app.add_endpoints(compat.endpoints(settings.api_names))
-    app.serve_with(Dispatcher(service, table, app.router))
+    # The last middleware that is added is the outermost.
+    app.add_middleware(Dispatcher, service=service, table=app.table)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],  # client libraries in pages send their own, such as x-stainless-lang
+            expose_headers=["Retry-After", "X-Request-Id"],
+        )
+    app.add_middleware(CallLog, service=service)
     app.state.service = service
+    app.state.pages = docs.Pages(app.openapi)
     return app
 
 

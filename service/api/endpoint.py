@@ -2,8 +2,10 @@
 OpenAPI.
 """
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol
 
 import orjson
@@ -31,12 +33,17 @@ async def _current_call(request: Request) -> Any:
     return request.scope[CALL]
 
 
+def described(text: str) -> Any:
+    """Return the description of a path parameter; FastAPI alone would repeat it in the schema."""
+    return Path(description=text, json_schema_extra=lambda schema: schema.pop("description"))
+
+
 # Arguments of handlers, as FastAPI can provide them. The body is another one.
 Call = Annotated[inference_call.Call, Depends(_current_call)]
 Headers = Annotated[Mapping[bytes, bytes], _attribute_of_call("headers")]
 ModelInQuery = Annotated[str | None, _attribute_of_call("model_in_query")]
 Tail = Annotated[bytes, _attribute_of_call("tail")]  # bytes of the body after its JSON
-PathModel = Annotated[str, Path(description="Name of the model.")]
+PathModel = Annotated[str, described("Name of the model.")]
 
 # Every endpoint can answer with these.
 COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal",)
@@ -187,3 +194,20 @@ class Endpoint:
     media_types: Sequence[str] = (JSON,)  # of a 200
     error_format: ErrorFormat = NATIVE_ERRORS
     body_format: BodyFormat = BodyFormat()
+    # Functions of path parameters that the handler does not take; they raise errors.
+    dependencies: Sequence[Callable[..., Awaitable[None]]] = ()
+    name: str | None = None  # in the OpenAPI document, if it is not that of the handler
+
+    @cached_property
+    def body_type(self) -> type[BaseModel] | None:
+        """Type of the body; None if the handler takes none."""
+        return self._parameters["body"].annotation if "body" in self._parameters else None
+
+    @cached_property
+    def takes(self) -> frozenset[str]:
+        """Names of the other arguments that do not come from the path."""
+        return frozenset({"model", "headers", "tail"}.intersection(self._parameters))
+
+    @property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.handler).parameters

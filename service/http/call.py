@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from service.api.endpoint import FORM, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
@@ -48,8 +49,14 @@ class HttpCall(Call):
         self.exchange: Exchange | None = scope.get(EXCHANGE)  # absent in tests without a connection
         self.endpoint: Endpoint | None = None
         self.error_format: ErrorFormat = NATIVE_ERRORS
+        self.tail = b""  # bytes of the body after its JSON
         self.status: int | None = None  # status of the response once it has started
         self.code: str | None = None  # error code if the call failed
+
+    @property
+    def model_in_query(self) -> str | None:
+        """Model that the query names."""
+        return QueryParams(self.scope["query_string"]).get("model")
 
     async def receive(self) -> Message:
         """Receive a part of the body.

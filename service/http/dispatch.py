@@ -1,23 +1,26 @@
-"""The ASGI application: one response and one log line for each request."""
+"""ASGI middleware: one response and one log line for each request.
+
+FastAPI's own handling costs more than the rest of a call together, and answers some bad bodies with
+500 (see docs/adr/0024-endpoints-are-fastapi-routes.md).
+"""
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
-from starlette.datastructures import QueryParams
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.endpoint import CALL, JSON, EventStream, Raw
+from service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
 from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
 from service.http.call import NO_ROUTE, HttpCall, receive_body
 from service.http.compression import MIN_BYTES, accepts_gzip, compress
 from service.http.incoming import EXCHANGE
-from service.http.routing import Route, RouteTable
+from service.http.routing import RouteTable
 from service.inference.generate import StreamToken
 from service.inference.service import Service
 from service.logs import log_call
@@ -48,32 +51,21 @@ def rejection_logger(metrics: Metrics) -> OnRejection:
     return log
 
 
-class Dispatcher:
-    """Calls the endpoint of each request and sends its result or error as the response."""
+class CallLog:
+    """Middleware that creates the call of each request, and counts and logs it at its end."""
 
-    def __init__(self, service: Service, table: RouteTable, lifespan: ASGIApp) -> None:
-        """`lifespan` handles the lifespan events of ASGI."""
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
         self._service = service
-        self._table = table
-        self._lifespan = lifespan
         self._counters: dict[tuple[str, int, str | None], Callable[[], None]] = {}  # by route, status and code
-        self._respond: ASGIApp = self._call_endpoint
-        if service.settings.allowed_origins:
-            self._respond = CORSMiddleware(
-                self._call_endpoint,
-                allow_origins=service.settings.allowed_origins,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],  # client libraries in pages send their own, such as x-stainless-lang
-                expose_headers=["Retry-After", "X-Request-Id"],
-            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._lifespan(scope, receive, send)
+            await self._app(scope, receive, send)
             return
         call = scope[CALL] = HttpCall(self._service, scope, receive, send)
         try:
-            await self._respond(scope, receive, call.send)
+            await self._app(scope, receive, call.send)
         finally:
             call.close()
             self._log_end(call)
@@ -83,138 +75,6 @@ class Dispatcher:
             if call.exchange is not None:
                 call.exchange.on_lost = None
                 del scope[EXCHANGE]
-
-    async def _call_endpoint(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to one request. Errors are sent here, so that they get CORS headers too."""
-        call: HttpCall = scope[CALL]
-        try:
-            try:
-                response = await self._run(call)
-                if isinstance(response, EventStream):
-                    await self._send_events(call, send, response)
-                else:
-                    await self._send(call, send, response)
-            except ApiError as error:
-                if error.code == "overloaded":
-                    await asyncio.sleep(self._service.rejection_pacer.delay_s())
-                await self._send_error(call, send, error)
-            except ClientGoneError:
-                call.code = CLIENT_GONE
-            except Exception:
-                logger.exception("a call failed", extra={"fields": {"request_id": call.request_id}})
-                await self._send_error(call, send, ApiError("internal"))
-        except asyncio.CancelledError:  # by uvicorn, at the end of the shutdown timeout
-            await self._send_error(call, send, ApiError("draining"))
-
-    async def _run(self, call: HttpCall) -> Any:
-        """Call the endpoint of a request; return its response."""
-        path, method = call.scope["path"], call.scope["method"]
-        arguments: dict[str, Any] = {}
-        by_method: Mapping[str, Route] | None = self._table.by_path.get(path)
-        if by_method is None:
-            by_method, path_parameters = self._table.find(path)
-            arguments |= path_parameters
-        # HEAD has the headers of GET (RFC 9110, 9.1); the server omits the body.
-        route = by_method.get("GET" if method == "HEAD" else method)
-        if route is None:
-            call.error_format = self._table.error_format(path)
-            if not by_method:
-                raise ApiError("not_found", self._table.not_found_message(path))
-            known = next(iter(by_method.values())).endpoint.path
-            raise ApiError("method_not_allowed", f"{known} accepts only {' and '.join(by_method)}.")
-        call.endpoint, call.error_format = route.endpoint, route.endpoint.error_format
-        if route.body_type is not None:
-            if self._service.unavailable_code is not None:
-                raise ApiError(self._service.unavailable_code)
-            call.deadline = call.started + self._service.settings.request_timeout_s
-            if b"x-request-timeout-ms" in call.headers:
-                call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
-            if call.exchange is not None:
-                call.exchange.on_lost = call.on_client_gone
-            arguments["body"], tail = await receive_body(call, route.endpoint.body_format, route.body_type)
-            if "tail" in route.takes:
-                arguments["tail"] = tail
-        if "model" in route.takes:
-            arguments["model"] = QueryParams(call.scope["query_string"]).get("model")
-        if "headers" in route.takes:
-            arguments["headers"] = call.headers
-        return await route.endpoint.handler(call, **arguments)
-
-    async def _send(self, call: HttpCall, send: Send, response: Any) -> None:
-        extra: list[tuple[bytes, bytes]]
-        if isinstance(response, Raw):
-            body, media_type, status = response.body, response.media_type, response.status
-            extra = [(name.lower().encode(), value.encode()) for name, value in (response.headers or {}).items()]
-        else:
-            body, media_type, status, extra = (
-                orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY),
-                JSON,
-                200,
-                list[tuple[bytes, bytes]](),
-            )
-        call.observe_latency()
-        headers = extra
-        if len(body) >= MIN_BYTES and not any(
-            name == b"vary" for name, _ in extra
-        ):  # otherwise the endpoint has chosen the coding
-            headers.append((b"vary", b"Accept-Encoding"))
-            if accepts_gzip(call.headers):
-                body = await compress(body)
-                headers.append((b"content-encoding", b"gzip"))
-        if media_type is not None:
-            headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode()), *headers]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        if len(body) > LARGE_BYTES:
-            # uvicorn waits for the reader before the next part, but not after the last one. With an
-            # empty last part, the call keeps its reservation until most of the body is read.
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-            body = b""
-        await send({"type": "http.response.body", "body": body})
-
-    async def _send_events(self, call: HttpCall, send: Send, response: EventStream) -> None:
-        """Send events as they arrive; those that arrive together are sent in one part."""
-        encoder = response.encoder
-        headers = [(b"content-type", response.media_type.encode()), *EVENT_HEADERS]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        chunk = b""
-        try:
-            async with contextlib.aclosing(aiter(response.stream)) as groups:
-                async for events in groups:
-                    for sequence, event in events:
-                        if isinstance(event, StreamToken):
-                            chunk += encoder.token(sequence, event)
-                        else:
-                            chunk += encoder.end(sequence, event)
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                    chunk = b""
-            last = encoder.close(response.stream)
-        except ApiError as error:
-            call.code = error.code
-            last = chunk + encoder.error(call.error_body(error))
-        except ClientGoneError:
-            call.code = CLIENT_GONE
-            return
-        except Exception:
-            logger.exception("a stream failed", extra={"fields": {"request_id": call.request_id}})
-            call.code = "internal"
-            last = chunk + encoder.error(call.error_body(ApiError("internal")))
-        await send({"type": "http.response.body", "body": last})
-
-    async def _send_error(self, call: HttpCall, send: Send, error: ApiError) -> None:
-        """Send an error. A response that has started is aborted instead."""
-        call.code = error.code
-        if call.status is not None:
-            if call.exchange is None:  # another server than `DrainingServer`
-                raise error
-            call.exchange.break_off(call.exchange.cycle)
-            return
-        body = call.error_body(error)
-        headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
-        if error.code == "method_not_allowed":
-            by_method = self._table.by_path.get(call.scope["path"]) or self._table.find(call.scope["path"])[0]
-            headers.append((b"allow", ", ".join(by_method).encode()))
-        await send({"type": "http.response.start", "status": error.kind.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
     def _log_end(self, call: HttpCall) -> None:
         """Count and log a finished call."""
@@ -242,6 +102,159 @@ class Dispatcher:
             "total_ms": round(1000 * (time.monotonic() - call.started), 3),
         }
         log_call(logging.DEBUG if route in QUIET_ROUTES else logging.INFO, fields)
+
+
+class Dispatcher:
+    """Middleware that calls the endpoint of each request, without a search through all routes.
+
+    Other requests go to FastAPI's router. Errors are sent here, so that they get CORS headers too.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, table: RouteTable) -> None:
+        self._app = app
+        self._service = service
+        self._table = table
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        call: HttpCall = scope[CALL]
+        try:
+            try:
+                path, method = scope["path"], scope["method"]
+                by_method: Mapping[str, Endpoint] | None = self._table.by_path.get(path)
+                path_parameters: Mapping[str, str] = {}
+                if by_method is None:
+                    by_method, path_parameters = self._table.find(path)
+                # HEAD has the headers of GET (RFC 9110, 9.1); the server omits the body.
+                endpoint = by_method.get("GET" if method == "HEAD" else method)
+                if endpoint is not None:
+                    await respond(call, endpoint, path_parameters, send)
+                elif path.endswith("\n"):  # FastAPI's router would ignore the line break
+                    raise self._table.not_found(call, path)
+                else:
+                    await self._app(scope, receive, send)
+            except ApiError as error:
+                if error.code == "overloaded":
+                    await asyncio.sleep(self._service.rejection_pacer.delay_s())
+                await _send_error(call, send, error)
+            except ClientGoneError:
+                call.code = CLIENT_GONE
+            except Exception:
+                logger.exception("a call failed", extra={"fields": {"request_id": call.request_id}})
+                await _send_error(call, send, ApiError("internal"))
+        except asyncio.CancelledError:  # by uvicorn, at the end of the shutdown timeout
+            await _send_error(call, send, ApiError("draining"))
+
+
+async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[str, str], send: Send) -> None:
+    """Call the endpoint of a request and send its response.
+
+    Raises:
+        ApiError: see `receive_body`, and the errors of the endpoint.
+        ClientGoneError: the client closed the connection before the body was complete.
+    """
+    call.endpoint, call.error_format = endpoint, endpoint.error_format
+    service, arguments = call.service, dict[str, Any](path_parameters)
+    if endpoint.body_type is not None:
+        if service.unavailable_code is not None:
+            raise ApiError(service.unavailable_code)
+        call.deadline = call.started + service.settings.request_timeout_s
+        if b"x-request-timeout-ms" in call.headers:
+            call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
+        if call.exchange is not None:
+            call.exchange.on_lost = call.on_client_gone
+        arguments["body"], call.tail = await receive_body(call, endpoint.body_format, endpoint.body_type)
+    if "tail" in endpoint.takes:
+        arguments["tail"] = call.tail
+    if "model" in endpoint.takes:
+        arguments["model"] = call.model_in_query
+    if "headers" in endpoint.takes:
+        arguments["headers"] = call.headers
+    for check in endpoint.dependencies:
+        await check(**{name: arguments.pop(name) for name in inspect.signature(check).parameters})
+    response = await endpoint.handler(call, **arguments)
+    if isinstance(response, EventStream):
+        await _send_events(call, send, response)
+    else:
+        await _send(call, send, response)
+
+
+async def _send(call: HttpCall, send: Send, response: Any) -> None:
+    extra: list[tuple[bytes, bytes]]
+    if isinstance(response, Raw):
+        body, media_type, status = response.body, response.media_type, response.status
+        extra = [(name.lower().encode(), value.encode()) for name, value in (response.headers or {}).items()]
+    else:
+        body, media_type, status, extra = (
+            orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY),
+            JSON,
+            200,
+            list[tuple[bytes, bytes]](),
+        )
+    call.observe_latency()
+    headers = extra
+    if len(body) >= MIN_BYTES and not any(
+        name == b"vary" for name, _ in extra
+    ):  # otherwise the endpoint has chosen the coding
+        headers.append((b"vary", b"Accept-Encoding"))
+        if accepts_gzip(call.headers):
+            body = await compress(body)
+            headers.append((b"content-encoding", b"gzip"))
+    if media_type is not None:
+        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    if len(body) > LARGE_BYTES:
+        # uvicorn waits for the reader before the next part, but not after the last one. With an
+        # empty last part, the call keeps its reservation until most of the body is read.
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        body = b""
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_events(call: HttpCall, send: Send, response: EventStream) -> None:
+    """Send events as they arrive; those that arrive together are sent in one part."""
+    encoder = response.encoder
+    headers = [(b"content-type", response.media_type.encode()), *EVENT_HEADERS]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    chunk = b""
+    try:
+        async with contextlib.aclosing(aiter(response.stream)) as groups:
+            async for events in groups:
+                for sequence, event in events:
+                    if isinstance(event, StreamToken):
+                        chunk += encoder.token(sequence, event)
+                    else:
+                        chunk += encoder.end(sequence, event)
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                chunk = b""
+        last = encoder.close(response.stream)
+    except ApiError as error:
+        call.code = error.code
+        last = chunk + encoder.error(call.error_body(error))
+    except ClientGoneError:
+        call.code = CLIENT_GONE
+        return
+    except Exception:
+        logger.exception("a stream failed", extra={"fields": {"request_id": call.request_id}})
+        call.code = "internal"
+        last = chunk + encoder.error(call.error_body(ApiError("internal")))
+    await send({"type": "http.response.body", "body": last})
+
+
+async def _send_error(call: HttpCall, send: Send, error: ApiError) -> None:
+    """Send an error. A response that has started is aborted instead."""
+    call.code = error.code
+    if call.status is not None:
+        if call.exchange is None:  # another server than `DrainingServer`
+            raise error
+        call.exchange.break_off(call.exchange.cycle)
+        return
+    body = call.error_body(error)
+    headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": error.kind.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def requested_timeout_s(call: HttpCall) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from service.api.endpoint import JSON, Call, Endpoint, Headers, Raw, to_json
+from service.http.call import HttpCall
 from service.http.static import StaticContent
 
 MAX_DEPTH = 3  # of nested fields in a table
@@ -86,17 +87,8 @@ class Pages:
         self._describe = describe
         self._made: asyncio.Future[tuple[StaticContent, StaticContent]] | None = None
 
-    async def openapi(self, call: Call, headers: Headers) -> Raw:
-        """Describe this API for machines."""
-        page, _ = await self._pages()
-        return page.response(headers)
-
-    async def docs(self, call: Call, headers: Headers) -> Raw:
-        """Show this API as a page."""
-        _, page = await self._pages()
-        return page.response(headers)
-
-    async def _pages(self) -> tuple[StaticContent, StaticContent]:
+    async def made(self) -> tuple[StaticContent, StaticContent]:
+        """Return the OpenAPI document and the page."""
         if self._made is None:  # in a thread, so that other calls continue
             self._made = asyncio.ensure_future(asyncio.to_thread(self._make))
         return await asyncio.shield(self._made)  # a caller that is cancelled must not cancel it for the others
@@ -106,6 +98,24 @@ class Pages:
         return StaticContent(to_json(described), "application/json"), StaticContent(
             render(described).encode(), "text/html; charset=utf-8"
         )
+
+
+async def openapi(call: Call, headers: Headers) -> Raw:
+    """Describe this API for machines."""
+    document, _ = await _pages_of(call).made()
+    return document.response(headers)
+
+
+async def docs(call: Call, headers: Headers) -> Raw:
+    """Show this API as a page."""
+    _, page = await _pages_of(call).made()
+    return page.response(headers)
+
+
+def _pages_of(call: Call) -> Pages:
+    assert isinstance(call, HttpCall)
+    pages: Pages = call.scope["app"].state.pages
+    return pages
 
 
 def render(openapi: dict[str, Any]) -> str:
@@ -301,10 +311,7 @@ def _json(content: Any) -> str:
     return f"<pre>{html.escape(json.dumps(content, indent=2, ensure_ascii=False))}</pre>"
 
 
-def endpoints(describe: Callable[[], dict[str, Any]]) -> list[Endpoint]:
-    """Return the endpoints of both pages; `describe` returns the OpenAPI document."""
-    pages = Pages(describe)
-    return [
-        Endpoint("GET", "/openapi.json", pages.openapi),
-        Endpoint("GET", "/docs", pages.docs, media_types=("text/html",)),
-    ]
+ENDPOINTS = (
+    Endpoint("GET", "/openapi.json", openapi),
+    Endpoint("GET", "/docs", docs, media_types=("text/html",)),
+)

@@ -1,19 +1,19 @@
 """Parts of the OpenAPI document that FastAPI cannot derive: headers, forms, and errors by code."""
 
-import functools
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
-from service.api.endpoint import FORM, JSON, NATIVE_ERRORS, BodyFormat, ErrorFormat
+from service.api.endpoint import BODY_ERRORS, COMMON_ERRORS, FORM, JSON, NATIVE_ERRORS, Endpoint, ErrorFormat
 from service.errors import ERRORS, ApiError, ErrorCode
 from service.http.call import REQUEST_ID
 
 # Any request can fail before its head is complete. Such errors have the native format.
 HEAD_ERRORS: tuple[ErrorCode, ...] = ("malformed_request", "client_too_slow", "headers_too_large")
+REFERENCE = "#/components/schemas/{model}"
 EXAMPLE_REQUEST_ID = "0123456789abcdef01234567"
 
 REQUEST_ID_PATTERN = f"^{REQUEST_ID.pattern}$"
@@ -56,64 +56,50 @@ LENGTH_PARAMETER = {
 }
 
 
-class DeclaredErrors:
-    """All errors that a route can return."""
-
-    def __init__(self, codes: Sequence[ErrorCode], error_format: ErrorFormat) -> None:
-        """`codes` are those of the route itself, written in its error format."""
-        self._by_status: dict[int, list[tuple[ErrorCode, ErrorFormat]]] = {}
-        formats = (*((code, NATIVE_ERRORS) for code in HEAD_ERRORS), *((code, error_format) for code in codes))
-        for code, format_of_code in formats:
-            self._by_status.setdefault(ERRORS[code].status, []).append((code, format_of_code))
-
-    def responses(self) -> dict[int | str, dict[str, Any]]:
-        """Return the responses as FastAPI expects them; `complete` adds the rest."""
-        declared: dict[int | str, dict[str, Any]] = {
-            status: {
-                "description": ", ".join(dict.fromkeys(code for code, _ in formats)),
-                "model": functools.reduce(operator.or_, dict.fromkeys(one.response for _, one in formats)),
-                "headers": RESPONSE_HEADERS | (RETRY_HEADERS if status == 503 else {}),
-            }
-            for status, formats in sorted(self._by_status.items())
+def declared_errors(endpoint: Endpoint, operation_id: str) -> dict[str, Any]:
+    """Return the OpenAPI declaration of the errors of an endpoint: its responses by status."""
+    own = (*endpoint.errors, *COMMON_ERRORS, *(BODY_ERRORS if endpoint.body_type else ()))
+    by_status: dict[int, list[tuple[ErrorCode, ErrorFormat]]] = {}
+    formats = (*((code, NATIVE_ERRORS) for code in HEAD_ERRORS), *((code, endpoint.error_format) for code in own))
+    for code, error_format in formats:
+        by_status.setdefault(ERRORS[code].status, []).append((code, error_format))
+    return {
+        str(status): {
+            "description": ", ".join(dict.fromkeys(code for code, _ in formats)),
+            "headers": RESPONSE_HEADERS | (RETRY_HEADERS if status == 503 else {}),
+            "content": {
+                JSON: {
+                    "schema": _schema_of_errors(formats, f"Response {status} {operation_id}"),
+                    # A code with two formats is shown in the endpoint's own, which comes last.
+                    "examples": {code: _example(code, one) for code, one in formats},
+                }
+            },
         }
-        # Without a default, FastAPI declares its own response for validation errors.
-        declared["default"] = {"description": "Not in the document."}
-        return declared
-
-    def complete(self, responses: dict[str, dict[str, Any]]) -> None:
-        """Add an example of each code to its status. FastAPI itself would drop the nulls from
-        examples.
-        """
-        del responses["default"]
-        for status, formats in self._by_status.items():
-            # A code with two formats is shown in the endpoint's own, which comes last.
-            examples = {code: _example(code, one) for code, one in formats}
-            responses[str(status)]["content"][JSON]["examples"] = examples
+        for status, formats in sorted(by_status.items())
+    }
 
 
-PATH_PARAMETERS = {
-    "file": "Name of a file of the page.",
-    "model_id": "Name of the model.",
-    "model_name": "Name of the model.",
-    "model_version": "Version of the model; there is only 1.",
-}
+def _schema_of_errors(formats: Iterable[tuple[ErrorCode, ErrorFormat]], title: str) -> dict[str, Any]:
+    names = dict.fromkeys(error_format.response.__name__ for _, error_format in formats)
+    references = [{"$ref": REFERENCE.format(model=name)} for name in names]
+    return references[0] if len(names) == 1 else {"anyOf": references, "title": title.replace("_", " ").title()}
 
 
-def describe_path_parameters(operation: dict[str, Any]) -> None:
-    """Add descriptions to the path parameters that FastAPI has declared."""
-    for parameter in operation["parameters"]:
-        if parameter["in"] == "path":
-            parameter["description"] = PATH_PARAMETERS[parameter["name"]]
+def schemas_of_errors(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+    """Return the JSON Schemas of all errors of endpoints, by name."""
+    formats = dict.fromkeys([NATIVE_ERRORS, *(endpoint.error_format for endpoint in endpoints)])
+    models: Any = [(error_format.response, "serialization") for error_format in formats]
+    schemas: dict[str, Any] = models_json_schema(models, ref_template=REFERENCE)[1]["$defs"]
+    return schemas
 
 
-def declared_request(
-    body_type: type[BaseModel] | None, body_format: BodyFormat, *, model_in_query: bool
-) -> dict[str, Any]:
+def declared_request(endpoint: Endpoint) -> dict[str, Any]:
     """Return the OpenAPI declaration of headers, query, and bodies that are not JSON."""
+    body_type, body_format = endpoint.body_type, endpoint.body_format
     parameters: list[dict[str, Any]] = [REQUEST_ID_HEADER]
     if body_type is not None:
         parameters.append(TIMEOUT_HEADER)
-    if model_in_query:
+    if "model" in endpoint.takes:
         parameters.append(MODEL_PARAMETER)
     if body_format.length_header is not None:
         parameters.append(LENGTH_PARAMETER | {"name": body_format.length_header})

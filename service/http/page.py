@@ -4,14 +4,15 @@ The page is static: HTML, CSS and ES modules in `service/page`, without a build 
 uses the public API only. A content security policy forbids content from other hosts.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from typing import Annotated
 
-from service.api.endpoint import HTML, JSON, SVG, Call, Endpoint, Headers, Raw, prefers, to_json
+from service.api.endpoint import HTML, JSON, SVG, Call, Endpoint, Headers, Raw, described, prefers, to_json
 from service.api.root import Root, root_of
 from service.errors import ApiError
 from service.http.static import StaticContent
-from service.settings import Settings
 
 MEDIA_TYPES = {"css": "text/css", "html": HTML, "js": "text/javascript", "svg": SVG}
 POLICY = (
@@ -41,7 +42,9 @@ class AttentionPage:
             return self._files["index.html"].response(headers)
         return Raw(to_json(root_of(call.service)), JSON, 200, {"vary": "Accept, Accept-Encoding"})
 
-    async def show_file(self, call: Call, file: str, headers: Headers) -> Raw:
+    async def show_file(
+        self, call: Call, file: Annotated[str, described("Name of a file of the page.")], headers: Headers
+    ) -> Raw:
         """Return a file of the page: a script, its styles or its icon."""
         if file not in self._files:
             raise ApiError("not_found", f"The page has no file of this name; its files are {', '.join(self._files)}.")
@@ -69,6 +72,10 @@ def _read_files(headers: Mapping[str, str]) -> Iterator[tuple[str, StaticContent
             yield file.name, StaticContent(file.read_bytes(), media_type, {**headers, "vary": vary})
 
 
-def endpoints(settings: Settings) -> list[Endpoint]:
-    """Return the endpoints of the page."""
-    return AttentionPage(settings.allowed_frames).endpoints()
+@functools.cache
+def endpoints(frame_ancestors: Sequence[str]) -> list[Endpoint]:
+    """Return the endpoints of the page, with its files as they are at the first call.
+
+    See `AttentionPage` for the parameter.
+    """
+    return AttentionPage(frame_ancestors).endpoints()

@@ -14,14 +14,16 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 import pytest
+from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from service.api.endpoint import Endpoint
 from service.app import create_app
 from service.bundle import Languages, Manifest
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
-from service.http.routing import DescribedApp
+from service.http.application import EndpointRoute
 from service.http.server import DrainingServer
 from service.inference.call import Arrival, Call
 from service.inference.service import Backend, LazyModel, LoadedModel, ServedModel
@@ -182,7 +184,7 @@ def classifying(backend: FakeBackend) -> FakeBackend:
 class Running:
     """A started app and an in-process client."""
 
-    app: DescribedApp
+    app: FastAPI
     client: httpx.AsyncClient
     backend: FakeBackend
     exit_codes: list[int]
@@ -241,6 +243,11 @@ def arrivals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Call, "next_arrivals", wait)
 
 
+def add_endpoint(app: FastAPI, endpoint: Endpoint) -> None:
+    """Serve another endpoint. FastAPI's router finds it, as the dispatcher does not know it."""
+    app.router.routes.append(EndpointRoute(endpoint))
+
+
 async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
     response = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
     assert response.status_code == 200, response.text
@@ -258,7 +265,7 @@ async def until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
 class Wire:
     """A service on a real socket, in a thread with its own event loop."""
 
-    app: DescribedApp
+    app: FastAPI
     server: DrainingServer
     backend: FakeBackend
     thread: threading.Thread

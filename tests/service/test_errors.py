@@ -9,10 +9,9 @@ from typing import Any, get_args
 import httpx2 as httpx
 import pytest
 
-from service.api.endpoint import NATIVE_ERRORS, Endpoint
+from service.api.endpoint import NATIVE_ERRORS, Call, Endpoint
 from service.errors import ERRORS, ApiError, ErrorCode
-from service.inference.call import Call
-from tests.service.conftest import MakeBackend, Running, Start, until
+from tests.service.conftest import MakeBackend, Running, Start, add_endpoint, until
 from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
@@ -124,7 +123,7 @@ async def test_a_bug_is_an_internal_error_and_its_text_stays_in_the_log(
         async def bug(call: Call) -> None:
             raise RuntimeError("secret")
 
-        running.app.add_endpoints([Endpoint("GET", "/bug", bug)])
+        add_endpoint(running.app, Endpoint("GET", "/bug", bug))
         response = await running.client.get("/bug", headers={"x-request-id": "me"})
         check(response, "internal")
         assert "secret" not in response.text

@@ -1,8 +1,8 @@
 """Endpoints of the Open Inference Protocol v2 with the extensions of Triton."""
 
-import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any
 
 from service.api.endpoint import (
     ENGINE_ERRORS,
@@ -12,6 +12,7 @@ from service.api.endpoint import (
     UNAVAILABLE_ERRORS,
     BodyFormat,
     Endpoint,
+    described,
 )
 from service.compat.common import SENTENCE_ERRORS
 from service.compat.open_inference import models, schemas
@@ -32,23 +33,18 @@ _INFERRING: tuple[ErrorCode, ...] = (
 )
 _GENERATING: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
 
+
+async def check_version(model_version: Annotated[Version, described("Version of the model; there is only 1.")]) -> None:
+    """Reject another version of the model in the path.
+
+    Raises:
+        ApiError: `model_not_found`.
+    """
+    if model_version != VERSION:
+        raise ApiError("model_not_found", f"The only version of each model is {VERSION}.", path="version")
+
+
 Handler = Callable[..., Awaitable[Any]]
-
-
-def at_version(handler: Handler) -> Handler:
-    """Return a handler for a path with the version of the model."""
-
-    async def checked(call: Any, *, model_version: str, **arguments: Any) -> Any:
-        if model_version != VERSION:
-            raise ApiError("model_not_found", f"The only version of each model is {VERSION}.", path="version")
-        return await handler(call, **arguments)
-
-    signature = inspect.signature(handler)
-    version = inspect.Parameter("model_version", inspect.Parameter.KEYWORD_ONLY, annotation=Version)
-    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in signature.parameters.values()]
-    checked.__signature__ = signature.replace(parameters=[*parameters, version])  # type: ignore[attr-defined]
-    checked.__doc__, checked.__name__ = handler.__doc__, f"{handler.__name__}_of_version"
-    return checked
 
 
 def _get(path: str, handler: Handler, response: Any, errors: Sequence[ErrorCode] = ()) -> Endpoint:
@@ -61,26 +57,30 @@ def _post(path: str, handler: Handler, response: Any, errors: Sequence[ErrorCode
     )
 
 
-def _of_model(base: str, wrap: Callable[[Handler], Handler]) -> Iterator[Endpoint]:
-    yield _get(base, wrap(models.model_metadata), schemas.ModelMetadata, _OF_MODEL)
-    yield _get(f"{base}/ready", wrap(models.model_ready), schemas.ModelReady, ("model_not_found", *UNAVAILABLE_ERRORS))
-    yield _get(f"{base}/config", wrap(models.model_config), schemas.ModelConfig, _OF_MODEL)
-    yield _get(f"{base}/stats", wrap(models.model_statistics), schemas.ModelStatistics, _OF_MODEL)
-    yield _post(
-        f"{base}/infer",
-        wrap(infer),
-        schemas.InferResponse,
-        _INFERRING,
-        body_format=TENSORS,
-        media_types=(JSON, BINARY),
-    )
-    yield _post(f"{base}/generate", wrap(generate), schemas.GenerateTextResponse, _GENERATING)
-    yield _post(
-        f"{base}/generate_stream",
-        wrap(generate_stream),
+OF_MODEL = (
+    _get(MODEL, models.model_metadata, schemas.ModelMetadata, _OF_MODEL),
+    _get(f"{MODEL}/ready", models.model_ready, schemas.ModelReady, ("model_not_found", *UNAVAILABLE_ERRORS)),
+    _get(f"{MODEL}/config", models.model_config, schemas.ModelConfig, _OF_MODEL),
+    _get(f"{MODEL}/stats", models.model_statistics, schemas.ModelStatistics, _OF_MODEL),
+    _post(f"{MODEL}/infer", infer, schemas.InferResponse, _INFERRING, body_format=TENSORS, media_types=(JSON, BINARY)),
+    _post(f"{MODEL}/generate", generate, schemas.GenerateTextResponse, _GENERATING),
+    _post(
+        f"{MODEL}/generate_stream",
+        generate_stream,
         schemas.GenerateTextResponse,
         _GENERATING,
         media_types=(JSON, EVENTS),
+    ),
+)
+
+
+def at_version(endpoint: Endpoint) -> Endpoint:
+    """Return an endpoint of a model on the path with the model's version."""
+    return dataclasses.replace(
+        endpoint,
+        path=endpoint.path.replace(MODEL, VERSIONED),
+        dependencies=(check_version,),
+        name=f"{endpoint.handler.__name__}_of_version",
     )
 
 
@@ -89,8 +89,8 @@ ENDPOINTS = (
     _get("/v2/health/live", models.server_live, schemas.ServerLive),
     _get("/v2/health/ready", models.server_ready, schemas.ServerReady, UNAVAILABLE_ERRORS),
     _get("/v2/models/stats", models.all_statistics, schemas.ModelStatistics, ("loading",)),
-    *_of_model(MODEL, lambda handler: handler),
-    *_of_model(VERSIONED, at_version),
+    *OF_MODEL,
+    *map(at_version, OF_MODEL),
     _post(
         "/v2/repository/index",
         models.repository_index,

@@ -10,11 +10,10 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from service.api.endpoint import NDJSON, Endpoint, ErrorFormat, EventStream, line_of
+from service.api.endpoint import NDJSON, Call, Endpoint, ErrorFormat, EventStream, line_of
 from service.api.generate import GenerateBody, NativeEventEncoder
 from service.compat import APIS
 from service.errors import ERRORS, ApiError, ErrorCode
-from service.inference.call import Call
 from service.inference.generate import (
     GenerateInput,
     GenerateResult,
@@ -27,7 +26,7 @@ from service.inference.generate import (
 )
 from service.settings import COMPATIBLE_APIS as NAMES
 from service.settings import SettingsError, read_settings
-from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, until
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, add_endpoint, until
 from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
@@ -74,7 +73,7 @@ async def lines(call: Call, body: GenerateBody) -> EventStream:
 
 
 def with_plain_route(running: Running) -> Running:
-    running.app.add_endpoints([Endpoint("POST", "/plain", plain, errors=("empty_input",), error_format=FORMAT)])
+    add_endpoint(running.app, Endpoint("POST", "/plain", plain, errors=("empty_input",), error_format=FORMAT))
     return running
 
 
@@ -193,7 +192,7 @@ async def test_an_error_in_a_stream_has_the_shape_of_its_route(start: Start, mak
 @pytest.mark.parametrize("faults", [Faults(), Faults(step_calls=frozenset({4}))])
 async def test_a_stream_can_be_json_lines(start: Start, make_backend: MakeBackend, faults: Faults) -> None:
     async with start(make_backend(faults=faults)) as running:
-        running.app.add_endpoints([Endpoint("POST", "/lines", lines, media_types=(NDJSON,), error_format=FORMAT)])
+        add_endpoint(running.app, Endpoint("POST", "/lines", lines, media_types=(NDJSON,), error_format=FORMAT))
         response = await running.post("/lines", {"inputs": "x", "parameters": {"min_new_tokens": 20}})
         assert response.status_code == 200
         names = ("content-type", "cache-control", "x-accel-buffering")

@@ -45,7 +45,7 @@ def test_a_call_enters_few_functions_in_few_files(serve: Serve) -> None:
                 received = b""
                 while b"timings_ms" not in received:
                     received += connection.recv(65536)
-                wait_until(lambda: any(name == "Dispatcher._log_end" for _, name in entered))
+                wait_until(lambda: any(name == "CallLog._log_end" for _, name in entered))
             found = sorted(entered)
     finally:
         threading.setprofile(None)

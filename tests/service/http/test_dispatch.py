@@ -1,9 +1,11 @@
+import dataclasses
 import re
 import threading
 
 import pytest
 
-from tests.service.conftest import MakeBackend, Serve, Start
+from service.http.application import EndpointRoute
+from tests.service.conftest import MakeBackend, Serve, Start, add_endpoint
 
 pytestmark = pytest.mark.anyio
 
@@ -44,11 +46,54 @@ async def test_another_method_is_an_error_that_lists_the_allowed_ones(start: Sta
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
 
 
-@pytest.mark.parametrize("path", ["/v1/generate/", "//v1/generate", "/V1/generate", "/v1/score/", "/v1/link", "/v1"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/generate/", "//v1/generate", "/V1/generate", "/v1/score/", "/v1/link", "/v1", "/v1/generate%0A"],
+)
 async def test_an_unknown_path_is_404(start: Start, path: str) -> None:
     async with start() as running:
         response = await running.post(f"http://test{path}", {"inputs": "x"})
         assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/models", b""),
+        ("GET", "/v1/models/fake", b""),
+        ("GET", "/v1/models/nobody", b""),
+        ("GET", "/v2/models/fake/versions/2/ready", b""),
+        ("POST", "/v1/tokenize", b'{"inputs": "a dog"}'),
+        ("POST", "/v1/tokenize", b'{"inputs": 3}'),
+        ("POST", "/v1/tokenize", b"{"),
+        ("POST", "/generate_stream", b'{"inputs": "a dog"}'),
+        ("PUT", "/v1/tokenize", b"{}"),
+    ],
+)
+async def test_the_router_of_fastapi_gives_the_same_response(start: Start, method: str, path: str, body: bytes) -> None:
+    headers = {"content-type": "application/json", "x-request-id": "me"}
+    async with start() as running:
+        for route in [route for route in running.app.routes if isinstance(route, EndpointRoute)]:
+            add_endpoint(running.app, dataclasses.replace(route.declared, path=f"/slow{route.path}"))
+        fast, slow = [
+            await running.client.request(method, prefix + path, content=body, headers=headers)
+            for prefix in ("", "/slow")
+        ]
+        assert fast.status_code == slow.status_code
+        assert fast.headers.keys() == slow.headers.keys()
+        assert fast.content == slow.content.replace(b"/slow", b"")
+
+
+async def test_an_ordinary_route_of_fastapi_can_be_added(start: Start) -> None:
+    async with start() as running:
+
+        async def double(number: int) -> int:
+            return 2 * number
+
+        running.app.add_api_route("/double/{number}", double)
+        response = await running.client.get("/double/21", headers={"x-request-id": "me"})
+        assert (response.json(), response.headers["x-request-id"]) == (42, "me")
+        assert (await running.client.get("/double/x")).status_code == 422
 
 
 GET_ROUTES = [

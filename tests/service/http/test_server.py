@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 import pytest
 
-from service.api.endpoint import Endpoint
+from service.api.endpoint import Call, Endpoint
 from service.http import server
 from service.http.call import HttpCall
 from tests.service.api.test_streaming import large_response
-from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
+from tests.service.conftest import MakeBackend, Serve, Wire, add_endpoint, read_all, wait_until
 from tests.support.fake_runner import Faults
 
 LONG = {"min_new_tokens": 40, "max_new_tokens": 40}
@@ -141,15 +141,16 @@ def test_responses_cut_by_the_shutdown_are_one_log_line_each_without_a_traceback
 def test_a_bug_after_the_head_of_a_response_logs_one_traceback_and_closes_the_connection(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def live(call: HttpCall) -> None:
+    async def bug(call: Call) -> None:
+        assert isinstance(call, HttpCall)
         await call.send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
         await call.send({"type": "http.response.body", "body": b"12345", "more_body": True})
         raise RuntimeError("a mistake")
 
     with serve() as wire:
-        wire.app.add_endpoints([Endpoint("GET", "/health/live", live)])  # in the place of the service's own
+        add_endpoint(wire.app, Endpoint("GET", "/bug", bug))
         with wire.connect() as client:
-            client.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.sendall(b"GET /bug HTTP/1.1\r\nHost: x\r\n\r\n")
             assert read_all(client).endswith(b"\r\n\r\n12345")
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == ["a call failed"]
 
