@@ -19,10 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bench.fake_server import load_fake
 from service.api.endpoint import CALL
-from service.api.generate import FIELD_NAMES, GenerateBody
+from service.api.generate import GenerateBody
 from service.app import create_app
 from service.errors import ApiError
-from service.fields import path_of
+from service.fields import path_of, paths_of
 from service.http.call import HttpCall
 from service.http.dispatch import CallLog
 from service.http.server import DrainingServer
@@ -89,7 +89,7 @@ def create_ordinary_app(settings: Settings) -> FastAPI:
     @app.post("/v1/generate")
     async def generate_text(body: GenerateBody, request: Request) -> Response:
         call: HttpCall = request.scope[CALL]
-        call.field_names = FIELD_NAMES
+        call.field_names = paths_of(GenerateBody)
         service.check_ready()
         result = await generate(call, GenerateInput(body.model, body.inputs, body.parameters))
         call.observe_latency()

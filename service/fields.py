@@ -1,12 +1,12 @@
 """Types of request fields: objects that reject unknown fields, texts, and errors with a path."""
 
-import dataclasses
 import difflib
+import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -32,7 +32,7 @@ MAX_WORD_CHARACTERS = 128
 MAX_ID = 2**31 - 1  # beyond every vocabulary, and still exact in every JSON reader
 # A character that `str.strip` keeps, spelled out because languages define `\s` differently.
 NOT_BLANK = r"[^\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
-UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")  # types of Pydantic's errors
+UNKNOWN_FIELD = "extra_forbidden"  # type of Pydantic's errors
 # Similarity of an unknown field to the field that an error suggests: `inputs` is similar to
 # `text_input`, but `text` is not similar to `target`.
 MIN_SIMILARITY = 0.61
@@ -317,14 +317,28 @@ def unknown_field_error(name: str, kind: Any, path: Sequence[str | int]) -> ApiE
     return ApiError("invalid_parameter", message, path=shown or path_of(path) or None)
 
 
+@functools.cache
+def paths_of(kind: type[BaseModel]) -> Mapping[str, str]:
+    """Return the paths of a body's fields by their canonical names; errors show the paths.
+
+    The canonical name of a field is its name in Python. Its path has the API's own names: the alias
+    if there is one. Fields of inner objects are included, unless an outer field has the same name.
+    """
+    paths = {name: field.alias or name for name, field in kind.model_fields.items()}
+    for name, field in kind.model_fields.items():
+        is_union = get_origin(field.annotation) in (Union, UnionType)
+        for inner in get_args(field.annotation) if is_union else [field.annotation]:
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                paths = {one: f"{paths[name]}.{path}" for one, path in paths_of(inner).items()} | paths
+    return MappingProxyType(paths)
+
+
 def fields_of(kind: Any) -> dict[str, Any]:
-    """Return the types of an object type's fields by name; `kind` may be a union with None. Empty
-    for other types.
+    """Return the types of an object type's fields by the API's own names; `kind` may be a union
+    with None. Empty for other types.
     """
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return {name: field.annotation for name, field in kind.model_fields.items()}
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and "__pydantic_config__" in vars(kind):
-        return get_type_hints(kind)
+        return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
     return next((found for one in get_args(kind) if (found := fields_of(one))), {})
 
 
@@ -348,9 +362,9 @@ def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = No
     """
     errors = error.errors(include_url=False)
     # An unknown field first: a misspelled name also leaves the intended field missing.
-    first = next((one for one in errors if one["type"] in UNKNOWN_FIELD), errors[0])
+    first = next((one for one in errors if one["type"] == UNKNOWN_FIELD), errors[0])
     context, location = first.get("ctx", {}), [*path, *first["loc"]]
-    if first["type"] in UNKNOWN_FIELD:
+    if first["type"] == UNKNOWN_FIELD:
         owner = _type_at(kind, first["loc"][:-1])
         return unknown_field_error(str(location[-1]), owner, location[:-1])
     code: ErrorCode = "invalid_parameter"
@@ -359,7 +373,7 @@ def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = No
         message = context["message"]
     elif first["type"] == "missing":
         message = "It is required."
-    elif first["type"] in ("dataclass_type", "model_type", "model_attributes_type"):
+    elif first["type"] in ("model_type", "model_attributes_type"):
         message = "It must be an object."
     else:
         message = f"{reworded(first['msg'])}{_received(first['type'], first['input'])}."

@@ -1,18 +1,16 @@
 """Generation parameters and the selection of attention maps, from the request to the engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     PlainValidator,
-    PrivateAttr,
-    StrictBool,
-    StrictInt,
     WithJsonSchema,
     model_validator,
 )
@@ -24,7 +22,6 @@ from service.fields import (
     NULL,
     RequestBody,
     TextOrTexts,
-    describe_optional_fields,
     field_error,
     object_schema,
 )
@@ -71,11 +68,17 @@ def _parse_return_attention(value: Any) -> Any:
     return value
 
 
+def _check_duplicates(values: list[Any]) -> list[Any]:
+    if len(set(values)) != len(values):
+        raise field_error("invalid_parameter", "It must have no duplicate entries.")
+    return values
+
+
 EACH_ONCE: dict[str, Any] = {"uniqueItems": True}
 _STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 Stop = Annotated[
     tuple[str, ...],
-    PlainValidator(_check_stop),
+    BeforeValidator(_check_stop),
     WithJsonSchema(
         {
             "anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS}, NULL],
@@ -94,22 +97,19 @@ EarlyStopping = Annotated[
         }
     ),
 ]
-Int = Annotated[int, Field(strict=True)]
-Float = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-TokenId = Annotated[StrictInt, Field(ge=0, le=MAX_ID)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_ID)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(strict=False, max_length=MAX_SUPPRESSED_TOKENS, fail_fast=True)]
 TopLogprobs = Annotated[
-    Int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="Number of top alternatives returned for each token.")
+    int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="Number of top alternatives returned for each token.")
 ]
-HeadIndex = Annotated[StrictInt, Field(ge=-1024, le=1023)]  # of a layer or head; negative ones count from the end
+HeadIndex = Annotated[int, Field(ge=-1024, le=1023)]  # of a layer or head; negative ones count from the end
 Indices = Annotated[
     list[HeadIndex],
     Field(min_length=1, max_length=1024, fail_fast=True, json_schema_extra=EACH_ONCE),
+    AfterValidator(_check_duplicates),
 ]
-
-
 HiddenSourceTokens = Annotated[
-    tuple[Annotated[StrictInt, Field(ge=-65536, le=65535)], ...],
+    tuple[Annotated[int, Field(ge=-65536, le=65535)], ...],
     Field(
         strict=False,
         max_length=1024,
@@ -120,7 +120,7 @@ HiddenSourceTokens = Annotated[
     ),
 ]
 NumNewTokens = Annotated[
-    Int,
+    int,
     Field(
         ge=1,
         le=65536,
@@ -129,46 +129,46 @@ NumNewTokens = Annotated[
     ),
 ]
 MinNewTokens = Annotated[
-    Int, Field(ge=0, le=65536, description="Minimum number of generated tokens before the end token is allowed.")
+    int, Field(ge=0, le=65536, description="Minimum number of generated tokens before the end token is allowed.")
 ]
 Temperature = Annotated[
-    Float, Field(gt=0, le=10, description="Divisor of the logits; values above 1 make samples more diverse.")
+    float, Field(gt=0, le=10, description="Divisor of the logits; values above 1 make samples more diverse.")
 ]
 TopK = Annotated[
-    Int, Field(ge=0, le=1_000_000, description="Sample from this many of the most probable tokens; 0 disables it.")
+    int, Field(ge=0, le=1_000_000, description="Sample from this many of the most probable tokens; 0 disables it.")
 ]
 TopP = Annotated[
-    Float,
+    float,
     Field(gt=0, le=1, description="Sample from the most probable tokens whose probabilities reach this sum (nucleus)."),
 ]
 MinP = Annotated[
-    Float,
+    float,
     Field(ge=0, le=1, description="Sample from tokens at least this fraction as probable as the most probable one."),
 ]
 TypicalP = Annotated[
-    Float, Field(gt=0, le=1, description="Sample from the most typical tokens whose probabilities reach this sum.")
+    float, Field(gt=0, le=1, description="Sample from the most typical tokens whose probabilities reach this sum.")
 ]
 Seed = Annotated[
-    Int,
+    int,
     Field(
         ge=0, le=MAX_SEED, description="Seed of the sampling; sequence i of the call uses seed + i. Random if absent."
     ),
 ]
-NumBeams = Annotated[Int, Field(ge=1, le=MAX_BEAMS, description="Number of beams; values above 1 use beam search.")]
+NumBeams = Annotated[int, Field(ge=1, le=MAX_BEAMS, description="Number of beams; values above 1 use beam search.")]
 NumSequences = Annotated[
-    Int,
+    int,
     Field(
         ge=1, le=MAX_INPUTS, description="Sequences for each input: samples, or the best of at most num_beams beams."
     ),
 ]
 LengthPenalty = Annotated[
-    Float, Field(ge=-10, le=10, description="Exponent of the length by which a beam's score is divided.")
+    float, Field(ge=-10, le=10, description="Exponent of the length by which a beam's score is divided.")
 ]
 RepetitionPenalty = Annotated[
-    Float, Field(ge=0.01, le=10, description="Values above 1 make tokens that already occurred less likely.")
+    float, Field(ge=0.01, le=10, description="Values above 1 make tokens that already occurred less likely.")
 ]
 NgramSize = Annotated[
-    Int, Field(ge=0, le=65536, description="Token n-grams of this size occur at most once; 0 disables it.")
+    int, Field(ge=0, le=65536, description="Token n-grams of this size occur at most once; 0 disables it.")
 ]
 
 Language = Annotated[
@@ -185,7 +185,12 @@ class AttentionSelection(RequestBody):
     """Selection of attention maps, and their encoding in the response."""
 
     kinds: (
-        Annotated[list[Kind], Field(min_length=1, max_length=4, fail_fast=True, json_schema_extra=EACH_ONCE)] | None
+        Annotated[
+            list[Kind],
+            Field(min_length=1, max_length=4, fail_fast=True, json_schema_extra=EACH_ONCE),
+            AfterValidator(_check_duplicates),
+        ]
+        | None
     ) = Field(default=None, description="Kinds of attention; all kinds of the model if absent.")
     layers: Indices | None = Field(
         default=None, description="Layer indices; -1 is the last layer. All layers if absent."
@@ -204,17 +209,9 @@ class AttentionSelection(RequestBody):
         description="Rows and columns of the maps: tokens, or words. The weight to a word is the sum over its tokens, "
         "the weight from a word is the mean over its tokens; special tokens are left out.",
     )
-    statistics: StrictBool = Field(
+    statistics: bool = Field(
         default=False, description="Return statistics of each selected head, computed from its map of tokens."
     )
-
-    @model_validator(mode="after")
-    def _has_no_duplicates(self) -> Self:
-        for name in ("kinds", "layers", "heads"):
-            values = getattr(self, name)
-            if values is not None and len(set(values)) != len(values):
-                raise field_error("invalid_parameter", "It must have no duplicate entries.", name)
-        return self
 
 
 ReturnAttention = Annotated[
@@ -232,14 +229,20 @@ MODEL_DEFAULTS = (
 )
 
 
-@dataclass(frozen=True)
-class GenerateParameters:
-    """Generation parameters, with the names, meanings and defaults of Hugging Face's `generate`."""
+def complete_parameters_schema(schema: dict[str, Any]) -> None:
+    """Add rules between parameters to the JSON Schema."""
+    schema["anyOf"] = METHODS
+    if "split_sentences" in schema["properties"]:
+        schema["allOf"] = [{"anyOf": [WITHOUT_SENTENCES, WITH_SENTENCES]}]
+
+
+class TextParameters(RequestBody):
+    """Generation parameters that decide the text."""
 
     max_new_tokens: NumNewTokens | None = None
     min_new_tokens: MinNewTokens = 0
     do_sample: Annotated[
-        StrictBool,
+        bool,
         Field(
             description="Sample each token instead of taking the most probable. A model may do so by default, see "
             "`generation_defaults` of GET /v1/models."
@@ -264,19 +267,9 @@ class GenerateParameters:
     ] = None
     source_language: Language | None = None
     target_language: Language | None = None
-    top_logprobs: TopLogprobs = 0
-    return_attention: Annotated[
-        ReturnAttention, Field(description="Attention maps of each output; true returns all of them.")
-    ] = None
     hidden_source_tokens: HiddenSourceTokens = ()
-    split_sentences: Annotated[
-        StrictBool,
-        Field(
-            description="Translate each sentence of the inputs, and join the translations with the spacing and line "
-            "breaks of the input. Only for models that translate, without stream, target_prefix, return_attention and "
-            "hidden_source_tokens."
-        ),
-    ] = False
+
+    model_config = ConfigDict(json_schema_extra=complete_parameters_schema)
 
     @property
     def num_new_tokens(self) -> int:
@@ -286,17 +279,47 @@ class GenerateParameters:
         return self.max_new_tokens
 
 
-class GivenParameters(BaseModel):
-    """Base of request bodies with `parameters`, which knows the parameters that a request sets."""
+class GenerateParameters(TextParameters):
+    """Generation parameters, with the names, meanings and defaults of Hugging Face's `generate`."""
 
-    _document: dict[str, Any] = PrivateAttr(default_factory=dict)  # the body before validation
+    # The bodies of compatible APIs have fields with these names; their aliases are the names of the
+    # API.
 
-    @property
-    def given_parameters(self) -> dict[str, Any]:
-        """The parameters that the request sets. All others have the defaults of the model."""
-        given = self._document.get("parameters") or {}
-        parameters = getattr(self, "parameters", None)
-        return {name: getattr(parameters, name) for name, value in given.items() if value is not None}
+    top_logprobs: TopLogprobs = 0
+    return_attention: Annotated[
+        ReturnAttention, Field(description="Attention maps of each output; true returns all of them.")
+    ] = None
+    split_sentences: Annotated[
+        bool,
+        Field(
+            description="Translate each sentence of the inputs, and join the translations with the spacing and line "
+            "breaks of the input. Only for models that translate, without stream, target_prefix, return_attention and "
+            "hidden_source_tokens."
+        ),
+    ] = False
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _omit_nulls(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Remove parameters that are null from `model_fields_set`: null equals omitting them."""
+        parameters = handler(value)
+        if isinstance(value, dict):
+            parameters.model_fields_set.difference_update([name for name, one in value.items() if one is None])
+        return parameters
+
+
+PARAMETER_NAMES = tuple(GenerateParameters.model_fields)
+NEUTRAL = GenerateParameters()  # each parameter has the value without effect
+FORCED = GenerateParameters.model_construct(max_new_tokens=0)  # the whole target is given, nothing is generated
+
+
+def given_parameters(body: BaseModel) -> dict[str, Any]:
+    """Return the generation parameters that a body sets. All others have the defaults of the model.
+
+    `body` may have other fields too. A null equals omitting the field.
+    """
+    given = ((name, getattr(body, name)) for name in PARAMETER_NAMES if name in body.model_fields_set)
+    return {name: value for name, value in given if value is not None}
 
 
 def complete_parameters(
@@ -306,7 +329,7 @@ def complete_parameters(
     max_beams: int = MAX_BEAMS,
     max_new_tokens: int | None = None,
     stream: bool = False,
-    if_sampled: Mapping[str, Any] | None = None,
+    is_lenient: bool = False,
 ) -> GenerateParameters:
     """Combine the parameters of a request with the defaults of a model.
 
@@ -320,7 +343,7 @@ def complete_parameters(
         max_beams: maximum number of beams; a larger default is capped.
         max_new_tokens: maximum number of new tokens; larger defaults are capped.
         stream: True if the generation is streamed.
-        if_sampled: further parameters of the request that are used only if tokens are sampled.
+        is_lenient: ignore sampling parameters of the request if no tokens are sampled.
     """
     own = {name: getattr(defaults, name) for name in MODEL_DEFAULTS if name not in given}
     own = {name: value for name, value in own.items() if value is not None}
@@ -339,16 +362,17 @@ def complete_parameters(
     minimum, maximum = (given.get(name) or own.get(name) for name in ("min_new_tokens", "max_new_tokens"))
     if minimum is not None and maximum is not None and minimum > maximum:
         own.pop("max_new_tokens" if "max_new_tokens" in own else "min_new_tokens", None)
-    return GenerateParameters(**{**own, **(if_sampled if does_sample and if_sampled else {}), **given})
+    if is_lenient and not does_sample:
+        given = {name: value for name, value in given.items() if name not in SAMPLING_PARAMETERS}
+    return NEUTRAL.model_copy(update={**own, **given})
 
 
-PARAMETER_NAMES = tuple(one.name for one in fields(GenerateParameters))
 AT_MOST_ONE: dict[str, Any] = {"maximum": 1}
 
 
 def _neutral(*names: str) -> dict[str, dict[str, Any]]:
     """Return the JSON Schema of parameters that have their default values."""
-    defaults = {name: getattr(GenerateParameters, name) for name in names}
+    defaults = {name: getattr(NEUTRAL, name) for name in names}
     # FastAPI leaves out a key whose value is None.
     return {name: NULL if default is None else {"const": default} for name, default in defaults.items()}
 
@@ -376,17 +400,4 @@ METHODS: list[Any] = [
 WITHOUT_SENTENCES = object_schema(split_sentences={"const": False})
 WITH_SENTENCES = object_schema(
     target_prefix=NULL, return_attention={"anyOf": [{"const": False}, NULL]}, hidden_source_tokens={"maxItems": 0}
-)
-
-
-def complete_parameters_schema(schema: dict[str, Any]) -> None:
-    """Add rules between parameters and descriptions of optional fields to the JSON Schema."""
-    schema["anyOf"] = METHODS
-    if "split_sentences" in schema["properties"]:
-        schema["allOf"] = [{"anyOf": [WITHOUT_SENTENCES, WITH_SENTENCES]}]
-    describe_optional_fields(schema)
-
-
-GenerateParameters.__pydantic_config__ = ConfigDict(  # type: ignore[attr-defined]
-    strict=False, extra="forbid", json_schema_extra=complete_parameters_schema
 )

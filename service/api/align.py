@@ -10,21 +10,13 @@ from service.fields import NULL, RequestBody, field_error, object_schema
 from service.inference.align import AlignInput, AlignResult, align
 from service.inference.generate import parameters_for
 from service.inference.languages import generating_model
-from service.parameters import (
-    AT_MOST_ONE,
-    PARAMETER_NAMES,
-    GenerateParameters,
-    GivenParameters,
-    HeadIndex,
-    Language,
-)
+from service.parameters import AT_MOST_ONE, NEUTRAL, GenerateParameters, HeadIndex, Language, given_parameters
 
 # The languages are fields of the body, so that they can be combined with `targets`.
 LANGUAGE_FIELDS = ("source_language", "target_language")
-FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES if name not in LANGUAGE_FIELDS}
 
 
-class AlignBody(RequestBody, GivenParameters):
+class AlignBody(RequestBody):
     model: ModelName = None
     inputs: Inputs
     targets: Annotated[
@@ -49,7 +41,7 @@ class AlignBody(RequestBody, GivenParameters):
     parameters: Annotated[
         GenerateParameters, Field(description="Generation parameters; not allowed together with `targets`.")
     ] = Field(
-        default=GenerateParameters(),
+        default=NEUTRAL,
         json_schema_extra=object_schema(
             num_return_sequences=AT_MOST_ONE,
             top_logprobs={"maximum": 0},
@@ -94,14 +86,13 @@ async def align_words(call: Call, body: AlignBody) -> AlignResult:
     Without `targets`, the model translates the inputs. Each word of the target is linked to the
     source word with the largest weight in the cross-attention of the chosen layer and heads.
     """
-    call.field_names = FIELD_NAMES
-    name, parameters = body.model, GenerateParameters()
+    name, parameters = body.model, NEUTRAL
     if body.source_language is not None or body.target_language is not None:
         name = (await generating_model(call, name, body.source_language, body.target_language)).name
     if body.targets is None:
         model = await call.model(name)
         if "generate" in model.manifest.tasks:
-            parameters = parameters_for(model, body.given_parameters)
+            parameters = parameters_for(model, given_parameters(body.parameters))
     request = AlignInput(
         name,
         body.inputs,

@@ -14,14 +14,19 @@ from service.inference.attention import TARGET_PARAMETERS, AttentionInput, Atten
 from service.inference.generate import parameters_for
 from service.inference.languages import generating_model
 from service.inference.picture import View, draw, selection_to_draw
-from service.parameters import AT_MOST_ONE, PARAMETER_NAMES, AttentionSelection, GenerateParameters, GivenParameters
+from service.parameters import (
+    AT_MOST_ONE,
+    NEUTRAL,
+    PARAMETER_NAMES,
+    AttentionSelection,
+    GenerateParameters,
+    given_parameters,
+)
 
-FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES}
-CHAT_FIELD_NAMES = FIELD_NAMES | {"inputs": "messages"}
 GENERATING_PARAMETERS = tuple(name for name in PARAMETER_NAMES if name not in TARGET_PARAMETERS)
 
 
-class AttentionBody(AttentionSelection, GivenParameters):
+class AttentionBody(AttentionSelection):
     model: ModelName = None
     inputs: Annotated[
         TextsOrPairs | None,
@@ -44,7 +49,7 @@ class AttentionBody(AttentionSelection, GivenParameters):
         GenerateParameters,
         Field(description=f"Generation parameters; together with `targets` only {', '.join(TARGET_PARAMETERS)}."),
     ] = Field(
-        default=GenerateParameters(),
+        default=NEUTRAL,
         json_schema_extra=object_schema(
             num_return_sequences=AT_MOST_ONE,
             top_logprobs={"maximum": 0},
@@ -121,19 +126,19 @@ async def show_attention(call: Call, body: AttentionBody, headers: Headers) -> A
     `messages` instead of `inputs`. With `draw` or `Accept: image/svg+xml`, the response is a
     picture.
     """
-    call.field_names = FIELD_NAMES if body.messages is None else CHAT_FIELD_NAMES
     name, parameters = body.model, None
     if body.messages is not None:
+        call.field_names = {**call.field_names, "inputs": "messages"}
         name = call.manifest(name, "attention", default_for="chat").name
     if body.targets is not None:
-        _check_target_parameters(body.given_parameters)
+        _check_target_parameters(body.parameters.model_fields_set)
     if "parameters" in body.model_fields_set:
         parameters = body.parameters
         if parameters.source_language is not None or parameters.target_language is not None:
             name = (await generating_model(call, name, parameters.source_language, parameters.target_language)).name
         model = await call.model(name, "attention")
         if "generate" in model.manifest.tasks:
-            parameters = parameters_for(model, body.given_parameters)
+            parameters = parameters_for(model, given_parameters(parameters))
     inputs = body.inputs if body.messages is None else prompt_of(await call.model(name, "attention"), body.messages)
     assert inputs is not None, "the body has inputs or messages"
     if body.draw is None and not prefers(SVG, headers):

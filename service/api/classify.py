@@ -10,8 +10,6 @@ from service.fields import RequestBody, TextsOrPairs
 from service.inference.classify import ClassifyResult, classify
 from service.parameters import ReturnAttention
 
-FIELD_NAMES = {name: f"return_attention.{name}" for name in ("kinds", "layers", "heads", "prompt_rows")}
-
 
 class ClassifyBody(RequestBody):
     model: ModelName = None
@@ -42,7 +40,6 @@ async def classify_texts(call: Call, body: ClassifyBody) -> ClassifyResult:
     The scores of an input sum to 1 if the labels exclude each other (`label_kind` classes);
     otherwise each label has a probability of its own (`label_kind` independent).
     """
-    call.field_names = FIELD_NAMES
     model = await call.model(body.model, "classify")
     return await classify(call, model, body.inputs, return_attention=body.return_attention, truncate=body.truncate)
 

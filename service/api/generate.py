@@ -20,19 +20,16 @@ from service.inference.generate import (
 )
 from service.inference.languages import generating_model
 from service.inference.sentences import generate_by_sentence
-from service.parameters import AT_MOST_ONE, PARAMETER_NAMES, GenerateParameters, GivenParameters
+from service.parameters import AT_MOST_ONE, NEUTRAL, GenerateParameters, given_parameters
 
 DONE = b"data: [DONE]\n\n"
-FIELD_NAMES = {name: f"parameters.{name}" for name in PARAMETER_NAMES} | {
-    name: f"parameters.return_attention.{name}" for name in ("kinds", "layers", "heads", "prompt_rows")
-}
 
 
-class GenerateBody(RequestBody, GivenParameters):
+class GenerateBody(RequestBody):
     model: ModelName = None
     on_empty: OnEmpty = "error"
     inputs: Annotated[TextsWithBlanks, Field(description=INPUTS)]
-    parameters: Annotated[GenerateParameters, Field(description="Generation parameters.")] = GenerateParameters()
+    parameters: Annotated[GenerateParameters, Field(description="Generation parameters.")] = NEUTRAL
     stream: Annotated[bool, Field(description="Send server-sent events, one for each token.")] = False
 
     model_config = ConfigDict(
@@ -97,7 +94,6 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
     With `stream: true` the response is `text/event-stream`: one event for each token, one at the
     end of each sequence, then `[DONE]`.
     """
-    call.field_names = FIELD_NAMES
     parameters = body.parameters
     languages = parameters.source_language, parameters.target_language
     if body.model is None and languages != (None, None):
@@ -105,7 +101,7 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
     else:
         model = await call.model(body.model, "generate")
     if model.has_generation_defaults:
-        parameters = parameters_for(model, body.given_parameters, stream=body.stream)
+        parameters = parameters_for(model, given_parameters(parameters), stream=body.stream)
     request = GenerateInput(model.name, body.inputs, parameters, body.on_empty)
     if body.stream:
         return EventStream(await stream(call, request), NativeEventEncoder())

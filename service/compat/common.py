@@ -1,7 +1,6 @@
 """Parts that several compatibility APIs share."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import orjson
 from pydantic import BaseModel, Field
@@ -71,11 +70,6 @@ def _with_advice(error: ApiError) -> ApiError:
     if error.code != "unsupported_task":
         return error
     return ApiError(error.code, f"{error.message({})} Choose another model in the URL: ?model=NAME.", field="model")
-
-
-def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not None: in these APIs, null equals omitting a field."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 class SentenceError(BaseModel):

@@ -1,9 +1,9 @@
 """Endpoints that TGI and TEI share: POST / and GET /info."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
-from pydantic import ConfigDict, Field, RootModel
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 from typing_extensions import TypedDict
 
 from service import __version__
@@ -22,7 +22,7 @@ from service.compat.tei_schemas import (
 )
 from service.compat.tgi import ERRORS, generate_text
 from service.compat.tgi_schemas import TextGenerationBody, TextGenerationResponse
-from service.fields import described_as, validate
+from service.fields import described_as, paths_of, validate
 from service.parameters import MAX_STOP_STRINGS
 
 PipelineTag = Literal[
@@ -47,6 +47,7 @@ POOLINGS: dict[str, Literal["mean", "cls", "last_token", "max"]] = {
 }
 
 
+Body = TypeVar("Body", bound=BaseModel)
 AnyBody = TextGenerationBody | PredictBody | EmbedBody | TeiRerankBody | TokenClassificationBody
 
 
@@ -71,18 +72,23 @@ async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
     """
     manifest = manifest_of_query(call, model)
     if "generate" in manifest.tasks:
-        response = await generate_text(call, validate(body.root, TextGenerationBody), model)
+        response = await generate_text(call, _read(call, body, TextGenerationBody), model)
         if isinstance(response, EventStream):
             return response
         translation = {"translation_text": response["generated_text"]} if manifest.languages else {}
         return [{**response, **translation}]
     if "classify" in manifest.tasks:
-        return await predict(call, validate(body.root, PredictBody), model)
+        return await predict(call, _read(call, body, PredictBody), model)
     if "rerank" in manifest.tasks:
-        return await rerank_texts(call, validate(body.root, TeiRerankBody), model)
+        return await rerank_texts(call, _read(call, body, TeiRerankBody), model)
     if "tag" in manifest.tasks:
-        return await tag_tokens(call, validate(body.root, TokenClassificationBody), model)
-    return await embed(call, validate(body.root, EmbedBody), model)
+        return await tag_tokens(call, _read(call, body, TokenClassificationBody), model)
+    return await embed(call, _read(call, body, EmbedBody), model)
+
+
+def _read(call: Call, body: TaskBody, kind: type[Body]) -> Body:
+    call.field_names = paths_of(kind)
+    return validate(body.root, kind)
 
 
 class EmbeddingType(TypedDict):

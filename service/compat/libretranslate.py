@@ -15,22 +15,17 @@ from service.inference.languages import fitting_translators, language_pairs
 from service.inference.sentences import generate_by_sentence
 from service.text.languages import find_language, language_name
 
-FIELD_NAMES = {
-    "inputs": "q",
-    "num_beams": "1 + alternatives",
-    "source_language": "source",
-    "target_language": "target",
-}
 AUTO = "auto"
 
 
 class TranslateBody(RequestBody):
     on_empty: OnEmpty = "error"
-    q: Annotated[TextsWithBlanks, Field(description="Text to translate, or a list of texts.")]
-    source: str = Field(
-        description='BCP 47 tag of the language, or "auto" if only one language is translated into the target.'
+    inputs: Annotated[TextsWithBlanks, Field(alias="q", description="Text to translate, or a list of texts.")]
+    source_language: str = Field(
+        alias="source",
+        description='BCP 47 tag of the language, or "auto" if only one language is translated into the target.',
     )
-    target: str = Field(description="BCP 47 tag of the language.")
+    target_language: str = Field(alias="target", description="BCP 47 tag of the language.")
     format: Annotated[Any, must_equal("text")] = None
     alternatives: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] | None = Field(
         default=None, description="Number of alternative translations of each text, from a beam search."
@@ -68,7 +63,7 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
 
     Each text is split into sentences. Its spacing and line breaks are kept.
     """
-    call.field_names = FIELD_NAMES
+    call.field_names = {**call.field_names, "num_beams": "1 + alternatives"}
     name, source, target = _choose(body, call)
     model = await call.model(name, "generate")
     given: dict[str, Any] = {"split_sentences": True, "source_language": source, "target_language": target}
@@ -77,15 +72,15 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
         num_beams = max(num_texts, parameters_for(model, {}).num_beams)
         given |= {"num_beams": num_beams, "num_return_sequences": num_texts}
     parameters = parameters_for(model, given)
-    result = await generate_by_sentence(call, GenerateInput(model.name, body.q, parameters, body.on_empty))
-    found: list[dict[str, None]] = [{} for _ in body.q.texts]  # beams may differ in tokens alone: each text once
+    result = await generate_by_sentence(call, GenerateInput(model.name, body.inputs, parameters, body.on_empty))
+    found: list[dict[str, None]] = [{} for _ in body.inputs.texts]  # beams may differ in tokens alone: each text once
     for output in result.outputs:
         found[output.index][output.text] = None
     translated = [next(iter(texts)) for texts in found]
-    response: Translation = {"translatedText": translated if body.q.is_list else translated[0]}
+    response: Translation = {"translatedText": translated if body.inputs.is_list else translated[0]}
     if body.alternatives:
         others = [list(texts)[1:] for texts in found]
-        response["alternatives"] = others if body.q.is_list else others[0]
+        response["alternatives"] = others if body.inputs.is_list else others[0]
     return response
 
 
@@ -102,18 +97,18 @@ def _choose(body: TranslateBody, call: Call) -> tuple[str, str, str]:
     Raises:
         ApiError: no model has these languages, or `auto` fits more than one source language.
     """
-    is_auto = body.source == AUTO
-    fitting = fitting_translators(call, None if is_auto else body.source, body.target)
+    is_auto = body.source_language == AUTO
+    fitting = fitting_translators(call, None if is_auto else body.source_language, body.target_language)
     languages, manifest = fitting[0]
     if not is_auto:
-        return manifest.name, body.source, body.target
+        return manifest.name, body.source_language, body.target_language
     sources = {source for pair, _ in fitting for source in pair.sources}
     if len(sources) > 1:
-        sources.discard(find_language(body.target, languages.targets) or "")
+        sources.discard(find_language(body.target_language, languages.targets) or "")
     if len(sources) > 1:
         message = "It must name a language: languages are not detected, and several have this target."
         raise ApiError("unsupported_parameter", message, path="source")
-    return manifest.name, sources.pop(), body.target
+    return manifest.name, sources.pop(), body.target_language
 
 
 ENDPOINTS = (

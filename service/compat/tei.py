@@ -65,10 +65,11 @@ async def similarity(call: Call, body: SimilarityBody, model: ModelInQuery) -> A
     if len(sentences) > limit:
         message = f"It must have at most {limit} strings (SIGHTLINE_MAX_INPUTS), got {len(sentences)}."
         raise ApiError("invalid_parameter", message, path="inputs.sentences")
-    call.field_names = {"inputs[0]": "inputs.source_sentence"} | {
-        f"inputs[{index + 1}]": f"inputs.sentences[{index}]" for index in range(len(sentences))
+    call.field_names = {
+        **call.field_names,
+        "inputs[0]": "inputs.source_sentence",
+        **{f"inputs[{index + 1}]": f"inputs.sentences[{index}]" for index in range(len(sentences))},
     }
-    call.field_names |= {"prompt_name": "parameters.prompt_name"}
     options = body.parameters or ReadingOptions()
     texts = Texts((body.inputs.source_sentence, *sentences))
     source, *others = (await _encode(call, model, texts, options, normalize=True)).embeddings
@@ -110,12 +111,11 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
 
 async def rerank_texts(call: Call, body: TeiRerankBody, model: ModelInQuery) -> list[Rank]:
     """Sort texts by their relevance to a query."""
-    call.field_names = {"documents": "texts"}
     served = await model_of_query(call, model, "rerank")
     options = {"raw_scores": bool(body.raw_scores), "truncate": bool(body.truncate)}
-    ranking = (await rerank(call, served, body.query, body.texts, **options)).ranking
+    ranking = (await rerank(call, served, body.query, body.documents, **options)).ranking
     if body.return_text:
-        return [{"index": one.index, "text": body.texts.texts[one.index], "score": one.score} for one in ranking]
+        return [{"index": one.index, "text": body.documents.texts[one.index], "score": one.score} for one in ranking]
     return [{"index": one.index, "score": one.score} for one in ranking]
 
 

@@ -143,7 +143,7 @@ class PredictBody(RequestBody):
 
 class TeiRerankBody(RequestBody):
     query: Annotated[Text, Field(description="Text to which the others are compared.")]
-    texts: Annotated[TextOrTexts, Field(description="Texts to rank.")]
+    documents: Annotated[TextOrTexts, Field(alias="texts", description="Texts to rank.")]
     truncate: Annotated[
         Truncate | None, Field(description="Cut pairs of texts that are too long instead of rejecting them.")
     ] = None

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Call, Endpoint, EventStream, ModelInQuery, event_of
-from service.api.generate import FIELD_NAMES
 from service.compat.common import (
     DataEventEncoder,
     blank_before,
     check_continues_prompt,
     model_of_query,
     typed_errors,
-    without_none,
 )
 from service.compat.tgi_schemas import (
     StreamedTextGenerationBody,
@@ -36,13 +34,8 @@ from service.inference.generate import (
 from service.inference.languages import generating_model
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.service import ServedModel
-from service.parameters import GenerateParameters
+from service.parameters import given_parameters
 
-TGI_NAMES = {
-    "top_logprobs": "parameters.top_n_tokens",
-    "source_language": "parameters.src_lang",
-    "target_language": "parameters.tgt_lang",
-}
 FINISH_REASONS = {"eos": "eos_token", "stop": "stop_sequence", "length": "length"}
 ERRORS = typed_errors(
     {"invalid_request_error": "validation", "overloaded_error": "overloaded", "server_error": "generation"},
@@ -62,16 +55,19 @@ async def generate_text(
     the whole text.
     """
     parameters = body.parameters or TextGenerationParameters()
-    call.field_names = {**FIELD_NAMES, **TGI_NAMES}
-    if model is None and (parameters.src_lang is not None or parameters.tgt_lang is not None):
-        served = await generating_model(call, None, parameters.src_lang, parameters.tgt_lang)
+    languages = parameters.source_language, parameters.target_language
+    if model is None and languages != (None, None):
+        served = await generating_model(call, None, *languages)
     else:
         served = await model_of_query(call, model, "generate")
     if parameters.return_full_text:
         check_continues_prompt(served, "parameters.return_full_text")
     generation = Generation(served, body.inputs, parameters)
-    generate_parameters = _parameters_of(parameters, served, stream=bool(body.stream))
-    request = GenerateInput(served.name, Texts.one(body.inputs), generate_parameters)
+    given = given_parameters(parameters)
+    if parameters.is_sampled:
+        given["do_sample"] = True
+    completed = parameters_for(served, given, stream=bool(body.stream), is_lenient=True)
+    request = GenerateInput(served.name, Texts.one(body.inputs), completed)
     if body.stream:
         return EventStream(await stream(call, request), generation)
     (output,) = (await generate(call, request)).outputs
@@ -83,26 +79,6 @@ async def stream_text(call: Call, body: StreamedTextGenerationBody, model: Model
     return cast(EventStream, await generate_text(call, body, model))
 
 
-def _parameters_of(body: TextGenerationParameters, model: ServedModel, *, stream: bool) -> GenerateParameters:
-    given = {
-        "max_new_tokens": body.max_new_tokens,
-        "stop": body.stop,
-        "repetition_penalty": body.repetition_penalty,
-        "top_logprobs": body.top_n_tokens,
-        "source_language": body.src_lang,
-        "target_language": body.tgt_lang,
-        "do_sample": True if body.is_sampled else body.do_sample,
-    }
-    sampling = {
-        "temperature": body.temperature,
-        "top_k": body.top_k,
-        "top_p": body.top_p,
-        "typical_p": body.typical_p,
-        "seed": body.seed,
-    }
-    return parameters_for(model, without_none(given), stream=stream, if_sampled=without_none(sampling))
-
-
 class Generation(DataEventEncoder):
     """One response, whole or as the events of a stream."""
 
@@ -110,7 +86,7 @@ class Generation(DataEventEncoder):
         self._model = model
         self._before = prompt if parameters.return_full_text else ""
         self._returns_details = bool(parameters.details)
-        self._returns_top_tokens = bool(parameters.top_n_tokens)
+        self._returns_top_tokens = bool(parameters.top_logprobs)
         self._blank = ""
         self._last: dict[str, Any] = {}  # the last event
 

@@ -37,17 +37,20 @@ class TextGenerationParameters(RequestBody):
     seed: Annotated[Seed | None, Field(description="Seed of the sampling; random if absent.")] = None
     stop: Stop | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    src_lang: Annotated[Language | None, Field(description="Language of the input; for a model that translates.")] = (
-        None
-    )
-    tgt_lang: Annotated[Language | None, Field(description="Language of the text; for a model that translates.")] = None
+    source_language: Annotated[
+        Language | None, Field(alias="src_lang", description="Language of the input; for a model that translates.")
+    ] = None
+    target_language: Annotated[
+        Language | None, Field(alias="tgt_lang", description="Language of the text; for a model that translates.")
+    ] = None
     clean_up_tokenization_spaces: Annotated[Any, must_equal(False)] = None
     return_full_text: bool | None = Field(
         default=None, description="Return the prompt before the text; only for decoder-only models."
     )
     details: Annotated[bool | None, Field(description="Return the tokens with their log-probabilities.")] = None
-    top_n_tokens: Annotated[
-        TopLogprobs | None, Field(description="Number of top alternatives returned for each token.")
+    top_logprobs: Annotated[
+        TopLogprobs | None,
+        Field(alias="top_n_tokens", description="Number of top alternatives returned for each token."),
     ] = None
     best_of: Annotated[Any, must_equal(1)] = None
     decoder_input_details: Annotated[Any, must_equal(False)] = None

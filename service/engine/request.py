@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.parameters import GenerateParameters
+from service.parameters import NEUTRAL, GenerateParameters
 
 FinishReason = Literal["eos", "length", "stop", "forced"]
 FailureCode = Literal[
@@ -78,7 +78,7 @@ class GenerateRequest:
     request_id: str
     source_ids: tuple[int, ...]
     deadline: float  # in seconds of the engine's clock
-    parameters: GenerateParameters = GenerateParameters()  # noqa: RUF009 - it is frozen
+    parameters: GenerateParameters = NEUTRAL
     seed: int | None = None  # overrides the seed of the parameters; 0 if both are None
     target_prefix: tuple[int, ...] = ()  # tokens at the start of every target
     num_forced: int = 0  # number of prefix tokens that the model is forced to generate, such as a language

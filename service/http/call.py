@@ -16,11 +16,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.api.endpoint import FORM, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
 from service.errors import ApiError, ClientGoneError
-from service.fields import first_error, unknown_field, validate
+from service.fields import first_error, paths_of, validate
 from service.http.incoming import EXCHANGE, Exchange
 from service.inference.call import Call
 from service.inference.service import Service
-from service.parameters import GivenParameters
 
 # New request ids have a random part for the process and a counter. Random bytes for each id would
 # release the interpreter lock, which the event loop must wait for under load.
@@ -109,6 +108,7 @@ async def receive_body(call: HttpCall, body_format: BodyFormat, body_type: type[
         if exchange is not None and exchange.num_counted:
             exchange.bodies.release(exchange)  # admission counts the bytes from now on
     call.num_bytes, tail = len(data), b""
+    call.field_names = paths_of(body_type)
     if not data and body_format.is_optional:
         return validate({}, body_type), tail
     if media_type == FORM:  # in a thread, because a megabyte of percent signs takes long
@@ -232,13 +232,7 @@ def parse_body(data: bytes, body_type: type[Body]) -> Body:
         raise ApiError("malformed_json", message) from None
     if not isinstance(document, dict):
         raise ApiError("invalid_parameter", "The body must be a JSON object.")
-    try:
-        body = body_type.model_validate(document)
-    except ValidationError as error:
-        raise unknown_field(document, body_type) or first_error(error, kind=body_type) from None
-    if isinstance(body, GivenParameters):
-        body._document = document
-    return body
+    return validate(document, body_type)
 
 
 def invalid_utf8(data: bytes) -> int | None:

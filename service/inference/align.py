@@ -25,7 +25,7 @@ from service.inference.languages import choose_languages
 from service.inference.maps import MapWriter
 from service.inference.results import TimingsMs, Usage
 from service.inference.service import ServedModel
-from service.parameters import AttentionSelection, GenerateParameters
+from service.parameters import FORCED, NEUTRAL, AttentionSelection, GenerateParameters
 from service.text.words import Word
 
 BYTES_PER_WORD = 600  # memory of a word of a response and of its link
@@ -38,7 +38,7 @@ class AlignInput:
     model: str | None
     inputs: Texts
     targets: Texts | None = None  # target of each input; generated if None
-    parameters: GenerateParameters = GenerateParameters()  # noqa: RUF009 - it is frozen
+    parameters: GenerateParameters = NEUTRAL
     layer: int | None = None
     head: int | None = None
     source_language: str | None = None
@@ -114,7 +114,7 @@ async def align(call: Call, request: AlignInput) -> AlignResult:
     await maps.read_offsets(call, request.inputs, sources)
     prefixes: list[Ids] | None = None
     if request.targets is not None:
-        parameters = GenerateParameters(max_new_tokens=0)
+        parameters = FORCED
         prefixes = await read_targets(call, model, request.targets, sources, languages)
     elif parameters.target_prefix is not None:
         prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)

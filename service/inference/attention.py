@@ -25,7 +25,7 @@ from service.inference.languages import choose_languages
 from service.inference.maps import MapWriter, TargetAttention
 from service.inference.results import TimingsMs, Usage
 from service.inference.service import ServedModel
-from service.parameters import AttentionSelection, GenerateParameters
+from service.parameters import FORCED, AttentionSelection, GenerateParameters
 from service.text.chat import Prompt
 
 # Generation parameters that can be combined with targets.
@@ -99,7 +99,7 @@ async def attention(call: Call, request: AttentionInput) -> AttentionResult:
     if request.targets is None and parameters.target_prefix is not None:
         prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)
     elif request.targets is not None:
-        parameters = GenerateParameters(max_new_tokens=0, hidden_source_tokens=parameters.hidden_source_tokens)
+        parameters = FORCED.model_copy(update={"hidden_source_tokens": parameters.hidden_source_tokens})
         prefixes = await read_targets(call, model, request.targets, sources, languages)
     requests = generate_requests(call, model, parameters, sources, prefixes, maps=maps, languages=languages)
     results: list[Generated] = []

@@ -22,6 +22,7 @@ from service.parameters import (
     BEAM_PARAMETERS,
     DEFAULT_NEW_TOKENS,
     MAX_SEED,
+    NEUTRAL,
     SAMPLING_PARAMETERS,
     GenerateParameters,
     complete_parameters,
@@ -39,7 +40,7 @@ class GenerateInput:
 
     model: str | None
     inputs: Texts | Prompt
-    parameters: GenerateParameters = GenerateParameters()  # noqa: RUF009 - it is frozen
+    parameters: GenerateParameters = NEUTRAL
     on_empty: OnEmpty = "error"  # with "pass" some inputs may be blank
 
 
@@ -118,7 +119,7 @@ def parameters_for(
     given: Mapping[str, Any],
     *,
     stream: bool = False,
-    if_sampled: Mapping[str, Any] | None = None,
+    is_lenient: bool = False,
 ) -> GenerateParameters:
     """Return the parameters of a request, completed with the defaults of its model.
 
@@ -130,7 +131,7 @@ def parameters_for(
         max_beams=max(1, min(MAX_BEAMS, model.max_rows)),
         max_new_tokens=model.manifest.limits.max_target_tokens,
         stream=stream,
-        if_sampled=if_sampled,
+        is_lenient=is_lenient,
     )
 
 
@@ -186,7 +187,7 @@ async def generate_without_blanks(
         return GenerateResult(model.name, blank, Usage(0, 0), timings)
     prefix = parameters.target_prefix
     if prefix is not None and prefix.is_list:
-        parameters = replace(parameters, target_prefix=prefix.select(indices))
+        parameters = parameters.model_copy(update={"target_prefix": prefix.select(indices)})
     result = await run(call, GenerateInput(model.name, request.inputs.select(indices), parameters))
     found = [replace(output, index=indices[output.index]) for output in result.outputs]
     outputs = sorted(blank + found, key=lambda output: (output.index, output.rank))
@@ -303,7 +304,7 @@ def _check_combination(parameters: GenerateParameters, num_inputs: int, *, strea
         (BEAM_PARAMETERS, has_beams, "{num_beams} above 1"),
     ):
         for field in () if has_effect else fields:
-            if getattr(parameters, field) != getattr(GenerateParameters, field):
+            if getattr(parameters, field) != getattr(NEUTRAL, field):
                 raise ApiError("invalid_parameter", f"{{{field}}} has no effect without {needed}.", field=field)
     if has_beams and parameters.do_sample:
         message = "{num_beams} above 1 cannot be combined with {do_sample}: true."
@@ -403,7 +404,7 @@ def generate_requests(
     The forced tokens of the target language come before the prefix.
 
     Each request has its own seed, so that it gives the same result in a call of its own. To score a
-    target, pass it as the prefix, with its end token, and set `parameters.max_new_tokens` to 0.
+    target, pass it as the prefix, with its end token, and the parameters `FORCED`.
 
     Raises:
         ApiError: `response_too_large` if the requested attention maps certainly exceed the limit;

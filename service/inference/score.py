@@ -11,7 +11,7 @@ from service.inference.call import Call
 from service.inference.generate import expected_work, generate_requests, output_token, read_targets
 from service.inference.languages import choose_languages, generating_model
 from service.inference.results import OutputTokens, TimingsMs, Usage
-from service.parameters import GenerateParameters
+from service.parameters import FORCED, NEUTRAL
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ async def score(call: Call, request: ScoreInput) -> ScoreResult:
         ClientGoneError: the client closed the connection.
     """
     model = await generating_model(call, request.model, request.source_language, request.target_language)
-    _, units = expected_work(call.service.admissions[model.name].throughput, GenerateParameters())
+    _, units = expected_work(call.service.admissions[model.name].throughput, NEUTRAL)
     languages = choose_languages(model, request.source_language, request.target_language)
     sources = await call.read_sources(
         model, request.inputs, units=units, prefix=languages.source_prefix, suffix=languages.source_suffix
     )
     targets = await read_targets(call, model, request.targets, sources, languages)
-    parameters = GenerateParameters(
-        max_new_tokens=0, top_logprobs=request.top_logprobs, hidden_source_tokens=request.hidden_source_tokens
+    parameters = FORCED.model_copy(
+        update={"top_logprobs": request.top_logprobs, "hidden_source_tokens": request.hidden_source_tokens}
     )
     requests = generate_requests(call, model, parameters, sources, targets, languages=languages)
     results: list[Generated] = []

@@ -47,7 +47,7 @@ async def generate_by_sentence(call: Call, request: GenerateInput) -> GenerateRe
     call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")
     split_texts = await _split(call, inputs, languages.source, num_samples)
     sentences = Texts(tuple([sentence for split_text in split_texts for sentence in split_text.sentences]))
-    parameters = replace(parameters, split_sentences=False)
+    parameters = parameters.model_copy(update={"split_sentences": False})
     of_sentences = replace(request, model=model.name, inputs=sentences, parameters=parameters)
     try:
         result = await generate(call, of_sentences, in_batches=True)

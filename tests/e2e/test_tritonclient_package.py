@@ -250,7 +250,7 @@ def test_an_error_is_an_exception_with_its_message_and_status(client: Any) -> No
         (
             lambda: client.infer("toy", text_input(TEXTS), parameters={"x": 1}),
             "422",
-            "parameters.x is not a parameter; the",
+            "parameters.x is not a field of parameters; its",
         ),
         (lambda: client.infer("toy", text_input(TEXTS), priority=1), "422", "parameters.priority is not supported"),
         (

@@ -1,7 +1,6 @@
 """Failures in the graphs of a real model for one row do not affect other rows."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -159,8 +158,8 @@ def test_rows_that_run_alone_after_a_failed_step_have_the_results_of_the_batch(
     mates = [
         make_request(sources[0], parameters=LONG, attention=kinds),
         make_request(sources[1], parameters=LONG, target_prefix=PREFIX),
-        make_request(sources[2], parameters=replace(LONG, num_beams=3), attention=kinds),
-        make_request(sources[3], parameters=replace(LONG, do_sample=True, seed=5)),
+        make_request(sources[2], parameters=LONG.model_copy(update={"num_beams": 3}), attention=kinds),
+        make_request(sources[3], parameters=LONG.model_copy(update={"do_sample": True, "seed": 5})),
     ]
     victim = make_request(sources[4], parameters=LONG, target_prefix=(*PREFIX[:num_read], BREAKING, *PREFIX))
     expected = run(open_runner(folder / name), [*mates, victim])

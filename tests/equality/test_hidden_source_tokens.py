@@ -17,7 +17,7 @@ from model.architectures.recurrent import RecurrentModel
 from model.decoding.reference import log_softmax
 from model.rounding import reference
 from service.engine.engine import Engine
-from service.parameters import GenerateParameters
+from service.parameters import FORCED, GenerateParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.running import make_request, run
 from tests.equality.serving import load_system, write_bundles
@@ -115,9 +115,7 @@ def test_hiding_a_token_changes_the_scores(system: System) -> None:
     model, runner, sources = system
     source, target = sources[0], (20, 301, 2)
     requests = [
-        make_request(
-            source, parameters=GenerateParameters(max_new_tokens=0), target_prefix=target, hidden_source_tokens=hidden
-        )
+        make_request(source, parameters=FORCED, target_prefix=target, hidden_source_tokens=hidden)
         for hidden in hidden_sets(source)
     ]
     logprobs = {tuple(token.logprob for token in result.targets[0].tokens) for result in run(runner, requests)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.engine.request import Generated, GenerateRequest, Target, TokenEvent
-from service.parameters import GenerateParameters
+from service.parameters import FORCED, GenerateParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.running import final, make_request, run, run_events
 
@@ -30,7 +30,7 @@ MIX: tuple[dict[str, Any], ...] = (
     {"parameters": GenerateParameters(**SHAPED), "attention": frozenset({"decoder"})},
     {"parameters": GenerateParameters(top_logprobs=5), "stream": True, "target_prefix": PREFIX},
     {"parameters": GenerateParameters(num_beams=2, suppress_tokens=(4, 268)), "target_prefix": PREFIX},
-    {"parameters": GenerateParameters(max_new_tokens=0), "target_prefix": (*PREFIX, 2), "attention": KINDS},
+    {"parameters": FORCED, "target_prefix": (*PREFIX, 2), "attention": KINDS},
 )
 
 
@@ -131,7 +131,7 @@ def test_a_generated_targets_maps_are_those_of_forcing_it(
     forced = [
         replace(
             request,
-            parameters=GenerateParameters(max_new_tokens=0),
+            parameters=FORCED,
             target_prefix=tuple(token.id for token in target.tokens),
         )
         for request, target in found

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from model.architectures.transformer import Transformer
 from model.rounding import Reference, reference
 from service.engine.request import GenerateRequest, Target
-from service.parameters import GenerateParameters
+from service.parameters import FORCED, GenerateParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.comparing import forced_log_probs
 from tests.equality.running import make_request, run
@@ -82,7 +82,7 @@ def test_a_forced_target_scores_what_pytorch_sums(
     models: Reference[Transformer], runner: OnnxRunner, sources: list[tuple[int, ...]]
 ) -> None:
     """Score each sentence with the source ids of another one as its target."""
-    parameters = GenerateParameters(max_new_tokens=0, top_logprobs=2)
+    parameters = FORCED.model_copy(update={"top_logprobs": 2})
     requests = [
         make_request(source, parameters=parameters, target_prefix=target) for source, target in pairwise(sources[:60])
     ]

@@ -22,15 +22,19 @@ SHORT = 40  # sentences, for the many settings
 REFERENCE = 10  # sentences, for the slow decoder
 
 GREEDY = GenerateParameters(max_new_tokens=80)
-BEAMS = replace(GREEDY, num_beams=4, num_return_sequences=2)
+BEAMS = GREEDY.model_copy(update={"num_beams": 4, "num_return_sequences": 2})
 
 SEARCHES = {
     "greedy": GREEDY,
-    "5 beams": replace(GREEDY, num_beams=5),
-    "early": replace(GREEDY, num_beams=4, length_penalty=0.6, early_stopping=True, num_return_sequences=3),
-    "never": replace(GREEDY, num_beams=3, length_penalty=1.2, early_stopping="never", num_return_sequences=3),
-    "shortest first": replace(GREEDY, num_beams=3, length_penalty=-1.0, early_stopping="never"),
-    "cut off": replace(GREEDY, num_beams=4, max_new_tokens=7, num_return_sequences=4),
+    "5 beams": GREEDY.model_copy(update={"num_beams": 5}),
+    "early": GREEDY.model_copy(
+        update={"num_beams": 4, "length_penalty": 0.6, "early_stopping": True, "num_return_sequences": 3}
+    ),
+    "never": GREEDY.model_copy(
+        update={"num_beams": 3, "length_penalty": 1.2, "early_stopping": "never", "num_return_sequences": 3}
+    ),
+    "shortest first": GREEDY.model_copy(update={"num_beams": 3, "length_penalty": -1.0, "early_stopping": "never"}),
+    "cut off": GREEDY.model_copy(update={"num_beams": 4, "max_new_tokens": 7, "num_return_sequences": 4}),
 }
 WHOLE = ("greedy", "5 beams", "early", "never")
 PROCESSORS: dict[str, dict[str, Any]] = {
@@ -141,7 +145,7 @@ def test_processors_agree(
     sources: list[tuple[int, ...]],
     plain: dict[GenerateParameters, list[Targets]],
 ) -> None:
-    shaped = replace(parameters, **PROCESSORS[processors])
+    shaped = parameters.model_copy(update=PROCESSORS[processors])
     requests = [make_request(source, parameters=shaped) for source in sources[:SHORT]]
     expected = generate(marian, requests)
     assert expected != plain[parameters], "processors that change nothing prove nothing"
@@ -156,7 +160,7 @@ def test_suppressed_tokens_agree(
     sources: list[tuple[int, ...]],
     frequent: tuple[int, ...],
 ) -> None:
-    shaped = replace(parameters, suppress_tokens=frequent)
+    shaped = parameters.model_copy(update={"suppress_tokens": frequent})
     requests = [make_request(source, parameters=shaped) for source in sources[:SHORT]]
     expected = generate(marian, requests)
     assert not any(set(frequent) & set(ids) for targets in expected for ids in targets)
@@ -233,7 +237,7 @@ def test_forced_prefixes_agree(
     """The prefix of each sentence is the beginning of another sentence's translation."""
     beginnings = [ids[:5] for (ids,) in plain[GREEDY]]
     requests = [
-        make_request(source, parameters=replace(parameters, **PREFIXED[shape]), target_prefix=prefix)
+        make_request(source, parameters=parameters.model_copy(update=PREFIXED[shape]), target_prefix=prefix)
         for source, prefix in zip(sources, beginnings[1:], strict=False)
     ]
     agree(requests, generate(marian, requests))

@@ -355,7 +355,7 @@ async def test_a_body_that_is_too_large_is_explained_with_the_setting(start: Sta
         (
             INFER,
             {**tensor(), "parameters": {"max_tokens": 3}},
-            "parameters.max_tokens is not a parameter (did you mean parameters.max_new_tokens?).",
+            "parameters.max_tokens is not a field of parameters (did you mean parameters.max_new_tokens?).",
         ),
         (INFER, {"inputs": []}, "inputs must have at least 1 item, got 0."),
     ],

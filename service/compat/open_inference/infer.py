@@ -6,17 +6,13 @@ from typing import Any
 from service.api.endpoint import Call, EventStream, PathModel, Raw, Tail, event_of
 from service.compat.common import DataEventEncoder
 from service.compat.open_inference.outputs import (
-    FIELD_NAMES,
+    PARAMETERS,
     Output,
     attention_selection,
-    check_parameters,
-    classify_parameters,
-    encode_parameters,
+    check_effects,
     generate_parameters,
     main_outputs,
     outputs_of,
-    rerank_parameters,
-    tag_parameters,
 )
 from service.compat.open_inference.schemas import (
     VERSION,
@@ -32,9 +28,10 @@ from service.errors import ApiError
 from service.fields import Texts
 from service.inference.classify import classify
 from service.inference.encode import encode
-from service.inference.generate import GenerateInput, StreamedSequence, StreamEnd, StreamToken, stream
+from service.inference.generate import GenerateInput, StreamedSequence, StreamEnd, StreamToken, parameters_for, stream
 from service.inference.generate import generate as generate_texts
 from service.inference.tag import tag
+from service.parameters import given_parameters
 
 
 async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) -> InferResponse | Raw:
@@ -43,34 +40,32 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
     Binary tensors follow the JSON of the response as bytes.
     """
     model = await call.model(model_name)
-    call.field_names = FIELD_NAMES
+    call.field_names = {**call.field_names, "inputs": "text_input"}
     available = outputs_of(model.manifest)
-    parameters = dict(body.parameters)
-    is_binary = _is_binary(body, parameters.pop("binary_data_output", False), model.name, available)
-    outputs = {name: available[name] for name in is_binary}
-    check_parameters(parameters, {key for output in outputs.values() for key in (output.task, output.beside)})
+    is_binary = _is_binary(body, model.name, available)
+    outputs, parameters = {name: available[name] for name in is_binary}, body.parameters
+    check_effects(parameters, outputs.values())
     tasks = dict.fromkeys(output.task for output in outputs.values())
     inputs = read_inputs(body.inputs, tail)
     texts, pairs = _texts_of(inputs, has_query="rerank" in tasks)
     results: dict[str, Any] = {}
     for task in tasks:
         of_task = [output for output in outputs.values() if output.task == task]
+        options = {name: getattr(parameters, name) for name in PARAMETERS[task]}
         match task:
             case "generate":
                 generation_parameters = generate_parameters(model, parameters, of_task)
                 results[task] = await generate_texts(call, GenerateInput(model.name, texts, generation_parameters))
             case "classify":
-                options = vars(classify_parameters(parameters))
                 selection = attention_selection(parameters, of_task)
                 results[task] = await classify(call, model, texts, return_attention=selection, **options)
             case "rerank":
-                options = vars(rerank_parameters(parameters))
                 selection = attention_selection(parameters, of_task)
                 results[task] = await classify(call, model, pairs, return_attention=selection, **options)
             case "tag":
-                results[task] = await tag(call, model, texts, **vars(tag_parameters(parameters)))
+                results[task] = await tag(call, model, texts, **options)
             case "encode":
-                results[task] = await encode(call, model, texts, **vars(encode_parameters(parameters)))
+                results[task] = await encode(call, model, texts, **options)
     return tensor_response(
         _head(body.id, model.name),
         [
@@ -104,10 +99,9 @@ def _texts_of(inputs: Mapping[InputName, Texts], *, has_query: bool) -> tuple[Te
     return texts, Texts(repeated, second_texts=texts.texts)
 
 
-def _is_binary(body: InferBody, default: Any, model_name: str, available: Mapping[str, Output]) -> dict[str, bool]:
+def _is_binary(body: InferBody, model_name: str, available: Mapping[str, Output]) -> dict[str, bool]:
     """Return the requested outputs: True for those that the client wants as binary data."""
-    if not isinstance(default, bool):
-        raise ApiError("invalid_parameter", "It must be true or false.", path="parameters.binary_data_output")
+    default = body.parameters.binary_data_output
     if not body.outputs:
         return dict.fromkeys(main_outputs(available), default)
     requested: dict[str, bool] = {}
@@ -129,7 +123,7 @@ def _head(request_id: str | None, model_name: str) -> dict[str, Any]:
 
 async def generate(call: Call, model_name: PathModel, body: GenerateTextBody) -> GenerateTextResponse:
     """Generate one text from one text."""
-    request = await _input_of(call, model_name, body, stream=False)
+    request = await _input_of(call, model_name, body)
     result = await generate_texts(call, request)
     (output,) = result.outputs
     return {
@@ -144,22 +138,14 @@ async def generate_stream(call: Call, model_name: PathModel, body: StreamTextBod
 
     One event for each token, then one with the finish reason.
     """
-    request = await _input_of(call, model_name, body, stream=True)
+    request = await _input_of(call, model_name, body)
     return EventStream(await stream(call, request), TextEvents(_head(body.id, model_name)))
 
 
-async def _input_of(call: Call, model_name: str, body: GenerateTextBody, *, stream: bool) -> GenerateInput:
-    call.field_names = FIELD_NAMES
-    parameters = dict(body.parameters)
-    if parameters.pop("stream", stream) is not stream:
-        message = "It must be false for generate and true for generate_stream."
-        raise ApiError("unsupported_parameter", message, path="parameters.stream")
-    check_parameters(parameters, ["generate"])
-    if parameters.get("num_return_sequences", 1) != 1:
-        message = "It must be 1: this endpoint returns one text. Use infer for several."
-        raise ApiError("unsupported_parameter", message, path="parameters.num_return_sequences")
-    model = await call.model(model_name, "generate")
-    return GenerateInput(model_name, Texts.one(body.text_input), generate_parameters(model, parameters, stream=stream))
+async def _input_of(call: Call, model_name: str, body: GenerateTextBody | StreamTextBody) -> GenerateInput:
+    model, given = await call.model(model_name, "generate"), given_parameters(body.parameters)
+    parameters = parameters_for(model, given, stream=body.parameters.stream)
+    return GenerateInput(model_name, Texts.one(body.inputs), parameters)
 
 
 class TextEvents(DataEventEncoder):

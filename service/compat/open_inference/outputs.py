@@ -1,29 +1,24 @@
 """Output tensors of a model: the task that computes each, and the function that reads it."""
 
-import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter
 
-from service.api.tag import IgnoreLabels
-from service.api.types import PromptName, Truncate
 from service.bundle import Manifest
-from service.compat.open_inference.schemas import TEXT_PARAMETERS, Datatype
+from service.compat.open_inference.schemas import Datatype, InferParameters
 from service.compat.open_inference.tensors import DTYPES, padded
 from service.errors import ApiError
-from service.fields import RequestBody, is_word, validate_part
 from service.inference.classify import ClassifyResult
-from service.inference.encode import EncodeResult, Pooling
+from service.inference.encode import EncodeResult
 from service.inference.generate import GenerateOutput, GenerateResult, parameters_for
 from service.inference.maps import AttentionMap
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.service import ServedModel
-from service.inference.tag import OUTSIDE, Aggregation, Entity, TagResult
-from service.parameters import MAX_TOP_LOGPROBS, AttentionSelection, GenerateParameters, Kind
+from service.inference.tag import Entity, TagResult
+from service.parameters import AttentionSelection, GenerateParameters, Kind, TextParameters, given_parameters
 
 Task = Literal["generate", "classify", "rerank", "tag", "encode"]
 Result = Any  # result of the task that computes the output
@@ -32,7 +27,7 @@ TASKS: tuple[Task, ...] = ("generate", "classify", "rerank", "tag", "encode")
 
 # Parameters by the task, or the additional result of a task, that they belong to.
 PARAMETERS: Mapping[str, Collection[str]] = {
-    "generate": TEXT_PARAMETERS,
+    "generate": tuple(TextParameters.model_fields),
     "encode": ("pooling", "normalize", "prompt_name", "truncate"),
     "classify": ("truncate",),
     "rerank": ("raw_scores", "truncate"),
@@ -40,36 +35,6 @@ PARAMETERS: Mapping[str, Collection[str]] = {
     "alternatives": ("top_logprobs",),
     "maps": ("layers", "heads", "reduce"),
 }
-# Parameters of the protocol that are not supported.
-RESERVED = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout")
-FIELD_NAMES = {name: f"parameters.{name}" for names in PARAMETERS.values() for name in names} | {"inputs": "text_input"}
-
-
-class EncodeParameters(RequestBody):
-    pooling: Pooling | None = None
-    normalize: bool | None = None
-    prompt_name: PromptName = None
-    truncate: Truncate = False
-
-
-class ClassifyParameters(RequestBody):
-    truncate: Truncate = False
-
-
-class RerankParameters(RequestBody):
-    raw_scores: bool = False
-    truncate: Truncate = False
-
-
-class TagParameters(RequestBody):
-    aggregation: Aggregation = "simple"
-    ignore_labels: IgnoreLabels = Field(default=list(OUTSIDE))
-    truncate: Truncate = False
-
-
-_GENERATE, _SELECTION = TypeAdapter(GenerateParameters), TypeAdapter(AttentionSelection)
-_ENCODE, _CLASSIFY = TypeAdapter(EncodeParameters), TypeAdapter(ClassifyParameters)
-_RERANK, _TAG = TypeAdapter(RerankParameters), TypeAdapter(TagParameters)
 
 
 @dataclass(frozen=True)
@@ -108,81 +73,44 @@ def main_outputs(outputs: Mapping[str, Output]) -> list[str]:
     return [name for name, output in outputs.items() if output.task == main and output.beside is None]
 
 
-def check_parameters(parameters: Collection[str], used: Collection[str | None]) -> None:
-    """Reject parameters that would have no effect.
-
-    Args:
-        parameters: names that a client sent.
-        used: keys of PARAMETERS that the requested outputs depend on.
+def check_effects(parameters: InferParameters, outputs: Collection[Output]) -> None:
+    """Reject parameters that have no effect on the requested outputs.
 
     Raises:
-        ApiError: `invalid_parameter` or `unsupported_parameter`.
+        ApiError: `unsupported_parameter`.
     """
-    for name in parameters:
-        if name in RESERVED:
-            message = "It is not supported; leave it out."
-            raise ApiError("unsupported_parameter", message, path=f"parameters.{name}")
-        if not any(name in names for names in PARAMETERS.values()):
-            path = f"parameters.{name}" if is_word(name) else "parameters"
-            known = sorted({one for names in PARAMETERS.values() for one in names})
-            nearest = difflib.get_close_matches(name, known, n=1) if path != "parameters" else []
-            subject = f"{path} is not a parameter" if path != "parameters" else "There is an unknown parameter"
-            hint = (
-                f" (did you mean parameters.{nearest[0]}?)." if nearest else f"; the parameters are {', '.join(known)}."
-            )
-            raise ApiError("invalid_parameter", f"{subject}{hint}", path=path)
-        if not any(name in names for key, names in PARAMETERS.items() if key in used):
-            message = "It has no effect on the requested outputs."
-            raise ApiError("unsupported_parameter", message, path=f"parameters.{name}")
+    used = {key for output in outputs for key in (output.task, output.beside)}
+    useful = {name for key, names in PARAMETERS.items() if key in used for name in names}
+    for names in PARAMETERS.values():
+        for name in names:
+            if name in parameters.model_fields_set and name not in useful:
+                message = "It has no effect on the requested outputs."
+                raise ApiError("unsupported_parameter", message, field=name)
 
 
 def generate_parameters(
-    model: ServedModel, parameters: Mapping[str, Any], outputs: Sequence[Output] = (), *, stream: bool = False
+    model: ServedModel, parameters: InferParameters, outputs: Sequence[Output]
 ) -> GenerateParameters:
-    """Validate the parameters of a generation that computes these outputs.
+    """Return the parameters of a generation that computes these outputs.
 
     Parameters that are absent have the defaults of the model.
-
-    Raises:
-        ApiError: the first value that is not allowed.
     """
-    own = _parameters_of("generate", parameters)
+    given = given_parameters(parameters) | {"return_attention": attention_selection(parameters, outputs)}
     if any(output.beside == "alternatives" for output in outputs):
-        own["top_logprobs"] = parameters.get("top_logprobs", MAX_TOP_LOGPROBS)
-    found = validate_part(own, _GENERATE, GenerateParameters, "parameters")
-    given = {name: value for name in own if (value := getattr(found, name)) is not None}
-    return parameters_for(model, given | {"return_attention": attention_selection(parameters, outputs)}, stream=stream)
+        given["top_logprobs"] = parameters.top_logprobs
+    return parameters_for(model, given)
 
 
-def encode_parameters(parameters: Mapping[str, Any]) -> EncodeParameters:
-    return validate_part(_parameters_of("encode", parameters), _ENCODE, EncodeParameters, "parameters")
-
-
-def classify_parameters(parameters: Mapping[str, Any]) -> ClassifyParameters:
-    return validate_part(_parameters_of("classify", parameters), _CLASSIFY, ClassifyParameters, "parameters")
-
-
-def rerank_parameters(parameters: Mapping[str, Any]) -> RerankParameters:
-    return validate_part(_parameters_of("rerank", parameters), _RERANK, RerankParameters, "parameters")
-
-
-def tag_parameters(parameters: Mapping[str, Any]) -> TagParameters:
-    return validate_part(_parameters_of("tag", parameters), _TAG, TagParameters, "parameters")
-
-
-def attention_selection(parameters: Mapping[str, Any], outputs: Sequence[Output]) -> AttentionSelection | None:
+def attention_selection(parameters: InferParameters, outputs: Sequence[Output]) -> AttentionSelection | None:
     """Return the selection of attention maps for the outputs; None if none of them is a map."""
     maps = [output for output in outputs if output.beside == "maps"]
     if not maps:
         return None
     # Token names come with the maps of any kind.
     kinds: list[Kind | None] = [output.kind for output in maps if output.kind is not None] or [maps[0].any_kind]
-    selection = _parameters_of("maps", parameters) | {"kinds": list(dict.fromkeys(kinds))}
-    return validate_part(selection, _SELECTION, AttentionSelection, "parameters")
-
-
-def _parameters_of(key: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in parameters.items() if name in PARAMETERS[key]}
+    return AttentionSelection.model_validate(
+        {"kinds": list(dict.fromkeys(kinds))} | {name: getattr(parameters, name) for name in PARAMETERS["maps"]}
+    )
 
 
 def _generated(pad_id: int) -> dict[str, Output]:

@@ -1,8 +1,10 @@
 """Requests and responses of the Open Inference Protocol, without the data of tensors."""
 
-from typing import Annotated, Any, Literal, NotRequired, Self, get_type_hints
+from functools import partial
+from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, WithJsonSchema, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, WithJsonSchema, model_validator
+from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
 from service.api.tag import AggregationName, IgnoreLabels
@@ -22,12 +24,11 @@ from service.inference.encode import Pooling
 from service.inference.tag import OUTSIDE
 from service.parameters import (
     MAX_TOP_LOGPROBS,
-    PARAMETER_NAMES,
-    GenerateParameters,
     Indices,
+    NumBeams,
     Reduce,
+    TextParameters,
     TopLogprobs,
-    complete_parameters_schema,
 )
 
 Version = Literal["1"]  # of every model: a bundle has no other
@@ -48,65 +49,94 @@ Shape = Annotated[
         }
     ),
 ]
+
+
+def _reject(value: Any) -> None:
+    raise field_error("unsupported_parameter", "It is not supported; leave it out.")
+
+
+def _check_one(value: Any) -> Any:
+    if value != 1:
+        message = "It must be 1: this endpoint returns one text. Use infer for several."
+        raise field_error("unsupported_parameter", message)
+    return value
+
+
+def _check_stream(value: Any, *, expected: bool) -> Any:
+    if value is not expected:
+        message = "It must be false for generate and true for generate_stream."
+        raise field_error("unsupported_parameter", message)
+    return value
+
+
+# A parameter of the protocol that is not supported, and is not in the OpenAPI document.
+Reserved = SkipJsonSchema[Annotated[None, BeforeValidator(_reject)]]
+
+
+class ProtocolParameters(TextParameters):
+    """Generation parameters, and the parameters of the protocol that are not supported."""
+
+    sequence_id: Reserved = None
+    sequence_start: Reserved = None
+    sequence_end: Reserved = None
+    priority: Reserved = None
+    timeout: Reserved = None
+
+
+class InferParameters(ProtocolParameters):
+    """Parameters of the requested outputs; each needs an output that depends on it."""
+
+    top_logprobs: TopLogprobs = MAX_TOP_LOGPROBS
+    pooling: Annotated[
+        Pooling | None, Field(description="Reduction of the token vectors to one vector; the model's own.")
+    ] = None
+    normalize: Annotated[bool | None, Field(description="Give each vector length 1; the model's own setting.")] = None
+    prompt_name: PromptName = None
+    truncate: Truncate = False
+    raw_scores: Annotated[bool, Field(description="Return the logits of a reranker instead of their sigmoid.")] = False
+    aggregation: AggregationName = "simple"
+    ignore_labels: IgnoreLabels = Field(default=list(OUTSIDE))
+    layers: Annotated[
+        Indices | None, Field(description="Layer indices; -1 is the last layer. All layers if absent.")
+    ] = None
+    heads: Annotated[Indices | None, Field(description="Head indices; -1 is the last head. All heads if absent.")] = (
+        None
+    )
+    reduce: Annotated[Reduce, Field(description="Reduction over the selected heads.")] = "none"
+    binary_data_output: Annotated[
+        bool, Field(description="Send outputs as bytes after the JSON unless they set `binary_data`.")
+    ] = False
+
+
 One = Annotated[int, Field(ge=1, le=1, description="Only 1 is supported here.")]
 
 
-# Parameters of generated texts: tokens and maps are outputs here, and texts are not split.
-OTHER_PARAMETERS = ("top_logprobs", "return_attention", "split_sentences")
-TEXT_PARAMETERS = tuple(name for name in PARAMETER_NAMES if name not in OTHER_PARAMETERS)
+class OneTextParameters(ProtocolParameters):
+    """Parameters of the generation of one text."""
+
+    num_return_sequences: Annotated[One, BeforeValidator(_check_one)] = 1
 
 
-def _described_parameters(name: str, doc: str, **others: Any) -> type[BaseModel]:
-    """Return a model of generation parameters and others, for OpenAPI: requests are validated
-    elsewhere.
-    """
-    hints = get_type_hints(GenerateParameters, include_extras=True)
-    fields: dict[str, Any] = {one: (hints[one], getattr(GenerateParameters, one)) for one in TEXT_PARAMETERS}
-    config = ConfigDict(extra="forbid", json_schema_extra=complete_parameters_schema, protected_namespaces=())
-    return create_model(name, __config__=config, __doc__=doc, **(fields | others))
+class WholeTextParameters(OneTextParameters):
+    """Parameters of the generation of one text."""
+
+    stream: Annotated[
+        Literal[False],
+        BeforeValidator(partial(_check_stream, expected=False)),
+        Field(description="Only false is supported here."),
+    ] = False
 
 
-InferParameters = _described_parameters(
-    "InferParameters",
-    "Parameters of the requested outputs; each needs an output that depends on it.",
-    top_logprobs=(TopLogprobs, MAX_TOP_LOGPROBS),
-    pooling=(
-        Annotated[Pooling | None, Field(description="Reduction of the token vectors to one vector; the model's own.")],
-        None,
-    ),
-    normalize=(Annotated[bool | None, Field(description="Give each vector length 1; the model's own setting.")], None),
-    prompt_name=(PromptName, None),
-    truncate=(Truncate, False),
-    raw_scores=(Annotated[bool, Field(description="Return the logits of a reranker instead of their sigmoid.")], False),
-    aggregation=(AggregationName, "simple"),
-    ignore_labels=(IgnoreLabels, list(OUTSIDE)),
-    layers=(
-        Annotated[Indices | None, Field(description="Layer indices; -1 is the last layer. All layers if absent.")],
-        None,
-    ),
-    heads=(
-        Annotated[Indices | None, Field(description="Head indices; -1 is the last head. All heads if absent.")],
-        None,
-    ),
-    reduce=(Annotated[Reduce, Field(description="Reduction over the selected heads.")], "none"),
-    binary_data_output=(
-        Annotated[bool, Field(description="Send outputs as bytes after the JSON unless they set `binary_data`.")],
-        False,
-    ),
-)
-WholeTextParameters = _described_parameters(
-    "WholeTextParameters",
-    "Parameters of the generation of one text.",
-    num_return_sequences=(One, 1),
-    stream=(Annotated[Literal[False], Field(description="Only false is supported here.")], False),
-)
-StreamedTextParameters = _described_parameters(
-    "StreamedTextParameters",
-    "Parameters of the generation of one text as a stream.",
-    num_return_sequences=(One, 1),
-    num_beams=(One, 1),
-    stream=(Annotated[Literal[True], Field(description="Only true is supported here.")], True),
-)
+class StreamedTextParameters(OneTextParameters):
+    """Parameters of the generation of one text as a stream."""
+
+    # Larger numbers are rejected with the other parameters that cannot be streamed.
+    num_beams: Annotated[NumBeams, described_as(One), Field(description="Only 1 is supported here.")] = 1
+    stream: Annotated[
+        Literal[True],
+        BeforeValidator(partial(_check_stream, expected=True)),
+        Field(description="Only true is supported here."),
+    ] = True
 
 
 class TensorParameters(RequestBody):
@@ -179,9 +209,9 @@ class RequestedOutput(RequestBody):
 
 class InferBody(RequestBody):
     id: str | None = Field(default=None, description="Id that is returned in the response.")
-    parameters: Annotated[
-        Annotated[dict[str, Any], described_as(InferParameters)], Field(description="Parameters of the call.")
-    ] = Field(default_factory=dict)
+    parameters: InferParameters = Field(
+        default_factory=InferParameters, title="Parameters", description="Parameters of the call."
+    )
     inputs: Annotated[
         Annotated[list[InferInput], Field(min_length=1, max_length=2, fail_fast=True)],
         Field(
@@ -223,12 +253,9 @@ class InferBody(RequestBody):
     )
 
 
-class GenerateTextBody(RequestBody):
+class _TextBody(RequestBody):
     id: str | None = Field(default=None, description="Id that is returned in the response.")
-    text_input: Annotated[Text, Field(description="Prompt.")]
-    parameters: Annotated[
-        Annotated[dict[str, Any], described_as(WholeTextParameters)], Field(description="Generation parameters.")
-    ] = Field(default_factory=dict)
+    inputs: Annotated[Text, Field(alias="text_input", description="Prompt.")]
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -237,10 +264,16 @@ class GenerateTextBody(RequestBody):
     )
 
 
-class StreamTextBody(GenerateTextBody):
-    parameters: Annotated[
-        Annotated[dict[str, Any], described_as(StreamedTextParameters)], Field(description="Generation parameters.")
-    ] = Field(default_factory=dict)
+class GenerateTextBody(_TextBody):
+    parameters: WholeTextParameters = Field(
+        default_factory=WholeTextParameters, title="Parameters", description="Generation parameters."
+    )
+
+
+class StreamTextBody(_TextBody):
+    parameters: StreamedTextParameters = Field(
+        default_factory=StreamedTextParameters, title="Parameters", description="Generation parameters."
+    )
 
 
 class RepositoryIndexBody(RequestBody):

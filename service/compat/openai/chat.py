@@ -7,8 +7,8 @@ from service.api.endpoint import Call, EventStream
 from service.api.messages import prompt_of
 from service.compat.common import model_of_body
 from service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
-from service.compat.openai.schemas import parameters_of
-from service.compat.openai.text import FIELD_NAMES, FINISH_REASONS, TextResponse
+from service.compat.openai.schemas import decoding_parameters
+from service.compat.openai.text import FINISH_REASONS, TextResponse
 from service.inference.generate import GenerateInput, GenerateOutput, StreamEnd, StreamToken
 from service.inference.results import OutputToken, alternatives_of
 from service.text.tokenizer import TextTokenizer
@@ -21,9 +21,10 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     choice's end, one with the usage if `stream_options` ask for it, then `[DONE]`.
     """
     model = await model_of_body(call, body.model, "generate", default_for="chat")
-    prompt = prompt_of(model, body.messages)
-    call.field_names = _field_names(body)
-    parameters = parameters_of(body, model, top_logprobs=body.top_logprobs or 0)
+    prompt = prompt_of(model, body.inputs)
+    if body.max_completion_tokens is not None:
+        call.field_names = {**call.field_names, "max_new_tokens": "max_completion_tokens"}
+    parameters = decoding_parameters(call, body, model)
 
     def make_choice(index: int) -> Choice:
         return Choice(model.target_tokenizer, body, index)
@@ -31,11 +32,6 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     response = TextResponse(call, model, body, make_choice, kind, "chatcmpl")
     return cast(ChatCompletion | EventStream, await response.of(call, GenerateInput(model.name, prompt, parameters)))
-
-
-def _field_names(body: ChatBody) -> Mapping[str, str]:
-    length = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return {**FIELD_NAMES, "inputs": "messages", "max_new_tokens": length}
 
 
 class Choice:

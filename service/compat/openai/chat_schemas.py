@@ -14,7 +14,7 @@ from service.parameters import NumNewTokens, TopLogprobs
 
 
 class ChatBody(DecodingBody):
-    messages: Messages
+    inputs: Annotated[Messages, Field(alias="messages")]
     max_completion_tokens: NumNewTokens | None = Field(default=None, description="Newer name of `max_tokens`.")
     logprobs: Annotated[bool | None, Field(description="Return the log-probability of each token.")] = None
     top_logprobs: TopLogprobs | None = Field(
@@ -64,16 +64,16 @@ class ChatBody(DecodingBody):
 
     @property
     def length(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.max_new_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @model_validator(mode="after")
     def _check_dialogue(self) -> Self:
-        check_dialogue(self.messages)
+        check_dialogue(self.inputs)
         return self
 
     @model_validator(mode="after")
     def _check_response_options(self) -> Self:
-        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+        if self.max_new_tokens is not None and self.max_completion_tokens not in (None, self.max_new_tokens):
             message = "max_tokens and max_completion_tokens are the same parameter; send only one of them."
             raise field_error("invalid_parameter", message, "max_completion_tokens")
         if self.top_logprobs is not None and not self.logprobs:

@@ -10,9 +10,9 @@ from service.compat.openai.schemas import (
     CompletionBody,
     CompletionChoice,
     CompletionLogprobs,
-    parameters_of,
+    decoding_parameters,
 )
-from service.compat.openai.text import FIELD_NAMES, FINISH_REASONS, TextResponse
+from service.compat.openai.text import FINISH_REASONS, TextResponse
 from service.inference.generate import GenerateInput, GenerateOutput, StreamEnd, StreamToken
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.service import ServedModel
@@ -30,14 +30,13 @@ async def completions(call: Call, body: CompletionBody) -> Completion | EventStr
     model = await model_of_body(call, body.model, "generate")
     if body.echo:
         check_continues_prompt(model, "echo")
-    call.field_names = {**FIELD_NAMES, "inputs": "prompt", "top_logprobs": "logprobs"}
-    parameters = parameters_of(body, model, top_logprobs=body.logprobs or 0, target_prefix=body.target_prefix)
+    parameters = decoding_parameters(call, body, model)
 
     def make_choice(index: int) -> Choice:
         return Choice(model, body, index)
 
     response = TextResponse(call, model, body, make_choice, "text_completion", "cmpl")
-    return cast(Completion | EventStream, await response.of(call, GenerateInput(model.name, body.prompt, parameters)))
+    return cast(Completion | EventStream, await response.of(call, GenerateInput(model.name, body.inputs, parameters)))
 
 
 class Choice:
@@ -51,9 +50,9 @@ class Choice:
         prefix_ids = model.target_tokenizer.encode(prefix, add_special_tokens=False) if prefix else []
         self._model = model
         self._index = index
-        self._echo = body.prompt.texts[prompt] if body.echo else ""
+        self._echo = body.inputs.texts[prompt] if body.echo else ""
         self._prefix = model.target_tokenizer.decode(prefix_ids)
-        self._returns_logprobs = body.logprobs is not None
+        self._returns_logprobs = body.top_logprobs is not None
         self._has_begun = False
         self._positions = TextStream(model.target_tokenizer, prefix=prefix_ids)  # gives the start of each token
         self._offset = 0  # of the next token

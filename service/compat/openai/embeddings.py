@@ -8,9 +8,8 @@ from service.inference.encode import encode
 
 async def embeddings(call: Call, body: EmbeddingBody) -> EmbeddingList:
     """Encode each input to one vector of length 1, with the model's pooling and default prompt."""
-    call.field_names = {"inputs": "input"}
     model = await model_of_body(call, body.model, "encode")
-    result = await encode(call, model, body.input, normalize=True, encoding=body.encoding_format or "float")
+    result = await encode(call, model, body.inputs, normalize=True, encoding=body.encoding_format or "float")
     check_dimensions(body.dimensions, result.dimensions)
     num_tokens = result.usage.input_tokens
     data = [Embedding("embedding", index, embedding) for index, embedding in enumerate(result.embeddings)]

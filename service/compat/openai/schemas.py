@@ -5,12 +5,11 @@ the field.
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from service.api.types import ModelName
 from service.bundle import MAX_BEAMS
-from service.compat.common import without_none
 from service.errors import ApiError
 from service.fields import (
     MAX_ID,
@@ -23,12 +22,14 @@ from service.fields import (
     must_equal,
     object_schema,
 )
+from service.inference.call import Call
 from service.inference.generate import parameters_for
 from service.inference.results import Numbers
 from service.inference.service import ServedModel
 from service.parameters import (
     AT_MOST_ONE,
     BEAM_PARAMETERS,
+    NEUTRAL,
     EarlyStopping,
     Encoding,
     GenerateParameters,
@@ -42,6 +43,7 @@ from service.parameters import (
     Stop,
     TopLogprobs,
     TopP,
+    given_parameters,
 )
 
 
@@ -54,7 +56,7 @@ class StreamOptions(RequestBody):
 
 
 NOT_SAMPLED: dict[str, Any] = {"maximum": 0}
-WITHOUT_BEAMS = {name: {"enum": [getattr(GenerateParameters, name), None]} for name in BEAM_PARAMETERS}
+WITHOUT_BEAMS = {name: {"enum": [getattr(NEUTRAL, name), None]} for name in BEAM_PARAMETERS}
 NOT_TRUE: dict[str, Any] = {"enum": [False, None]}
 # JSON Schema of the dependencies between fields. A model can sample or use beam search by default,
 # so the fields of these methods do not require `temperature` or `num_beams`, but exclude other
@@ -87,8 +89,10 @@ class DecodingBody(RequestBody):
     """Fields that completions and chat completions share: decoding and streaming."""
 
     model: ModelName = None
-    max_tokens: NumNewTokens | None = Field(
-        default=None, description="Maximum number of generated tokens. The default is 128, capped at the model's limit."
+    max_new_tokens: NumNewTokens | None = Field(
+        default=None,
+        alias="max_tokens",
+        description="Maximum number of generated tokens. The default is 128, capped at the model's limit.",
     )
     temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(
         default=None,
@@ -96,12 +100,12 @@ class DecodingBody(RequestBody):
         "model samples by default.",
     )
     top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = Field(
+    top_k: Annotated[int, Field(ge=-1, le=1_000_000), AfterValidator(lambda count: max(0, count))] | None = Field(
         default=None, description="Sample from this many of the most probable tokens; -1 and 0 disable it."
     )
     seed: Seed | None = Field(default=None, description="Seed of the sampling; choice i uses seed + i.")
-    n: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
-        default=None, description="Number of texts for each prompt: samples, or the best of a beam search."
+    num_return_sequences: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
+        default=None, alias="n", description="Number of texts for each prompt: samples, or the best of a beam search."
     )
     stop: Annotated[Stop | None, Field(description="Up to 4 strings that end the text and are cut from it.")] = None
     stream: Annotated[bool | None, Field(description="Send server-sent events.")] = None
@@ -111,7 +115,7 @@ class DecodingBody(RequestBody):
     presence_penalty: Annotated[Any, must_equal(0)] = None
     frequency_penalty: Annotated[Any, must_equal(0)] = None
     # Extensions to OpenAI's API.
-    min_tokens: MinNewTokens | None = None
+    min_new_tokens: MinNewTokens | None = Field(default=None, alias="min_tokens")
     ignore_eos: bool | None = Field(default=None, description="Generate until `max_tokens`, ignoring the end token.")
     num_beams: NumBeams | None = None
     length_penalty: LengthPenalty | None = None
@@ -126,12 +130,12 @@ class DecodingBody(RequestBody):
     @property
     def num_choices(self) -> int:
         """Texts for each prompt."""
-        return self.n or 1
+        return self.num_return_sequences or 1
 
     @property
     def length(self) -> int | None:
         """Maximum number of new tokens."""
-        return self.max_tokens
+        return self.max_new_tokens
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
@@ -144,12 +148,12 @@ class DecodingBody(RequestBody):
 
 
 class CompletionBody(DecodingBody):
-    prompt: Annotated[TextsWithoutIds, Field(description="Text to complete, or a list of texts.")]
+    inputs: Annotated[TextsWithoutIds, Field(alias="prompt", description="Text to complete, or a list of texts.")]
     best_of: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
         default=None, description="Only the value of `n` is supported."
     )
-    logprobs: Annotated[
-        TopLogprobs | None, Field(description="Number of top alternatives returned for each token.")
+    top_logprobs: Annotated[
+        TopLogprobs | None, Field(alias="logprobs", description="Number of top alternatives returned for each token.")
     ] = None
     echo: bool | None = Field(
         default=None, description="Return the prompt before the text; only for decoder-only models."
@@ -180,7 +184,7 @@ class CompletionBody(DecodingBody):
                 f"best_of must equal n ({self.num_choices}), got {self.best_of}; use num_beams for beam search.",
                 "best_of",
             )
-        if self.echo and self.logprobs is not None:
+        if self.echo and self.top_logprobs is not None:
             message = "logprobs cannot be combined with echo: a prompt has no log-probabilities."
             raise field_error("unsupported_parameter", message, "logprobs")
         return self
@@ -188,7 +192,7 @@ class CompletionBody(DecodingBody):
 
 class EmbeddingBody(RequestBody):
     model: ModelName = None
-    input: Annotated[TextsWithoutIds, Field(description="Text to encode, or a list of texts.")]
+    inputs: Annotated[TextsWithoutIds, Field(alias="input", description="Text to encode, or a list of texts.")]
     encoding_format: Annotated[
         Encoding | None, Field(description="Encoding of the vectors: numbers, or base64 of little-endian float32.")
     ] = None
@@ -259,43 +263,23 @@ class EmbeddingList:
     usage: Annotated[EmbeddingUsage, Field(description="Token counts.")]
 
 
-def parameters_of(body: DecodingBody, model: ServedModel, *, top_logprobs: int, **others: Any) -> GenerateParameters:
-    """Map the decoding fields of a body; the model's defaults are used for those that are absent.
-
-    Args:
-        body: the body.
-        model: the model.
-        top_logprobs: alternatives of each token.
-        others: further parameters.
+def decoding_parameters(call: Call, body: DecodingBody, model: ServedModel) -> GenerateParameters:
+    """Return the parameters of a body; the model's defaults are used for those that are absent.
 
     Raises:
         ApiError: `invalid_parameter` if a field needs sampling or beam search.
     """
-    # With a fixed length, the last token may be an end token.
-    is_fixed = body.ignore_eos and body.length is not None
-    given = {
-        "max_new_tokens": body.length,
-        "min_new_tokens": body.length if is_fixed else body.min_tokens,
-        "stop": body.stop,
-        "num_beams": body.num_beams,
-        "num_return_sequences": body.n,
-        "length_penalty": body.length_penalty,
-        "early_stopping": body.early_stopping,
-        "repetition_penalty": body.repetition_penalty,
-        "no_repeat_ngram_size": body.no_repeat_ngram_size,
-        "suppress_tokens": model.manifest.tokens.end_ids if body.ignore_eos and not is_fixed else None,
-        "top_logprobs": top_logprobs,
-        "do_sample": None if body.temperature is None else body.is_sampled,
-    }
-    sampling = {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": None if body.top_k is None else max(0, body.top_k),
-        "seed": body.seed,
-    }
-    parameters = parameters_for(
-        model, without_none(given | others), stream=bool(body.stream), if_sampled=without_none(sampling)
-    )
+    call.field_names = {**call.field_names, "do_sample": "temperature"}
+    given = given_parameters(body)
+    if body.temperature is not None:
+        given["do_sample"] = body.is_sampled
+    if body.length is not None:
+        given["max_new_tokens"] = body.length
+    if body.ignore_eos and body.length is not None:
+        given["min_new_tokens"] = body.length  # the last token may be an end token
+    elif body.ignore_eos:
+        given["suppress_tokens"] = model.manifest.tokens.end_ids
+    parameters = parameters_for(model, given, stream=bool(body.stream), is_lenient=True)
     if not parameters.do_sample:
         for name, is_requested in (("top_p", (body.top_p or 1) < 1), ("top_k", (body.top_k or 0) > 0)):
             if is_requested and body.temperature is None:

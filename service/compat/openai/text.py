@@ -21,12 +21,6 @@ from service.inference.generate import (
 )
 from service.inference.service import ServedModel
 
-FIELD_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "num_return_sequences": "n",
-    "do_sample": "temperature",
-}
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from service.compat.open_inference.outputs import PARAMETERS, generate_parameters, outputs_of
-from service.compat.open_inference.schemas import InferParameters
+from service.compat.open_inference.schemas import InferParameters, ProtocolParameters
+from service.parameters import TextParameters
 from service.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
 from tests.support.fake_runner import Faults, fake_classifier_manifest, fake_manifest, fake_slots_manifest
@@ -154,7 +155,7 @@ async def test_only_requested_outputs_are_computed(running: Running) -> None:
         (["attention_decoder", "attention_encoder", "source_tokens"], ["decoder", "encoder"]),
         (["source_tokens"], ["encoder"]),
     ):
-        selection = generate_parameters(model, {}, [outputs[name] for name in names]).return_attention
+        selection = generate_parameters(model, InferParameters(), [outputs[name] for name in names]).return_attention
         assert (selection.kinds if selection else None) == kinds
 
 
@@ -207,10 +208,10 @@ async def test_the_id_is_returned(running: Running) -> None:
 @pytest.mark.parametrize(
     ("outputs", "parameters", "message"),
     [
-        ([], {"foo": 1}, "parameters.foo is not a parameter; the parameters are aggregation, do_sample, "),
-        ([], {"no name": 1}, "There is an unknown parameter; the parameters are aggregation, do_sample, "),
-        ([], {"return_attention": True}, "parameters.return_attention is not a parameter"),
-        ([], {"stream": True}, "parameters.stream is not a parameter"),
+        ([], {"foo": 1}, "parameters.foo is not a field of parameters; its fields are max_new_tokens, "),
+        ([], {"no name": 1}, "parameters: Parameters has an unknown field; its fields are max_new_tokens, "),
+        ([], {"return_attention": True}, "parameters.return_attention is not a field of parameters"),
+        ([], {"stream": True}, "parameters.stream is not a field of parameters"),
         ([], {"pooling": "max"}, "parameters.pooling has no effect on the requested outputs."),
         ([], {"top_logprobs": 2}, "parameters.top_logprobs has no effect on the requested outputs."),
         ([], {"layers": [0]}, "parameters.layers has no effect on the requested outputs."),
@@ -218,7 +219,7 @@ async def test_the_id_is_returned(running: Running) -> None:
         ([], {"priority": 1}, "parameters.priority is not supported; leave it out."),
         ([], {"timeout": 100}, "parameters.timeout is not supported; leave it out."),
         ([], {"sequence_id": 3}, "parameters.sequence_id is not supported; leave it out."),
-        ([], {"binary_data_output": 1}, "parameters.binary_data_output must be true or false."),
+        ([], {"binary_data_output": 1}, "parameters.binary_data_output must be a valid boolean, got 1."),
         ([], {"max_new_tokens": "9"}, "parameters.max_new_tokens must be a valid integer, got a string."),
         ([], {"seed": 3}, "parameters.seed has no effect without parameters.do_sample: true."),
         (["embedding"], {"pooling": "sum"}, "parameters.pooling must be"),
@@ -241,7 +242,8 @@ async def test_an_error_names_the_parameter_or_the_output(
 
 def test_the_openapi_document_has_exactly_the_parameters_that_affect_outputs() -> None:
     names = {name for of_one in PARAMETERS.values() for name in of_one}
-    assert InferParameters.model_fields.keys() == names | {"binary_data_output"}
+    reserved = ProtocolParameters.model_fields.keys() - TextParameters.model_fields.keys()
+    assert InferParameters.model_fields.keys() == names | reserved | {"binary_data_output"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from service.bundle import PREFILL_TOKENS, Manifest
 from service.engine.attention import reason_against_hiding
 from service.engine.engine import Engine
 from service.engine.request import Event, Generated, GenerateRequest, MapPart, Target
-from service.parameters import GenerateParameters
+from service.parameters import FORCED, GenerateParameters
 from tests.service.engine.conftest import ids_of
 from tests.support.fake_runner import FakeRunner, fake_classifier_manifest, fake_manifest, fake_slots_manifest
 
@@ -81,9 +81,7 @@ def test_maps_in_a_batch_equal_those_alone(max_new_tokens: int) -> None:
 
 
 def scored(source: tuple[int, ...], target: list[int]) -> GenerateRequest:
-    return GenerateRequest(
-        "r", source, 1e12, GenerateParameters(max_new_tokens=0), target_prefix=tuple(target), attention=ALL
-    )
+    return GenerateRequest("r", source, 1e12, FORCED, target_prefix=tuple(target), attention=ALL)
 
 
 def test_a_scored_target_gets_the_maps_of_the_same_target_generated() -> None:

@@ -238,7 +238,7 @@ def test_early_stopping_ends_the_same_search() -> None:
 def test_fewer_targets_are_returned_if_vocabulary_and_length_allow_no_more() -> None:
     manifest = fake_manifest(vocabulary=5)
     asked = GenerateParameters(num_beams=8, num_return_sequences=8, max_new_tokens=1)
-    few = dataclasses.replace(asked, suppress_tokens=(0, 4))
+    few = asked.model_copy(update={"suppress_tokens": (0, 4)})
     requests = [GenerateRequest("r", (5, 6), FAR, parameters) for parameters in (asked, few)]
     all_tokens, allowed = run(manifest, 17, requests)
     assert sorted(ids_of(target)[0] for target in all_tokens) == [0, 1, 2, 3, 4]

@@ -1,7 +1,6 @@
 """A failure of one request does not affect others, and is logged."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -149,10 +148,14 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
 LONG = GenerateParameters(min_new_tokens=12, max_new_tokens=12)
 MATES = [  # all in one batch, of 8 rows, for 12 steps
     GenerateRequest("greedy", SOURCES[1], FAR, LONG, stream=True),
-    GenerateRequest("sampled", SOURCES[2], FAR, replace(LONG, do_sample=True, seed=3, temperature=2.0)),
-    GenerateRequest("beams", SOURCES[3], FAR, replace(LONG, num_beams=3, num_return_sequences=3)),
+    GenerateRequest(
+        "sampled", SOURCES[2], FAR, LONG.model_copy(update={"do_sample": True, "seed": 3, "temperature": 2.0})
+    ),
+    GenerateRequest("beams", SOURCES[3], FAR, LONG.model_copy(update={"num_beams": 3, "num_return_sequences": 3})),
     GenerateRequest("mapped", SOURCES[4], FAR, LONG, attention=frozenset({"cross", "decoder"})),
-    GenerateRequest("beams after a prefix", SOURCES[5], FAR, replace(LONG, num_beams=2), target_prefix=(7, 8, 9)),
+    GenerateRequest(
+        "beams after a prefix", SOURCES[5], FAR, LONG.model_copy(update={"num_beams": 2}), target_prefix=(7, 8, 9)
+    ),
 ]
 
 
@@ -291,7 +294,7 @@ def test_padding_that_is_not_finite_is_no_fault() -> None:
 
 def test_an_invalid_seed_fails_alone() -> None:
     harness = Harness()
-    bad = harness.generate(SOURCES[1], parameters=GenerateParameters(do_sample=True, seed=-1))
+    bad = harness.generate(SOURCES[1], parameters=GenerateParameters.model_construct(do_sample=True, seed=-1))
     good = harness.generate(SOURCES[2])
     harness.run()
     assert harness.final(bad) == Failed("internal")

@@ -72,13 +72,15 @@ def test_a_prompt_of_any_length_is_read_once(length: int, parameters: GeneratePa
     """`CheckedRunner` checks that prompts are cut at multiples of the chunk size."""
     runner = CheckedRunner(4, manifest)
     harness, source = Harness(runner=runner), prompt(length)
-    active = harness.submit(request(source, parameters=replace(parameters, max_new_tokens=5)))
+    active = harness.submit(request(source, parameters=parameters.model_copy(update={"max_new_tokens": 5})))
     harness.run()
     assert runner.prefilled == list(source[:-1])
     if parameters is GREEDY:
         assert ids(harness, active) == [FakeRunner(manifest, 1).expected(source, 5)]
     else:
-        assert ids(harness, active) == alone(request(source, parameters=replace(BEAMS, max_new_tokens=5)), manifest)
+        assert ids(harness, active) == alone(
+            request(source, parameters=BEAMS.model_copy(update={"max_new_tokens": 5})), manifest
+        )
 
 
 def test_running_rows_are_stepped_between_chunks(manifest: Manifest) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from service.bundle import Manifest
 from service.engine.request import GenerateRequest, Target, TokenEvent
-from service.parameters import GenerateParameters
+from service.parameters import FORCED, GenerateParameters
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, ids_of, run_alone, slow_logits
 from tests.support.fake_runner import FakeRunner, fake_manifest
 
@@ -154,7 +154,7 @@ def test_a_forced_target_has_the_log_probabilities_and_maps_of_the_generated_one
     asked = request(PROMPTS[5], attention=frozenset({"decoder"}))
     generated = target(asked, manifest)
     forced = target(
-        replace(asked, parameters=GenerateParameters(max_new_tokens=0), target_prefix=tuple(ids_of(generated))),
+        replace(asked, parameters=FORCED, target_prefix=tuple(ids_of(generated))),
         manifest,
     )
     assert forced.finish_reason == "forced"

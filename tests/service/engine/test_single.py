@@ -11,7 +11,7 @@ from service.engine.generation import ActiveRequest, NonFiniteError
 from service.engine.request import GenerateRequest, TokenEvent
 from service.engine.scores import StepScores
 from service.engine.single import SingleGeneration
-from service.parameters import GenerateParameters
+from service.parameters import FORCED, GenerateParameters
 from tests.service.engine.conftest import FAR, SOURCES, Harness, StopAfter, ids_of, run_alone, scores_of, slow_logits
 from tests.support.fake_runner import fake_manifest
 
@@ -76,7 +76,7 @@ def test_a_scored_target_has_the_log_probabilities_of_the_same_generated_text() 
     harness = Harness()
     free = harness.generate(SOURCES[3], parameters=GenerateParameters(top_logprobs=3))
     harness.run()
-    scoring = GenerateParameters(max_new_tokens=0, top_logprobs=3)
+    scoring = FORCED.model_copy(update={"top_logprobs": 3})
     forced = harness.generate(SOURCES[3], target_prefix=tuple(harness.ids(free)), parameters=scoring)
     other = harness.generate(SOURCES[3], target_prefix=(END, 7), parameters=scoring)
     harness.run()
@@ -137,7 +137,7 @@ def test_streamed_tokens_are_those_of_the_result_and_none_of_the_prefix() -> Non
 
 def test_a_scored_target_streams_nothing() -> None:
     harness = Harness()
-    scoring = GenerateParameters(max_new_tokens=0)
+    scoring = FORCED
     active = harness.generate(SOURCES[3], stream=True, target_prefix=(9, 2), parameters=scoring)
     harness.run()
     assert harness.events[active] == [harness.generated(active)]

@@ -7,7 +7,7 @@ from service.errors import ApiError
 from service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory, ResponseReservation
 from service.inference.generate import expected_work
 from service.inference.service import response_bytes
-from service.parameters import GenerateParameters
+from service.parameters import FORCED, GenerateParameters
 
 
 def controller(
@@ -180,7 +180,7 @@ def test_the_work_of_a_generation_follows_the_mean_length_within_its_own_limits(
     assert expected_work(throughput, GenerateParameters(num_beams=4))[1] == pytest.approx(41, abs=0.1)
     assert expected_work(throughput, GenerateParameters(max_new_tokens=3)) == (3, 4)
     assert expected_work(throughput, GenerateParameters(min_new_tokens=50)) == (50, 51)
-    assert expected_work(throughput, GenerateParameters(max_new_tokens=0)) == (0, 1)
+    assert expected_work(throughput, FORCED) == (0, 1)
 
 
 # Memory of responses

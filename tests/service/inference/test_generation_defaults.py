@@ -42,9 +42,9 @@ LENGTHS = GenerationDefaults(min_new_tokens=3, max_new_tokens=9)
         # Limits of the service and of the model
         ({}, BEAMS, {"max_beams": 2, "max_new_tokens": 8}, {**BEAMS.model_dump(), "num_beams": 2, "max_new_tokens": 8}),
         ({}, BEAMS, {"max_beams": 1}, {"max_new_tokens": 20}),
-        # Parameters of the request that are used only if tokens are sampled
-        ({}, SAMPLING, {"if_sampled": {"top_k": 1}}, {**SAMPLING.model_dump(exclude_none=True), "top_k": 1}),
-        ({}, GenerationDefaults(), {"if_sampled": {"top_k": 1}}, {}),
+        # Sampling parameters of the request that are used only if tokens are sampled
+        ({"top_k": 1}, SAMPLING, {"is_lenient": True}, {**SAMPLING.model_dump(exclude_none=True), "top_k": 1}),
+        ({"top_k": 1}, GenerationDefaults(), {"is_lenient": True}, {}),
     ],
 )
 def test_defaults_yield_to_the_request(

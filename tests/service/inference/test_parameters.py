@@ -6,10 +6,10 @@ import orjson
 import pytest
 
 from service.api.attention import AttentionBody
-from service.api.generate import FIELD_NAMES, GenerateBody
+from service.api.generate import GenerateBody
 from service.bundle import MAX_BEAMS
 from service.errors import ApiError
-from service.fields import MAX_INPUTS, Texts
+from service.fields import MAX_INPUTS, Texts, paths_of
 from service.http.call import parse_body
 from service.inference.generate import check_parameters
 from service.inference.service import ServedModel
@@ -77,8 +77,9 @@ def error_of(model: ServedModel, parameters: Any, **body: Any) -> tuple[str, str
     with pytest.raises(ApiError) as caught:
         checked(model, {"inputs": "x", "parameters": parameters, **body})
     error = caught.value
-    assert error.message(FIELD_NAMES).endswith(".")
-    return error.code, error.param(FIELD_NAMES), error.message(FIELD_NAMES)
+    names = paths_of(GenerateBody)
+    assert error.message(names).endswith(".")
+    return error.code, error.param(names), error.message(names)
 
 
 @pytest.mark.parametrize(("name", "value", "at"), WRONG, ids=str)
