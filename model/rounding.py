@@ -30,8 +30,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-UNIT_ROUNDOFF = 2.0**-24  # largest relative error of one float32 operation
-ELEMENTARY = 4  # error of a function of one value, such as exp or tanh, in units of UNIT_ROUNDOFF
+from model.float32 import max_abs, rounding_error
+
 PAIRS = 3  # number of pairs of perturbed models
 
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
@@ -75,16 +75,6 @@ def reference(model: AnyModel, pairs: int = PAIRS) -> Reference[AnyModel]:
     """
     exact = copy.deepcopy(model).double()
     return Reference(exact, tuple(_perturbed(exact, seed, sign) for seed in range(pairs) for sign in (1, -1)))
-
-
-def max_abs(array: Array) -> float:
-    """Return the largest absolute value; NaN if the array contains NaN, and 0 if it is empty."""
-    return float(np.max(np.abs(array), initial=0.0))
-
-
-def rounding_error(terms: int) -> float:
-    """Return the relative error of a float32 sum of products that rounding explains."""
-    return float((ELEMENTARY + terms**0.5) * UNIT_ROUNDOFF)
 
 
 def relative_error(model: nn.Module) -> float:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.rounding import AnyModel, Reference, rounding_error
+from model.float32 import rounding_error
+from model.rounding import AnyModel, Reference
 
 Compute = Callable[[AnyModel], Mapping[str, NDArray[Any]]]
 

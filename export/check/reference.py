@@ -4,6 +4,9 @@ An import compares the ONNX graphs with it, and therefore needs neither PyTorch 
 Several texts are computed at once, so that each weight is read only once: the tokens of all texts
 follow each other on one axis, and only attention treats the texts separately.
 
+Evaluated with `Rounded` arithmetic, it also measures by how much rounding to float32 can change its
+results.
+
 Axes: N tokens of all texts, T queries of a text, S keys of a text, M width, H heads, D width of a
 head, R positions of a text whose results are kept.
 """
@@ -19,12 +22,62 @@ from numpy.typing import NDArray
 from export.families.description import Activation, Attention, Description, Head, Norm, Rotary, Stack, rotary_angles
 from export.families.weights import Weights
 from export.graphs.relative import buckets
+from model.float32 import rounding_error
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Positions = NDArray[np.int64]
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+class Arithmetic:
+    """Arithmetic of exact results, as far as float64 is exact."""
+
+    def round(self, x: Array, terms: int = 0) -> Array:
+        """Return numbers with the errors that the arithmetic makes.
+
+        Args:
+            x: results of an operation.
+            terms: number of terms, if the results are sums.
+        """
+        return x
+
+    def product(self, left: Array, right: Array) -> Array:
+        """Return a matrix product with the errors of its sums, see `Rounded`."""
+        terms = left.shape[-1]
+        return self.round(self.round(left, terms) @ right, terms)
+
+
+class Rounded(Arithmetic):
+    """Arithmetic with random errors of at least the size of float32 rounding.
+
+    A float32 sum rounds after each of its n terms, so that its error is a sum of n random errors,
+    each of at most u times a partial sum. It is of the size of sqrt(n) * u times the largest
+    partial sum. The partial sums reach the result S like a random walk: they exceed S by about the
+    root r of the sum of the squared terms. The error is therefore estimated as e * S + e * r, with
+    e from `rounding_error`. Multiplying S by 1 + e or 1 - e at random gives the first part, and
+    doing so with one factor of each term gives the second.
+
+    The errors of different tokens are independent, as those of float32 are. Errors of the weights
+    would be the same for all tokens. They would leave attention weights unchanged where all keys
+    are similar, although rounding changes those.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    def round(self, x: Array, terms: int = 0) -> Array:
+        error = rounding_error(terms)
+        bits = np.frombuffer(self._generator.bytes(-(-x.size // 8)), np.uint8)
+        factors = np.unpackbits(bits, count=x.size).reshape(x.shape).astype(np.float64)
+        factors *= 2 * error
+        factors += 1 - error
+        factors *= x
+        return factors
+
+
+EXACT = Arithmetic()
 
 
 def normalize(x: Array, weight: Array | None, bias: Array | None, options: Norm) -> Array:
@@ -59,10 +112,11 @@ def softmax(x: Array) -> Array:
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 
-def log_softmax(x: Array) -> Array:
+def log_softmax(x: Array, arithmetic: Arithmetic = EXACT) -> Array:
     """Return the logarithm of the softmax over the last axis."""
     shifted = x - x.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+    sums = np.exp(shifted).sum(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(arithmetic.round(sums, x.shape[-1])))
 
 
 def rotate(x: Array, rotary: Rotary) -> Array:
@@ -74,7 +128,13 @@ def rotate(x: Array, rotary: Rotary) -> Array:
 
 
 def attend(
-    query: Array, key: Array, value: Array, scale: float, bias: Array | None = None, visible: Mask | None = None
+    query: Array,
+    key: Array,
+    value: Array,
+    scale: float,
+    bias: Array | None = None,
+    visible: Mask | None = None,
+    arithmetic: Arithmetic = EXACT,
 ) -> tuple[Array, Array]:
     """Compute scaled dot-product attention.
 
@@ -85,19 +145,21 @@ def attend(
         scale: factor of the scores.
         bias: is added to the scores, (H, T, S).
         visible: False for keys that a query does not attend to, (T, S).
+        arithmetic: its errors.
 
     Returns:
         The weighted sums (T, H * D), and the attention weights (H, T, S).
     """
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
-    scores = query.transpose(1, 0, 2) @ key.transpose(1, 2, 0) * scale
+    scores = arithmetic.product(query.transpose(1, 0, 2), key.transpose(1, 2, 0)) * scale
     if bias is not None:
         scores = scores + bias
     if visible is not None:
         scores = np.where(visible, scores, -np.inf)
-    weights = softmax(scores)
-    return (weights @ value.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(len(query), -1), weights
+    weights = arithmetic.round(softmax(scores), len(key))
+    sums = arithmetic.product(weights, value.transpose(1, 0, 2))
+    return sums.transpose(1, 0, 2).reshape(len(query), -1), weights
 
 
 def split_texts(x: Array, lengths: Sequence[int]) -> list[Array]:
@@ -113,17 +175,19 @@ def all_rows(texts: Sequence[Sequence[int]]) -> list[Positions]:
 class ReferenceLayers:
     """Layers of one stack. Arrays (N, …) have the tokens of all texts, one text after another."""
 
-    def __init__(self, weights: Weights, name: str, stack: Stack) -> None:
+    def __init__(self, weights: Weights, name: str, stack: Stack, arithmetic: Arithmetic = EXACT) -> None:
         """Create the layers.
 
         Args:
             weights: weights of the model.
             name: "encoder" or "decoder", the start of the names of its modules.
             stack: options of the layers.
+            arithmetic: its errors.
         """
         self.weights = weights
         self.name = name
         self.stack = stack
+        self.arithmetic = arithmetic
 
     def read(self, name: str) -> Array | None:
         """Return a tensor in float64, or None if the model does not have it."""
@@ -131,9 +195,11 @@ class ReferenceLayers:
 
     def linear(self, x: Array, module: str) -> Array:
         weight, bias = self.weights.read(f"{module}.weight").astype(np.float64), self.read(f"{module}.bias")
-        return x @ weight.T if bias is None else x @ weight.T + bias
+        x = self.arithmetic.product(x, weight.T)
+        return x if bias is None else x + bias
 
     def norm(self, x: Array, module: str, options: Norm | None = None) -> Array:
+        x = self.arithmetic.round(x, x.shape[-1])  # differences from the mean, which is a sum
         return normalize(x, self.read(f"{module}.weight"), self.read(f"{module}.bias"), options or self.stack.norm)
 
     def embed(self, texts: Sequence[Sequence[int]]) -> Array:
@@ -156,9 +222,9 @@ class ReferenceLayers:
     def sublayer(self, x: Array, module: str, compute: Callable[[Array], Array], layer: int = -1) -> Array:
         """Add a sublayer to its input (N, M), with its normalization before or after."""
         if self.stack.norm_place == "post":
-            return self.norm(x + compute(x), f"{module}_norm")
+            return self.norm(self.arithmetic.round(x + compute(x)), f"{module}_norm")
         has_norm = layer != 0 or not self.stack.skips_first_norm
-        return x + compute(self.norm(x, f"{module}_norm") if has_norm else x)
+        return self.arithmetic.round(x + compute(self.norm(x, f"{module}_norm") if has_norm else x))
 
     def attention(
         self,
@@ -209,7 +275,7 @@ class ReferenceLayers:
                 heads[part] = [np.einsum("ks,shd->khd", matrix[:, : len(one)], one) for one in heads[part]]
                 matrices[part] = matrix
         results = [
-            attend(query, key, value, options.scale, bias, mask)
+            attend(query, key, value, options.scale, bias, mask, self.arithmetic)
             for query, key, value, bias, mask in zip(
                 heads["query"], heads["key"], heads["value"], biases, visible, strict=True
             )
@@ -255,11 +321,11 @@ class Encoded:
 class Reference:
     """Encoder of a described model."""
 
-    def __init__(self, model: Description, weights: Weights) -> None:
+    def __init__(self, model: Description, weights: Weights, arithmetic: Arithmetic = EXACT) -> None:
         assert model.encoder is not None, "a decoder-only model has no encoder"
         self._model = model
         self._stack = model.encoder
-        self._layers = ReferenceLayers(weights, "encoder", model.encoder)
+        self._layers = ReferenceLayers(weights, "encoder", model.encoder, arithmetic)
 
     def encode(self, ids: Sequence[int]) -> Encoded:
         """Encode one sequence of token ids, and keep all rows of the attention maps."""
@@ -309,7 +375,7 @@ class Reference:
         if head.has_norm:
             x = self._layers.norm(x, "head.norm")
         logits = self._layers.linear(x, "head.output")
-        return log_softmax(logits) if head.label_kind in ("classes", "tokens") else logits
+        return log_softmax(logits, self._layers.arithmetic) if head.label_kind in ("classes", "tokens") else logits
 
 
 def _window_mask(length: int, window: int | None) -> Mask | None:

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from export.check.reference import Array, Mask, Positions, ReferenceLayers, all_rows, split_texts
+from export.check.reference import EXACT, Arithmetic, Array, Mask, Positions, ReferenceLayers, all_rows, split_texts
 from export.families.description import Attention, Description
 from export.families.weights import Weights
 
@@ -30,11 +30,11 @@ class Decoded:
 class ReferenceDecoder:
     """Decoder of a described model. It holds the weights of one linear layer at a time."""
 
-    def __init__(self, model: Description, weights: Weights) -> None:
+    def __init__(self, model: Description, weights: Weights, arithmetic: Arithmetic = EXACT) -> None:
         assert model.decoder is not None, "the model has a decoder"
         self._model = model
         self._stack = model.decoder
-        self._layers = ReferenceLayers(weights, "decoder", model.decoder)
+        self._layers = ReferenceLayers(weights, "decoder", model.decoder, arithmetic)
 
     def decode(self, ids: Sequence[int], memory: Array | None = None) -> Decoded:
         """Read one sequence of token ids, and keep the results of all positions.
@@ -108,7 +108,7 @@ class ReferenceDecoder:
         """Return the outputs (N, M) of a simpler simple recurrent unit (Kim et al. 2019, eq. 2)."""
         module, outputs = f"decoder.{number}.cell", []
         forgets, inputs = self._layers.linear(x, f"{module}.forget"), self._layers.linear(x, f"{module}.input")
-        forgets = 1 / (1 + np.exp(-forgets))
+        forgets = self._layers.arithmetic.round(1 / (1 + np.exp(-forgets)))
         for text in zip(split_texts(forgets, lengths), split_texts(inputs, lengths), strict=True):
             cell = np.zeros(x.shape[1])
             for forget, new in zip(*text, strict=True):
@@ -121,10 +121,10 @@ class ReferenceDecoder:
         weights = self._layers.weights
         tables = ("output", "embedding", "decoder.embedding")
         name = next(one for one in tables if f"{one}.weight" in weights)
-        table = weights.read(f"{name}.weight")
+        table, product = weights.read(f"{name}.weight"), self._layers.arithmetic.product
         logits = np.concatenate(
             [
-                self._model.logits_scale * (x @ table[start : start + VOCABULARY_BLOCK].astype(np.float64).T)
+                self._model.logits_scale * product(x, table[start : start + VOCABULARY_BLOCK].astype(np.float64).T)
                 for start in range(0, len(table), VOCABULARY_BLOCK)
             ],
             axis=1,

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from model.architectures.transformer import Transformer
 from model.config import TransformerConfig
+from model.float32 import rounding_error
 from model.layers.attention import causal_mask
-from model.rounding import Reference, reference, rounding_error
+from model.rounding import Reference, reference
 from tests.instruction_sets.__main__ import SETS, lesser_sets
 from tests.rounding import assert_within_rounding, rounding_bound, rows_sum_to_one
 

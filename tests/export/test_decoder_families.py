@@ -9,7 +9,8 @@ import torch
 from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
 
 from export.check.reference_decoder import ReferenceDecoder
-from export.check.verify_imported import DecoderSession, Texts, largest, rounding_limits
+from export.check.verify_imported import DecoderSession, Texts, rounding_limits
+from model.float32 import max_abs
 from tests.export.decoder_models import (
     LLAMA3,
     MODELS,
@@ -61,9 +62,9 @@ def assert_close(given: Mapping[str, Array], expected: Mapping[str, Array], limi
         assert array.shape == expected[name].shape
         computed = ~np.isnan(array) if name.startswith("logits") else np.full(array.shape, True)
         assert computed.any()
-        difference = largest((array - expected[name])[computed])
+        difference = max_abs((array - expected[name])[computed])
         assert difference <= 2 * limits[name], name
-        assert difference <= 1e-4 * max(1, largest(expected[name])), name
+        assert difference <= 1e-4 * max(1, max_abs(expected[name])), name
 
 
 @pytest.mark.parametrize("chunk", [1, CHUNK, POSITIONS])
@@ -209,5 +210,5 @@ def test_realistic_shapes_equal_transformers(name: str, tmp_path: Path) -> None:
         given = graph_outputs(imported.session(positions=length), texts, 128, config.vocab_size)
         for part in given:
             computed = ~np.isnan(given[part])
-            difference = largest((given[part] - expected[part])[computed])
-            assert difference <= 1e-4 * max(1, largest(expected[part])), part
+            difference = max_abs((given[part] - expected[part])[computed])
+            assert difference <= 1e-4 * max(1, max_abs(expected[part])), part

@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from export.check.verify_imported import largest
 from export.errors import ImportFailedError
 from export.sources.catalogue import CATALOGUE, downloaded
 from export.sources.checkpoint import open_folder
+from model.float32 import max_abs
 from tests.export.decoder_models import Imported, graph_outputs, hf_outputs, import_folder
 
 pytestmark = pytest.mark.download
@@ -58,8 +58,8 @@ def test_hidden_states_logits_and_maps_equal_transformers(smollm2: Imported, tok
     given = graph_outputs(smollm2.session(positions=POSITIONS), texts, 64, smollm2.model.vocabulary)
     for name, array in given.items():
         computed = ~np.isnan(array)
-        limit = 1e-4 if name.startswith("decoder") else 1e-4 * max(1, largest(expected[name]))
-        assert largest((array - expected[name])[computed]) <= limit, name
+        limit = 1e-4 if name.startswith("decoder") else 1e-4 * max(1, max_abs(expected[name]))
+        assert max_abs((array - expected[name])[computed]) <= limit, name
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

@@ -17,14 +17,6 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers import models as tokenizer_models
 
 from export.check.reference import activate
-from export.check.verify_imported import (
-    ELEMENTARY,
-    ROUNDED_OPERATIONS,
-    UNIT_ROUNDOFF,
-    PerturbedWeights,
-    largest,
-    rounding_error,
-)
 from export.families import firefox, trained
 from export.families.description import Activation, Description
 from export.families.table import FAMILIES, describe, find_family
@@ -38,6 +30,7 @@ from export.graphs.similar import similar_graph
 from export.sources.checkpoint import Tensors, open_folder
 from export.sources.firefox.shortlist import Shortlist
 from model.architectures.factory import build_model
+from model.float32 import ELEMENTARY, UNIT_ROUNDOFF, max_abs, rounding_error
 from service.bundle import Ops, read_bundle
 from sightline.__main__ import main as sightline
 from tests.equality.systems import small
@@ -267,6 +260,35 @@ def decoded(model: Description, graph: Graph, encoded: Mapping[str, Array]) -> d
     return found
 
 
+# A perturbed matrix stands for the rounding of one product. Four more operations of a layer round:
+# the products of queries and keys, the softmax, the sum of values, and normalization with the
+# residual connection. Their errors have the same size and add up to at most five times one of them.
+ROUNDED_OPERATIONS = 5
+
+
+class PerturbedWeights(Weights):
+    """Weights with relative errors of the size of float32 rounding."""
+
+    def __init__(self, weights: Weights, sign: int) -> None:
+        """Create a view.
+
+        Args:
+            weights: the exact weights.
+            sign: 1 or -1; the random direction is used with both signs.
+        """
+        self._weights = weights
+        self._sign = sign
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        array = self._weights.read(name)
+        signs = np.random.default_rng([0, *name.encode()]).choice([-1, 1], array.shape)
+        error = self._sign * rounding_error(array.shape[-1])
+        return (array * (1 + error * signs)).astype(np.float32)
+
+
 def limits_of(
     model: Model,
     exact: Mapping[str, Array],
@@ -276,28 +298,28 @@ def limits_of(
 ) -> dict[str, float]:
     """Return the largest difference of two float32 results that rounding explains.
 
-    See `export.check.verify_imported`: the same graphs with weights that have the relative errors
-    of products show how the model amplifies rounding errors. Each of the two results may have them.
+    The same graphs with weights that have the relative errors of products show how the model
+    amplifies rounding errors. Each of the two results may have them.
     """
     spread = dict.fromkeys(exact, 0.0)
     for sign in (1, -1):
-        perturbed = Model(model.description, PerturbedWeights(model.weights, 0, sign))
+        perturbed = Model(model.description, PerturbedWeights(model.weights, sign))
         outputs = compute(model.description, load(write(perturbed, folder / f"perturbed{sign}", ops)))
         for name, array in outputs.items():
-            spread[name] = max(spread[name], largest(array - exact[name]))
+            spread[name] = max(spread[name], max_abs(array - exact[name]))
     stack = model.description.decoder or model.description.encoder
     assert stack is not None
     error = rounding_error(stack.width)
-    return {name: 2 * (ROUNDED_OPERATIONS * spread[name] + error * largest(array)) for name, array in exact.items()}
+    return {name: 2 * (ROUNDED_OPERATIONS * spread[name] + error * max_abs(array)) for name, array in exact.items()}
 
 
 def assert_close(given: Mapping[str, Array], expected: Mapping[str, Array], limits: Mapping[str, float]) -> None:
     assert given.keys() == expected.keys()
     for name, array in given.items():
         assert array.shape == expected[name].shape and array.dtype == expected[name].dtype
-        assert largest(array - expected[name]) <= limits[name], name
+        assert max_abs(array - expected[name]) <= limits[name], name
         # A wrong operator changes outputs by the order of their size.
-        assert limits[name] <= 1e-2 * max(1, largest(expected[name])), name
+        assert limits[name] <= 1e-2 * max(1, max_abs(expected[name])), name
 
 
 def signature(path: Path) -> list[str]:
