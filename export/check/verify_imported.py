@@ -400,18 +400,10 @@ def long_length(manifest: Manifest, model: Description) -> int:
     return max(LEAST_LONG, min(LONG_OPERATIONS // matrices, math.isqrt(LONG_SCORES // heads)))
 
 
-def verify(folder: Path, manifest: Manifest, model: Description, weights: Weights, seed: int = 0) -> Verification:
-    """Compare the graphs of a bundle with the reference on random texts, see the module.
+def random_inputs(manifest: Manifest, model: Description, seed: int) -> tuple[list[list[int]], list[list[int]], int]:
+    """Return random sources, prompts of the decoder, and the number of tokens to generate.
 
-    Args:
-        folder: the bundle.
-        manifest: its manifest; `verification` is not read.
-        model: description of the model.
-        weights: weights of the checkpoint.
-        seed: seed of the texts.
-
-    Raises:
-        VerificationError: a result differs by more than float32 rounding explains.
+    See `GraphRunner.run`.
     """
     generator = np.random.default_rng(seed)
     new_tokens = min(NEW_TOKENS, manifest.limits.max_target_tokens)
@@ -427,6 +419,23 @@ def verify(folder: Path, manifest: Manifest, model: Description, weights: Weight
         longest = min(lengths[0], LONG_TARGET, manifest.limits.max_target_tokens - new_tokens)
         forced = generator.integers(model.vocabulary, size=max(0, longest - len(prompts[0])))
         prompts[0] += [int(one) for one in forced]
+    return sources, prompts, new_tokens
+
+
+def verify(folder: Path, manifest: Manifest, model: Description, weights: Weights, seed: int = 0) -> Verification:
+    """Compare the graphs of a bundle with the reference on random texts, see the module.
+
+    Args:
+        folder: the bundle.
+        manifest: its manifest; `verification` is not read.
+        model: description of the model.
+        weights: weights of the checkpoint.
+        seed: seed of the texts.
+
+    Raises:
+        VerificationError: a result differs by more than float32 rounding explains.
+    """
+    sources, prompts, new_tokens = random_inputs(manifest, model, seed)
     texts, given = GraphRunner(folder, manifest, model).run(sources, prompts, new_tokens)
     exact, limits = rounding_limits(model, weights, texts)
     if model.shortlist is not None:
@@ -448,7 +457,7 @@ def verify(folder: Path, manifest: Manifest, model: Description, weights: Weight
     maps = ("encoder.", "decoder.", "cross.")
     return Verification(
         sentences=len(sources),
-        longest=lengths[0],
+        longest=len(sources[0]),
         tolerance=_largest_of(limits, scores),
         max_logit_difference=_largest_of(differences, scores),
         max_attention_difference=_largest_of(differences, maps),

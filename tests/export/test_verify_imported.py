@@ -31,14 +31,11 @@ from export.errors import VerificationError
 from export.families.description import RelativeBias
 from export.families.table import describe, find_family
 from export.graphs import relative
-from export.graphs.builder import WeightFile
-from export.graphs.decoder import decoder_graph, states
-from export.graphs.encoder import encoder_graph
-from export.graphs.model import attention_maps
 from export.sources.checkpoint import Folder, open_folder
 from model.float32 import UNIT_ROUNDOFF, max_abs
-from service.bundle import PREFILL_TOKENS, Graph, Limits, Manifest, Tokens, Verification
+from service.bundle import PREFILL_TOKENS, Verification
 from tests.export.decoder_models import MODELS, hf_model
+from tests.export.graph_bundles import write_bundle
 
 NAMES = ("gpt2-scales", "llama-biases", "qwen3-windows", "smollm3", "bert", "t5")
 
@@ -75,29 +72,7 @@ class Bundle:
         family = find_family(opened.config)
         self.folder = folder
         self.model, self.weights = describe(family, opened.config, opened.tensors, input_names=())
-        graphs: dict[str, Any] = {"encoder": None, "decoder": None}
-        with WeightFile(folder / "weights.bin") as file:
-            for name, stack, build in (
-                ("encoder", self.model.encoder, encoder_graph),
-                ("decoder", self.model.decoder, decoder_graph),
-            ):
-                if stack is not None:
-                    proto = build(self.model, self.weights, file)
-                    onnx.save_model(proto, folder / f"{name}.onnx")
-                    inputs, outputs = (
-                        tuple(one.name for one in ends) for ends in (proto.graph.input, proto.graph.output)
-                    )
-                    graphs[name] = Graph(file=f"{name}.onnx", inputs=inputs, outputs=outputs)
-        positions = min(self.model.max_positions, positions)
-        self.manifest = Manifest.model_construct(
-            parameters=1,
-            tokens=Tokens(pad_id=0, start_ids=(0,), end_ids=(1,)),
-            decoder_start="source" if self.model.is_decoder_only else "start_token",
-            limits=Limits(max_source_tokens=positions, max_target_tokens=positions, vocabulary=211),
-            states=states(self.model),
-            attention=attention_maps(self.model),
-            **graphs,
-        )
+        self.manifest = write_bundle(folder, self.model, self.weights, positions)
 
     def change_weights(self, name: str, row: int, change: float) -> None:
         """Add a number to a weight of the bundle.
