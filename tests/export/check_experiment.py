@@ -23,7 +23,7 @@ import transformers
 from numpy.typing import NDArray
 
 from export.check.verify_imported import GraphRunner, Texts, differences_of, random_inputs, rounding_limits
-from export.families.description import Attention, Description, FeedForward, Stack
+from export.families.description import Attention, Description, Stack
 from export.families.table import describe, find_family
 from export.families.weights import Weights
 from export.sources.checkpoint import open_folder
@@ -242,7 +242,7 @@ def _other_base(attention: Attention) -> Attention:
 def _other_gelu(stack: Stack) -> Stack:
     others: Mapping[str, Any] = {"gelu": "gelu_tanh", "gelu_tanh": "gelu"}
     activation = stack.feed_forward.activation
-    return replace(stack, feed_forward=FeedForward(others.get(activation, activation), stack.feed_forward.gated))
+    return replace(stack, feed_forward=replace(stack.feed_forward, activation=others.get(activation, activation)))
 
 
 def _epsilon(change: Callable[[float], float]) -> Plant:
