@@ -179,10 +179,13 @@ def _t5(family: str, default_feed_forward: str, config: Config, tensors: Tensors
             has_final_norm=True,
         )
 
-    # The first T5 models scale the hidden states before the projection. Their configurations have
-    # `tie_word_embeddings` or nothing; later versions of Transformers write another key.
-    is_tied = config.boolean("tie_word_embeddings", True)
-    is_scaled = config.boolean("scale_decoder_outputs", is_tied) and family == "t5"
+    is_scaled = False
+    if family == "t5":
+        # The first models scale the hidden states before the projection. Their configurations have
+        # `tie_word_embeddings` or nothing; later versions of Transformers write another key.
+        is_scaled = config.boolean("scale_decoder_outputs", config.boolean("tie_word_embeddings", True))
+    else:
+        config.ignore("scale_decoder_outputs", "tie_word_embeddings")
     decoder = stack("decoder", count(config, "num_decoder_layers", layers))
     return Description(
         family,

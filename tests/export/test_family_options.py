@@ -1,0 +1,435 @@
+"""Each option that a family reads is compared with Transformers, or a wrong value is refused.
+
+The verification of an import cannot find an option that was misread, because the graphs and the
+reference share the description. These cases compare the reference with Transformers, and the tests
+of the families compare the graphs with both.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+
+from export.check.reference import Reference, log_softmax
+from export.check.reference_decoder import ReferenceDecoder
+from export.errors import ImportFailedError
+from export.families.description import Description
+from export.families.table import FAMILIES, describe, find_family
+from export.families.weights import Weights
+from export.sources.checkpoint import Config, open_folder
+from tests.export import encoder_models
+from tests.export.decoder_models import GPT2_SMALL, LLAMA3, SMALL, YARN, hf_outputs
+from tests.export.encoder_models import BERT_LIKE, TOKENIZER, compute
+from tests.export.imported import TOLERANCE, transformers_run
+from tests.export.test_seq2seq_families import SMALL as SEQ2SEQ
+from tests.export.test_seq2seq_families import SMALL_T5
+
+Array = NDArray[Any]
+Outputs = Mapping[str, Array]
+Values = Mapping[str, Any]
+
+# Options without an effect on the outputs for the same tokens: limits of their number, and the kind
+# of labels. `test_kind_of_labels` and the tests of errors cover them.
+WITHOUT_EFFECT = {"architectures", "id2label", "num_labels", "problem_type", "max_position_embeddings", "n_positions"}
+IDS = [3, 60, 17, 2, 44, 45, 46, 8, 9, 71, 30, 31, 12, 5, 6]
+TARGET = [4, 33, 21, 9, 70, 11]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration that differs in a few options from the first one of its family."""
+
+    changes: Values = field(default_factory=dict)  # for Transformers
+    edits: Values = field(default_factory=dict)  # keys of config.json in other forms; None removes a key
+
+
+@dataclass(frozen=True)
+class FamilyCases:
+    """A small model of a family, and others that differ from it."""
+
+    start: str  # of the names of its classes
+    task: str
+    config: Values
+    cases: tuple[Case, ...]
+    slow_cases: tuple[Case, ...] = ()  # the same code as for another family
+
+
+def case(**changes: Any) -> Case:
+    return Case(changes)
+
+
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+ROPES = (
+    case(rope_parameters={**ROPE, "rope_theta": 50.0}),
+    case(rope_parameters={**ROPE, "rope_type": "linear", "factor": 3.0}),
+    case(rope_parameters={**LLAMA3, "rope_theta": 500.0, "original_max_position_embeddings": 16}),
+    case(
+        rope_parameters={**LLAMA3, "factor": 3.0, "low_freq_factor": 2.0, "high_freq_factor": 9.0}
+        | {"rope_theta": 500.0, "original_max_position_embeddings": 32}
+    ),
+    case(rope_parameters={**ROPE, **YARN}),
+    case(rope_parameters={**ROPE, **YARN, "beta_fast": 3.0, "beta_slow": 0.5, "truncate": False}),
+    case(rope_parameters={**ROPE, **YARN, "attention_factor": 0.5}),
+    case(rope_parameters={**ROPE, **YARN, "mscale": 2.0, "mscale_all_dim": 0.5}),
+    # The form of Transformers 4.
+    Case({"rope_parameters": {**ROPE, "rope_theta": 50.0}}, {"rope_parameters": None, "rope_theta": 50.0}),
+    Case(
+        {"rope_parameters": {**ROPE, **YARN}},
+        {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_embeddings": 16}
+        | {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+    ),
+)
+LLAMA_LIKE = (
+    case(num_attention_heads=4, head_dim=20),
+    case(num_key_value_heads=3),
+    case(rms_norm_eps=0.1),
+    case(hidden_act="gelu"),
+)
+TIED = case(tie_word_embeddings=True)
+BERT_CASES = (case(num_attention_heads=5), case(layer_norm_eps=0.1), case(hidden_act="relu"))
+ROBERTA_CASES = (*BERT_CASES, case(pad_token_id=4))
+BART_CASES = (
+    case(encoder_attention_heads=4),
+    case(decoder_attention_heads=2),
+    case(scale_embedding=True),
+    case(activation_function="relu"),
+    case(tie_word_embeddings=False),
+)
+T5_CASES = (
+    case(relative_attention_max_distance=7),
+    case(layer_norm_epsilon=0.1),
+    case(feed_forward_proj="gated-silu"),
+)
+MODERNBERT_ROPE = {
+    "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+MODERNBERT_OLD = {"rope_parameters": None, "layer_types": None}
+QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+
+CASES: Mapping[str, FamilyCases] = {
+    "bert": FamilyCases("Bert", "ForSequenceClassification", BERT_LIKE, BERT_CASES),
+    "roberta": FamilyCases("Roberta", "ForSequenceClassification", BERT_LIKE, ROBERTA_CASES),
+    "xlm-roberta": FamilyCases("XLMRoberta", "ForSequenceClassification", BERT_LIKE, ROBERTA_CASES),
+    "electra": FamilyCases("Electra", "ForSequenceClassification", BERT_LIKE | {"embedding_size": 14}, BERT_CASES),
+    "mpnet": FamilyCases("MPNet", "ForSequenceClassification", BERT_LIKE, BERT_CASES),
+    "distilbert": FamilyCases(
+        "DistilBert",
+        "ForSequenceClassification",
+        encoder_models.FAMILIES["distilbert"].config,
+        (case(n_heads=5), case(activation="relu")),
+    ),
+    "albert": FamilyCases(
+        "Albert",
+        "ForSequenceClassification",
+        BERT_LIKE | {"embedding_size": 14},
+        (
+            *BERT_CASES,
+            case(num_hidden_layers=2),
+            case(num_hidden_groups=3),
+            case(inner_group_num=2),
+            case(num_hidden_layers=5, num_hidden_groups=3),
+        ),
+    ),
+    "modernbert": FamilyCases(
+        "ModernBert",
+        "ForSequenceClassification",
+        BERT_LIKE | {"num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0},
+        (
+            case(num_attention_heads=5),
+            case(local_attention=3),
+            case(norm_eps=0.1),
+            case(hidden_activation="relu"),
+            case(classifier_activation="relu"),
+            case(classifier_pooling="mean"),
+            case(classifier_bias=True),
+            case(attention_bias=True),
+            case(mlp_bias=True),
+            case(norm_bias=True),
+            case(layer_types=["sliding_attention", "full_attention"] * 2),
+            case(rope_parameters=MODERNBERT_ROPE | {"full_attention": {"rope_type": "default", "rope_theta": 50.0}}),
+            case(rope_parameters=MODERNBERT_ROPE | {"sliding_attention": {"rope_type": "default", "rope_theta": 5.0}}),
+            Case(
+                {"layer_types": ["full_attention", "sliding_attention"] * 2},
+                MODERNBERT_OLD | {"global_attn_every_n_layers": 2},
+            ),
+            Case(
+                {
+                    "rope_parameters": {
+                        "full_attention": {"rope_type": "default", "rope_theta": 50.0},
+                        "sliding_attention": {"rope_type": "default", "rope_theta": 5.0},
+                    }
+                },
+                {"rope_parameters": None, "global_rope_theta": 50.0, "local_rope_theta": 5.0},
+            ),
+        ),
+    ),
+    "gpt2": FamilyCases(
+        "GPT2",
+        "LMHeadModel",
+        GPT2_SMALL,
+        (
+            case(n_head=3),
+            case(layer_norm_epsilon=0.1),
+            case(activation_function="relu"),
+            case(scale_attn_weights=False),
+            case(scale_attn_by_inverse_layer_idx=True),
+            case(tie_word_embeddings=False),
+        ),
+    ),
+    "llama": FamilyCases(
+        "Llama", "ForCausalLM", SMALL, (*LLAMA_LIKE, *ROPES, TIED, case(attention_bias=True), case(mlp_bias=True))
+    ),
+    "smollm3": FamilyCases(
+        "SmolLM3",
+        "ForCausalLM",
+        SMALL | {"num_hidden_layers": 5},
+        (
+            *LLAMA_LIKE,
+            case(attention_bias=True),
+            case(mlp_bias=True),
+            case(tie_word_embeddings=False),
+            case(no_rope_layers=[0, 1, 1, 0, 1]),
+            Case({"no_rope_layer_interval": 2}, {"no_rope_layers": None}),
+            case(use_sliding_window=True, sliding_window=4),
+            case(
+                use_sliding_window=True,
+                sliding_window=6,
+                layer_types=["sliding_attention", "full_attention", "sliding_attention"] + ["full_attention"] * 2,
+            ),
+        ),
+        ROPES,
+    ),
+    "mistral": FamilyCases(
+        "Mistral", "ForCausalLM", SMALL | {"head_dim": 10}, (*LLAMA_LIKE, TIED, case(sliding_window=5)), ROPES
+    ),
+    "qwen2": FamilyCases(
+        "Qwen2",
+        "ForCausalLM",
+        SMALL,
+        (
+            *LLAMA_LIKE,
+            TIED,
+            case(**QWEN_WINDOWS),
+            case(**QWEN_WINDOWS | {"sliding_window": 6}),
+            Case(QWEN_WINDOWS | {"max_window_layers": 2}, {"layer_types": None}),
+        ),
+        ROPES,
+    ),
+    "qwen3": FamilyCases(
+        "Qwen3",
+        "ForCausalLM",
+        SMALL | {"head_dim": 10},
+        (
+            *LLAMA_LIKE,
+            TIED,
+            case(attention_bias=True),
+            case(**QWEN_WINDOWS),
+            case(**QWEN_WINDOWS | {"sliding_window": 6}),
+            Case(QWEN_WINDOWS | {"max_window_layers": 2}, {"layer_types": None}),
+        ),
+        ROPES,
+    ),
+    "marian": FamilyCases(
+        "Marian",
+        "MTModel",
+        SEQ2SEQ,
+        (*BART_CASES, case(decoder_vocab_size=83, share_encoder_decoder_embeddings=False, tie_word_embeddings=False)),
+    ),
+    "bart": FamilyCases("Bart", "ForConditionalGeneration", SEQ2SEQ, BART_CASES),
+    "mbart": FamilyCases("MBart", "ForConditionalGeneration", SEQ2SEQ, BART_CASES),
+    "m2m_100": FamilyCases(
+        "M2M100",
+        "ForConditionalGeneration",
+        SEQ2SEQ,
+        (
+            *BART_CASES[:2],
+            case(scale_embedding=False),
+            case(activation_function="gelu"),
+            case(tie_word_embeddings=False),
+        ),
+    ),
+    "pegasus": FamilyCases("Pegasus", "ForConditionalGeneration", SEQ2SEQ, BART_CASES),
+    "t5": FamilyCases(
+        "T5",
+        "ForConditionalGeneration",
+        SMALL_T5,
+        (
+            *T5_CASES,
+            case(feed_forward_proj="gated-gelu"),
+            case(scale_decoder_outputs=False),
+            Case({"scale_decoder_outputs": False}, {"scale_decoder_outputs": None, "tie_word_embeddings": False}),
+        ),
+    ),
+    "mt5": FamilyCases("MT5", "ForConditionalGeneration", SMALL_T5, T5_CASES),
+}
+
+
+@torch.no_grad()
+def make_model(family: FamilyCases, changes: Values) -> Any:
+    """Return a random model of Transformers; models of the same shapes have the same weights."""
+    cls = getattr(transformers, f"{family.start}{family.task}")
+    torch.manual_seed(0)
+    model = cls._from_config(cls.config_class(**{**family.config, **changes}), attn_implementation="eager").eval()
+    for name, parameter in model.named_parameters():
+        if "embed_positions" not in name or family.start not in ("Marian", "Pegasus"):
+            centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+            parameter.normal_(centre, 0.3)
+    return model
+
+
+def write_config(config: Any, folder: Path, edits: Values) -> dict[str, Any]:
+    """Write config.json with edited keys, and return all its keys."""
+    config.save_pretrained(folder)
+    path = folder / "config.json"
+    values: dict[str, Any] = json.loads(path.read_text()) | edits
+    values = {key: value for key, value in values.items() if key not in edits or value is not None}
+    path.write_text(json.dumps(values))
+    return values
+
+
+def expected_outputs(model: Any) -> Outputs:
+    """Return what Transformers computes."""
+    if model.config.is_encoder_decoder:
+        return {name: array for name, array in vars(transformers_run(model, IDS, TARGET)).items() if array is not None}
+    if hasattr(model, "lm_head"):
+        return hf_outputs(model, [IDS])
+    outputs = compute(model, IDS, getattr(model.config, "type_vocab_size", 1))
+    return {name: log_softmax(array) if name == "labels" else array for name, array in outputs.items()}
+
+
+def computed_outputs(model: Description, weights: Weights) -> Outputs:
+    """Return what the reference computes."""
+    if model.encoder is None:
+        decoded = ReferenceDecoder(model, weights).decode(IDS)
+        return {"hidden.0": decoded.hidden, "logits.0": decoded.logits, "decoder.0": decoded.maps}
+    encoded = Reference(model, weights).encode(IDS)
+    if model.decoder is None:
+        assert encoded.labels is not None
+        return {"hidden": encoded.hidden, "maps": encoded.maps, "labels": encoded.labels}
+    decoded = ReferenceDecoder(model, weights).decode(TARGET, encoded.hidden)
+    assert decoded.cross_maps is not None
+    maps = {"encoder": encoded.maps, "cross": decoded.cross_maps, "decoder": decoded.maps}
+    return {"hidden": encoded.hidden, "logits": decoded.logits, **maps}
+
+
+def import_outputs(folder: Path) -> Outputs:
+    with open_folder(folder) as opened:
+        model, weights = describe(find_family(opened.config), opened.config, opened.tensors, TOKENIZER)
+        opened.config.check_all_read()
+        return computed_outputs(model, weights)
+
+
+def differ(first: Outputs, second: Outputs) -> bool:
+    """Return True if a misread option would show: outputs differ by far more than the tolerance."""
+    return any(
+        array.shape != second[name].shape or np.abs(array - second[name]).max() > 30 * TOLERANCE
+        for name, array in first.items()
+    )
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny, and other processes may have the cores
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_option_changes_the_outputs_as_in_transformers(name: str, tmp_path: Path) -> None:
+    compare(CASES[name], (Case(), *CASES[name].cases), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, family in CASES.items() if family.slow_cases])
+def test_shared_options_change_the_outputs_as_in_transformers(name: str, tmp_path: Path) -> None:
+    compare(CASES[name], CASES[name].slow_cases, tmp_path)
+
+
+def compare(family: FamilyCases, cases: Iterable[Case], folder: Path) -> None:
+    base = expected_outputs(make_model(family, {}))
+    for one in cases:
+        model = make_model(family, one.changes)
+        model.save_pretrained(folder)
+        write_config(model.config, folder, one.edits)
+        expected, given = expected_outputs(model), import_outputs(folder)
+        assert given.keys() == expected.keys()
+        assert differ(expected, base) == bool(one.changes), one
+        for output, array in expected.items():
+            limit = TOLERANCE * max(1.0, float(np.abs(array).max()))
+            np.testing.assert_allclose(given[output], array, rtol=0, atol=limit, err_msg=f"{output} of {one}")
+
+
+def read_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the keys of config.json that the family of a folder reads, with their values."""
+    found: dict[str, Any] = {}
+    original = Config.get
+
+    def get(self: Config, key: str, default: Any = ...) -> Any:
+        value = original(self, key, default)
+        if self._values and not isinstance(value, dict):
+            found[f"{self._file}.{key}".replace(": ", ".").removeprefix("config.json.")] = value
+        return value
+
+    with monkeypatch.context() as patch, open_folder(folder) as opened:
+        family = find_family(opened.config)
+        patch.setattr(Config, "get", get)
+        with suppress(ImportFailedError):  # the tensors are those of the first case
+            family.describe(opened.config, opened.tensors)
+    return {key.replace("rope_scaling", "rope_parameters"): value for key, value in found.items()}
+
+
+def flat(values: Values, start: str = "") -> dict[str, Any]:
+    """Return nested values by paths such as "rope_parameters.rope_theta"."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{start}{key}.") if isinstance(value, dict) else {f"{start}{key}": value}
+    return found
+
+
+def wrong_values(value: Any) -> list[Any]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [other for other in (value + 1, value - 1, 2 * value, 1, 10**9) if other != value]
+    return []
+
+
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
+def test_each_option_that_is_read_has_a_case_or_is_checked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option without a case must hold a size: each of its wrong values is refused."""
+    family = CASES[name]
+    configs, read = list[dict[str, Any]](), dict[str, Any]()
+    model = make_model(family, {})
+    model.save_pretrained(tmp_path)
+    for one in (Case(), *family.cases, *family.slow_cases):
+        config = type(model.config)(**{**family.config, "architectures": model.config.architectures, **one.changes})
+        configs.append(flat(write_config(config, tmp_path, one.edits)))
+        read = read_options(tmp_path, monkeypatch) | read
+    varied = {key for config in configs for key in {*config, *configs[0]} if config.get(key) != configs[0].get(key)}
+    varied |= {key.replace("rope_scaling", "rope_parameters") for key in varied}
+    varied |= {key.partition(".")[0] for key in varied}
+    values = write_config(model.config, tmp_path, {})
+    for key in sorted(read.keys() - varied - WITHOUT_EFFECT):
+        wrong = wrong_values(read[key])
+        assert wrong, f"no case has another value of {key} than {read[key]!r}"
+        for value in wrong:
+            (tmp_path / "config.json").write_text(json.dumps(values | {key: value}))
+            with open_folder(tmp_path) as opened:
+                try:
+                    computed_outputs(*describe(find_family(opened.config), opened.config, opened.tensors, TOKENIZER))
+                    opened.tensors.check_all_read()
+                except ImportFailedError:
+                    continue
+            pytest.fail(f"{key}: {value} is accepted in place of {read[key]!r}, and no case compares another value")
