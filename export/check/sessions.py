@@ -1,7 +1,6 @@
 """Slow execution of the graphs of a bundle, for verification.
 
-States are updated in place, as in the service. Graphs of standard operators write them to other
-memory, which is copied back.
+States are updated in place, as in the service.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from service.bundle import PREFILL_TOKENS, Graph, Manifest, State
+from service.bundle import PREFILL_TOKENS, Graph, Manifest, Ops, State
 
 if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
     from model.decoding.reference import NextLogits
@@ -32,24 +31,31 @@ class Sessions:
     similar: Any  # None if the bundle has no such graph
 
 
-def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
-    """Load the graphs of a bundle; ONNX Runtime finds the weights beside them."""
+def open_session(graph: Path, threads: int = 0) -> Any:
+    """Load a graph as the service does; ONNX Runtime finds the weights beside it.
+
+    Args:
+        graph: the file.
+        threads: number of threads of an operation; 0 for one on each core.
+    """
     options = onnxruntime.SessionOptions()
     options.enable_mem_pattern = False  # shapes change with every call
-    options.intra_op_num_threads = 1  # calls are small, so that a second thread would mostly wait
+    options.intra_op_num_threads = threads
     # Errors only: for keys of dynamic length, ONNX Runtime infers a width of 0 for the weights of
     # `Attention` and warns at every call that the width differs.
     options.log_severity_level = 3
+    return onnxruntime.InferenceSession(
+        str(graph), options, ["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
+    )
 
-    def load(file: str) -> Any:
-        return onnxruntime.InferenceSession(
-            str(folder / file), options, ["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
-        )
 
-    def load_if_there(graph: Graph | None) -> Any:
-        return None if graph is None else load(graph.file)
+def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
+    """Load the graphs of a bundle for small calls, in which a second thread would mostly wait."""
 
-    encoder, decoder, similar = map(load_if_there, (manifest.encoder, manifest.decoder, manifest.similar))
+    def load(graph: Graph | None) -> Any:
+        return None if graph is None else open_session(folder / graph.file, threads=1)
+
+    encoder, decoder, similar = map(load, (manifest.encoder, manifest.decoder, manifest.similar))
     return Sessions(manifest, encoder, decoder, similar)
 
 
@@ -182,30 +188,114 @@ def _run_decoder(
     outputs: Sequence[str],
 ) -> dict[str, Array]:
     """Run the decoder graph and update the states in place; see `run_step`."""
-    manifest, binding = sessions.manifest, sessions.decoder.io_binding()
-    rows = {
+    manifest = sessions.manifest
+    inputs = {
         "token_ids": token_ids,
         "lengths": np.array(lengths, np.int32),
         "source_lengths": np.array(source_lengths, np.int32),
     }
-    for name in rows.keys() & set(manifest.decoder_graph.inputs):
-        binding.bind_cpu_input(name, rows[name])
+    inputs = {name: array for name, array in inputs.items() if name in manifest.decoder_graph.inputs}
+    return run_decoder_graph(sessions.decoder, manifest.states, manifest.ops, states, inputs, outputs)
+
+
+def run_decoder_graph(
+    session: Any,
+    states: Sequence[State],
+    ops: Ops,
+    buffers: States,
+    inputs: Mapping[str, Array],
+    outputs: Sequence[str],
+) -> dict[str, Array]:
+    """Run a decoder graph and update its states in place.
+
+    Args:
+        session: the loaded graph.
+        states: the states of the graph.
+        ops: operators of the graph. Only contrib operators of attention write to the memory that
+            they read. States of other graphs, and those of fixed size, are copied back.
+        buffers: the states.
+        inputs: the other inputs.
+        outputs: names of the outputs to return.
+    """
+    binding = session.io_binding()
+    for name, array in inputs.items():
+        binding.bind_cpu_input(name, array)
     separate: dict[str, Array] = {}  # outputs of states that are not updated in place, by input
-    for state in manifest.states:
-        memory = onnxruntime.OrtValue.ortvalue_from_numpy(states[state.input])
+    for state in states:
+        memory = onnxruntime.OrtValue.ortvalue_from_numpy(buffers[state.input])
         binding.bind_ortvalue_input(state.input, memory)
         if state.output is not None:
-            if manifest.ops == "standard":
-                separate[state.input] = np.empty_like(states[state.input])
+            if ops == "standard" or "target" not in state.shape:
+                separate[state.input] = np.empty_like(buffers[state.input])
                 memory = onnxruntime.OrtValue.ortvalue_from_numpy(separate[state.input])
             binding.bind_ortvalue_output(state.output, memory)
     for name in outputs:
         binding.bind_output(name, "cpu")
-    sessions.decoder.run_with_iobinding(binding)
+    session.run_with_iobinding(binding)
     for name, array in separate.items():
-        states[name][...] = array
+        buffers[name][...] = array
     values = binding.get_outputs()[-len(outputs) :]  # bound last
     return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
+
+
+class DecoderSession:
+    """A decoder graph in ONNX Runtime with its states, which are 0 at first."""
+
+    def __init__(
+        self,
+        graph: Path,
+        states: Sequence[State],
+        rows: int,
+        positions: int,
+        source: int = 0,
+        ops: Ops = "contrib",
+    ) -> None:
+        """Load a graph.
+
+        Args:
+            graph: the file.
+            states: the states of the graph.
+            rows: number of sequences.
+            positions: size of the axis "target" of states.
+            source: size of the axis "source" of states.
+            ops: operators of the graph.
+        """
+        self._ops = ops
+        self._session = open_session(graph)
+        self._states = tuple(states)
+        sizes = {"target": positions, "source": source}
+        self.buffers: States = {
+            state.input: np.zeros(
+                (rows, *(size if isinstance(size, int) else sizes[size] for size in state.shape)), np.float32
+            )
+            for state in states
+        }
+
+    def run(
+        self,
+        first: int,
+        token_ids: Array,
+        lengths: Sequence[int],
+        outputs: Sequence[str],
+        source_lengths: Sequence[int] | None = None,
+    ) -> dict[str, Array]:
+        """Run the graph on consecutive rows.
+
+        Args:
+            first: number of the first row.
+            token_ids: (B,), or (B, S) for a decoder-only model, where B or S is 1.
+            lengths: (B,) number of tokens of each row that the states contain.
+            outputs: names of outputs.
+            source_lengths: (B,) for a decoder with cross-attention.
+        """
+        inputs: dict[str, Array] = {
+            "token_ids": np.ascontiguousarray(token_ids, np.int64),
+            "lengths": np.array(lengths, np.int32),
+        }
+        if source_lengths is not None:
+            inputs["source_lengths"] = np.array(source_lengths, np.int32)
+        rows = {name: buffer[first : first + len(token_ids)] for name, buffer in self.buffers.items()}
+        return run_decoder_graph(self._session, self._states, self._ops, rows, inputs, outputs)
 
 
 def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> "NextLogits":

@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from export.check.reference import EXACT, Arithmetic, Reference, Rounded
 from export.check.reference_decoder import ReferenceDecoder
+from export.check.sessions import DecoderSession, open_session
 from export.errors import VerificationError
 from export.families.description import Description
 from export.families.weights import Weights
 from export.graphs.nodes import EXCLUDED
 from export.sources.firefox.shortlist import Shortlist
 from model.float32 import UNIT_ROUNDOFF, max_abs
-from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, Manifest, Ops, State, Verification
+from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, Manifest, Verification
 
 Array = NDArray[Any]
 SAMPLES = 2  # evaluations of the reference with random rounding errors
@@ -58,91 +58,6 @@ LONG_TARGET = 140  # longest text of a decoder with an encoder: beyond the last 
 # Attention weights and logits of a longer text are compared at about this number of positions.
 MAX_ROWS = 48
 MAP_LAYERS = 4  # number of layers whose attention maps an encoder returns at a time
-
-
-class DecoderSession:
-    """A decoder graph in ONNX Runtime with its states."""
-
-    def __init__(
-        self,
-        graph: Path,
-        states: Sequence[State],
-        rows: int,
-        positions: int,
-        source: int = 0,
-        ops: Ops = "contrib",
-    ) -> None:
-        """Load a graph; all states are 0.
-
-        Args:
-            graph: the file; ONNX Runtime finds the weights beside it.
-            states: the states of the graph.
-            rows: number of sequences.
-            positions: size of the axis "target" of states.
-            source: size of the axis "source" of states.
-            ops: operators of the graph; graphs of contrib operators update caches in place.
-        """
-        self._ops = ops
-        self._session = open_session(graph)
-        self._states = tuple(states)
-        sizes = {"target": positions, "source": source}
-        self.buffers: dict[str, Array] = {
-            state.input: np.zeros(
-                (rows, *(size if isinstance(size, int) else sizes[size] for size in state.shape)), np.float32
-            )
-            for state in states
-        }
-
-    def run(
-        self,
-        first: int,
-        token_ids: Array,
-        lengths: Sequence[int],
-        outputs: Sequence[str],
-        source_lengths: Sequence[int] | None = None,
-    ) -> dict[str, Array]:
-        """Run the graph on consecutive rows.
-
-        Args:
-            first: number of the first row.
-            token_ids: (B,), or (B, S) for a decoder-only model, where B or S is 1.
-            lengths: (B,) number of tokens of each row that the states contain.
-            outputs: names of outputs.
-            source_lengths: (B,) for a decoder with cross-attention.
-        """
-        binding = self._session.io_binding()
-        binding.bind_cpu_input("token_ids", np.ascontiguousarray(token_ids, np.int64))
-        binding.bind_cpu_input("lengths", np.array(lengths, np.int32))
-        if source_lengths is not None:
-            binding.bind_cpu_input("source_lengths", np.array(source_lengths, np.int32))
-        updated = [state for state in self._states if state.output is not None]
-        news: dict[str, Array] = {}
-        for state in self._states:
-            buffer = self.buffers[state.input][first : first + len(token_ids)]
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(buffer)
-            binding.bind_ortvalue_input(state.input, value)
-            if state in updated:
-                if self._ops == "standard" or "target" not in state.shape:  # not updated in place
-                    news[state.input] = np.empty_like(buffer)
-                    value = onnxruntime.OrtValue.ortvalue_from_numpy(news[state.input])
-                binding.bind_ortvalue_output(state.output, value)
-        for name in outputs:
-            binding.bind_output(name)
-        self._session.run_with_iobinding(binding)
-        for name, array in news.items():
-            self.buffers[name][first : first + len(token_ids)] = array
-        values = binding.get_outputs()[len(updated) :]
-        return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
-
-
-def open_session(graph: Path) -> Any:
-    """Load a graph as the service does."""
-    options = onnxruntime.SessionOptions()
-    options.enable_mem_pattern = False  # shapes change with every call
-    options.log_severity_level = 3  # see `export.check.sessions.open_sessions`
-    return onnxruntime.InferenceSession(
-        str(graph), options, ["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
-    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from export.check.verify_imported import DecoderSession
+from export.check.sessions import DecoderSession
 from export.families.description import Description
 from export.families.table import describe, find_family
 from export.families.weights import Weights

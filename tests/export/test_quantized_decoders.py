@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from export.check.verify_imported import DecoderSession
+from export.check.sessions import DecoderSession
 from export.convert.quantize import Recipe, quantize_graphs
 from export.graphs.builder import WeightFile
 from export.graphs.decoder import states

@@ -12,13 +12,13 @@ from transformers import BertConfig, BertForSequenceClassification, T5Config, T5
 
 from export.check.reference import EXACT, Reference, Rounded
 from export.check.reference_decoder import ReferenceDecoder
+from export.check.sessions import DecoderSession
 from export.check.verify_imported import (
     LEAST_LONG,
     LONG_SCORES,
     LONG_TARGET,
     MAX_ROWS,
     NEW_TOKENS,
-    DecoderSession,
     Texts,
     compared_rows,
     differences_of,
