@@ -18,7 +18,7 @@ from service.runtime.memory import trim_heap
 logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 1.0  # time that the running step may still take after the drain timeout
-JOIN_INTERVAL_S = 0.01
+COMMAND_INTERVAL_S = 0.01
 # Interval between releases of memory. A release takes a few milliseconds and causes later page
 # faults.
 RELEASE_INTERVAL_S = 5.0
@@ -61,6 +61,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._open: set[RequestFuture] = set()
         self._close_code: FailureCode | None = None  # failure code of new requests once the worker is closed
+        self._has_ended = asyncio.Event()  # the thread has ended or was abandoned, and its events are delivered
         self.on_close: Callable[[FailureCode], None] = lambda code: None  # called when the worker closes
         # The engine thread's side
         self._outbox: list[tuple[RequestFuture, Event]] = []
@@ -85,7 +86,7 @@ class Worker:
     @property
     def is_alive(self) -> bool:
         """True while the thread runs: after `start`, before `stop`, and if it has not died."""
-        return self._thread is not None and self._thread.is_alive() and not self._has_died
+        return self._thread is not None and not self._has_ended.is_set() and not self._has_died
 
     @property
     def has_died(self) -> bool:
@@ -165,7 +166,7 @@ class Worker:
             self._commands.append(run)
             self._wake.notify()
         while self.is_alive and not has_run.is_set():
-            await asyncio.sleep(JOIN_INTERVAL_S)
+            await asyncio.sleep(COMMAND_INTERVAL_S)
 
     async def stop(self, timeout_s: float) -> None:
         """Reject new requests, wait for requests in progress, and end the thread.
@@ -174,10 +175,10 @@ class Worker:
         """
         if self._is_draining:
             return
+        self._loop = asyncio.get_running_loop()  # that of `start` may have been closed
         self._close_code = self._close_code or "draining"
         await self._join(timeout_s, is_draining=True)
         await self._join(JOIN_TIMEOUT_S, is_stopping=True)
-        await asyncio.sleep(0)  # deliver the last events of the thread first
         self._close("draining")
 
     async def _join(self, timeout_s: float, *, is_draining: bool = False, is_stopping: bool = False) -> None:
@@ -185,17 +186,20 @@ class Worker:
             self._is_draining |= is_draining
             self._is_stopping |= is_stopping
             self._wake.notify()
+        if self._thread is None:
+            return
         # `Thread.join` in a helper thread would delay the exit of the interpreter if the engine
         # hangs.
-        deadline = time.monotonic() + timeout_s
-        while self.is_alive and time.monotonic() < deadline:
-            await asyncio.sleep(JOIN_INTERVAL_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._has_ended.wait()
 
     def abandon_thread(self) -> None:
         """Fail all requests with `engine_dead` and abandon the thread, which hangs."""
         self._has_died = True
         self._is_stopping = True
         self._close("engine_dead")
+        self._has_ended.set()
 
     def _deliver(self, events: list[tuple[RequestFuture, Event]]) -> None:
         for future, event in events:
@@ -222,6 +226,8 @@ class Worker:
             logger.exception("the engine thread died")
             self._has_died = True
             self._call_on_loop(self._close, "engine_dead")
+        finally:
+            self._call_on_loop(self._has_ended.set)
 
     def _run_commands(self) -> None:
         while self._commands:
