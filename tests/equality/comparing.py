@@ -1,6 +1,7 @@
 """Comparison of two decoders: equal tokens, except for a few ties within rounding."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -52,14 +53,20 @@ def assert_same(
 def forced_logits(model: TranslationModel, request: GenerateRequest, ids: Ids) -> Scores:
     """Return the logits (T, V) of PyTorch before each of `ids`, after the prefix of the request."""
     read = [model.config.bos_id, *request.target_prefix, *ids[:-1]]
-    source = torch.tensor([request.source_ids])
-    lengths = torch.tensor([source.size(1)])
-    memory: Any  # each model decodes its own
+    memory = _encoded(model, request.source_ids)
+    lengths = torch.tensor([len(request.source_ids)])
     with torch.inference_mode():
-        memory, _ = model.encode(source, lengths)
         decoded, _, _ = model.decode(torch.tensor([read]), memory, lengths)
         logits: Scores = model.logits(decoded)[0].numpy()
     return logits[len(request.target_prefix) :]
+
+
+@lru_cache(maxsize=500)
+def _encoded(model: TranslationModel, source: Ids) -> Any:
+    """Encode a source once for all its targets. Each model decodes its own kind of memory."""
+    with torch.inference_mode():
+        memory, _ = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
+    return memory
 
 
 def forced_log_probs(model: TranslationModel, request: GenerateRequest, ids: Ids) -> Scores:

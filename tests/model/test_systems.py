@@ -37,7 +37,9 @@ def test_all_systems_except_the_base_transformer_are_planned() -> None:
 
 
 def toy(vocab_size: int) -> RecurrentConfig:
-    return RecurrentConfig(vocab_size, embedding_size=8, encoder_size=8, decoder_size=16, attention_size=8)
+    return RecurrentConfig(
+        vocab_size, embedding_size=8, encoder_size=8, decoder_size=16, attention_size=8, max_positions=64
+    )
 
 
 def test_a_run_is_trained_and_scored_once(corpus: Path, tmp_path: Path) -> None:

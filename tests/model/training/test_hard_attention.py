@@ -118,7 +118,8 @@ def test_reinforce_is_its_equation_for_the_sampled_positions(
 
 def test_the_mean_gradient_of_reinforce_is_that_of_the_expectation(batch: Batch) -> None:
     """The mean over many samples equals the sum over all paths."""
-    model = made("reinforce")
+    model, copies = made("reinforce"), 30
+    many = make_batch(PAIRS * copies, pad_id=0, bos_id=1)  # each copy is a sample of its own
     assert isinstance(model.score, GeneralScore)
     parameter = model.score.annotation.weight
     torch.manual_seed(0)
@@ -129,8 +130,8 @@ def test_the_mean_gradient_of_reinforce_is_that_of_the_expectation(batch: Batch)
         if torch.rand(()) < EXPECTED_PROBABILITY:  # the other kind of batch, which draws nothing
             continue
         torch.set_rng_state(before)
-        (gradient,) = torch.autograd.grad(reinforce_loss(model, batch, smoothing=0.0), parameter)
-        total, draws = total + gradient, draws + 1
+        (gradient,) = torch.autograd.grad(reinforce_loss(model, many, smoothing=0.0), parameter)
+        total, draws = total + gradient, draws + copies
     expected = _expected_gradient(model, batch, parameter, baseline=5.0)
     assert (total / draws - expected).norm() < 0.2 * expected.norm()
 

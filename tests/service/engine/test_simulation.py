@@ -37,6 +37,10 @@ class Client:
     has_given_up: bool = False
 
     @property
+    def has_ended(self) -> bool:
+        return bool(self.events) and not isinstance(self.events[-1], TokenEvent)
+
+    @property
     def finals(self) -> list[Final]:
         return [event for event in self.events if not isinstance(event, TokenEvent)]
 
@@ -62,7 +66,7 @@ class Simulation:
         self.sources: dict[int, Client] = {}  # by first token; no two alike among those alive
 
     def arrive(self) -> None:
-        alive = {source for source, client in self.sources.items() if not client.finals}
+        alive = {source for source, client in self.sources.items() if not client.has_ended}
         alive |= {row.source[0] for row in self.runner.rows}  # of those that ended last some may still be in a row
         first = self.rng.choice([token for token in range(3, POISON) if token not in alive])
         source = (first, *(self.rng.randrange(3, POISON) for _ in range(self.rng.randint(0, 15))))
@@ -129,7 +133,7 @@ class Simulation:
             self.check_order(self.runner.encoded[first_call:])
 
     def check_books(self, before: Mapping[ActiveRequest, int]) -> None:
-        open_clients = [client for client in self.clients.values() if not client.finals]
+        open_clients = [client for client in self.clients.values() if not client.has_ended]
         running = [client for client in open_clients if self.runs(client)]
         assert self.engine.num_running == len(running)
         assert self.engine.num_waiting == len(open_clients) - len(running)
@@ -139,8 +143,10 @@ class Simulation:
             assert len(rows) == client.request.parameters.num_beams
         assert all(not client.has_given_up for client in open_clients)
         for active, client in self.clients.items():
+            assert active.has_ended == client.has_ended
+            if not client.has_given_up and len(client.events) == before[active]:
+                continue
             assert len(client.finals) <= 1
-            assert active.has_ended == bool(client.finals)
             if client.has_given_up:
                 assert client.finals == [Cancelled()]
                 # Its row was freed before the step: no token came after it.
@@ -158,7 +164,7 @@ class Simulation:
         passed = [
             client
             for client, index in arrivals.items()
-            if index < oldest and not client.finals and not self.runs(client)
+            if index < oldest and not client.has_ended and not self.runs(client)
         ]
         assert all(isinstance(client.request, GenerateRequest) for client in passed)
         if passed:  # only requests that need no row may pass, and only where rows are full

@@ -142,7 +142,8 @@ def test_decoded_tokens_have_ranges_of_the_text(kind: str, data: st.DataObject) 
 
 
 @of_each_kind
-@pytest.mark.parametrize("text", [*SENTENCES, "A man. " * 20_000, "🙂🙂 " * 30_000])
+# The last two are longer than the part of a text that is tokenized to its first tokens.
+@pytest.mark.parametrize("text", [*SENTENCES, "A man. " * 2_000, "🙂🙂 " * 3_000])
 def test_offsets_are_those_of_the_spans_also_of_a_truncated_text(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
     spans = tokenizer.encode_spans(text)
