@@ -67,7 +67,7 @@ def test_tokens_have_the_models_own_log_probabilities(
     runner: OnnxRunner,
     sources: list[tuple[int, ...]],
 ) -> None:
-    parameters = replace(SEARCHES[search], top_logprobs=5)
+    parameters = SEARCHES[search].model_copy(update={"top_logprobs": 5})
     requests = [make_request(source, parameters=parameters, target_prefix=prefix) for source in sources[:20]]
     power = parameters.length_penalty if parameters.num_beams > 1 else 0.0
     for request, result in zip(requests, run(runner, requests), strict=True):

@@ -87,7 +87,7 @@ class Simulation:
         prefix = tuple(self.rng.randrange(48) for _ in range(choose([0, 0, 1, 5])))
         is_scored = bool(prefix) and num_beams == 1 and self.rng.random() < 0.3
         parameters = GenerateParameters(
-            max_new_tokens=0 if is_scored else self.rng.randint(1, 30),
+            max_new_tokens=None if is_scored else self.rng.randint(1, 30),
             min_new_tokens=choose([0, 0, 0, 12]),
             do_sample=num_beams == 1 and self.rng.random() < 0.3,
             temperature=2.0,
@@ -101,6 +101,8 @@ class Simulation:
             suppress_tokens=choose([(), (), (5, 6, 7)]),
             top_logprobs=choose([0, 0, 3]),
         )
+        if is_scored:
+            parameters = parameters.model_copy(update={"max_new_tokens": 0})
         return GenerateRequest(
             self.call(),
             source,
