@@ -26,7 +26,7 @@ from service.fields import path_of, paths_of
 from service.http.call import HttpCall
 from service.http.dispatch import CallLog
 from service.http.server import DrainingServer
-from service.inference.generate import GenerateInput, generate
+from service.inference.generate import generate
 from service.inference.service import Service
 from service.logs import configure_logging
 from service.settings import Settings, read_settings
@@ -91,7 +91,7 @@ def create_ordinary_app(settings: Settings) -> FastAPI:
         call: HttpCall = request.scope[CALL]
         call.field_names = paths_of(GenerateBody)
         service.check_ready()
-        result = await generate(call, GenerateInput(body.model, body.inputs, body.parameters))
+        result = await generate(call, await call.model(body.model, "generate"), body.inputs, body.parameters)
         call.observe_latency()
         return Response(orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 

@@ -10,7 +10,7 @@ from service import __version__
 from service.bundle import BundleError, Manifest
 from service.errors import ApiError, complete_message
 from service.fields import Texts
-from service.inference.attention import AttentionInput, AttentionOutput, attention
+from service.inference.attention import AttentionOutput, attention
 from service.inference.call import Call
 from service.inference.picture import View, draw, selection_to_draw
 from service.inference.service import Service
@@ -149,7 +149,7 @@ async def make_picture(
     try:
         selection = selection_to_draw(manifest, selection, options.view)
         targets = None if options.target is None else Texts.one(options.target)
-        result = await attention(call, AttentionInput(None, Texts.one(options.text), selection, targets))
+        result = await attention(call, model, Texts.one(options.text), selection, targets=targets)
         return result.outputs[0], draw(model.name, result.outputs[0], options.view)
     finally:
         call.close()

@@ -15,7 +15,7 @@ from service.bundle import MAX_BEAMS, BundleError, Manifest
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
-from service.inference.generate import GenerateInput, check_parameters, generate
+from service.inference.generate import check_parameters, generate
 from service.inference.service import ServedModel, Service
 from service.loading import load_bundles
 from service.metrics import Metrics, ModelMetrics
@@ -173,7 +173,7 @@ def translate_into(
         service.attach(backend, lambda _: observer)
         try:
             bar.update(output.num_done)
-            async for lines in translated(service, source.lines[output.num_done :], parameters, model.max_rows):
+            async for lines in translated(service, model, source.lines[output.num_done :], parameters):
                 output.write(lines)
                 bar.update(output.num_done)
         finally:
@@ -214,7 +214,7 @@ def check_lengths(source: Source, model: ServedModel, first: int) -> None:
 
 
 async def translated(
-    service: Service, lines: Sequence[str], parameters: GenerateParameters, max_rows: int
+    service: Service, model: ServedModel, lines: Sequence[str], parameters: GenerateParameters
 ) -> AsyncIterator[list[str]]:
     """Yield the translations in order, in groups of those that are ready.
 
@@ -227,8 +227,8 @@ async def translated(
     running: deque[asyncio.Task[str]] = deque()
     try:
         while True:
-            while len(running) < LINES_PER_ROW * max_rows and (line := next(waiting, None)) is not None:
-                running.append(asyncio.create_task(translate_line(service, line, parameters)))
+            while len(running) < LINES_PER_ROW * model.max_rows and (line := next(waiting, None)) is not None:
+                running.append(asyncio.create_task(translate_line(service, model, line, parameters)))
             if not running:
                 return
             await asyncio.wait([running[0]])
@@ -248,7 +248,7 @@ async def translated(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def translate_line(service: Service, line: str, parameters: GenerateParameters) -> str:
+async def translate_line(service: Service, model: ServedModel, line: str, parameters: GenerateParameters) -> str:
     """Translate a line; a blank line yields an empty one.
 
     Raises:
@@ -258,7 +258,7 @@ async def translate_line(service: Service, line: str, parameters: GenerateParame
         return ""
     call = Call(service, "translate")
     try:
-        result = await generate(call, GenerateInput(None, Texts.one(line), parameters))
+        result = await generate(call, model, Texts.one(line), parameters)
     finally:
         call.close()
     # A line must stay one line. Models of single lines do not generate line breaks.

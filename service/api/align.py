@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, model_validator
 from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
 from service.fields import NULL, RequestBody, field_error, object_schema
-from service.inference.align import AlignInput, AlignResult, align
+from service.inference.align import AlignResult, align
 from service.inference.generate import parameters_for
 from service.inference.languages import generating_model
 from service.parameters import AT_MOST_ONE, NEUTRAL, GenerateParameters, HeadIndex, Language, given_parameters
@@ -86,24 +86,24 @@ async def align_words(call: Call, body: AlignBody) -> AlignResult:
     Without `targets`, the model translates the inputs. Each word of the target is linked to the
     source word with the largest weight in the cross-attention of the chosen layer and heads.
     """
-    name, parameters = body.model, NEUTRAL
     if body.source_language is not None or body.target_language is not None:
-        name = (await generating_model(call, name, body.source_language, body.target_language)).name
-    if body.targets is None:
-        model = await call.model(name)
-        if "generate" in model.manifest.tasks:
-            parameters = parameters_for(model, given_parameters(body.parameters))
-    request = AlignInput(
-        name,
+        model = await generating_model(call, body.model, body.source_language, body.target_language)
+    else:
+        model = await call.model(body.model)
+    parameters = NEUTRAL
+    if body.targets is None and "generate" in model.manifest.tasks:
+        parameters = parameters_for(model, given_parameters(body.parameters))
+    return await align(
+        call,
+        model,
         body.inputs,
         body.targets,
-        parameters,
-        body.layer,
-        body.head,
-        body.source_language,
-        body.target_language,
+        parameters=parameters,
+        layer=body.layer,
+        head=body.head,
+        source_language=body.source_language,
+        target_language=body.target_language,
     )
-    return await align(call, request)
 
 
 ENDPOINTS = (

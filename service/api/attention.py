@@ -10,7 +10,7 @@ from service.api.messages import Messages, check_dialogue, prompt_of
 from service.api.types import INPUTS_OR_PAIRS, SAME_FORM, Inputs, ModelName, check_targets
 from service.errors import ApiError
 from service.fields import NULL, TEXTS_OR_PAIRS_SCHEMA, Texts, TextsOrPairs, field_error, object_schema
-from service.inference.attention import TARGET_PARAMETERS, AttentionInput, AttentionResult, attention
+from service.inference.attention import TARGET_PARAMETERS, AttentionResult, attention
 from service.inference.generate import parameters_for
 from service.inference.languages import generating_model
 from service.inference.picture import View, draw, selection_to_draw
@@ -126,28 +126,28 @@ async def show_attention(call: Call, body: AttentionBody, headers: Headers) -> A
     `messages` instead of `inputs`. With `draw` or `Accept: image/svg+xml`, the response is a
     picture.
     """
-    name, parameters = body.model, None
     if body.messages is not None:
         call.field_names = {**call.field_names, "inputs": "messages"}
-        name = call.manifest(name, "attention", default_for="chat").name
     if body.targets is not None:
         _check_target_parameters(body.parameters.model_fields_set)
+    parameters, languages = None, (body.parameters.source_language, body.parameters.target_language)
+    if body.messages is None:
+        model = await generating_model(call, body.model, *languages, task="attention")
+    else:
+        model = await call.model(body.model, "attention", default_for="chat")
     if "parameters" in body.model_fields_set:
         parameters = body.parameters
-        if parameters.source_language is not None or parameters.target_language is not None:
-            name = (await generating_model(call, name, parameters.source_language, parameters.target_language)).name
-        model = await call.model(name, "attention")
         if "generate" in model.manifest.tasks:
             parameters = parameters_for(model, given_parameters(parameters))
-    inputs = body.inputs if body.messages is None else prompt_of(await call.model(name, "attention"), body.messages)
+    inputs = body.inputs if body.messages is None else prompt_of(model, body.messages)
     assert inputs is not None, "the body has inputs or messages"
     if body.draw is None and not prefers(SVG, headers):
-        return await attention(call, AttentionInput(name, inputs, body, body.targets, parameters))
+        return await attention(call, model, inputs, body, targets=body.targets, parameters=parameters)
     if isinstance(inputs, Texts) and len(inputs) > 1:
         raise ApiError("invalid_parameter", "A picture shows one input; send one text.", field="inputs")
     view = body.draw or "heatmap"
-    selection = selection_to_draw(call.manifest(name, "attention"), body, view)
-    result = await attention(call, AttentionInput(name, inputs, selection, body.targets, parameters))
+    selection = selection_to_draw(model.manifest, body, view)
+    result = await attention(call, model, inputs, selection, targets=body.targets, parameters=parameters)
     return Raw(draw(result.model, result.outputs[0], view).encode(), f"{SVG}; charset=utf-8", 200, {"vary": "Accept"})
 
 

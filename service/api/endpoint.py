@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from service.errors import ApiError, ErrorCode, ErrorType, complete_message
 from service.inference import call as inference_call
-from service.inference.generate import Stream, StreamedSequence, StreamEnd, StreamToken
+from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken
 
 JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "text/event-stream"
 NDJSON = "application/x-ndjson"  # JSON lines

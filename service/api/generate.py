@@ -7,19 +7,10 @@ from pydantic import ConfigDict, Field, model_validator
 from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Call, Endpoint, EventStream, event_of
 from service.api.types import BLANKS_ONLY_IF_PASSED, INPUTS, ModelName
 from service.fields import OnEmpty, RequestBody, TextsWithBlanks, field_error, object_schema
-from service.inference.generate import (
-    GenerateInput,
-    GenerateResult,
-    Stream,
-    StreamedSequence,
-    StreamEnd,
-    StreamToken,
-    generate,
-    parameters_for,
-    stream,
-)
+from service.inference.generate import GenerateResult, generate, parameters_for
 from service.inference.languages import generating_model
 from service.inference.sentences import generate_by_sentence
+from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from service.parameters import AT_MOST_ONE, NEUTRAL, GenerateParameters, given_parameters
 
 DONE = b"data: [DONE]\n\n"
@@ -102,12 +93,10 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
         model = await call.model(body.model, "generate")
     if model.has_generation_defaults:
         parameters = parameters_for(model, given_parameters(parameters), stream=body.stream)
-    request = GenerateInput(model.name, body.inputs, parameters, body.on_empty)
     if body.stream:
-        return EventStream(await stream(call, request), NativeEventEncoder())
-    if body.parameters.split_sentences:
-        return await generate_by_sentence(call, request)
-    return await generate(call, request)
+        return EventStream(await stream(call, model, body.inputs, parameters), NativeEventEncoder())
+    run = generate_by_sentence if parameters.split_sentences else generate
+    return await run(call, model, body.inputs, parameters, on_empty=body.on_empty)
 
 
 class NativeEventEncoder:

@@ -7,7 +7,8 @@ from pydantic import ConfigDict, Field, model_validator
 from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
 from service.fields import RequestBody
-from service.inference.score import ScoreInput, ScoreResult, score
+from service.inference.languages import generating_model
+from service.inference.score import ScoreResult, score
 from service.parameters import HiddenSourceTokens, Language, TopLogprobs
 
 
@@ -43,16 +44,16 @@ async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
 
     Each target gets its end token; its score is the sum of the log-probabilities of all its tokens.
     """
-    request = ScoreInput(
-        body.model,
+    return await score(
+        call,
+        await generating_model(call, body.model, body.source_language, body.target_language),
         body.inputs,
         body.targets,
-        body.top_logprobs,
-        body.source_language,
-        body.target_language,
-        body.hidden_source_tokens,
+        top_logprobs=body.top_logprobs,
+        source_language=body.source_language,
+        target_language=body.target_language,
+        hidden_source_tokens=body.hidden_source_tokens,
     )
-    return await score(call, request)
 
 
 ENDPOINTS = (Endpoint("POST", "/v1/score", score_targets, ScoreResult, errors=(*TASK_ERRORS, "unsupported_parameter")),)

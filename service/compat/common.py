@@ -9,9 +9,9 @@ from service.api.endpoint import ErrorFormat
 from service.bundle import Manifest, Task
 from service.errors import ApiError, ErrorCode, ErrorType, complete_message
 from service.inference.call import Call
-from service.inference.generate import Stream
 from service.inference.results import OutputToken
 from service.inference.service import DefaultTask, ServedModel
+from service.inference.streaming import Stream
 
 # Names that clients send to servers with a single model, when the API requires a name: "tgi" and
 # "text-embeddings-inference" in the OpenAI examples of TGI and TEI, "dummy" by `huggingface_hub`'s

@@ -10,7 +10,7 @@ from service.bundle import MAX_BEAMS
 from service.compat.common import SENTENCE_ERRORS
 from service.errors import ApiError
 from service.fields import TEXTS_SCHEMA, OnEmpty, RequestBody, TextsWithBlanks, must_equal, object_schema
-from service.inference.generate import GenerateInput, parameters_for
+from service.inference.generate import parameters_for
 from service.inference.languages import fitting_translators, language_pairs
 from service.inference.sentences import generate_by_sentence
 from service.text.languages import find_language, language_name
@@ -72,7 +72,7 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
         num_beams = max(num_texts, parameters_for(model, {}).num_beams)
         given |= {"num_beams": num_beams, "num_return_sequences": num_texts}
     parameters = parameters_for(model, given)
-    result = await generate_by_sentence(call, GenerateInput(model.name, body.inputs, parameters, body.on_empty))
+    result = await generate_by_sentence(call, model, body.inputs, parameters, on_empty=body.on_empty)
     found: list[dict[str, None]] = [{} for _ in body.inputs.texts]  # beams may differ in tokens alone: each text once
     for output in result.outputs:
         found[output.index][output.text] = None

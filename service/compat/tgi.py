@@ -21,19 +21,11 @@ from service.compat.tgi_schemas import (
 )
 from service.errors import ErrorCode
 from service.fields import Texts
-from service.inference.generate import (
-    GenerateInput,
-    GenerateOutput,
-    StreamedSequence,
-    StreamEnd,
-    StreamToken,
-    generate,
-    parameters_for,
-    stream,
-)
+from service.inference.generate import GenerateOutput, generate, parameters_for
 from service.inference.languages import generating_model
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.service import ServedModel
+from service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
 from service.parameters import given_parameters
 
 FINISH_REASONS = {"eos": "eos_token", "stop": "stop_sequence", "length": "length"}
@@ -66,11 +58,11 @@ async def generate_text(
     given = given_parameters(parameters)
     if parameters.is_sampled:
         given["do_sample"] = True
-    completed = parameters_for(served, given, stream=bool(body.stream), is_lenient=True)
-    request = GenerateInput(served.name, Texts.one(body.inputs), completed)
+    generate_parameters = parameters_for(served, given, stream=bool(body.stream), is_lenient=True)
+    inputs = Texts.one(body.inputs)
     if body.stream:
-        return EventStream(await stream(call, request), generation)
-    (output,) = (await generate(call, request)).outputs
+        return EventStream(await stream(call, served, inputs, generate_parameters), generation)
+    (output,) = (await generate(call, served, inputs, generate_parameters)).outputs
     return generation.whole(output)
 
 

@@ -21,8 +21,8 @@ from service.http.call import NO_ROUTE, HttpCall, receive_body
 from service.http.compression import MIN_BYTES, accepts_gzip, compress
 from service.http.incoming import EXCHANGE
 from service.http.routing import RouteTable
-from service.inference.generate import StreamToken
 from service.inference.service import Service
+from service.inference.streaming import StreamToken
 from service.logs import log_call
 from service.metrics import Metrics
 

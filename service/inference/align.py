@@ -12,37 +12,16 @@ from service.engine.request import Generated
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.attention import check_one_sequence
-from service.inference.call import Call, Ids
-from service.inference.generate import (
-    check_parameters,
-    expected_work,
-    generate_requests,
-    read_prefixes,
-    read_targets,
-    text_of,
-)
+from service.inference.call import Call
+from service.inference.generate import Decoding, check_parameters
 from service.inference.languages import choose_languages
 from service.inference.maps import MapWriter
 from service.inference.results import TimingsMs, Usage
 from service.inference.service import ServedModel
-from service.parameters import FORCED, NEUTRAL, AttentionSelection, GenerateParameters
+from service.parameters import NEUTRAL, AttentionSelection, GenerateParameters
 from service.text.words import Word
 
 BYTES_PER_WORD = 600  # memory of a word of a response and of its link
-
-
-@dataclass(frozen=True)
-class AlignInput:
-    """A request for the word alignment of texts with their translations."""
-
-    model: str | None
-    inputs: Texts
-    targets: Texts | None = None  # target of each input; generated if None
-    parameters: GenerateParameters = NEUTRAL
-    layer: int | None = None
-    head: int | None = None
-    source_language: str | None = None
-    target_language: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,77 +67,72 @@ class AlignResult:
     timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
-async def align(call: Call, request: AlignInput) -> AlignResult:
+async def align(
+    call: Call,
+    model: ServedModel,
+    inputs: Texts,
+    targets: Texts | None = None,
+    *,
+    parameters: GenerateParameters = NEUTRAL,
+    layer: int | None = None,
+    head: int | None = None,
+    source_language: str | None = None,
+    target_language: str | None = None,
+) -> AlignResult:
     """Return the word alignment of each input with its target.
 
     A target word is linked to the source word to which it pays most attention in the selected layer
     and heads. The weights of words are those of `merge_weights`.
 
+    Args:
+        call: the call.
+        model: the model.
+        inputs: the texts.
+        targets: target of each input; generated if None.
+        parameters: parameters of the generation; not with targets.
+        layer: layer of the cross-attention, see `_choose_heads`.
+        head: head of the layer, see `_choose_heads`.
+        source_language: language of the inputs; the model's default if None.
+        target_language: language of the targets; the model's default if None.
+
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = await call.model(request.model)
-    layer, heads = _choose_heads(call, model, request.layer, request.head)
-    call.manifest(model.name, "generate")
-    languages = choose_languages(model, request.source_language, request.target_language)
-    parameters = request.parameters
+    chosen_layer, heads = _choose_heads(call, model, layer, head)
+    languages = choose_languages(model, source_language, target_language)
     check_one_sequence(parameters, "alignment")
-    check_parameters(model, parameters, len(request.inputs))
-    selection = AttentionSelection(kinds=["cross"], layers=[layer], heads=heads, reduce="mean", units="words")
-    maps = MapWriter(call, model, selection, languages)
-    _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
-    sources = await call.read_sources(
-        model, request.inputs, units=units, prefix=languages.source_prefix, suffix=languages.source_suffix
-    )
-    await maps.read_offsets(call, request.inputs, sources)
-    prefixes: list[Ids] | None = None
-    if request.targets is not None:
-        parameters = FORCED
-        prefixes = await read_targets(call, model, request.targets, sources, languages)
-    elif parameters.target_prefix is not None:
-        prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)
-    num_input_tokens, num_language_tokens = sum(map(len, sources)), len(languages.target_prefix)
-    call.response_memory.reserve(BYTES_PER_WORD * (num_input_tokens + sum(map(len, prefixes or ()))))
+    check_parameters(model, parameters, len(inputs))
+    selection = AttentionSelection(kinds=["cross"], layers=[chosen_layer], heads=heads, reduce="mean", units="words")
+    maps = MapWriter(call, model, selection)
+    decoding = Decoding(call, model, parameters, languages, maps)
+
+    def convert(index: int, result: Generated) -> AlignOutput:
+        (decoded,) = decoding.targets_of(index, result)
+        found = maps.word_map(index, decoded.request, decoded.target, decoded.text)
+        links = strongest_links(found.weights)
+        return AlignOutput(
+            index,
+            decoded.text,
+            _aligned_words(found.source_words),
+            _aligned_words(found.target_words),
+            links,
+            " ".join([f"{source}-{word}" for source, word, _ in links]),
+            chosen_layer,
+            heads[0] if len(heads) == 1 else None,
+            heads,
+        )
+
     try:
-        requests = generate_requests(call, model, parameters, sources, prefixes, maps=maps, languages=languages)
-        results: list[Generated] = []
-        num_output_tokens: list[int] = []
-
-        def convert(index: int, result: Generated) -> AlignOutput:
-            results.append(result)
-            engine_request, target = requests[index], result.targets[0]
-            is_forced = target.finish_reason == "forced"
-            num_known = num_language_tokens if is_forced else len(engine_request.target_prefix)
-            num_output_tokens.append(len(target.tokens) - num_known)
-            ids = [token.id for token in target.tokens[len(engine_request.target_prefix) :]]
-            prefix = engine_request.target_prefix[num_language_tokens:]
-            text = text_of(model.target_tokenizer, ids, parameters.stop, prefix)
-            found = maps.word_map(index, engine_request, target, text)
-            links = strongest_links(found.weights)
-            return AlignOutput(
-                index,
-                text,
-                _aligned_words(found.source_words),
-                _aligned_words(found.target_words),
-                links,
-                " ".join([f"{source}-{word}" for source, word, _ in links]),
-                layer,
-                heads[0] if len(heads) == 1 else None,
-                heads,
-            )
-
-        outputs = await call.gather(model, requests, Generated, convert)
+        await decoding.read(inputs, targets)
+        num_target_tokens = sum([len(one.target_prefix) - one.num_forced for one in decoding.requests])
+        call.response_memory.reserve(BYTES_PER_WORD * (decoding.num_input_tokens + num_target_tokens))
+        return AlignResult(model.name, *await decoding.run(convert))
     except ApiError as error:
         if error.code != "response_too_large":
             raise
         message = "The attention maps of this call are too large. Send fewer or shorter inputs in a call."
         raise ApiError("response_too_large", message) from None
-    usage = Usage(num_input_tokens, sum(num_output_tokens))
-    timings = call.timings(results)
-    reasons = [result.targets[0].finish_reason for result in results]
-    call.record_usage(model, timings, usage.input_tokens, usage.output_tokens, reasons)
-    return AlignResult(model.name, outputs, usage, timings)
 
 
 def _choose_heads(call: Call, model: ServedModel, layer: int | None, head: int | None) -> tuple[int, list[int]]:

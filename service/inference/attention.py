@@ -11,37 +11,17 @@ from service.engine.request import Encoded, Generated
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
-from service.inference.encoder import run_encoder
-from service.inference.generate import (
-    check_parameters,
-    expected_work,
-    generate_requests,
-    parameters_for,
-    read_prefixes,
-    read_targets,
-    text_of,
-)
+from service.inference.encoder import read_sources, run_encoder
+from service.inference.generate import Decoding, check_parameters, parameters_for
 from service.inference.languages import choose_languages
 from service.inference.maps import MapWriter, TargetAttention
 from service.inference.results import TimingsMs, Usage
 from service.inference.service import ServedModel
-from service.parameters import FORCED, AttentionSelection, GenerateParameters
+from service.parameters import AttentionSelection, GenerateParameters
 from service.text.chat import Prompt
 
 # Generation parameters that can be combined with targets.
 TARGET_PARAMETERS = ("source_language", "target_language", "hidden_source_tokens")
-
-
-@dataclass(frozen=True)
-class AttentionInput:
-    """A request for attention maps."""
-
-    model: str | None
-    inputs: Texts | Prompt
-    selection: AttentionSelection
-    targets: Texts | None = None  # forced target of each input; generated if None
-    # For the generation of the targets. With targets, only `TARGET_PARAMETERS` have an effect.
-    parameters: GenerateParameters | None = None
 
 
 @dataclass(frozen=True)
@@ -66,78 +46,66 @@ class AttentionResult:
     timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
-async def attention(call: Call, request: AttentionInput) -> AttentionResult:
+async def attention(
+    call: Call,
+    model: ServedModel,
+    inputs: Texts | Prompt,
+    selection: AttentionSelection,
+    *,
+    targets: Texts | None = None,
+    parameters: GenerateParameters | None = None,
+) -> AttentionResult:
     """Return the attention maps of each input.
 
     Without targets, the model generates a text for each input and the maps belong to it. With
     targets, the decoder is forced to produce them. A model without a decoder has only encoder maps.
 
+    Args:
+        call: the call.
+        model: the model.
+        inputs: the texts, or the prompt of a chat.
+        selection: selection of the maps.
+        targets: forced target of each input.
+        parameters: parameters of the generation; with targets, only `TARGET_PARAMETERS` have an
+            effect.
+
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = await call.model(request.model, "attention")
     if "generate" not in model.manifest.tasks:
-        return await _encoder_attention(call, model, request)
-    if isinstance(request.inputs, Texts) and request.inputs.second_texts is not None:
+        maps = MapWriter(call, model, selection)
+        for field, value in (("targets", targets), ("parameters", parameters)):
+            if value is not None:
+                message = f"{model.name} does not generate text: leave out {{{field}}}."
+                raise ApiError("unsupported_parameter", message, field=field)
+        assert isinstance(inputs, Texts), "a model with a chat template generates text"
+        return await _encoder_attention(call, model, inputs, maps)
+    if isinstance(inputs, Texts) and inputs.second_texts is not None:
         message = f"It must have no pairs of texts, because {model.name} generates text from a single text."
         raise ApiError("unsupported_parameter", message, field="inputs")
-    parameters = request.parameters or parameters_for(model, {})
+    parameters = parameters or parameters_for(model, {})
     languages = choose_languages(model, parameters.source_language, parameters.target_language)
-    maps = MapWriter(call, model, request.selection, languages)
+    maps = MapWriter(call, model, selection)
     check_one_sequence(parameters)
-    check_parameters(model, parameters, len(request.inputs))
-    _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
-    if isinstance(request.inputs, Prompt):
-        sources = await call.read_prompt(model, request.inputs, units=units)
-    else:
-        sources = await call.read_sources(
-            model, request.inputs, units=units, prefix=languages.source_prefix, suffix=languages.source_suffix
-        )
-    await maps.read_offsets(call, request.inputs, sources)
-    prefixes = None
-    if request.targets is None and parameters.target_prefix is not None:
-        prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)
-    elif request.targets is not None:
-        parameters = FORCED.model_copy(update={"hidden_source_tokens": parameters.hidden_source_tokens})
-        prefixes = await read_targets(call, model, request.targets, sources, languages)
-    requests = generate_requests(call, model, parameters, sources, prefixes, maps=maps, languages=languages)
-    results: list[Generated] = []
-    num_output_tokens: list[int] = []
+    check_parameters(model, parameters, len(inputs))
+    decoding = Decoding(call, model, parameters, languages, maps)
+    await decoding.read(inputs, targets)
 
     def convert(index: int, result: Generated) -> AttentionOutput:
-        results.append(result)
-        engine_request, target = requests[index], result.targets[0]
-        generated = target.tokens[len(engine_request.target_prefix) :]
-        ids = [token.id for token in generated]
-        num_language_tokens = len(languages.target_prefix)
-        is_forced = target.finish_reason == "forced"
-        num_output_tokens.append(len(target.tokens) - num_language_tokens if is_forced else len(generated))
-        prefix = engine_request.target_prefix[num_language_tokens:]
-        text = text_of(model.target_tokenizer, ids, parameters.stop, prefix)
-        found = maps.write(index, engine_request, target, text)
+        (decoded,) = decoding.targets_of(index, result)
+        target, text = decoded.target, decoded.text
+        found = maps.write(index, decoded.request, target, text)
         return AttentionOutput(
-            **vars(found),
-            index=index,
-            text=text,
-            finish_reason=target.finish_reason,
-            seed=engine_request.seed if parameters.do_sample else None,
+            **vars(found), index=index, text=text, finish_reason=target.finish_reason, seed=decoded.seed
         )
 
-    outputs = await call.gather(model, requests, Generated, convert)
-    usage = Usage(sum(map(len, sources)), sum(num_output_tokens))
-    return _result(call, model, outputs, usage, call.timings(results))
+    return AttentionResult(model.name, *await decoding.run(convert))
 
 
-async def _encoder_attention(call: Call, model: ServedModel, request: AttentionInput) -> AttentionResult:
-    maps = MapWriter(call, model, request.selection)
-    for field, value in (("targets", request.targets), ("parameters", request.parameters)):
-        if value is not None:
-            message = f"{model.name} does not generate text: leave out {{{field}}}."
-            raise ApiError("unsupported_parameter", message, field=field)
-    assert isinstance(request.inputs, Texts), "a model with a chat template generates text"
-    sources = await call.read_sources(model, request.inputs)
-    await maps.read_offsets(call, request.inputs, sources)
+async def _encoder_attention(call: Call, model: ServedModel, inputs: Texts, maps: MapWriter) -> AttentionResult:
+    sources = await read_sources(call, model, inputs)
+    await maps.read_offsets(call, inputs, sources)
 
     def convert(index: int, result: Encoded) -> AttentionOutput:
         found = maps.write_encoded(index, result)
@@ -152,16 +120,7 @@ async def _encoder_attention(call: Call, model: ServedModel, request: AttentionI
             seed=None,
         )
 
-    outputs, usage, timings = await run_encoder(call, model, sources, convert, maps=maps)
-    return AttentionResult(model.name, outputs, usage, timings)
-
-
-def _result(
-    call: Call, model: ServedModel, outputs: list[AttentionOutput], usage: Usage, timings: TimingsMs
-) -> AttentionResult:
-    reasons = [output.finish_reason for output in outputs if output.finish_reason is not None]
-    call.record_usage(model, timings, usage.input_tokens, usage.output_tokens, reasons)
-    return AttentionResult(model.name, outputs, usage, timings)
+    return AttentionResult(model.name, *await run_encoder(call, model, sources, convert, maps=maps))
 
 
 def check_one_sequence(parameters: GenerateParameters, subject: str = "maps") -> None:

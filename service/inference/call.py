@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,9 +33,9 @@ from service.inference.service import DefaultTask, ServedModel, Service
 from service.text.chat import Prompt
 from service.text.tokenizer import LONG_TEXT, TextTokenizer
 
+Ids = tuple[int, ...]
 T = TypeVar("T")
 Result = TypeVar("Result", Generated, Encoded, Compared)
-Ids = tuple[int, ...]
 Submission = tuple[Request, Callable[[Event], None]]  # a request and its listener
 
 # The engine fails expired requests at its next step. If a step hangs, the call ends this much
@@ -78,10 +79,10 @@ class Call:
         self.model_name: str | None = None
         self.details: dict[str, Any] = {}  # fields for the access log: tokens, times, finish reasons
         self.response_memory = ResponseReservation(service.response_memory)
-        self._controller: AdmissionController | None = None
+        self.controller: AdmissionController | None = None  # of the model, once the call is admitted
         # Measured speed of the engine, once the call is admitted. It outlives the model.
         self.throughput: Throughput | None = None
-        self._reservation: Reservation | None = None
+        self.reservation: Reservation | None = None  # of the controller
         self._unsubmitted: Iterator[Submission] = iter(())  # requests that wait for others of this call
         self._futures: list[RequestFuture] = []
         self._waiter: asyncio.Future[None] | None = None  # of `gather` or `next_arrivals`
@@ -104,8 +105,8 @@ class Call:
         self._futures.clear()  # whose listeners hold this call
         if self._expiry is not None:
             self._expiry.cancel()
-        if self._controller is not None and self._reservation is not None:
-            self._controller.release(self._reservation)
+        if self.controller is not None and self.reservation is not None:
+            self.controller.release(self.reservation)
         self.response_memory.release()
 
     # Admission
@@ -206,157 +207,31 @@ class Call:
         elif sequences > limit:
             raise too_many_sequences(sequences, limit, field)
         seconds_left = self.deadline - time.monotonic()
-        if self._controller is not None and self._reservation is not None:
+        if self.controller is not None and self.reservation is not None:
             assert self.model_name == model.name, "a call uses one model"
-            self._controller.resize(self._reservation, sequences, units, seconds_left)
+            self.controller.resize(self.reservation, sequences, units, seconds_left)
             return
         if self.service.models.get(model.name) is not model:  # it was unloaded in the meantime
             raise ApiError("model_not_found", field="model")
         # A call that goes on after its model is unloaded keeps the controller.
-        self.model_name, self._controller = model.name, self.service.admissions[model.name]
-        self.throughput = self._controller.throughput
-        self._reservation = self._controller.reserve(sequences, self.num_bytes, units, seconds_left)
+        self.model_name, self.controller = model.name, self.service.admissions[model.name]
+        self.throughput = self.controller.throughput
+        self.reservation = self.controller.reserve(sequences, self.num_bytes, units, seconds_left)
 
-    def add_work(self, units: float) -> None:
-        """Add work that became known after the call was admitted to its estimate."""
-        assert self._reservation is not None
-        self._reservation.units += units
-
-    async def read_sources(
-        self,
-        model: ServedModel,
-        inputs: Texts,
-        field: str = "inputs",
-        *,
-        truncate: bool = False,
-        units: float = 1.0,
-        num_samples: int = 1,
-        prefix: Ids = (),
-        in_batches: bool = False,
-        suffix: Ids = (),
-    ) -> list[Ids]:
-        """Reserve the call's share of a model's limits, then tokenize the inputs.
+    async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
+        """Run a tokenization: of long texts in another thread.
 
         Args:
-            model: the model.
-            inputs: input texts.
-            field: name of the field in errors.
-            truncate: truncate inputs that are too long.
-            units: estimated work of each sequence, in units of `Throughput`.
-            num_samples: number of sequences for each input.
-            prefix: ids put before those of each input.
-            in_batches: see `reserve`.
-            suffix: ids put after those of each input.
-
-        Returns:
-            The source ids of each input. The end token is the last one before `suffix`.
-
-        Raises:
-            ApiError: `overloaded`; `invalid_parameter` if there are too many sequences;
-                `input_too_long`, unless `truncate` is true.
-        """
-        count = len(inputs.texts) * num_samples
-        counted_field = field if num_samples == 1 else "num_return_sequences"
-        self.reserve(model, count, units * count, counted_field, in_batches=in_batches)
-        limits = [model.manifest.limits.max_source_tokens - len(prefix) - len(suffix)] * len(inputs.texts)
-        sources = await self.read_texts(model.source_tokenizer, inputs, field, limits, truncate=truncate)
-        if prefix or suffix:
-            sources = [(*prefix, *source, *suffix) for source in sources]
-        assert self._controller is not None and self._reservation is not None
-        self._controller.add_tokens(self._reservation, num_samples * sum(map(len, sources)))
-        return sources
-
-    async def read_prompt(
-        self, model: ServedModel, prompt: Prompt, *, units: float = 1.0, num_samples: int = 1
-    ) -> list[Ids]:
-        """Reserve the call's share of a model's limits, then tokenize the prompt of a chat.
-
-        Raises:
-            ApiError: `overloaded`; `invalid_parameter` if there are too many sequences;
-                `input_too_long`.
-        """
-        self.reserve(model, num_samples, units * num_samples, "num_return_sequences")
-        tokenizer, max_tokens = model.source_tokenizer, model.manifest.limits.max_source_tokens
-
-        def run() -> list[Ids]:
-            texts = [part for part in prompt.parts if isinstance(part, str)]
-            least = sum(tokenizer.min_num_tokens(text, max_tokens) for text in texts)
-            if least > max_tokens:
-                raise input_too_long(f"at least {least}", max_tokens, "inputs", None)
-            ids = prompt.encode(tokenizer)
-            if len(ids) > max_tokens:
-                raise input_too_long(str(len(ids)), max_tokens, "inputs", None)
-            return [tuple(ids)]
-
-        is_short = prompt.num_characters <= INLINE_CHARACTERS
-        sources = self.tokenize_now(run) if is_short else await self.tokenize(run)
-        assert self._controller is not None and self._reservation is not None
-        self._controller.add_tokens(self._reservation, num_samples * sum(map(len, sources)))
-        return sources
-
-    async def read_texts(
-        self,
-        tokenizer: TextTokenizer,
-        texts: Texts,
-        field: str,
-        limits: Sequence[int],
-        *,
-        truncate: bool = False,
-        add_special_tokens: bool = True,
-    ) -> list[Ids]:
-        """Tokenize texts, each with its own maximum number of tokens.
-
-        Raises:
-            ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
-        """
-        num_characters = sum(map(len, texts.texts))
-        if texts.second_texts:
-            num_characters += sum([len(text) for text in texts.second_texts if text])
-        is_short = num_characters <= INLINE_CHARACTERS
-        second_texts = texts.second_texts or (None,) * len(texts.texts)
-
-        def run() -> list[Ids]:
-            sequences: list[Ids] = []
-            for index, (text, second, max_tokens) in enumerate(zip(texts.texts, second_texts, limits, strict=True)):
-                if not is_short and not self.seconds_left:  # the call has already failed
-                    raise ApiError("deadline_exceeded")
-                if truncate and second is not None:
-                    sequences.append(tuple(tokenizer.encode_pair(text, second, max_tokens)))
-                    continue
-                if truncate:
-                    sequences.append(tuple(tokenizer.encode_truncated(text, max_tokens)))
-                    continue
-                parts = [one for one in (text, second) if one and len(one) >= LONG_TEXT]
-                least = sum(tokenizer.min_num_tokens(one, max_tokens) for one in parts)
-                if least > max_tokens:
-                    raise input_too_long(f"at least {least}", max_tokens, field, texts.index(index))
-                if second is None:
-                    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-                else:
-                    ids = tokenizer.encode_pair(text, second, None)
-                if len(ids) > max_tokens:
-                    raise input_too_long(str(len(ids)), max_tokens, field, texts.index(index))
-                sequences.append(tuple(ids))
-            return sequences
-
-        return self.tokenize_now(run) if is_short else await self.tokenize(run)
-
-    def tokenize_now(self, work: Callable[[], T]) -> T:
-        """Run a short tokenization on the event loop's thread."""
-        started = time.perf_counter()
-        try:
-            return work()
-        finally:
-            self._tokenize_s += time.perf_counter() - started
-
-    async def tokenize(self, work: Callable[[], T]) -> T:
-        """Run a long tokenization in another thread.
+            work: the tokenization.
+            texts: the texts, or lists of token ids, that it reads.
 
         Raises:
             ApiError: `deadline_exceeded`; the thread then finishes in the background.
         """
         started = time.perf_counter()
         try:
+            if sum(map(len, texts)) <= INLINE_CHARACTERS:
+                return work()
             async with asyncio.timeout(self.seconds_left):
                 return await asyncio.to_thread(work)
         except TimeoutError:
@@ -372,7 +247,7 @@ class Call:
         requests: Sequence[Request],
         kind: type[Result],
         convert: Callable[[int, Result], T],
-    ) -> list[T]:
+    ) -> tuple[list[T], list[Result]]:
         """Run requests and convert each result as soon as it arrives, while others still run.
 
         Args:
@@ -382,7 +257,7 @@ class Call:
             convert: called with the index of a request and its result; returns an output.
 
         Returns:
-            The outputs in the order of the requests.
+            The outputs and the results, both in the order of the requests.
 
         Raises:
             ApiError: a request failed, or the call's deadline has passed. The first failure is
@@ -391,14 +266,15 @@ class Call:
         """
         if self._failure is not None:
             raise self._failure
-        outputs: dict[int, T] = {}
+        outputs: dict[int, tuple[T, Result]] = {}
         waiter = self._waiter = asyncio.get_running_loop().create_future()
 
         def on_event(index: int, event: Event) -> None:
             if waiter.done():
                 return
             try:
-                outputs[index] = convert(index, event if isinstance(event, kind) else result_of(event, kind))
+                result = event if isinstance(event, kind) else result_of(event, kind)
+                outputs[index] = convert(index, result), result
             except Exception as error:
                 waiter.set_exception(error)
             else:
@@ -407,7 +283,8 @@ class Call:
 
         self._submit(model, requests, on_event)
         await waiter
-        return [outputs[index] for index in range(len(requests))]
+        ordered = [outputs[index] for index in range(len(requests))]
+        return [output for output, _ in ordered], [result for _, result in ordered]
 
     def start_stream(self, model: ServedModel, requests: Sequence[Request]) -> None:
         """Submit requests; `next_arrivals` returns their events."""
@@ -419,24 +296,21 @@ class Call:
         At most as many requests as the call has reserved sequences are in the engine at once. The
         others follow as soon as earlier ones have succeeded.
         """
-        reservation, worker = self._reservation, self.service.worker
+        reservation, worker = self.reservation, self.service.worker
         assert reservation is not None, "a call must be admitted before it submits requests"
-        if self._controller is None or self._controller.is_closed:
+        if self.controller is None or self.controller.is_closed:
             raise ApiError("model_not_found", field="model")
         units = reservation.units / len(requests)
 
-        def listener(index: int) -> Callable[[Event], None]:
-            def listen(event: Event) -> None:
-                if not isinstance(event, TokenEvent):
-                    reservation.units -= units
-                on_event(index, event)
-                if not isinstance(event, TokenEvent | Failed | Cancelled):
-                    for following in islice(self._unsubmitted, 1):
-                        self._futures.append(worker.submit(model.name, *following))
+        def listen(index: int, event: Event) -> None:
+            if not isinstance(event, TokenEvent):
+                reservation.units -= units
+            on_event(index, event)
+            if not isinstance(event, TokenEvent | Failed | Cancelled):
+                for following in islice(self._unsubmitted, 1):
+                    self._futures.append(worker.submit(model.name, *following))
 
-            return listen
-
-        self._unsubmitted = ((request, listener(index)) for index, request in enumerate(requests))
+        self._unsubmitted = ((request, partial(listen, index)) for index, request in enumerate(requests))
         for submission in islice(self._unsubmitted, reservation.num_sequences):
             self._futures.append(worker.submit(model.name, *submission))
         if self._expiry is not None:
@@ -545,6 +419,70 @@ def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:
             "{num_return_sequences} for each input."
         )
     return ApiError("invalid_parameter", message, field=field)
+
+
+def encode_texts(
+    tokenizer: TextTokenizer,
+    texts: Texts,
+    field: str,
+    limits: Sequence[int],
+    deadline: float,
+    *,
+    truncate: bool = False,
+    add_special_tokens: bool = True,
+) -> list[Ids]:
+    """Tokenize texts, each with its own maximum number of tokens.
+
+    Args:
+        tokenizer: the tokenizer.
+        texts: texts, or pairs of texts.
+        field: name of the field with the texts, for errors.
+        limits: maximum number of tokens of each text.
+        deadline: time of `time.monotonic` after which the ids are of no use.
+        truncate: truncate texts that are too long.
+        add_special_tokens: add the special tokens that the model expects; always with `truncate`.
+
+    Raises:
+        ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
+    """
+    second_texts = texts.second_texts or (None,) * len(texts.texts)
+    sequences: list[Ids] = []
+    for index, (text, second, max_tokens) in enumerate(zip(texts.texts, second_texts, limits, strict=True)):
+        if time.monotonic() > deadline:
+            raise ApiError("deadline_exceeded")
+        if truncate and second is not None:
+            sequences.append(tuple(tokenizer.encode_pair(text, second, max_tokens)))
+            continue
+        if truncate:
+            sequences.append(tuple(tokenizer.encode_truncated(text, max_tokens)))
+            continue
+        parts = [one for one in (text, second) if one and len(one) >= LONG_TEXT]
+        least = sum(tokenizer.min_num_tokens(one, max_tokens) for one in parts)
+        if least > max_tokens:
+            raise input_too_long(f"at least {least}", max_tokens, field, texts.index(index))
+        if second is None:
+            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            ids = tokenizer.encode_pair(text, second, None)
+        if len(ids) > max_tokens:
+            raise input_too_long(str(len(ids)), max_tokens, field, texts.index(index))
+        sequences.append(tuple(ids))
+    return sequences
+
+
+def encode_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int) -> list[Ids]:
+    """Tokenize the prompt of a chat; return its ids as the only item.
+
+    Raises:
+        ApiError: `input_too_long`.
+    """
+    least = sum(tokenizer.min_num_tokens(text, max_tokens) for text in prompt.texts)
+    if least > max_tokens:
+        raise input_too_long(f"at least {least}", max_tokens, "inputs", None)
+    ids = prompt.encode(tokenizer)
+    if len(ids) > max_tokens:
+        raise input_too_long(str(len(ids)), max_tokens, "inputs", None)
+    return [tuple(ids)]
 
 
 def input_too_long(num_tokens: str, max_tokens: int, field: str, index: int | None) -> ApiError:

@@ -12,7 +12,7 @@ from service.engine.request import Encoded
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
-from service.inference.encoder import run_encoder
+from service.inference.encoder import read_sources, run_encoder
 from service.inference.maps import AttentionMap, MapWriter
 from service.inference.results import TimingsMs, Usage
 from service.inference.service import ServedModel
@@ -76,7 +76,7 @@ async def classify(
     """
     function = function_of(model.manifest.label_kind, raw_scores)
     maps = MapWriter(call, model, return_attention) if return_attention else None
-    sources = await call.read_sources(model, inputs, truncate=truncate)
+    sources = await read_sources(call, model, inputs, truncate=truncate)
     if maps:
         await maps.read_offsets(call, inputs, sources)
 
@@ -88,8 +88,7 @@ async def classify(
         found = maps.write_encoded(index, result)
         return ClassifyOutput(index, labels, found.source_tokens, found.source_offsets, found.maps)
 
-    outputs, usage, timings = await run_encoder(call, model, sources, convert, return_labels=True, maps=maps)
-    return ClassifyResult(model.name, outputs, usage, timings)
+    return ClassifyResult(model.name, *await run_encoder(call, model, sources, convert, return_labels=True, maps=maps))
 
 
 def function_of(label_kind: str, raw_scores: bool) -> ScoreFunction:

@@ -14,7 +14,7 @@ from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call
 from service.inference.dense import DenseLayer
-from service.inference.encoder import run_encoder
+from service.inference.encoder import read_sources, run_encoder
 from service.inference.results import BYTES_PER_NUMBER, TimingsMs, Usage, check_size, numbers
 from service.inference.service import ServedModel
 from service.parameters import Encoding
@@ -80,7 +80,7 @@ async def encode(
     kind: Pooling = pooling or (embedding.pooling if embedding else "mean")
     if normalize is None:
         normalize = embedding is not None and embedding.normalize and kind != "none"
-    sources = await call.read_sources(model, with_prompt(model.manifest, inputs, prompt_name), truncate=truncate)
+    sources = await read_sources(call, model, with_prompt(model.manifest, inputs, prompt_name), truncate=truncate)
     num_numbers = model.embedding_size * len(sources)
     if kind == "none":
         num_numbers = model.hidden_size * sum(map(len, sources))

@@ -1,15 +1,44 @@
-"""The engine's part of use cases that run only the encoder."""
+"""The pipeline of the use cases that run only the encoder."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from service.engine.request import Encoded, EncodeRequest
-from service.inference.call import Call, Ids
+from service.fields import Texts
+from service.inference.call import Call, Ids, encode_texts
 from service.inference.maps import MapWriter
 from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
 from service.inference.service import ServedModel
 
 T = TypeVar("T")
+
+
+async def read_sources(
+    call: Call, model: ServedModel, inputs: Texts, field: str = "inputs", *, truncate: bool = False
+) -> list[Ids]:
+    """Reserve the call's share of a model's limits, then tokenize the inputs.
+
+    Args:
+        call: the call.
+        model: the model.
+        inputs: texts, or pairs of texts.
+        field: name of the field with the inputs, for errors.
+        truncate: truncate inputs that are too long.
+
+    Raises:
+        ApiError: `overloaded`; `invalid_parameter` if there are too many inputs; `input_too_long`,
+            unless `truncate` is true.
+    """
+    count = len(inputs.texts)
+    call.reserve(model, count, count, field)
+    limits = [model.manifest.limits.max_source_tokens] * count
+    work = partial(encode_texts, model.source_tokenizer, inputs, field, limits, call.deadline, truncate=truncate)
+    second_texts = [text for text in inputs.second_texts or () if text]
+    sources = await call.tokenize(work, (*inputs.texts, *second_texts))
+    assert call.controller is not None and call.reservation is not None
+    call.controller.add_tokens(call.reservation, sum(map(len, sources)))
+    return sources
 
 
 async def run_encoder(
@@ -26,7 +55,7 @@ async def run_encoder(
     Args:
         call: the call.
         model: the model.
-        sources: token ids of each input, from `Call.read_sources`.
+        sources: token ids of each input, from `read_sources`.
         convert: called with the index of an input and its result; returns an output.
         return_labels: return the scores of labels.
         maps: the attention maps of the response, after `MapWriter.read_offsets`.
@@ -44,13 +73,7 @@ async def run_encoder(
         maps.check(requests)
     usage = Usage(sum(map(len, sources)), 0)
     call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * usage.input_tokens)
-    results: list[Encoded] = []
-
-    def convert_result(index: int, result: Encoded) -> T:
-        results.append(result)
-        return convert(index, result)
-
-    outputs = await call.gather(model, requests, Encoded, convert_result)
+    outputs, results = await call.gather(model, requests, Encoded, convert)
     timings = call.timings(results)
     call.record_usage(model, timings, usage.input_tokens, 0)
     return outputs, usage, timings

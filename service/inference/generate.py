@@ -1,19 +1,24 @@
-"""Text generation, with the complete texts or a stream of events as the result."""
+"""Text generation, and the pipeline of all use cases that run the decoder (`Decoding`).
+
+The pipeline is the only place that adds the forced tokens of a translation's languages to requests
+and removes them from the results.
+"""
 
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from typing import Annotated, Any, Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
 from service.bundle import MAX_BEAMS
-from service.engine.attention import reason_against_hiding
-from service.engine.request import Generated, GenerateRequest, Token, TokenEvent
+from service.engine.attention import ENCODER_KINDS, reason_against_hiding
+from service.engine.request import Generated, GenerateRequest, Target, Token
 from service.engine.throughput import Throughput
 from service.errors import ApiError
 from service.fields import OnEmpty, Texts
-from service.inference.call import Arrival, Call, Ids, too_many_sequences
+from service.inference.call import Call, Ids, encode_prompt, encode_texts, too_many_sequences
 from service.inference.languages import NO_LANGUAGES, LanguageChoice, choose_languages
 from service.inference.maps import MapWriter, TargetAttention
 from service.inference.results import BYTES_PER_TOKEN, OutputToken, OutputTokens, RankedToken, TimingsMs, Usage
@@ -21,6 +26,7 @@ from service.inference.service import ServedModel
 from service.parameters import (
     BEAM_PARAMETERS,
     DEFAULT_NEW_TOKENS,
+    FORCED,
     MAX_SEED,
     NEUTRAL,
     SAMPLING_PARAMETERS,
@@ -31,17 +37,8 @@ from service.text.chat import Prompt
 from service.text.stream import StopStrings, TextStream
 from service.text.tokenizer import TextTokenizer
 
+T = TypeVar("T")
 FinishReason = Literal["eos", "length", "stop"]
-
-
-@dataclass(frozen=True)
-class GenerateInput:
-    """A request for generated texts."""
-
-    model: str | None
-    inputs: Texts | Prompt
-    parameters: GenerateParameters = NEUTRAL
-    on_empty: OnEmpty = "error"  # with "pass" some inputs may be blank
 
 
 @dataclass(frozen=True)
@@ -76,44 +73,6 @@ class GenerateResult:
     timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
-@dataclass(frozen=True)
-class StreamToken:
-    """A new token of a stream, and the text that became final with it."""
-
-    index: int
-    rank: int
-    token: OutputToken
-    text: str
-
-
-@dataclass(frozen=True)
-class StreamEnd:
-    """The end of one sequence of a stream, with its complete text."""
-
-    index: int
-    rank: int
-    finish_reason: FinishReason
-    score: float
-    text: str
-    usage: Usage
-    timings_ms: TimingsMs
-    seed: int | None
-    attention: TargetAttention | None
-
-
-@dataclass(frozen=True)
-class PendingGeneration:
-    """A call whose engine requests are ready to be submitted."""
-
-    model: ServedModel
-    requests: list[GenerateRequest]
-    parameters: GenerateParameters
-    num_samples: int  # number of requests for each input
-    num_input_tokens: int
-    maps: MapWriter | None
-    num_language_tokens: int  # first tokens of each target prefix, which are not part of the results
-
-
 def parameters_for(
     model: ServedModel,
     given: Mapping[str, Any],
@@ -135,42 +94,86 @@ def parameters_for(
     )
 
 
-async def generate(call: Call, request: GenerateInput, *, in_batches: bool = False) -> GenerateResult:
+async def generate(
+    call: Call,
+    model: ServedModel,
+    inputs: Texts | Prompt,
+    parameters: GenerateParameters,
+    *,
+    on_empty: OnEmpty = "error",
+) -> GenerateResult:
     """Generate one or more texts for each input.
 
     Args:
         call: the call.
-        request: inputs and parameters.
-        in_batches: allow more sequences than `max_inputs`; the engine gets only as many at a time.
+        model: the model.
+        inputs: the texts, or the prompt of a chat; some texts may be blank if `on_empty` is "pass".
+        parameters: the parameters.
+        on_empty: with "pass", blank texts get an empty output.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    if request.on_empty == "pass":
-        return await generate_without_blanks(call, request, generate)
-    pending = await _prepare(call, request, in_batches=in_batches)
-    results: list[Generated] = []
+    if on_empty == "pass":
+        return await generate_without_blanks(call, model, inputs, parameters, generate)
+    decoding = begin(call, model, inputs, parameters)
+    await decoding.read(inputs)
+    return await finish(decoding)
 
-    def convert(index: int, result: Generated) -> list[GenerateOutput]:
-        results.append(result)
-        return _outputs(pending, index, result)
 
-    converted = await call.gather(pending.model, pending.requests, Generated, convert)
-    outputs = [output for of_request in converted for output in of_request]
-    usage = Usage(pending.num_input_tokens, sum([len(output.tokens) for output in outputs]))
-    timings = call.timings(results)
-    reasons = [output.finish_reason for output in outputs]
-    call.record_usage(pending.model, timings, usage.input_tokens, usage.output_tokens, reasons)
-    return GenerateResult(pending.model.name, outputs, usage, timings)
+def begin(
+    call: Call, model: ServedModel, inputs: Texts | Prompt, parameters: GenerateParameters, *, stream: bool = False
+) -> "Decoding":
+    """Check the parameters of a generation, and create its decoding.
+
+    Raises:
+        ApiError: `invalid_parameter` or `unsupported_parameter`.
+    """
+    num_inputs = len(inputs.texts) if isinstance(inputs, Texts) else 1
+    check_parameters(model, parameters, num_inputs, stream=stream)
+    languages, named = NO_LANGUAGES, (parameters.source_language, parameters.target_language)
+    if model.manifest.languages is not None or named != (None, None):
+        languages = choose_languages(model, *named)
+    maps = MapWriter(call, model, parameters.return_attention) if parameters.return_attention else None
+    num_samples = parameters.num_return_sequences if parameters.do_sample else 1
+    return Decoding(call, model, parameters, languages, maps, num_samples)
+
+
+async def finish(decoding: "Decoding") -> GenerateResult:
+    """Generate the texts of a decoding.
+
+    Raises:
+        ApiError: the call fails.
+        ClientGoneError: the client closed the connection.
+    """
+    tokenizer, maps = decoding.model.target_tokenizer, decoding.maps
+
+    def convert(number: int, result: Generated) -> list[GenerateOutput]:
+        outputs = []
+        for one in decoding.targets_of(number, result):
+            reason = one.target.finish_reason
+            assert reason != "forced"
+            tokens = [output_token(tokenizer, token) for token in one.generated]
+            index, text, score = one.input_index, one.text, one.target.score
+            attention = maps.write(index, one.request, one.target, text) if maps else None
+            outputs.append(GenerateOutput(index, one.rank, text, tokens, reason, score, one.seed, attention))
+        return outputs
+
+    outputs, usage, timings = await decoding.run(convert)
+    return GenerateResult(decoding.model.name, [one for of_request in outputs for one in of_request], usage, timings)
 
 
 async def generate_without_blanks(
-    call: Call, request: GenerateInput, run: Callable[[Call, GenerateInput], Awaitable[GenerateResult]]
+    call: Call,
+    model: ServedModel,
+    inputs: Texts | Prompt,
+    parameters: GenerateParameters,
+    run: Callable[[Call, ServedModel, Texts, GenerateParameters], Awaitable[GenerateResult]],
 ) -> GenerateResult:
     """Run a use case on the inputs that are not blank; each other input gets one empty output."""
-    assert isinstance(request.inputs, Texts)  # prompts are not blank
-    texts, limit = request.inputs.texts, call.service.settings.max_inputs
+    assert isinstance(inputs, Texts)  # prompts are not blank
+    texts, limit = inputs.texts, call.service.settings.max_inputs
     if len(texts) > limit:
         raise too_many_sequences(len(texts), limit, "inputs")
     indices = [index for index, text in enumerate(texts) if text.strip()]
@@ -179,7 +182,6 @@ async def generate_without_blanks(
         for index, text in enumerate(texts)
         if not text.strip()
     ]
-    model, parameters = await call.model(request.model, "generate"), request.parameters
     check_parameters(model, parameters, len(texts))
     if not indices:
         timings = call.timings([])
@@ -188,38 +190,10 @@ async def generate_without_blanks(
     prefix = parameters.target_prefix
     if prefix is not None and prefix.is_list:
         parameters = parameters.model_copy(update={"target_prefix": prefix.select(indices)})
-    result = await run(call, GenerateInput(model.name, request.inputs.select(indices), parameters))
+    result = await run(call, model, inputs.select(indices), parameters)
     found = [replace(output, index=indices[output.index]) for output in result.outputs]
     outputs = sorted(blank + found, key=lambda output: (output.index, output.rank))
     return replace(result, outputs=outputs)
-
-
-def _outputs(pending: PendingGeneration, index: int, result: Generated) -> list[GenerateOutput]:
-    request, tokenizer, maps = pending.requests[index], pending.model.target_tokenizer, pending.maps
-    input_index, first_rank = divmod(index, pending.num_samples)
-    stop, prefix = pending.parameters.stop, request.target_prefix[pending.num_language_tokens :]
-    seed = request.seed if pending.parameters.do_sample else None
-    outputs = []
-    for rank, target in enumerate(result.targets, first_rank):
-        tokens = target.tokens[len(request.target_prefix) :]
-        ids = [token.id for token in tokens]
-        text = text_of(tokenizer, ids, stop, prefix) if stop or prefix else tokenizer.decode(ids)
-        reason = target.finish_reason
-        assert reason != "forced"
-        shown = [output_token(tokenizer, token) for token in tokens]
-        attention = maps.write(input_index, request, target, text) if maps else None
-        outputs.append(GenerateOutput(input_index, rank, text, shown, reason, target.score, seed, attention))
-    return outputs
-
-
-def text_of(tokenizer: TextTokenizer, ids: Sequence[int], stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> str:
-    """Return the text of a prefix and generated ids, truncated before the first stop string.
-
-    It equals the concatenated pieces of a stream.
-    """
-    stream = TextStream(tokenizer, stop, prefix)
-    pieces = [stream.push(id_) for id_ in ids]
-    return "".join(pieces) + stream.finish()
 
 
 def output_token(tokenizer: TextTokenizer, token: Token) -> OutputToken:
@@ -227,46 +201,6 @@ def output_token(tokenizer: TextTokenizer, token: Token) -> OutputToken:
         return OutputToken(token.id, tokenizer.name(token.id), token.logprob)
     alternatives = [OutputToken(id_, tokenizer.name(id_), logprob) for id_, logprob in token.alternatives]
     return RankedToken(token.id, tokenizer.name(token.id), token.logprob, alternatives)
-
-
-# Checks and requests
-
-
-async def _prepare(
-    call: Call, request: GenerateInput, *, stream: bool = False, in_batches: bool = False
-) -> PendingGeneration:
-    model, parameters = await call.model(request.model, "generate"), request.parameters
-    num_inputs = len(request.inputs.texts) if isinstance(request.inputs, Texts) else 1
-    check_parameters(model, parameters, num_inputs, stream=stream)
-    languages = NO_LANGUAGES
-    named = parameters.source_language, parameters.target_language
-    if model.has_language_tokens or named != (None, None):
-        languages = choose_languages(model, *named)
-    maps = MapWriter(call, model, parameters.return_attention, languages) if parameters.return_attention else None
-    num_samples = parameters.num_return_sequences if parameters.do_sample else 1
-    _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
-    if isinstance(request.inputs, Prompt):
-        sources = await call.read_prompt(model, request.inputs, units=units, num_samples=num_samples)
-    else:
-        sources = await call.read_sources(
-            model,
-            request.inputs,
-            units=units,
-            num_samples=num_samples,
-            prefix=languages.source_prefix,
-            in_batches=in_batches,
-            suffix=languages.source_suffix,
-        )
-    if maps:
-        await maps.read_offsets(call, request.inputs, sources)
-    prefixes: list[Ids] | None = None
-    if parameters.target_prefix is not None:
-        prefixes = await read_prefixes(call, model, parameters.target_prefix, sources, languages)
-    requests = generate_requests(
-        call, model, parameters, sources, prefixes, num_samples, maps=maps, stream=stream, languages=languages
-    )
-    num_input_tokens, num_language_tokens = sum(map(len, sources)), len(languages.target_prefix)
-    return PendingGeneration(model, requests, parameters, num_samples, num_input_tokens, maps, num_language_tokens)
 
 
 def check_parameters(
@@ -346,6 +280,233 @@ def _check_split_sentences(model: ServedModel, parameters: GenerateParameters, *
             raise ApiError("unsupported_parameter", message, field="split_sentences")
 
 
+# The pipeline
+
+
+class DecodedTarget(NamedTuple):
+    """A target of an input, without the forced tokens of the language."""
+
+    input_index: int
+    rank: int  # among the targets of its input
+    request: GenerateRequest
+    target: Target  # its tokens start with the client's prefix
+    generated: Sequence[Token]  # the tokens after the prefix
+    text: str  # of the prefix and the generated tokens, cut before the first stop string
+    seed: int | None  # only if the tokens were sampled
+
+
+@dataclass(eq=False)
+class Decoding:
+    """The decoder's work for one call: its requests to the engine, and their results."""
+
+    call: Call
+    model: ServedModel
+    parameters: GenerateParameters  # checked against the model; `read` replaces those of forced targets
+    languages: LanguageChoice
+    maps: MapWriter | None = None  # attention maps of the response
+    num_samples: int = 1  # number of requests for each input
+    requests: Sequence[GenerateRequest] = ()  # see `read`
+    num_input_tokens: int = 0
+
+    async def read(
+        self, inputs: Texts | Prompt, targets: Texts | None = None, *, stream: bool = False, in_batches: bool = False
+    ) -> None:
+        """Reserve the call's share of the model's limits, tokenize, and create the requests.
+
+        Args:
+            inputs: the inputs.
+            targets: target of each input, which the decoder is forced to produce; None to generate.
+            stream: emit an event for each token.
+            in_batches: see `Call.reserve`.
+
+        Raises:
+            ApiError: the call is rejected, a text has too many tokens, source tokens cannot be
+                hidden, or the attention maps are certain to be too large.
+        """
+        call, model, languages, num_samples = self.call, self.model, self.languages, self.num_samples
+        throughput = call.throughput or call.service.admissions[model.name].throughput
+        units = expected_work(throughput, self.parameters)[1]
+        count = len(inputs.texts) * num_samples if isinstance(inputs, Texts) else num_samples
+        is_counted = isinstance(inputs, Texts) and num_samples == 1
+        field = "inputs" if is_counted else "num_return_sequences"
+        call.reserve(model, count, units * count, field, in_batches=in_batches)
+        max_tokens, tokenizer = model.manifest.limits.max_source_tokens, model.source_tokenizer
+        num_added = len(languages.source_prefix), len(languages.source_suffix)
+        if isinstance(inputs, Prompt):
+            sources = await call.tokenize(partial(encode_prompt, tokenizer, inputs, max_tokens), inputs.texts)
+        else:
+            limits = [max_tokens - sum(num_added)] * len(inputs.texts)
+            work = partial(encode_texts, tokenizer, inputs, "inputs", limits, call.deadline)
+            sources = await call.tokenize(work, inputs.texts)
+        if any(num_added):
+            sources = [(*languages.source_prefix, *source, *languages.source_suffix) for source in sources]
+        self.num_input_tokens = sum(map(len, sources))
+        assert call.controller is not None and call.reservation is not None
+        call.controller.add_tokens(call.reservation, num_samples * self.num_input_tokens)
+        if self.maps:
+            await self.maps.read_offsets(call, inputs, sources, num_added)
+        prefixes: Sequence[Ids] | None = None
+        if targets is not None:
+            prefixes = await self._read_targets(targets, sources)
+        elif self.parameters.target_prefix is not None:
+            prefixes = await self._read_prefixes(self.parameters.target_prefix, sources)
+        self.requests = self._make_requests(sources, prefixes, stream=stream)
+        num_known = sum([len(request.target_prefix) for request in self.requests])
+        num_tokens, _ = expected_work(throughput, self.parameters)
+        call.reservation.units += self.parameters.num_beams * num_known
+        num_targets = self.parameters.num_return_sequences if self.parameters.num_beams > 1 else 1
+        num_tokens = (num_known + len(self.requests) * num_tokens) * num_targets * (1 + self.parameters.top_logprobs)
+        call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)
+        if self.maps:
+            self.maps.check(self.requests)
+
+    async def _read_targets(self, targets: Texts, sources: Sequence[Ids]) -> list[Ids]:
+        """Tokenize one target for each source; the last id of each target is the end token.
+
+        Nothing is generated after it, so only some parameters remain.
+
+        Raises:
+            ApiError: `input_too_long`.
+        """
+        top_logprobs, hidden = self.parameters.top_logprobs, self.parameters.hidden_source_tokens
+        self.parameters = FORCED.model_copy(update={"top_logprobs": top_logprobs, "hidden_source_tokens": hidden})
+        limits, tokenizer, call = self._limits(sources), self.model.target_tokenizer, self.call
+        work = partial(encode_texts, tokenizer, targets, "targets", limits, call.deadline)
+        return await call.tokenize(work, targets.texts)
+
+    async def _read_prefixes(self, prefix: Texts, sources: Sequence[Ids]) -> list[Ids]:
+        """Tokenize the target prefix of each source; a single string applies to all sources.
+
+        Raises:
+            ApiError: `input_too_long` if no new token fits after a prefix.
+        """
+        limits = [limit - 1 for limit in self._limits(sources)]
+        if not prefix.is_list:
+            limits = [min(limits)]
+        tokenizer, call = self.model.target_tokenizer, self.call
+        work = partial(
+            encode_texts, tokenizer, prefix, "target_prefix", limits, call.deadline, add_special_tokens=False
+        )
+        found = await call.tokenize(work, prefix.texts)
+        return found if prefix.is_list else found * len(sources)
+
+    def _limits(self, sources: Sequence[Ids]) -> list[int]:
+        """Return the maximum number of target tokens of each source, without the forced tokens."""
+        num_forced = len(self.languages.target_prefix)
+        return [self.model.manifest.max_new_tokens_for(len(source)) - num_forced for source in sources]
+
+    def _make_requests(
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids] | None, *, stream: bool
+    ) -> list[GenerateRequest]:
+        """Create `num_samples` requests for each source and its prefix.
+
+        Each request has its own seed, so that it gives the same result in a call of its own.
+
+        Raises:
+            ApiError: `invalid_parameter` or `unsupported_parameter` if source tokens cannot be
+                hidden.
+        """
+        call, parameters, maps, forced = self.call, self.parameters, self.maps, self.languages.target_prefix
+        draws_seed = parameters.do_sample and parameters.seed is None
+        seed = secrets.randbelow(MAX_SEED + 1) if draws_seed else parameters.seed or 0
+        stop, tokenizer = parameters.stop, self.model.target_tokenizer
+        requests: list[GenerateRequest] = []
+        indices = parameters.hidden_source_tokens
+        for index, source in enumerate(sources):
+            prefix = prefixes[index] if prefixes else ()
+            hidden = hidden_tokens(self.model, indices, len(source)) if indices else ()
+            for _ in range(self.num_samples):
+                request = GenerateRequest(
+                    request_id=call.request_id,
+                    source_ids=source,
+                    deadline=call.deadline,
+                    parameters=parameters,
+                    seed=(seed + len(requests)) % (MAX_SEED + 1),
+                    target_prefix=(*forced, *prefix),
+                    num_forced=len(forced),
+                    stop=StopStrings(TextStream(tokenizer, stop, prefix)) if stop else None,
+                    hidden_source_tokens=hidden,
+                    attention=maps.kinds if maps else frozenset(),
+                    prompt_rows=maps is not None and maps.has_prompt_rows,
+                    decoder_part=maps.decoder_part if maps else None,
+                    map_budget=maps.budget if maps else None,
+                    stream=stream,
+                )
+                requests.append(request)
+        return requests
+
+    async def run(self, convert: Callable[[int, Generated], T]) -> tuple[list[T], Usage, TimingsMs]:
+        """Run the requests, and record the usage of the call.
+
+        Args:
+            convert: called with the index of a request and its result as soon as it arrives;
+                returns an output.
+
+        Returns:
+            The outputs in the order of the requests, the token counts, and the durations.
+
+        Raises:
+            ApiError: the call fails.
+            ClientGoneError: the client closed the connection.
+        """
+        call = self.call
+        outputs, results = await call.gather(self.model, self.requests, Generated, convert)
+        num_output_tokens, reasons = 0, []
+        for request, result in zip(self.requests, results, strict=True):
+            for target in result.targets:
+                reasons.append(target.finish_reason)
+                is_forced = target.finish_reason == "forced"
+                num_known = request.num_forced if is_forced else len(request.target_prefix)
+                num_output_tokens += len(target.tokens) - num_known
+        timings = call.timings(results)
+        call.record_usage(self.model, timings, self.num_input_tokens, num_output_tokens, reasons)
+        return outputs, Usage(self.num_input_tokens, num_output_tokens), timings
+
+    def targets_of(self, index: int, result: Generated) -> list[DecodedTarget]:
+        """Return the targets of a request with their texts, the best first.
+
+        Args:
+            index: index of the request.
+            result: its result.
+        """
+        request, tokenizer = self.requests[index], self.model.target_tokenizer
+        prefix = request.target_prefix[request.num_forced :]
+        stop, seed = request.parameters.stop, request.seed if request.parameters.do_sample else None
+        input_index, first_rank = divmod(index, self.num_samples)
+        found = []
+        for rank, target in enumerate(result.targets, first_rank):
+            generated = target.tokens[len(request.target_prefix) :]
+            ids = [token.id for token in generated]
+            text = text_of(tokenizer, ids, stop, prefix) if stop or prefix else tokenizer.decode(ids)
+            own = without_forced(request, target) if request.num_forced else target
+            found.append(DecodedTarget(input_index, rank, request, own, generated, text, seed))
+        return found
+
+
+def without_forced(request: GenerateRequest, target: Target) -> Target:
+    """Return a target without the forced tokens of the language.
+
+    The rows of these tokens are removed from its attention maps, except from those with rows of the
+    prompt: there, the forced tokens count as the last ones of the prompt.
+    """
+    num_forced, attention = request.num_forced, target.attention
+    if not request.prompt_rows:
+        attention = {
+            kind: maps if kind in ENCODER_KINDS else maps[:, :, num_forced:] for kind, maps in attention.items()
+        }
+    return replace(target, tokens=target.tokens[num_forced:], attention=attention)
+
+
+def text_of(tokenizer: TextTokenizer, ids: Sequence[int], stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> str:
+    """Return the text of a prefix and generated ids, truncated before the first stop string.
+
+    It equals the concatenated pieces of a stream.
+    """
+    stream = TextStream(tokenizer, stop, prefix)
+    pieces = [stream.push(id_) for id_ in ids]
+    return "".join(pieces) + stream.finish()
+
+
 def expected_work(throughput: Throughput, parameters: GenerateParameters) -> tuple[float, float]:
     """Estimate the length and work of a generation from the mean length of earlier ones.
 
@@ -356,97 +517,6 @@ def expected_work(throughput: Throughput, parameters: GenerateParameters) -> tup
     limit = DEFAULT_NEW_TOKENS if parameters.max_new_tokens is None else parameters.max_new_tokens
     num_tokens = min(limit, max(parameters.min_new_tokens, throughput.mean_tokens))
     return num_tokens, 1 + parameters.num_beams * num_tokens
-
-
-async def read_targets(
-    call: Call, model: ServedModel, targets: Texts, sources: Sequence[Ids], languages: LanguageChoice
-) -> list[Ids]:
-    """Tokenize one target for each source; the last id of each target is the end token.
-
-    Raises:
-        ApiError: `input_too_long`.
-    """
-    num_language_tokens = len(languages.target_prefix)
-    limits = [model.manifest.max_new_tokens_for(len(source)) - num_language_tokens for source in sources]
-    return await call.read_texts(model.target_tokenizer, targets, "targets", limits)
-
-
-async def read_prefixes(
-    call: Call, model: ServedModel, prefix: Texts, sources: Sequence[Ids], languages: LanguageChoice
-) -> list[Ids]:
-    """Tokenize the target prefix of each source; a single string applies to all sources.
-
-    Raises:
-        ApiError: `input_too_long` if no new token fits after a prefix.
-    """
-    num_reserved = 1 + len(languages.target_prefix)
-    limits = [model.manifest.max_new_tokens_for(len(source)) - num_reserved for source in sources]
-    if not prefix.is_list:
-        limits = [min(limits)]
-    prefixes = await call.read_texts(model.target_tokenizer, prefix, "target_prefix", limits, add_special_tokens=False)
-    return prefixes if prefix.is_list else prefixes * len(sources)
-
-
-def generate_requests(
-    call: Call,
-    model: ServedModel,
-    parameters: GenerateParameters,
-    sources: Sequence[Ids],
-    prefixes: Sequence[Ids] | None,
-    num_samples: int = 1,
-    *,
-    maps: MapWriter | None = None,
-    stream: bool = False,
-    languages: LanguageChoice = NO_LANGUAGES,
-) -> list[GenerateRequest]:
-    """Create the engine's requests: `num_samples` for each source and its prefix.
-
-    The forced tokens of the target language come before the prefix.
-
-    Each request has its own seed, so that it gives the same result in a call of its own. To score a
-    target, pass it as the prefix, with its end token, and the parameters `FORCED`.
-
-    Raises:
-        ApiError: `response_too_large` if the requested attention maps certainly exceed the limit;
-            `overloaded` if the responses in progress leave too little memory; `invalid_parameter`
-            or `unsupported_parameter` if source tokens cannot be hidden.
-    """
-    seed = secrets.randbelow(MAX_SEED + 1) if parameters.do_sample and parameters.seed is None else parameters.seed or 0
-    stop = parameters.stop
-    requests: list[GenerateRequest] = []
-    indices = parameters.hidden_source_tokens
-    for index, source in enumerate(sources):
-        prefix = prefixes[index] if prefixes else ()
-        hidden = hidden_tokens(model, indices, len(source)) if indices else ()
-        for _ in range(num_samples):
-            request = GenerateRequest(
-                request_id=call.request_id,
-                source_ids=source,
-                deadline=call.deadline,
-                parameters=parameters,
-                seed=(seed + len(requests)) % (MAX_SEED + 1),
-                target_prefix=(*languages.target_prefix, *prefix),
-                num_forced=len(languages.target_prefix),
-                stop=StopStrings(TextStream(model.target_tokenizer, stop, prefix)) if stop else None,
-                hidden_source_tokens=hidden,
-                attention=maps.kinds if maps else frozenset(),
-                prompt_rows=maps is not None and maps.has_prompt_rows,
-                decoder_part=maps.decoder_part if maps else None,
-                map_budget=maps.budget if maps else None,
-                stream=stream,
-            )
-            requests.append(request)
-    num_forced = sum(len(request.target_prefix) for request in requests)
-    if num_forced:
-        call.add_work(parameters.num_beams * num_forced)
-    assert call.throughput is not None, "the call was admitted"
-    num_tokens = num_forced + len(requests) * expected_work(call.throughput, parameters)[0]
-    num_targets = parameters.num_return_sequences if parameters.num_beams > 1 else 1
-    num_tokens *= num_targets * (1 + parameters.top_logprobs)
-    call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)
-    if maps:
-        maps.check(requests)
-    return requests
 
 
 def hidden_tokens(model: ServedModel, indices: Sequence[int], source_tokens: int) -> tuple[int, ...]:
@@ -485,147 +555,3 @@ def hidden_tokens(model: ServedModel, indices: Sequence[int], source_tokens: int
         message = f"It must leave at least one of the {source_tokens} tokens of each input visible."
         raise ApiError("invalid_parameter", message, field=field)
     return tuple(sorted(found))
-
-
-# Streams
-
-
-class Stream:
-    """The events of a streamed generation."""
-
-    def __init__(self, call: Call, pending: PendingGeneration, arrived: list[Arrival]) -> None:
-        """Create a stream; `arrived` are the first events, already taken from the call."""
-        self._call = call
-        self._arrived = arrived
-        self.sequences = [StreamedSequence(call, pending, index) for index in range(len(pending.requests))]
-        self.num_input_tokens = pending.num_input_tokens
-        self._model = pending.model
-
-    @property
-    def num_output_tokens(self) -> int:
-        return sum(sequence.num_tokens for sequence in self.sequences)
-
-    async def __aiter__(self) -> AsyncGenerator[Iterator[tuple["StreamedSequence", StreamToken | StreamEnd]]]:
-        """Yield groups of events that arrived together, each with its updated sequence.
-
-        Raises:
-            ApiError: a sequence failed, or the call's deadline has passed.
-            ClientGoneError: the client closed the connection.
-        """
-        try:
-            while not all(sequence.has_ended for sequence in self.sequences):
-                arrived = self._arrived or await self._call.next_arrivals()
-                self._arrived = []
-                yield self._take(arrived)
-        finally:
-            self._record()
-
-    def _take(self, arrived: Sequence[Arrival]) -> Iterator[tuple["StreamedSequence", StreamToken | StreamEnd]]:
-        for index, event, time in arrived:
-            sequence = self.sequences[index]
-            yield sequence, sequence.take(event, time)
-
-    def _record(self) -> None:
-        """Record the usage of the stream for the access log, also if the stream was interrupted."""
-        ends = [sequence.end for sequence in self.sequences if sequence.end is not None]
-        timings = [end.timings_ms for end in ends]
-        longest = TimingsMs(*map(max, zip((0.0,) * 5, *map(astuple, timings), strict=True)))
-        reasons = [end.finish_reason for end in ends]
-        self._call.record_usage(self._model, longest, self.num_input_tokens, self.num_output_tokens, reasons)
-        if len(ends) == len(self.sequences):
-            self._call.observe_latency()
-
-
-class StreamedSequence:
-    """One sequence of a stream and its text so far."""
-
-    def __init__(self, call: Call, pending: PendingGeneration, index: int) -> None:
-        self._call = call
-        self._model = pending.model
-        self._metrics = call.service.model_metrics[pending.model.name]
-        self._request = pending.requests[index]
-        self._seed = self._request.seed if pending.parameters.do_sample else None
-        max_new_tokens = pending.model.manifest.max_new_tokens_for(len(self._request.source_ids)) - len(
-            self._request.target_prefix
-        )
-        self._max_tokens = min(max_new_tokens, self._request.parameters.num_new_tokens)
-        self.index, self.rank = divmod(index, pending.num_samples)
-        self.number = index
-        prefix = self._request.target_prefix[pending.num_language_tokens :]
-        self._text = TextStream(pending.model.target_tokenizer, pending.parameters.stop, prefix)
-        self._maps = pending.maps
-        self._pieces: list[str] = []
-        self._last_arrival = 0.0
-        self.num_tokens = 0
-        self.has_last_token = False  # True if only the end event is missing
-        self.has_ended = False
-        self.end: StreamEnd | None = None
-
-    @property
-    def num_input_tokens(self) -> int:
-        return len(self._request.source_ids)
-
-    def take(self, event: TokenEvent | Generated, arrived: float) -> StreamToken | StreamEnd:
-        """Convert an event to the event that the client receives.
-
-        Args:
-            event: event of the engine.
-            arrived: its arrival time, in seconds of `time.monotonic`.
-        """
-        return self._token(event.token, arrived) if isinstance(event, TokenEvent) else self._end(event)
-
-    def _token(self, token: Token, arrived: float) -> StreamToken:
-        self._observe_arrival(arrived)
-        self.num_tokens += 1
-        piece = self._text.push(token.id)
-        self.has_last_token = (
-            token.id in self._model.manifest.tokens.end_ids
-            or self._text.has_stopped
-            or self.num_tokens == self._max_tokens
-        )
-        if self.has_last_token:  # no further token will release the text that is held back
-            piece += self._text.finish()
-        self._pieces.append(piece)
-        return StreamToken(self.index, self.rank, output_token(self._model.target_tokenizer, token), piece)
-
-    def _end(self, result: Generated) -> StreamEnd:
-        (target,) = result.targets
-        reason = target.finish_reason
-        assert reason != "forced"
-        self.has_ended = True
-        text = "".join(self._pieces)
-        self.end = StreamEnd(
-            self.index,
-            self.rank,
-            reason,
-            target.score,
-            text,
-            Usage(self.num_input_tokens, self.num_tokens),
-            self._call.timings([result]),
-            self._seed,
-            self._maps.write(self.index, self._request, target, text) if self._maps else None,
-        )
-        return self.end
-
-    def _observe_arrival(self, arrived: float) -> None:
-        if self.num_tokens:
-            self._metrics.between_tokens.observe(arrived - self._last_arrival)
-        else:
-            seconds = arrived - self._call.started
-            self._metrics.first_token.observe(seconds)
-            self._call.details.setdefault("ttft_ms", round(1000 * seconds, 3))
-        self._last_arrival = arrived
-
-
-async def stream(call: Call, request: GenerateInput) -> Stream:
-    """Start a streamed generation and wait for its first event.
-
-    A failure before the first token is raised here, so that it gets its own HTTP status.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails before its first token.
-        ClientGoneError: the client closed the connection.
-    """
-    pending = await _prepare(call, request, stream=True)
-    call.start_stream(pending.model, pending.requests)
-    return Stream(call, pending, await call.next_arrivals())

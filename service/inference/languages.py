@@ -1,8 +1,8 @@
 """Choice of the languages of a translation, and of a model that translates between them."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from service.bundle import Languages, Manifest
+from service.bundle import Languages, Manifest, Task
 from service.errors import ApiError
 from service.inference.call import Call, Ids
 from service.inference.service import ServedModel
@@ -11,8 +11,7 @@ from service.text.languages import find_language
 MAX_LISTED_SOURCES = 20  # an error lists the languages of at most this many source languages
 
 
-@dataclass(frozen=True)
-class LanguageChoice:
+class LanguageChoice(NamedTuple):
     """The languages of a generation, and the tokens by which the model is told them."""
 
     source: str = ""
@@ -92,17 +91,19 @@ def fitting_translators(call: Call, source: str | None, target: str | None) -> l
     return found
 
 
-async def generating_model(call: Call, name: str | None, source: str | None, target: str | None) -> ServedModel:
+async def generating_model(
+    call: Call, name: str | None, source: str | None, target: str | None, task: Task = "generate"
+) -> ServedModel:
     """Return the model that a call names, or the first one that translates between its languages.
 
-    Without a name and languages it is the default model.
+    Without a name and languages it is the default model of the task.
 
     Raises:
         ApiError: see `Call.model` and `fitting_translators`.
     """
-    if name is not None or (source is None and target is None):
-        return await call.model(name, "generate")
-    return await call.model(fitting_translators(call, source, target)[0][1].name, "generate")
+    if name is None and not (source is None and target is None):
+        name = fitting_translators(call, source, target)[0][1].name
+    return await call.model(name, task)
 
 
 def language_pairs(call: Call) -> dict[str, list[str]]:

@@ -13,8 +13,7 @@ from service.engine.attention import ENCODER_KINDS
 from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, MapPart, SourceRequest, Target
 from service.errors import ApiError
 from service.fields import Texts
-from service.inference.call import INLINE_CHARACTERS, Call, Ids
-from service.inference.languages import NO_LANGUAGES, LanguageChoice
+from service.inference.call import Call, Ids
 from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
 from service.inference.service import ServedModel
 from service.inference.statistics import HeadStatistics, MapAxes, head_statistics
@@ -312,17 +311,8 @@ class Selection:
 class MapWriter:
     """Builds the attention maps of one response, and rejects the response if it is too large."""
 
-    def __init__(
-        self,
-        call: Call,
-        model: ServedModel,
-        selection: AttentionSelection,
-        languages: LanguageChoice = NO_LANGUAGES,
-    ) -> None:
+    def __init__(self, call: Call, model: ServedModel, selection: AttentionSelection) -> None:
         """Select the maps of a call.
-
-        Rows of the forced tokens of the target language are left out; these tokens count as the
-        last ones of the decoder's prompt.
 
         Raises:
             ApiError: the model has no attention maps, not the selected kind, layer or head, or no
@@ -332,8 +322,6 @@ class MapWriter:
             raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="return_attention")
         self._model = model
         self._encoding = selection.encoding
-        self._language_ids = languages.target_prefix
-        self._num_added = len(languages.source_prefix), len(languages.source_suffix)
         if selection.prompt_rows and not model.manifest.is_decoder_only:
             message = f"It is supported only by decoder-only models, and {model.name} is not one; leave it out."
             raise ApiError("unsupported_parameter", message, field="prompt_rows")
@@ -366,18 +354,21 @@ class MapWriter:
         (decoder,) = self._selections  # a decoder-only model has no other maps
         return MapPart(decoder.layers, decoder.heads)
 
-    async def read_offsets(self, call: Call, inputs: Texts | Prompt, sources: Sequence[Ids]) -> None:
+    async def read_offsets(
+        self, call: Call, inputs: Texts | Prompt, sources: Sequence[Ids], num_added: tuple[int, int] = (0, 0)
+    ) -> None:
         """Find the character ranges and words of the source tokens, which the maps need.
 
         Args:
             call: the call.
             inputs: the inputs of the call.
-            sources: tokens of each input, from `Call.read_sources` or `Call.read_prompt`.
+            sources: tokens of each input, with the ids around its text.
+            num_added: number of ids before those of each text, and after them.
 
         Raises:
             ApiError: `deadline_exceeded`.
         """
-        tokenizer, num_added = self._model.source_tokenizer, self._num_added
+        tokenizer = self._model.source_tokenizer
 
         def run() -> list[SourceText]:
             return [
@@ -385,9 +376,7 @@ class MapWriter:
                 for index, source in enumerate(sources)
             ]
 
-        num_characters = inputs.num_characters if isinstance(inputs, Prompt) else sum(map(len, inputs.texts))
-        is_short = num_characters <= INLINE_CHARACTERS
-        self._sources = call.tokenize_now(run) if is_short else await call.tokenize(run)
+        self._sources = await call.tokenize(run, inputs.texts)
 
     def check(self, requests: Sequence[SourceRequest]) -> None:
         """Reject a response that is certain to be too large, and reserve memory for it otherwise.
@@ -423,20 +412,15 @@ class MapWriter:
         Args:
             index: index of the input.
             request: the request to the engine.
-            target: its target.
+            target: its target, without the forced tokens of the language.
             text: text of the target, which may be cut before a stop string.
 
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
-        num_forced, attention = len(self._language_ids), target.attention
-        if num_forced and not self.has_prompt_rows:
-            attention = {
-                kind: maps if kind in ENCODER_KINDS else maps[:, :, num_forced:] for kind, maps in attention.items()
-            }
-        ids = [token.id for token in target.tokens[num_forced:]]
+        ids = [token.id for token in target.tokens]
         layout = self._layout(index, request, ids, text) if self._has_layout else None
-        maps = self._maps(request, len(target.tokens), attention, layout)
+        maps = self._maps(request, len(ids), target.attention, layout)
         if layout is not None and self._units == "words":
             sources, targets = layout.source_axis, layout.target_axis
             return TargetAttention(
@@ -469,11 +453,11 @@ class MapWriter:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
         (one,) = self._selections
-        kind, num_forced = one.attention.kind, len(self._language_ids)
+        kind = one.attention.kind
         self._count += self._count_of(request, len(target.tokens))
         self._check_count(self._count)
-        layout = self._layout(index, request, [token.id for token in target.tokens[num_forced:]], text)
-        maps = target.attention[kind][np.ix_(one.layers, one.heads)][:, :, num_forced:]
+        layout = self._layout(index, request, [token.id for token in target.tokens], text)
+        maps = target.attention[kind][np.ix_(one.layers, one.heads)]
         (weights,) = merge_weights(maps, *layout.groups(kind)).mean(axis=1)
         return WordMap(layout.source.words, layout.target_words, weights)
 
@@ -503,7 +487,11 @@ class MapWriter:
         )
 
     def _decoder_prompt_ids(self, request: SourceRequest) -> Sequence[int]:
-        return (*self._model.manifest.decoder_prompt_ids(request.source_ids), *self._language_ids)
+        """Return the ids before the target; forced tokens count as the last ones of the prompt."""
+        prompt_ids = self._model.manifest.decoder_prompt_ids(request.source_ids)
+        if isinstance(request, EncodeRequest):
+            return prompt_ids
+        return (*prompt_ids, *request.target_prefix[: request.num_forced])
 
     def _source_tokens(self, request: SourceRequest) -> list[str]:
         return [self._model.source_tokenizer.name(id_) for id_ in request.source_ids]
@@ -528,20 +516,18 @@ class MapWriter:
 
     def _count_of(self, request: SourceRequest, target_tokens: int) -> int:
         source_tokens, prompt_tokens = len(request.source_ids), len(self._decoder_prompt_ids(request))
-        num_rows = max(0, target_tokens - len(self._language_ids))
-        return sum(one.count(source_tokens, prompt_tokens, num_rows) for one in self._selections)
+        return sum(one.count(source_tokens, prompt_tokens, target_tokens) for one in self._selections)
 
     def _bytes_of(self, request: SourceRequest, target_tokens: int) -> int:
-        source_tokens, prompt_tokens = len(request.source_ids), len(self._decoder_prompt_ids(request))
-        num_rows = max(0, target_tokens - len(self._language_ids))
-        sizes = source_tokens, prompt_tokens, num_rows
+        sizes = len(request.source_ids), len(self._decoder_prompt_ids(request)), target_tokens
         return sum(one.num_bytes(self._encoding, *sizes) for one in self._selections)
 
     def _min_target_tokens(self, request: GenerateRequest) -> int:
         """Return the minimum number of target tokens; a stop string may match after one."""
-        parameters, num_forced = request.parameters, len(request.target_prefix)
+        parameters = request.parameters
         least_new = min(parameters.num_new_tokens, 1 if request.stop else max(1, parameters.min_new_tokens))
-        return min(num_forced + least_new, self._model.manifest.max_new_tokens_for(len(request.source_ids)))
+        most = self._model.manifest.max_new_tokens_for(len(request.source_ids))
+        return min(len(request.target_prefix) + least_new, most) - request.num_forced
 
     def _check_count(self, count: int) -> None:
         check_size("attention maps", count, "Select fewer kinds, layers or heads, or reduce the heads.")

@@ -13,7 +13,7 @@ from service.engine.request import Encoded
 from service.fields import Texts
 from service.inference.call import Call
 from service.inference.classify import apply_function, function_of
-from service.inference.encoder import run_encoder
+from service.inference.encoder import read_sources, run_encoder
 from service.inference.results import TimingsMs, Usage
 from service.inference.service import ServedModel
 
@@ -66,7 +66,7 @@ async def rerank(
         call.reserve(model, len(documents), field="documents")
         documents = await _cut(call, model, documents, max_document_tokens)
     pairs = Texts((query,) * len(documents), second_texts=documents.texts)
-    sources = await call.read_sources(model, pairs, "documents", truncate=truncate)
+    sources = await read_sources(call, model, pairs, "documents", truncate=truncate)
 
     def convert(index: int, result: Encoded) -> RankedDocument:
         assert result.label_scores is not None
@@ -83,4 +83,4 @@ async def _cut(call: Call, model: ServedModel, documents: Texts, max_tokens: int
     def run() -> Texts:
         return Texts(tuple(tokenizer.cut(text, max_tokens) for text in documents.texts))
 
-    return await call.tokenize(run)
+    return await call.tokenize(run, documents.texts)

@@ -8,23 +8,11 @@ from pydantic import Field
 from service.engine.request import Generated
 from service.fields import Texts
 from service.inference.call import Call
-from service.inference.generate import expected_work, generate_requests, output_token, read_targets
-from service.inference.languages import choose_languages, generating_model
+from service.inference.generate import Decoding, output_token, without_forced
+from service.inference.languages import choose_languages
 from service.inference.results import OutputTokens, TimingsMs, Usage
-from service.parameters import FORCED, NEUTRAL
-
-
-@dataclass(frozen=True)
-class ScoreInput:
-    """A request for the scores of targets, one for each input."""
-
-    model: str | None
-    inputs: Texts
-    targets: Texts
-    top_logprobs: int = 0
-    source_language: str | None = None
-    target_language: str | None = None
-    hidden_source_tokens: tuple[int, ...] = ()
+from service.inference.service import ServedModel
+from service.parameters import NEUTRAL
 
 
 @dataclass(frozen=True)
@@ -46,34 +34,42 @@ class ScoreResult:
     timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
-async def score(call: Call, request: ScoreInput) -> ScoreResult:
+async def score(
+    call: Call,
+    model: ServedModel,
+    inputs: Texts,
+    targets: Texts,
+    *,
+    top_logprobs: int = 0,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    hidden_source_tokens: tuple[int, ...] = (),
+) -> ScoreResult:
     """Return the score of the target of each input.
+
+    Args:
+        call: the call.
+        model: the model.
+        inputs: the texts.
+        targets: target of each input.
+        top_logprobs: number of top alternatives of each token.
+        source_language: language of the inputs; the model's default if None.
+        target_language: language of the targets; the model's default if None.
+        hidden_source_tokens: indices of the source tokens that the decoder cannot attend to.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    model = await generating_model(call, request.model, request.source_language, request.target_language)
-    _, units = expected_work(call.service.admissions[model.name].throughput, NEUTRAL)
-    languages = choose_languages(model, request.source_language, request.target_language)
-    sources = await call.read_sources(
-        model, request.inputs, units=units, prefix=languages.source_prefix, suffix=languages.source_suffix
-    )
-    targets = await read_targets(call, model, request.targets, sources, languages)
-    parameters = FORCED.model_copy(
-        update={"top_logprobs": request.top_logprobs, "hidden_source_tokens": request.hidden_source_tokens}
-    )
-    requests = generate_requests(call, model, parameters, sources, targets, languages=languages)
-    results: list[Generated] = []
+    languages = choose_languages(model, source_language, target_language)
+    given = {"top_logprobs": top_logprobs, "hidden_source_tokens": hidden_source_tokens}
+    parameters = NEUTRAL.model_copy(update=given)
+    decoding = Decoding(call, model, parameters, languages)
+    await decoding.read(inputs, targets)
 
     def convert(index: int, result: Generated) -> ScoreOutput:
-        results.append(result)
-        scored = result.targets[0].tokens[len(languages.target_prefix) :]
-        tokens = [output_token(model.target_tokenizer, token) for token in scored]
+        target = without_forced(decoding.requests[index], result.targets[0])
+        tokens = [output_token(model.target_tokenizer, token) for token in target.tokens]
         return ScoreOutput(index, sum([token.logprob for token in tokens]), tokens)
 
-    outputs = await call.gather(model, requests, Generated, convert)
-    usage = Usage(sum(map(len, sources)), sum(map(len, targets)))
-    timings = call.timings(results)
-    call.record_usage(model, timings, usage.input_tokens, usage.output_tokens, ["forced"] * len(outputs))
-    return ScoreResult(model.name, outputs, usage, timings)
+    return ScoreResult(model.name, *await decoding.run(convert))

@@ -4,53 +4,58 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from service.errors import ApiError, complete_message
-from service.fields import Texts
-from service.inference.call import INLINE_CHARACTERS, Call
+from service.fields import OnEmpty, Texts
+from service.inference.call import Call
 from service.inference.generate import (
     FinishReason,
-    GenerateInput,
     GenerateOutput,
     GenerateResult,
-    check_parameters,
+    begin,
     expected_work,
-    generate,
+    finish,
     generate_without_blanks,
 )
-from service.inference.languages import choose_languages
+from service.inference.service import ServedModel
+from service.parameters import GenerateParameters
+from service.text.chat import Prompt
 from service.text.sentences import SplitText, split_sentences
 
 # A call generates at most this many sequences from sentences for each input that it may have.
 SENTENCES_PER_INPUT = 32
 
 
-async def generate_by_sentence(call: Call, request: GenerateInput) -> GenerateResult:
+async def generate_by_sentence(
+    call: Call,
+    model: ServedModel,
+    inputs: Texts | Prompt,
+    parameters: GenerateParameters,
+    *,
+    on_empty: OnEmpty = "error",
+) -> GenerateResult:
     """Generate from each sentence of the inputs, and join the outputs of each input.
 
     The sentences run at the same time, but never more of them than a call may have inputs. The
     whitespace between the sentences is kept. The text of rank r joins the texts of rank r of all
-    sentences. Requires `split_sentences`.
+    sentences. Requires `split_sentences`. For the arguments, see `generate`.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    assert request.parameters.split_sentences
-    if request.on_empty == "pass":
-        return await generate_without_blanks(call, request, generate_by_sentence)
-    model, parameters, inputs = await call.model(request.model, "generate"), request.parameters, request.inputs
-    check_parameters(model, parameters, len(inputs))
+    assert parameters.split_sentences
+    if on_empty == "pass":
+        return await generate_without_blanks(call, model, inputs, parameters, generate_by_sentence)
+    decoding = begin(call, model, inputs, parameters)
     assert isinstance(inputs, Texts)  # models that translate have no prompts
-    languages = choose_languages(model, parameters.source_language, parameters.target_language)
-    num_samples = parameters.num_return_sequences if parameters.do_sample else 1
     _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
-    count = len(inputs) * num_samples  # each input has a sentence or more; `generate` counts them all
+    num_samples, languages = decoding.num_samples, decoding.languages
+    count = len(inputs) * num_samples  # each input has a sentence or more; `Decoding.read` counts them all
     call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")
     split_texts = await _split(call, inputs, languages.source, num_samples)
     sentences = Texts(tuple([sentence for split_text in split_texts for sentence in split_text.sentences]))
-    parameters = parameters.model_copy(update={"split_sentences": False})
-    of_sentences = replace(request, model=model.name, inputs=sentences, parameters=parameters)
     try:
-        result = await generate(call, of_sentences, in_batches=True)
+        await decoding.read(sentences, in_batches=True)
+        result = await finish(decoding)
     except ApiError as error:
         raise _error_of_input(error, inputs, split_texts) from None
     ranked: list[list[GenerateOutput]] = [[] for _ in sentences.texts]
@@ -71,14 +76,13 @@ async def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> 
     Raises:
         ApiError: `invalid_parameter` if there are too many sentences; `deadline_exceeded`.
     """
-    is_short = sum(map(len, inputs.texts)) <= INLINE_CHARACTERS
     limit = SENTENCES_PER_INPUT * call.service.settings.max_inputs
 
     def run() -> list[SplitText]:
         split_texts: list[SplitText] = []
         num_sentences = 0
         for text in inputs.texts:
-            if not is_short and not call.seconds_left:  # the call has already failed
+            if not call.seconds_left:  # the call has already failed
                 raise ApiError("deadline_exceeded")
             split_text = split_sentences(text, language, limit - num_sentences)
             if split_text is None:
@@ -89,7 +93,7 @@ async def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> 
             raise _too_many(str(num_sentences), num_samples, limit)
         return split_texts
 
-    return call.tokenize_now(run) if is_short else await call.tokenize(run)
+    return await call.tokenize(run, inputs.texts)
 
 
 def _too_many(num_sentences: str, num_samples: int, limit: int) -> ApiError:

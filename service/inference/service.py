@@ -42,17 +42,6 @@ class ServedModel:
         """True if the model has defaults for parameters that a request omits."""
         return self.manifest.generation != GenerationDefaults()
 
-    @cached_property
-    def has_language_tokens(self) -> bool:
-        """True if the model is told the languages by tokens."""
-        languages = self.manifest.languages
-        return languages is not None and bool(
-            languages.source_prefix
-            or languages.source_suffix
-            or languages.source_prefix_of_target
-            or languages.target_prefix
-        )
-
     @property
     def embedding_size(self) -> int:
         """Size of a pooled vector."""

@@ -57,7 +57,7 @@ async def similar(
     """
     call.reserve(model, 1, units=1.0)
     tokenizer = tokenizer_of(model, side)
-    ids = call.tokenize_now(lambda: _read_tokens(tokenizer, words))
+    ids = await call.tokenize(lambda: _read_tokens(tokenizer, words), words.texts)
     # For the cosines and their weighted sum.
     call.response_memory.reserve(2 * FLOAT_BYTES * len(ids) * model.manifest.limits.vocabulary)
 
@@ -68,7 +68,7 @@ async def similar(
         return SimilarResult(model.name, [Neighbour(id_, tokenizer.name(id_), float(scores[id_])) for id_ in nearest])
 
     engine_request = SimilarRequest(call.request_id, tuple(ids), call.deadline)
-    (found,) = await call.gather(model, [engine_request], Compared, convert)
+    (found,), _ = await call.gather(model, [engine_request], Compared, convert)
     return found
 
 

@@ -12,7 +12,7 @@ from service.engine.request import Encoded
 from service.fields import Texts
 from service.inference.call import Call, Ids
 from service.inference.classify import apply_function
-from service.inference.encoder import run_encoder
+from service.inference.encoder import read_sources, run_encoder
 from service.inference.results import TimingsMs, Usage
 from service.inference.service import ServedModel
 from service.inference.tokens import BYTES_PER_SPAN
@@ -89,14 +89,14 @@ async def tag(
         ClientGoneError: the client closed the connection.
     """
     tokenizer, texts = model.source_tokenizer, inputs.texts
-    sources = await call.read_sources(model, inputs, truncate=truncate)
+    sources = await read_sources(call, model, inputs, truncate=truncate)
     num_tokens = sum(map(len, sources))
     call.response_memory.reserve(BYTES_PER_SPAN * num_tokens)
 
     def run() -> list[list[TokenSpan]]:
         return [spans_of(tokenizer, text, source) for text, source in zip(texts, sources, strict=True)]
 
-    spans = call.tokenize_now(run) if num_tokens <= INLINE_TOKENS else await call.tokenize(run)
+    spans = await call.tokenize(run, texts)
 
     def convert(index: int, result: Encoded) -> TagOutput:
         assert result.label_scores is not None
@@ -104,11 +104,7 @@ async def tag(
         entities = merge_tokens(texts[index], tokens, aggregation)
         return TagOutput(index, [one for one in entities if one.label not in ignore_labels])
 
-    outputs, usage, timings = await run_encoder(call, model, sources, convert, return_labels=True)
-    return TagResult(model.name, outputs, usage, timings)
-
-
-INLINE_TOKENS = 4096  # finding the ranges of this many tokens takes a few milliseconds
+    return TagResult(model.name, *await run_encoder(call, model, sources, convert, return_labels=True))
 
 
 def spans_of(tokenizer: TextTokenizer, text: str, ids: Ids) -> list[TokenSpan]:

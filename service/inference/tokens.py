@@ -8,7 +8,7 @@ from pydantic import Field
 
 from service.errors import ApiError
 from service.fields import Texts
-from service.inference.call import INLINE_CHARACTERS, Call
+from service.inference.call import Call
 from service.inference.service import ServedModel
 from service.text.tokenizer import TextTokenizer
 
@@ -68,8 +68,7 @@ async def tokenize(
     def run() -> list[list[InputToken]]:
         return [_tokens_of(tokenizer, text, add_special_tokens) for text in texts]
 
-    is_short = sum(map(len, texts)) <= INLINE_CHARACTERS
-    outputs = call.tokenize_now(run) if is_short else await call.tokenize(run)
+    outputs = await call.tokenize(run, texts)
     call.details["input_tokens"] = sum(map(len, outputs))
     return TokenizeResult(model.name, outputs)
 
@@ -116,7 +115,7 @@ async def detokenize(
             _check_ids(one, len(tokenizer), f"ids[{index}]" if is_list else "ids")
         return [tokenizer.decode(one, skip_special_tokens=skip_special_tokens) for one in ids]
 
-    return DetokenizeResult(model.name, run() if num_ids <= INLINE_CHARACTERS else await call.tokenize(run))
+    return DetokenizeResult(model.name, await call.tokenize(run, ids))
 
 
 def _check_ids(ids: Sequence[int], limit: int, field: str) -> None:

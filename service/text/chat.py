@@ -22,8 +22,9 @@ class Prompt:
         return 1
 
     @property
-    def num_characters(self) -> int:
-        return sum(len(part) for part in self.parts if isinstance(part, str))
+    def texts(self) -> list[str]:
+        """The texts among the parts."""
+        return [part for part in self.parts if isinstance(part, str)]
 
     def encode(self, tokenizer: TextTokenizer) -> list[int]:
         """Return the token ids. Names of special tokens in the texts are plain text."""

@@ -28,10 +28,12 @@ from service.errors import ApiError
 from service.fields import Texts
 from service.inference.classify import classify
 from service.inference.encode import encode
-from service.inference.generate import GenerateInput, StreamedSequence, StreamEnd, StreamToken, parameters_for, stream
 from service.inference.generate import generate as generate_texts
+from service.inference.generate import parameters_for
+from service.inference.service import ServedModel
+from service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
 from service.inference.tag import tag
-from service.parameters import given_parameters
+from service.parameters import GenerateParameters, given_parameters
 
 
 async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) -> InferResponse | Raw:
@@ -55,7 +57,7 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
         match task:
             case "generate":
                 generation_parameters = generate_parameters(model, parameters, of_task)
-                results[task] = await generate_texts(call, GenerateInput(model.name, texts, generation_parameters))
+                results[task] = await generate_texts(call, model, texts, generation_parameters)
             case "classify":
                 selection = attention_selection(parameters, of_task)
                 results[task] = await classify(call, model, texts, return_attention=selection, **options)
@@ -123,8 +125,8 @@ def _head(request_id: str | None, model_name: str) -> dict[str, Any]:
 
 async def generate(call: Call, model_name: PathModel, body: GenerateTextBody) -> GenerateTextResponse:
     """Generate one text from one text."""
-    request = await _input_of(call, model_name, body)
-    result = await generate_texts(call, request)
+    model, parameters = await _prepare(call, model_name, body)
+    result = await generate_texts(call, model, Texts.one(body.inputs), parameters)
     (output,) = result.outputs
     return {
         **_head(body.id, result.model),  # type: ignore[typeddict-item]
@@ -138,14 +140,17 @@ async def generate_stream(call: Call, model_name: PathModel, body: StreamTextBod
 
     One event for each token, then one with the finish reason.
     """
-    request = await _input_of(call, model_name, body)
-    return EventStream(await stream(call, request), TextEvents(_head(body.id, model_name)))
+    model, parameters = await _prepare(call, model_name, body)
+    events = await stream(call, model, Texts.one(body.inputs), parameters)
+    return EventStream(events, TextEvents(_head(body.id, model_name)))
 
 
-async def _input_of(call: Call, model_name: str, body: GenerateTextBody | StreamTextBody) -> GenerateInput:
+async def _prepare(
+    call: Call, model_name: str, body: GenerateTextBody | StreamTextBody
+) -> tuple[ServedModel, GenerateParameters]:
+    """Return the model and the parameters of a request for one text."""
     model, given = await call.model(model_name, "generate"), given_parameters(body.parameters)
-    parameters = parameters_for(model, given, stream=body.parameters.stream)
-    return GenerateInput(model_name, Texts.one(body.inputs), parameters)
+    return model, parameters_for(model, given, stream=body.parameters.stream)
 
 
 class TextEvents(DataEventEncoder):

@@ -9,8 +9,9 @@ from service.compat.common import model_of_body
 from service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
 from service.compat.openai.schemas import decoding_parameters
 from service.compat.openai.text import FINISH_REASONS, TextResponse
-from service.inference.generate import GenerateInput, GenerateOutput, StreamEnd, StreamToken
+from service.inference.generate import GenerateOutput
 from service.inference.results import OutputToken, alternatives_of
+from service.inference.streaming import StreamEnd, StreamToken
 from service.text.tokenizer import TextTokenizer
 
 
@@ -31,7 +32,7 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
 
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     response = TextResponse(call, model, body, make_choice, kind, "chatcmpl")
-    return cast(ChatCompletion | EventStream, await response.of(call, GenerateInput(model.name, prompt, parameters)))
+    return cast(ChatCompletion | EventStream, await response.of(call, prompt, parameters))
 
 
 class Choice:

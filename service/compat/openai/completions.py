@@ -13,9 +13,10 @@ from service.compat.openai.schemas import (
     decoding_parameters,
 )
 from service.compat.openai.text import FINISH_REASONS, TextResponse
-from service.inference.generate import GenerateInput, GenerateOutput, StreamEnd, StreamToken
+from service.inference.generate import GenerateOutput
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.service import ServedModel
+from service.inference.streaming import StreamEnd, StreamToken
 from service.text.stream import TextStream
 
 
@@ -36,7 +37,7 @@ async def completions(call: Call, body: CompletionBody) -> Completion | EventStr
         return Choice(model, body, index)
 
     response = TextResponse(call, model, body, make_choice, "text_completion", "cmpl")
-    return cast(Completion | EventStream, await response.of(call, GenerateInput(model.name, body.inputs, parameters)))
+    return cast(Completion | EventStream, await response.of(call, body.inputs, parameters))
 
 
 class Choice:

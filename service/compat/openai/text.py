@@ -8,18 +8,13 @@ from service.api.endpoint import EventStream, event_of
 from service.api.generate import DONE
 from service.compat.common import DataEventEncoder
 from service.compat.openai.schemas import CompletionUsage, DecodingBody
+from service.fields import Texts
 from service.inference.call import Call
-from service.inference.generate import (
-    GenerateInput,
-    GenerateOutput,
-    Stream,
-    StreamedSequence,
-    StreamEnd,
-    StreamToken,
-    generate,
-    stream,
-)
+from service.inference.generate import GenerateOutput, generate
 from service.inference.service import ServedModel
+from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
+from service.parameters import GenerateParameters
+from service.text.chat import Prompt
 
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
@@ -56,6 +51,7 @@ class TextResponse(DataEventEncoder):
             kind: value of the field `object`.
             prefix: prefix of the id.
         """
+        self._model = model
         self._options = body.stream_options
         self._is_streamed = bool(body.stream)
         self._make_choice = make_choice
@@ -67,13 +63,13 @@ class TextResponse(DataEventEncoder):
             "model": model.name,
         }
 
-    async def of(self, call: Call, request: GenerateInput) -> Any:
-        """Run a request and return its response."""
+    async def of(self, call: Call, inputs: Texts | Prompt, parameters: GenerateParameters) -> Any:
+        """Generate from the inputs and return the response."""
         if self._is_streamed:
-            events = await stream(call, request)
+            events = await stream(call, self._model, inputs, parameters)
             self._choices = [self._make_choice(sequence.number) for sequence in events.sequences]
             return EventStream(events, self)
-        result = await generate(call, request)
+        result = await generate(call, self._model, inputs, parameters)
         choices = [self._make_choice(index).whole(output) for index, output in enumerate(result.outputs)]
         usage = usage_of(result.usage.input_tokens, result.usage.output_tokens)
         return {**self._head, "choices": choices, "usage": usage}

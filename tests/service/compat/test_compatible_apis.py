@@ -14,16 +14,8 @@ from service.api.endpoint import NDJSON, Call, Endpoint, ErrorFormat, EventStrea
 from service.api.generate import GenerateBody, NativeEventEncoder
 from service.compat import APIS
 from service.errors import ERRORS, ApiError, ErrorCode
-from service.inference.generate import (
-    GenerateInput,
-    GenerateResult,
-    Stream,
-    StreamedSequence,
-    StreamEnd,
-    StreamToken,
-    generate,
-    stream,
-)
+from service.inference.generate import GenerateResult, generate
+from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from service.settings import COMPATIBLE_APIS as NAMES
 from service.settings import SettingsError, read_settings
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, add_endpoint, until
@@ -44,10 +36,10 @@ FORMAT = ErrorFormat(
 
 async def plain(call: Call, body: GenerateBody) -> GenerateResult | EventStream:
     """Generate, with errors of another shape."""
-    request = GenerateInput(body.model, body.inputs, body.parameters)
+    model = await call.model(body.model, "generate")
     if body.stream:
-        return EventStream(await stream(call, request), NativeEventEncoder())
-    return await generate(call, request)
+        return EventStream(await stream(call, model, body.inputs, body.parameters), NativeEventEncoder())
+    return await generate(call, model, body.inputs, body.parameters)
 
 
 class LineEncoder:
@@ -68,8 +60,8 @@ class LineEncoder:
 
 async def lines(call: Call, body: GenerateBody) -> EventStream:
     """Generate, as a stream of JSON lines."""
-    request = GenerateInput(body.model, body.inputs, body.parameters)
-    return EventStream(await stream(call, request), LineEncoder(), NDJSON)
+    model = await call.model(body.model, "generate")
+    return EventStream(await stream(call, model, body.inputs, body.parameters), LineEncoder(), NDJSON)
 
 
 def with_plain_route(running: Running) -> Running:
