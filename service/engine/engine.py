@@ -145,68 +145,60 @@ class Engine:
         return bool(self._arrived or self._waiting or self._rows.num_owners)
 
     def check(self, request: Request) -> None:
-        """Validate a request against the model.
+        """Assert that the model can run a request.
 
-        Raises:
-            ValueError: the model cannot run the request.
+        The use cases validate the requests of clients, so a failed assertion is a bug of theirs.
         """
+        manifest, limits = self._manifest, self._manifest.limits
         if isinstance(request, SimilarRequest):
-            if self._manifest.similar is None or not request.token_ids:
-                raise ValueError(f"{self._manifest.name} cannot compare {len(request.token_ids)} tokens")
+            can_compare = manifest.similar is not None and request.token_ids
+            assert can_compare, f"{manifest.name} cannot compare {len(request.token_ids)} tokens"
             self._check_vocabulary(request.token_ids)
             return
-        most = self._manifest.limits.max_source_tokens
-        if not 0 < len(request.source_ids) <= most:
-            raise ValueError(f"the source must have 1 to {most} tokens, got {len(request.source_ids)}")
-        missing = request.attention - {attention.kind for attention in self._manifest.attention}
-        if missing:
-            raise ValueError(f"{self._manifest.name} has no attention maps of kind {', '.join(sorted(missing))}")
+        num_source_tokens, most = len(request.source_ids), limits.max_source_tokens
+        assert 0 < num_source_tokens <= most, f"the source must have 1 to {most} tokens, got {num_source_tokens}"
+        missing = request.attention - self._map_names.keys()
+        assert not missing, f"{manifest.name} has no attention maps of kind {', '.join(sorted(missing))}"
         if isinstance(request, GenerateRequest):
             self._check_generation(request)
-        elif request.return_labels and not self._manifest.labels:
-            raise ValueError(f"{self._manifest.name} has no labels")
-        elif request.attention.difference(ENCODER_KINDS):
-            raise ValueError(f"encode requests have maps of kind {' and '.join(ENCODER_KINDS)} only")
+            return
+        assert manifest.labels or not request.return_labels, f"{manifest.name} has no labels"
+        assert request.attention.issubset(ENCODER_KINDS), (
+            f"encode requests have maps of kind {' and '.join(ENCODER_KINDS)} only"
+        )
 
     def _check_generation(self, request: GenerateRequest) -> None:
-        if self._manifest.decoder is None:
-            raise ValueError(f"{self._manifest.name} does not generate text")
-        if request.hidden_source_tokens:
-            self._check_hidden_tokens(request)
-        if request.prompt_rows and not self._manifest.is_decoder_only:
-            raise ValueError(f"{self._manifest.name} is not a decoder-only model, so its maps have no rows of a prompt")
-        parameters, prefix = request.parameters, request.target_prefix
+        manifest, parameters, prefix = self._manifest, request.parameters, request.target_prefix
+        num_beams, hidden = parameters.num_beams, request.hidden_source_tokens
+        assert manifest.decoder is not None, f"{manifest.name} does not generate text"
+        assert manifest.is_decoder_only or not request.prompt_rows, f"{manifest.name} is not a decoder-only model"
         num_tokens = len(prefix) + min(1, parameters.num_new_tokens)  # minimum
-        max_tokens = self._manifest.max_new_tokens_for(len(request.source_ids))
-        if not 0 < num_tokens <= max_tokens:
-            raise ValueError(
-                f"the target must have 1 to {max_tokens} tokens, got at least {num_tokens} with its prefix"
-            )
+        most = manifest.max_new_tokens_for(len(request.source_ids))
+        assert 0 < num_tokens <= most, (
+            f"the target must have 1 to {most} tokens, got at least {num_tokens} with its prefix"
+        )
         self._check_vocabulary((*prefix, *parameters.suppress_tokens))
-        if not parameters.num_return_sequences >= 1 or request.num_targets > parameters.num_beams:
-            raise ValueError(
-                f"num_return_sequences is {parameters.num_return_sequences}, but num_beams is {parameters.num_beams}"
-            )
-        if parameters.num_beams > (most := min(MAX_BEAMS, self._runner.max_rows)):
-            raise ValueError(f"num_beams must be at most {most}, got {parameters.num_beams}")
-        if parameters.num_beams > 1 and (parameters.do_sample or request.stream or not parameters.num_new_tokens):
-            raise ValueError("beam search does not support sampling, streaming or max_new_tokens 0")
-
-    def _check_hidden_tokens(self, request: GenerateRequest) -> None:
-        hidden, num_tokens = request.hidden_source_tokens, len(request.source_ids)
-        reason = reason_against_hiding(self._manifest)
-        if reason is not None:
-            raise ValueError(f"{self._manifest.name} cannot hide source tokens: {reason}")
-        if list(hidden) != sorted(set(hidden).intersection(range(num_tokens))) or len(hidden) == num_tokens:
-            raise ValueError(
-                f"hidden_source_tokens must be some of the indices 0 to {num_tokens - 1} in ascending order, but not "
-                f"all of them, got {hidden}"
+        most = min(MAX_BEAMS, self._runner.max_rows)
+        assert num_beams <= most, f"num_beams must be at most {most}, got {num_beams}"
+        count = parameters.num_return_sequences
+        fits = count >= 1 and request.num_targets <= num_beams
+        assert fits, f"num_return_sequences is {count}, but num_beams is {num_beams}"
+        if num_beams > 1:
+            can_search = not (parameters.do_sample or request.stream) and parameters.num_new_tokens
+            assert can_search, "beam search does not support sampling, streaming or max_new_tokens 0"
+        if hidden:
+            reason = reason_against_hiding(manifest)
+            assert reason is None, f"{manifest.name} cannot hide source tokens: {reason}"
+            num_source_tokens = len(request.source_ids)
+            indices = sorted(set(hidden).intersection(range(num_source_tokens)))
+            assert list(hidden) == indices and len(hidden) < num_source_tokens, (
+                f"hidden_source_tokens must be some of the indices 0 to {num_source_tokens - 1} in ascending order, "
+                f"but not all of them, got {hidden}"
             )
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
-        vocabulary = self._manifest.limits.vocabulary
-        if not all(0 <= token_id < vocabulary for token_id in token_ids):
-            raise ValueError(f"token ids must be from 0 to {vocabulary - 1}")
+        most = self._manifest.limits.vocabulary - 1
+        assert all(0 <= token_id <= most for token_id in token_ids), f"token ids must be from 0 to {most}"
 
     def submit(self, request: Request, sink: Sink) -> ActiveRequest:
         """Add a request to the queue.
@@ -267,8 +259,8 @@ class Engine:
             request = active.request
             try:
                 self.check(request)
-            except ValueError:
-                logger.exception("an invalid request was submitted without a check")
+            except AssertionError:
+                logger.exception("a use case submitted a request that the model cannot run")
                 self._arrived.popleft()
                 self._finish(active, Failed("internal"))
                 continue

@@ -78,10 +78,10 @@ def test_the_encoder_of_a_generating_model_returns_its_maps() -> None:
 def test_requests_for_results_that_an_encoder_lacks_are_rejected(
     return_labels: bool, attention: set[str], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(AssertionError, match=message):
         Harness().submit(request(SOURCES[1], return_labels, frozenset(attention)))
 
 
 def test_a_model_without_a_decoder_generates_nothing() -> None:
-    with pytest.raises(ValueError, match="does not generate text"):
+    with pytest.raises(AssertionError, match="does not generate text"):
         classifier().submit(GenerateRequest("g", SOURCES[1], FAR))

@@ -312,7 +312,7 @@ def test_requests_that_the_model_cannot_run_are_rejected(
     source: tuple[int, ...], fields: dict[str, Any], message: str
 ) -> None:
     harness = Harness()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(AssertionError, match=message):
         harness.generate(source, **fields)
     assert not harness.engine.has_work
 

@@ -132,7 +132,7 @@ def test_a_prefix_that_does_not_fit_after_its_prompt_is_rejected(manifest: Manif
     prompt = tuple(range(3, 23))
     fitting = (4,) * (LIMIT - len(prompt))
     harness.engine.check(request(prompt, target_prefix=fitting))
-    with pytest.raises(ValueError, match="must have 1 to 11 tokens, got at least 13 with its prefix"):
+    with pytest.raises(AssertionError, match="must have 1 to 11 tokens, got at least 13 with its prefix"):
         harness.engine.check(request(prompt, target_prefix=(*fitting, 4, 4)))
 
 
