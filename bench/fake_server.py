@@ -14,9 +14,9 @@ from service.discovery import find_bundles
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
-from service.http.server import DrainingServer
 from service.inference.service import Backend, ServedModel
 from service.logs import configure_logging
+from service.server import DrainingServer
 from service.settings import Settings, read_settings
 from service.text.tokenizer import read_tokenizer
 from tests.support.fake_runner import HIDDEN, FakeRunner, fake_manifest

@@ -25,10 +25,10 @@ from service.errors import ApiError
 from service.fields import path_of, paths_of
 from service.http.call import HttpCall
 from service.http.dispatch import CallLog
-from service.http.server import DrainingServer
 from service.inference.generate import generate
 from service.inference.service import Service
 from service.logs import configure_logging
+from service.server import DrainingServer
 from service.settings import Settings, read_settings
 
 

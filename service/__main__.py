@@ -39,7 +39,7 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Imported here, once the installation is known to be sound: it imports ONNX Runtime, which
     # takes most of the start.
-    from service.http.server import serve
+    from service.server import serve
 
     return serve(settings)
 

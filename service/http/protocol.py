@@ -14,10 +14,11 @@ import termios
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.api.endpoint import NATIVE_ERRORS
 from service.errors import CLIENT_GONE, ApiError
@@ -69,7 +70,8 @@ def error_response(error: ApiError, request_id: str) -> bytes:
         b"connection": b"close",
     }
     lines = [name + b": " + value + b"\r\n" for name, value in headers.items()]
-    return b"".join([STATUS_LINE[error.kind.status], *lines, b"\r\n", body])
+    status = HTTPStatus(error.kind.status)
+    return b"".join([b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()), *lines, b"\r\n", body])
 
 
 def check_head(

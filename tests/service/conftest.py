@@ -24,10 +24,10 @@ from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
 from service.http.application import EndpointRoute
-from service.http.server import DrainingServer
 from service.inference.call import Arrival, Call
 from service.inference.service import Backend, LazyModel, LoadedModel, ServedModel
 from service.runtime.protocol import Runner
+from service.server import DrainingServer
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
 from tests.support.fake_runner import HIDDEN, FakeRunner, Faults, fake_classifier_manifest, fake_manifest

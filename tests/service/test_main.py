@@ -130,8 +130,7 @@ def test_a_closed_standard_stream_has_no_effect(folder: Path, closed: str) -> No
 # `python -m service` with an engine that hangs in a native call at its first step after loading.
 HANGING = """
 import sys, time
-from service import __main__
-from service.http import server
+from service import __main__, server
 from service.engine.engine import Engine
 
 def load(*arguments, load=server.load_backend):
@@ -184,8 +183,7 @@ def test_a_second_signal_ends_the_process_at_once_with_1(folder: Path) -> None:
 # `python -m service` with a load that takes two minutes.
 LOADING = """
 import sys, time
-from service import __main__
-from service.http import server
+from service import __main__, server
 
 server.load_backend = lambda *arguments: time.sleep(120)
 sys.exit(__main__.main(sys.argv[1:]))
@@ -287,7 +285,7 @@ def test_a_port_that_is_taken_ends_the_process_with_3(folder: Path) -> None:
 
 def test_the_service_never_loads_torch() -> None:
     program = (
-        "import sys; from service.http.server import serve; from service.__main__ import main; "
+        "import sys; from service.server import serve; from service.__main__ import main; "
         "print([name for name in ('torch', 'onnx', 'transformers', 'model', 'export') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 import pytest
 
+from service import server
 from service.api.endpoint import Call, Endpoint
-from service.http import server
 from service.http.call import HttpCall
 from tests.service.api.test_streaming import large_response
 from tests.service.conftest import MakeBackend, Serve, Wire, add_endpoint, read_all, wait_until
