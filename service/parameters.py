@@ -278,6 +278,11 @@ class TextParameters(RequestBody):
             return max(DEFAULT_NEW_TOKENS, self.min_new_tokens)
         return self.max_new_tokens
 
+    @property
+    def token_ids(self) -> list[tuple[str, int, int]]:
+        """Tokens that must be in the model's vocabulary, as (parameter, index in it, token id)."""
+        return [("suppress_tokens", index, token_id) for index, token_id in enumerate(self.suppress_tokens)]
+
 
 class GenerateParameters(TextParameters):
     """Generation parameters, with the names, meanings and defaults of Hugging Face's `generate`."""

@@ -177,7 +177,7 @@ class Engine:
         assert 0 < num_tokens <= most, (
             f"the target must have 1 to {most} tokens, got at least {num_tokens} with its prefix"
         )
-        self._check_vocabulary((*prefix, *parameters.suppress_tokens))
+        self._check_vocabulary((*prefix, *(token_id for *_, token_id in parameters.token_ids)))
         most = min(MAX_BEAMS, self._runner.max_rows)
         assert num_beams <= most, f"num_beams must be at most {most}, got {num_beams}"
         count = parameters.num_return_sequences

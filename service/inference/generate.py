@@ -225,10 +225,10 @@ def check_parameters(
     if parameters.num_beams > model.max_rows:
         message = f"{{num_beams}} must be at most {model.max_rows}, got {parameters.num_beams}."
         raise ApiError("invalid_parameter", message, field="num_beams")
-    for index, token_id in enumerate(parameters.suppress_tokens):
+    for field, index, token_id in parameters.token_ids:
         if token_id >= limits.vocabulary:
             message = f"It must be at most {limits.vocabulary - 1} for {model.name}, got {token_id}."
-            raise ApiError("invalid_parameter", message, field="suppress_tokens", index=index)
+            raise ApiError("invalid_parameter", message, field=field, index=index)
 
 
 def _check_combination(parameters: GenerateParameters, num_inputs: int, *, stream: bool) -> None:

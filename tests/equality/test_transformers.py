@@ -45,8 +45,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "all": {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "min_new_tokens": 12},
 }
 # A prefix must not count for the bound of "never" and for the smallest length.
-LONGEST = replace(
-    GREEDY, num_beams=3, max_new_tokens=12, length_penalty=4.0, early_stopping="never", num_return_sequences=3
+LONGEST = GenerateParameters(
+    num_beams=3, max_new_tokens=12, length_penalty=4.0, early_stopping="never", num_return_sequences=3
 )
 PREFIXED: dict[str, dict[str, Any]] = {
     "plain": {},
