@@ -1,5 +1,6 @@
 """Generation parameters and the selection of attention maps, from the request to the engine."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -29,9 +30,12 @@ from service.fields import (
 MAX_SEED = 2**53 - 1  # largest integer that every JSON reader keeps exact
 MAX_STOP_CHARACTERS = 64
 MAX_STOP_STRINGS = 4
+MAX_BIAS = 100
+MAX_BIASED_TOKENS = 1024
 MAX_SUPPRESSED_TOKENS = 1024
 MAX_TOP_LOGPROBS = 5
 DEFAULT_NEW_TOKENS = 128
+DECIMAL_ID = r"(0|[1-9][0-9]{0,9})"  # a token id as the key of an object
 
 Encoding = Literal["float", "base64"]
 Kind = Literal["encoder", "encoder_slots", "cross", "decoder"]
@@ -52,6 +56,23 @@ def _check_stop(value: Any) -> tuple[str, ...]:
             message = f"Stop strings must have 1 to {MAX_STOP_CHARACTERS} characters, got {len(string)}."
             raise field_error("invalid_parameter", message)
     return tuple(strings)
+
+
+def _check_logit_bias(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, dict):
+        raise field_error("invalid_parameter", "It must be an object of token ids and their biases.")
+    if len(value) > MAX_BIASED_TOKENS:
+        message = f"It must have at most {MAX_BIASED_TOKENS} token ids, got {len(value)}."
+        raise field_error("invalid_parameter", message)
+    for name, bias in value.items():
+        if not re.fullmatch(DECIMAL_ID, name):
+            raise field_error("invalid_parameter", 'Its keys must be token ids, such as "42".')
+        if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            message = f"It must be a number from {-MAX_BIAS} to {MAX_BIAS}."
+            raise field_error("invalid_parameter", message, int(name))
+    return tuple((int(name), float(bias)) for name, bias in value.items())
 
 
 def _check_early_stopping(value: Any) -> Any:
@@ -83,6 +104,20 @@ Stop = Annotated[
         {
             "anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS}, NULL],
             "description": f"Up to {MAX_STOP_STRINGS} strings that end the text and are cut from it.",
+        }
+    ),
+]
+LogitBias = Annotated[
+    tuple[tuple[int, float], ...],
+    BeforeValidator(_check_logit_bias),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{DECIMAL_ID}$"},
+            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+            "maxProperties": MAX_BIASED_TOKENS,
+            "description": f"Biases from {-MAX_BIAS} to {MAX_BIAS} by token id, added to the logits of these tokens, "
+            "or with beam search to their log-probabilities.",
         }
     ),
 ]
@@ -261,6 +296,7 @@ class TextParameters(RequestBody):
     early_stopping: EarlyStopping = False
     repetition_penalty: RepetitionPenalty = 1.0
     no_repeat_ngram_size: NgramSize = 0
+    logit_bias: LogitBias | None = None
     suppress_tokens: Annotated[TokenIds, Field(description="Tokens that are never generated.")] = ()
     target_prefix: Annotated[
         TextOrTexts | None, Field(description="Beginning of the text: one string for all inputs, or one for each.")
@@ -281,7 +317,8 @@ class TextParameters(RequestBody):
     @property
     def token_ids(self) -> list[tuple[str, int, int]]:
         """Tokens that must be in the model's vocabulary, as (parameter, index in it, token id)."""
-        return [("suppress_tokens", index, token_id) for index, token_id in enumerate(self.suppress_tokens)]
+        suppressed = [("suppress_tokens", index, token_id) for index, token_id in enumerate(self.suppress_tokens)]
+        return suppressed + [("logit_bias", token_id, token_id) for token_id, _ in self.logit_bias or ()]
 
 
 class GenerateParameters(TextParameters):

@@ -26,6 +26,7 @@ class LogitsProcessors:
     The default of each field turns its processor off.
     """
 
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids and what is added to their scores
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     min_new_tokens: int = 0
@@ -42,6 +43,8 @@ class LogitsProcessors:
             end_ids: the end token or end tokens. Only the first is forced.
         """
         read, changed, ends = [*prompt, *generated], scores.copy(), as_tuple(end_ids)
+        for token_id, bias in self.logit_bias:
+            changed[token_id] += np.float32(bias)
         seen = list(set(read))
         changed[seen] = penalised(changed[seen], self.repetition_penalty)
         changed[repeating_tokens(read, self.no_repeat_ngram_size)] = -np.inf

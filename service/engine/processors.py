@@ -25,6 +25,17 @@ class Processor(Protocol):
         ...
 
 
+class LogitBias:
+    """Adds a bias to the scores of some tokens."""
+
+    def __init__(self, biases: Sequence[tuple[int, float]]) -> None:
+        self._ids = [token_id for token_id, _ in biases]
+        self._biases = np.array([bias for _, bias in biases], np.float32)
+
+    def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
+        scores[self._ids] += self._biases
+
+
 class RepetitionPenalty:
     """Penalizes all tokens in the decoder's inputs (Keskar et al. 2019, CTRL, section 4.1)."""
 
@@ -101,7 +112,7 @@ class AllowEndIfAllForbidden:
 
 def changes_scores(parameters: GenerateParameters) -> bool:
     """Return True if the processors do more than forbid a fixed set of tokens."""
-    return parameters.repetition_penalty != 1.0 or parameters.no_repeat_ngram_size > 0
+    return bool(parameters.logit_bias) or parameters.repetition_penalty != 1.0 or parameters.no_repeat_ngram_size > 0
 
 
 def make_processors(
@@ -119,6 +130,8 @@ def make_processors(
         forced_end_at: number of generated tokens of which the last must be the first end token.
     """
     processors: list[Processor] = []
+    if parameters.logit_bias:
+        processors.append(LogitBias(parameters.logit_bias))
     if parameters.repetition_penalty != 1.0:
         processors.append(RepetitionPenalty(parameters.repetition_penalty))
     if parameters.no_repeat_ngram_size:

@@ -123,6 +123,7 @@ def _processed(model: TranslationModel, request: GenerateRequest, scores: Scores
 def processors_of(parameters: GenerateParameters) -> LogitsProcessors:
     """Return the reference logits processors of a request."""
     return LogitsProcessors(
+        logit_bias=parameters.logit_bias or (),
         repetition_penalty=parameters.repetition_penalty,
         no_repeat_ngram_size=parameters.no_repeat_ngram_size,
         min_new_tokens=parameters.min_new_tokens,

@@ -74,6 +74,7 @@ def _generation_config(config: Any, parameters: GenerateParameters, settings: di
         num_return_sequences=parameters.num_return_sequences,
         repetition_penalty=parameters.repetition_penalty,
         no_repeat_ngram_size=parameters.no_repeat_ngram_size,
+        sequence_bias={(token_id,): bias for token_id, bias in parameters.logit_bias or ()} or None,
         suppress_tokens=list(parameters.suppress_tokens),
         pad_token_id=config.pad_token_id,
         eos_token_id=config.eos_token_id,

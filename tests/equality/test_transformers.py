@@ -42,6 +42,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "ngrams": {"no_repeat_ngram_size": 2},
     "words": {"no_repeat_ngram_size": 1},
     "longer": {"min_new_tokens": 25},
+    "biases": {"logit_bias": ((2, -4.0), (268, 3.1)), "repetition_penalty": 1.2},
     "all": {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "min_new_tokens": 12},
 }
 # A prefix must not count for the bound of "never" and for the smallest length.

@@ -244,10 +244,10 @@ def searched(imported: Imported, source: Sequence[int], max_new_tokens: int, **s
     generation = imported.generation
     defaults, end_id = generation.defaults.model_copy(update=settings), generation.end_ids[0]
     processors = LogitsProcessors(
-        defaults.repetition_penalty or 1.0,
-        defaults.no_repeat_ngram_size or 0,
-        defaults.min_new_tokens or 0,
-        defaults.suppress_tokens,
+        repetition_penalty=defaults.repetition_penalty or 1.0,
+        no_repeat_ngram_size=defaults.no_repeat_ngram_size or 0,
+        min_new_tokens=defaults.min_new_tokens or 0,
+        suppress_tokens=defaults.suppress_tokens,
     )
     start, *prefix = generation.start_ids
     steps = onnx_steps(imported.sessions, source)

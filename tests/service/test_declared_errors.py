@@ -38,7 +38,7 @@ BEYOND: tuple[Mapping[str, Any], ...] = (
     {"parameters": {"top_logprobs": 1}},
     {"return_attention": {"kinds": ["cross"]}},
     {"dimensions": 3},
-    {"logit_bias": {"5": 1}},
+    {"presence_penalty": 1},
     {"parameters": {"watermark": True}},
     {"parameters": {"priority": 1}},
     {"parameters": {"prompt_name": "query"}},

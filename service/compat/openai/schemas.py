@@ -34,6 +34,7 @@ from service.parameters import (
     Encoding,
     GenerateParameters,
     LengthPenalty,
+    LogitBias,
     MinNewTokens,
     NgramSize,
     NumBeams,
@@ -111,7 +112,7 @@ class DecodingBody(RequestBody):
     stream: Annotated[bool | None, Field(description="Send server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, Field(description="Options of a stream.")] = None
     user: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
-    logit_bias: Annotated[Any, must_equal({})] = None
+    logit_bias: LogitBias | None = None
     presence_penalty: Annotated[Any, must_equal(0)] = None
     frequency_penalty: Annotated[Any, must_equal(0)] = None
     # Extensions to OpenAI's API.

@@ -49,6 +49,15 @@ def test_the_end_token_waits_for_the_shortest_length_without_the_prompt() -> Non
     assert processors(SCORES, [0], [4, 4], END)[END] == SCORES[END]
 
 
+def test_biases_are_added_to_the_scores_before_the_repetition_penalty() -> None:
+    given = LogitsProcessors(logit_bias=((2, 1.5), (5, -100.0)))(SCORES, [0], [], END)
+    expected = SCORES.copy()
+    expected[[2, 5]] += [1.5, -100.0]
+    np.testing.assert_array_equal(given, expected)
+    both = LogitsProcessors(logit_bias=((2, 4.0),), repetition_penalty=2.0)(SCORES, [2], [], END)
+    assert both[2] == penalised(SCORES[[2]] + np.float32(4.0), 2.0)[0]
+
+
 def test_suppressed_tokens_have_probability_zero() -> None:
     given = LogitsProcessors(suppress_tokens=(2, 5))(SCORES, [0], [], END)
     assert np.flatnonzero(np.isinf(given)).tolist() == [2, 5]

@@ -80,6 +80,17 @@ async def test_suppressed_tokens_are_never_generated(running: Running, parameter
     assert not set(plain) & set(ids_of((await generate(running, "a dog", **options))["outputs"][0]))
 
 
+@pytest.mark.parametrize("parameters", [{}, {"num_beams": 3}, {"do_sample": True, "seed": 1}])
+async def test_a_bias_prefers_or_avoids_a_token(running: Running, parameters: dict[str, Any]) -> None:
+    options = {"min_new_tokens": 8, "max_new_tokens": 8, **parameters}
+    plain = ids_of((await generate(running, "a dog", **options))["outputs"][0])
+    avoided = await generate(running, "a dog", logit_bias={str(one): -100 for one in plain}, **options)
+    assert not set(plain) & set(ids_of(avoided["outputs"][0]))
+    preferred = await generate(running, "a dog", logit_bias={"7": 100}, **options)
+    assert ids_of(preferred["outputs"][0]) == [7] * 8
+    assert all(token["logprob"] <= 0 for token in preferred["outputs"][0]["tokens"])  # of the model
+
+
 async def test_the_end_token_is_generated_if_every_token_is_suppressed(
     running: Running, tokenizer: TextTokenizer
 ) -> None:
@@ -186,6 +197,7 @@ async def test_null_equals_an_absent_field_if_the_default_is_none(running: Runni
     ("parameters", "code", "param"),
     [
         ({"suppress_tokens": [3, 265]}, "invalid_parameter", "suppress_tokens[1]"),
+        ({"logit_bias": {"3": 1, "265": 1}}, "invalid_parameter", "logit_bias[265]"),
         ({"target_prefix": "a" * 70}, "input_too_long", "target_prefix"),
         ({"target_prefix": ["a", "b" * 70]}, "input_too_long", "target_prefix[1]"),
         ({"target_prefix": "a dog " * 3000}, "input_too_long", "target_prefix"),

@@ -20,7 +20,11 @@ def events(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "parameters", [{}, {"max_new_tokens": 3}, {"do_sample": True, "seed": 4, "stop": "x"}, {"num_beams": 3}]
+    "parameters",
+    [
+        *({}, {"max_new_tokens": 3}, {"do_sample": True, "seed": 4, "stop": "x"}, {"num_beams": 3}),
+        {"logit_bias": {"7": 4, "9": -1.5}},
+    ],
 )
 async def test_the_text_equals_that_of_generate(running: Running, parameters: dict[str, Any]) -> None:
     (own,) = (await generate(running, "a dog", **parameters))["outputs"]

@@ -91,11 +91,23 @@ async def test_nulls_and_default_values_change_nothing(running: Running) -> None
     assert (await complete(running, "a dog", **harmless))["choices"] == plain["choices"]
 
 
+async def test_biases_are_those_of_the_native_parameter(running: Running) -> None:
+    biases = {"7": 3.5, "9": -100}
+    (own,) = (await generate(running, "a dog", logit_bias=biases, max_new_tokens=8))["outputs"]
+    whole = await complete(running, "a dog", logit_bias=biases, max_tokens=8)
+    assert whole["choices"][0]["text"] == own["text"]
+    assert own["text"] != (await complete(running, "a dog", max_tokens=8))["choices"][0]["text"]
+    *chunks, _ = await stream(running, "a dog", logit_bias=biases, max_tokens=8)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == own["text"]
+    for value, param in (({"5": 101}, "logit_bias[5]"), ({"dog": 1}, "logit_bias"), ({"265": 1}, "logit_bias[265]")):
+        error = await error_of(running, "/v1/completions", {"prompt": "a dog", "logit_bias": value})
+        assert (error["code"], error["param"]) == ("invalid_parameter", param)
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
         ("suffix", "x"),
-        ("logit_bias", {"1": 5}),
         ("presence_penalty", 0.5),
         ("presence_penalty", False),
         ("frequency_penalty", -1),

@@ -127,7 +127,6 @@ async def test_fields_with_their_default_values_change_nothing(chat: Running) ->
         ("web_search_options", {"search_context_size": "low"}),
         ("reasoning_effort", "high"),
         ("verbosity", "low"),
-        ("logit_bias", {"5": 1}),
         ("presence_penalty", 1),
         ("frequency_penalty", 1),
     ],

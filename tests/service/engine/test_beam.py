@@ -52,7 +52,11 @@ def searched() -> Reference:
         asked, prefix, stop = request.parameters, request.target_prefix, request.stop
         max_new_tokens = min(asked.num_new_tokens, manifest.limits.max_target_tokens - len(prefix))
         processors = LogitsProcessors(
-            asked.repetition_penalty, asked.no_repeat_ngram_size, asked.min_new_tokens, asked.suppress_tokens
+            asked.logit_bias or (),
+            asked.repetition_penalty,
+            asked.no_repeat_ngram_size,
+            asked.min_new_tokens,
+            asked.suppress_tokens,
         )
 
         def stops(generated: Sequence[int]) -> bool:
@@ -112,6 +116,7 @@ def requests_of(draw: st.DrawFn, vocabulary: int, num_beams: st.SearchStrategy[i
         early_stopping=draw(st.sampled_from([False, True, "never"])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.0, 1.4, 0.8])),
         no_repeat_ngram_size=draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
+        logit_bias=draw(st.sampled_from([None, None, None, ((3, 2.5), (END, -1.5))])),
         suppress_tokens=draw(st.sampled_from([(), (), (), (3,), (0, END)])),
         top_logprobs=draw(st.sampled_from([0, 3])),
     )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from service.engine.processors import (
     AllowEndIfAllForbidden,
     ForceEnd,
+    LogitBias,
     MinNewTokens,
     NoRepeatNgram,
     Processor,
@@ -37,6 +38,10 @@ def forbidden(processor: Processor, read: Sequence[int], num_generated: int = 0)
     kept = [before for before, left in zip(SCORES, after, strict=True) if left != -math.inf]
     assert kept == [left for left in after if left != -math.inf], "what is not forbidden stays as it was"
     return [token for token, left in enumerate(after) if left == -math.inf]
+
+
+def test_biases_are_added_to_the_scores_of_their_tokens() -> None:
+    assert changed(LogitBias([(2, -100.0), (0, 1.5)]), SCORES, [0]) == [-0.5, 0.5, -97.0, -1.0, 0.0, 2.0]
 
 
 def test_a_repetition_is_penalised_once_for_scores_of_either_sign() -> None:
@@ -115,10 +120,14 @@ def test_a_request_without_options_has_no_processors() -> None:
 
 def test_processors_that_forbid_tokens_run_before_the_end_token_is_allowed() -> None:
     parameters = GenerateParameters(
-        repetition_penalty=1.5, no_repeat_ngram_size=2, min_new_tokens=9, suppress_tokens=(0, 1, 3, 4, 5)
+        logit_bias=((1, 2.0),),
+        repetition_penalty=1.5,
+        no_repeat_ngram_size=2,
+        min_new_tokens=9,
+        suppress_tokens=(0, 1, 3, 4, 5),
     )
     processors = make_processors(parameters, [END])
-    kinds = [RepetitionPenalty, NoRepeatNgram, MinNewTokens, SuppressTokens, AllowEndIfAllForbidden]
+    kinds = [LogitBias, RepetitionPenalty, NoRepeatNgram, MinNewTokens, SuppressTokens, AllowEndIfAllForbidden]
     assert [type(processor) for processor in processors] == kinds
     scores = np.array(SCORES, np.float32)
     process(processors, scores, [START], 0)
@@ -133,10 +142,11 @@ def test_processors_that_forbid_tokens_run_before_the_end_token_is_allowed() -> 
         (GenerateParameters(repetition_penalty=1.1), True),
         (GenerateParameters(repetition_penalty=0.9), True),
         (GenerateParameters(no_repeat_ngram_size=3), True),
+        (GenerateParameters(logit_bias=((3, 1.0),)), True),
         (GenerateParameters(suppress_tokens=(0,)), False),
     ],
 )
-def test_only_penalties_and_ngrams_change_more_than_a_fixed_set_of_tokens(
+def test_only_biases_penalties_and_ngrams_change_more_than_a_fixed_set_of_tokens(
     parameters: GenerateParameters, expected: bool
 ) -> None:
     assert changes_scores(parameters) is expected
@@ -147,7 +157,9 @@ def slowly_processed(
 ) -> list[float]:
     """Reference implementation that checks each token separately."""
     size, penalty, after = parameters.no_repeat_ngram_size, parameters.repetition_penalty, []
+    biases = dict(parameters.logit_bias or ())
     for token, score in enumerate(scores):
+        score += biases.get(token, 0.0)
         ngrams = [tuple(read[start : start + size]) for start in range(len(read) - size + 1)]
         is_forbidden = (
             (size > 0 and tuple([*read, token][-size:]) in ngrams)
@@ -171,6 +183,7 @@ TOKENS = st.integers(0, 6)
     num_generated=st.integers(0, 12),
     parameters=st.builds(
         GenerateParameters,
+        logit_bias=st.dictionaries(TOKENS, st.floats(-100, 100, width=32)).map(lambda biases: tuple(biases.items())),
         repetition_penalty=st.sampled_from([0.5, 1.0, 1.0, 1.3, 4.0]),
         no_repeat_ngram_size=st.integers(0, 4),
         min_new_tokens=st.integers(0, 12),

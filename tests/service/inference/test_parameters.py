@@ -26,6 +26,9 @@ WRONG: list[tuple[str, Any, str]] = [
     *(("no_repeat_ngram_size", value, "") for value in (-1, 2.0, True, 65_537, None)),
     *(("suppress_tokens", value, "") for value in (3, None, "3", [3] * 1025)),
     *(("suppress_tokens", value, "[1]") for value in ([3, -1], [3, True], [3, 3.0], [3, "3"])),
+    *(("logit_bias", value, "") for value in (3, "5", [[5, 1]], {"x": 1}, {"05": 1}, {"-1": 1}, {"": 1})),
+    ("logit_bias", {str(token_id): 1 for token_id in range(1025)}, ""),
+    *(("logit_bias", {"5": value}, "[5]") for value in (100.1, -101, True, None, "1")),
     *(("target_prefix", value, "") for value in (3, {"a": 1}, ["a", "b"], ["a"] * 257)),
     ("target_prefix", [3], "[0]"),
     *(("top_logprobs", value, "") for value in (-1, 6, True, 1.0, None)),
@@ -161,6 +164,12 @@ def test_a_prefix_is_one_text_or_a_list() -> None:
     assert parse(target_prefix=["a"]).target_prefix == Texts(("a",), is_list=True)
     assert parse(target_prefix="a").target_prefix == Texts(("a",), is_list=False)
     assert parse(target_prefix=None).target_prefix is None
+
+
+def test_biases_are_pairs_of_token_ids_and_numbers() -> None:
+    assert parse(logit_bias={"5": 1, "0": -100}).logit_bias == ((5, 1.0), (0, -100.0))
+    assert parse(logit_bias={}).logit_bias == ()
+    assert parse(logit_bias=None).logit_bias is None
 
 
 def test_return_attention_is_true_false_or_a_selection() -> None:
