@@ -1,6 +1,7 @@
 """A call over HTTP: its headers, its body and the state of its response."""
 
 import asyncio
+import contextlib
 import itertools
 import re
 import secrets
@@ -43,7 +44,7 @@ class HttpCall(Call):
         is_usable = own_id and REQUEST_ID.fullmatch(own_id)
         super().__init__(service, own_id if is_usable else f"{_PROCESS_ID}{next(_numbers) % 2**32:08x}")
         self.scope = scope
-        self._receive = receive
+        self.receive = receive  # `exchange.rejection` says if the connection has rejected the body
         self._send = send
         self.exchange: Exchange | None = scope.get(EXCHANGE)  # absent in tests without a connection
         self.endpoint: Endpoint | None = None
@@ -56,19 +57,6 @@ class HttpCall(Call):
     def model_in_query(self) -> str | None:
         """Model that the query names."""
         return QueryParams(self.scope["query_string"]).get("model")
-
-    async def receive(self) -> Message:
-        """Receive a part of the body.
-
-        Raises:
-            ApiError: the connection has rejected the body.
-        """
-        message = await self._receive()
-        rejection = None if self.exchange is None else self.exchange.rejection
-        if rejection is not None:
-            # A copy, because a raised exception holds the body through its traceback.
-            raise ApiError(rejection.code, rejection.message({}))
-        return message
 
     async def send(self, message: Message) -> None:
         """Send a part of the response, with the request id in its head."""
@@ -165,37 +153,29 @@ def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
 
 
 async def _receive(call: HttpCall) -> bytes:
-    limit, body = call.service.settings.max_body_bytes, b""
-    announced = call.headers.get(b"content-length", b"")
+    settings, exchange, body = call.service.settings, call.exchange, b""
+    limit, announced = settings.max_body_bytes, call.headers.get(b"content-length", b"")
     if not (announced.isdigit() and int(announced) > limit):
-        if call.exchange is not None and call.exchange.is_complete:
-            body = await _receive_parts(call, limit)
-        else:
-            try:
-                async with asyncio.timeout(call.service.settings.body_timeout_s):
-                    body = await _receive_parts(call, limit)
-            except TimeoutError:
-                seconds = call.service.settings.body_timeout_s
-                message = f"The body did not arrive within {seconds:g} s (SIGHTLINE_BODY_TIMEOUT_S)."
-                raise ApiError("client_too_slow", message) from None
+        has_arrived = exchange is not None and exchange.is_complete
+        try:
+            async with contextlib.nullcontext() if has_arrived else asyncio.timeout(settings.body_timeout_s):
+                is_complete = False
+                while not is_complete and len(body) <= limit:
+                    message = await call.receive()
+                    if exchange is not None and exchange.rejection is not None:
+                        # A copy, because a raised exception holds the body through its traceback.
+                        raise ApiError(exchange.rejection.code, exchange.rejection.message({}))
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    body += message.get("body", b"")
+                    is_complete = not message.get("more_body", False)
+        except TimeoutError:
+            text = f"The body did not arrive within {settings.body_timeout_s:g} s (SIGHTLINE_BODY_TIMEOUT_S)."
+            raise ApiError("client_too_slow", text) from None
         if len(body) <= limit:
             return body
     size = f", got {int(announced)}" if announced.isdigit() else ""
     raise ApiError("body_too_large", f"The body must be at most {limit} bytes{size} (SIGHTLINE_MAX_BODY_BYTES).")
-
-
-async def _receive_parts(call: HttpCall, limit: int) -> bytes:
-    """Return the complete body, or a part of it that is longer than the limit."""
-    body = b""
-    while len(body) <= limit:
-        message = await call.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        part: bytes = message.get("body", b"")
-        body += part
-        if not message.get("more_body", False):
-            break
-    return body
 
 
 def _json_bytes(call: HttpCall, data: bytes, length_header: str) -> int:
