@@ -8,6 +8,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
 from pydantic import BaseModel
@@ -46,7 +47,22 @@ def export(arguments: argparse.Namespace) -> BaseModel:
                 "leave out --shortlist"
             )
         return _heavy("export")(arguments)
+    if kind == "gguf":
+        return _import_gguf(arguments)
     return import_folder(arguments, kind)
+
+
+def _import_gguf(arguments: argparse.Namespace) -> BaseModel:
+    """Convert a GGUF file to a temporary folder, and import that."""
+    from export.sources.gguf import convert
+    from service.bundle import sha256_of
+
+    file: Path = arguments.checkpoint
+    with TemporaryDirectory(prefix="sightline-") as temporary:
+        encodings = convert(file, Path(temporary))
+        provenance = Provenance(quantized=encodings, files={file.name: sha256_of(file)})
+        in_folder = argparse.Namespace(**vars(arguments) | {"checkpoint": Path(temporary)})
+        return import_folder(in_folder, "huggingface", provenance)
 
 
 def import_folder(
@@ -97,13 +113,17 @@ def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.Arg
         usage="%(prog)s [zoo | verify | align | quantize | half] ...\n"
         "       %(prog)s [options] --out BUNDLE checkpoint",
     )
-    parser.description = "Export a checkpoint as a verified bundle: a training run, or a folder of others."
+    parser.description = "Export a checkpoint as a verified bundle: a training run, or a checkpoint of others."
     parser.epilog = "example: %(prog)s runs/multi30k-en-de/averaged --out bundles/multi30k-en-de"
     parser.add_argument(
-        "checkpoint", type=Path, help="folder of a training run, a Hugging Face model or a Firefox translation model"
+        "checkpoint",
+        type=Path,
+        help="folder of a training run, a Hugging Face model or a Firefox translation model, or a GGUF file",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
-    parser.add_argument("--kind", choices=get_args(Kind), help="kind of the folder (default: recognised by its files)")
+    parser.add_argument(
+        "--kind", choices=get_args(Kind), help="kind of the checkpoint (default: recognised by its files)"
+    )
     add_metadata(parser)
     parser.add_argument(
         "--shortlist",

@@ -15,6 +15,7 @@ from sightline.parser import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USAGE, Par
 
 # Libraries that only some extras install, by the name of their module.
 LIBRARIES = {
+    "gguf": "gguf",
     "onnx": "ONNX",
     "onnxruntime": "ONNX Runtime",
     "huggingface_hub": "huggingface_hub",
@@ -27,6 +28,7 @@ LIBRARIES = {
 }
 # The only extra that has a library, for libraries that a part of the work of a command needs.
 EXTRA_OF = {
+    "gguf": "import",
     "huggingface_hub": "import",
     "Jinja": "import",
     "PyTorch": "train",

@@ -48,7 +48,7 @@ PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MAX_TEXT_BYTES = 256 << 20  # of a configuration or a tokenizer
 NUM_NAMED = 5  # unknown keys or tensors that an error names
 
-Kind = Literal["huggingface", "firefox", "training"]
+Kind = Literal["huggingface", "firefox", "gguf", "training"]
 
 
 @dataclass(frozen=True)
@@ -547,8 +547,12 @@ def _no_weights(folder: Path) -> str:
         "convert them on a trusted machine: load the model with transformers' from_pretrained, and save it with "
         "save_pretrained, which writes safetensors"
     )
+    files = sorted(folder.glob("*.gguf"))
+    if files:
+        return (
+            f"{folder} has no {SAFETENSORS}, but GGUF weights; name the file instead of its folder, such as {files[0]}"
+        )
     for suffix, kind in (
-        (".gguf", "GGUF weights"),
         (".h5", "TensorFlow weights"),
         (".msgpack", "Flax weights"),
         (".ot", "Rust weights"),
@@ -584,19 +588,17 @@ def open_folder(path: Path, allowed: Iterable[Path] = ()) -> Folder:
 
 
 def detect_kind(path: Path) -> Kind:
-    """Recognise the kind of a folder by its files.
+    """Recognise the kind of a GGUF file, or of a folder by its files.
 
     Raises:
-        ImportFailedError: it is not a folder, or of no known kind; the message says what it is.
+        ImportFailedError: it is of no known kind; the message says what it is.
     """
     if not path.exists():
         raise ImportFailedError(f"{path} does not exist; name the folder of a checkpoint")
-    if path.suffix == ".gguf":
-        raise ImportFailedError(
-            f"{path} is a GGUF file, which is not imported; name a folder with the original safetensors weights"
-        )
+    if path.suffix == ".gguf" and path.is_file():
+        return "gguf"
     if not path.is_dir():
-        raise ImportFailedError(f"{path} is a file; name the folder of a checkpoint")
+        raise ImportFailedError(f"{path} is a file; name the folder of a checkpoint, or a file that ends in .gguf")
     names = {entry.name for entry in path.iterdir()}
     if "weights.safetensors" in names and "config.json" in names:
         return "training"
@@ -604,9 +606,10 @@ def detect_kind(path: Path) -> Kind:
         return "huggingface"
     if any(re.fullmatch(r"model\..*\.bin(\.gz)?", name) for name in names):
         return "firefox"
-    if any(name.endswith(".gguf") for name in names):
+    files = sorted(name for name in names if name.endswith(".gguf"))
+    if files:
         raise ImportFailedError(
-            f"{path} has GGUF weights, which are not imported; use the repository with the original safetensors"
+            f"{path} has GGUF weights; name the file instead of its folder, such as {path / files[0]}"
         )
     if not names:
         raise ImportFailedError(f"{path} is empty; name the folder of a checkpoint")

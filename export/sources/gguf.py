@@ -1,7 +1,8 @@
-"""Conversion of a GGUF file of the Llama architecture to a folder in the layout of Hugging Face.
+"""Conversion of a GGUF file of llama.cpp to a folder in the layout of Hugging Face.
 
-The catalogue uses it for a model whose package has only this format. Such weights were quantized,
-so that the result approximates the original model. The format is documented at
+The package `gguf` decodes the weights, which are often quantized, so that the result approximates
+the original model. This module reads the header itself: the reader of the package follows lengths
+beyond the end of a damaged file. The format is documented at
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
@@ -16,34 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers, processors
 
-from export.sources.checkpoint import ImportFailedError
+from export.errors import ImportFailedError
+from export.sources.checkpoint import Config
+from export.tokenizers import QWEN_WORDS
+from export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel, convert_sentencepiece
+from export.tokenizers.vocabulary import convert_byte_level
 
 Floats = NDArray[np.float32]
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_CONTROL = 3  # type of special tokens
 MAX_DIMENSIONS = 4
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """Storage of weights in blocks."""
-
-    name: str
-    values: int  # in a block
-    size: int  # bytes of a block
-
-
-ENCODINGS = {
-    0: Encoding("F32", 1, 4),
-    1: Encoding("F16", 1, 2),
-    3: Encoding("Q4_1", 32, 20),
-    8: Encoding("Q8_0", 32, 34),
-}
+# Encodings that are not called quantized.
+FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 
 @dataclass(frozen=True)
@@ -51,8 +41,24 @@ class Entry:
     """A tensor in a GGUF file."""
 
     shape: tuple[int, ...]
-    encoding: Encoding
+    encoding: GGMLQuantizationType
     offset: int  # in bytes from the beginning of the file
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of the stored bytes."""
+        values, size = GGML_QUANT_SIZES[self.encoding]
+        return (*self.shape[:-1], self.shape[-1] // values * size)
+
+
+def _encoding(number: int) -> GGMLQuantizationType | None:
+    """Return the encoding with a number, None if the package cannot decode it."""
+    try:
+        encoding = GGMLQuantizationType(number)
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[encoding][1]), np.uint8), encoding)
+    except (ValueError, NotImplementedError):
+        return None
+    return encoding
 
 
 class GgufFile:
@@ -72,7 +78,7 @@ class GgufFile:
             except (struct.error, UnicodeDecodeError, OverflowError, MemoryError):
                 raise self._invalid("its header is truncated or damaged") from None
         for name, entry in self.entries.items():
-            if entry.offset + self._num_bytes(entry) > self._size:
+            if entry.offset + math.prod(entry.stored_shape) > self._size:
                 raise self._invalid(f"it ends before the data of {name}")
 
     def _invalid(self, reason: str) -> ImportFailedError:
@@ -88,7 +94,7 @@ class GgufFile:
         for _ in range(num_keys):
             key = self._string(file)
             metadata[key] = self._value(file, *self._unpack(file, "<I"))
-        described = []
+        described, encodings = [], dict[int, GGMLQuantizationType | None]()
         for _ in range(num_tensors):
             name = self._string(file)
             (num_dimensions,) = self._unpack(file, "<I")
@@ -97,12 +103,13 @@ class GgufFile:
             # The first dimension is the innermost.
             shape = tuple(reversed(self._unpack(file, f"<{num_dimensions}Q")))
             kind, offset = self._unpack(file, "<IQ")
-            if kind not in ENCODINGS:
-                supported = ", ".join(encoding.name for encoding in ENCODINGS.values())
-                raise self._invalid(f"{name} has the encoding {kind}, and supported are {supported}")
-            encoding = ENCODINGS[kind]
-            if not shape or shape[-1] % encoding.values:
-                raise self._invalid(f"the rows of {name} are not whole blocks of {encoding.values}")
+            if kind not in encodings:
+                encodings[kind] = _encoding(kind)
+            encoding = encodings[kind]
+            if encoding is None:
+                raise self._invalid(f"{name} has the encoding {kind}, which the package gguf does not decode")
+            if not shape or 0 in shape or shape[-1] % GGML_QUANT_SIZES[encoding][0]:
+                raise self._invalid(f"the rows of {name} are not whole blocks of {GGML_QUANT_SIZES[encoding][0]}")
             described.append((name, Entry(shape, encoding, offset)))
         alignment = metadata.get("general.alignment", 32)
         start = -(-file.tell() // alignment) * alignment
@@ -132,35 +139,11 @@ class GgufFile:
             raise self._invalid(f"a value has the unknown type {kind}")
         return self._unpack(file, f"<{_SCALARS[kind]}")[0]
 
-    @staticmethod
-    def _num_bytes(entry: Entry) -> int:
-        return math.prod(entry.shape) // entry.encoding.values * entry.encoding.size
-
     def read(self, name: str) -> Floats:
         """Read a tensor and convert it to float32."""
         entry = self.entries[name]
-        data = np.fromfile(self._path, np.uint8, self._num_bytes(entry), offset=entry.offset)
-        return decode(data, entry.encoding).reshape(entry.shape)
-
-
-def decode(data: NDArray[np.uint8], encoding: Encoding) -> Floats:
-    """Convert stored blocks to float32."""
-    if encoding.name == "F32":
-        return data.view(np.float32)
-    if encoding.name == "F16":
-        return data.view(np.float16).astype(np.float32)
-    blocks = data.reshape(-1, encoding.size)
-    scale = _float16(blocks[:, :2])
-    if encoding.name == "Q8_0":  # a scale and 32 signed codes
-        codes = blocks[:, 2:].copy().view(np.int8)
-        return np.asarray(scale * codes, np.float32).reshape(-1)
-    packed = blocks[:, 4:]  # Q4_1: a scale, a minimum, 16 low half bytes, 16 high half bytes
-    values = np.concatenate([packed & 15, packed >> 4], axis=1)
-    return np.asarray(scale * values + _float16(blocks[:, 2:4]), np.float32).reshape(-1)
-
-
-def _float16(data: NDArray[np.uint8]) -> Floats:
-    return data.copy().view(np.float16).astype(np.float32)
+        data = np.fromfile(self._path, np.uint8, math.prod(entry.stored_shape), offset=entry.offset)
+        return np.asarray(dequantize(data.reshape(entry.stored_shape), entry.encoding), np.float32)
 
 
 # Modules of a layer, in GGUF and in Hugging Face.
@@ -174,87 +157,147 @@ _LAYER_MODULES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
 }
 _MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-def convert(source: Path, folder: Path) -> str:
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+def convert(source: Path, folder: Path) -> str | None:
     """Convert a GGUF file to a folder with safetensors, configuration and tokenizer.
 
     Returns:
-        The encodings of the weights, such as "Q4_1, Q8_0, F32".
+        The encodings of the weights, such as "Q4_1, Q8_0, F32". None if no weight is quantized.
 
     Raises:
         ImportFailedError: the file is damaged, or its architecture, tokenizer or encoding is not
             supported.
     """
     gguf = GgufFile(source)
-    settings = _Settings(gguf.metadata, source)
-    if settings.text("general.architecture") != "llama" or settings.text("tokenizer.ggml.pre") != "smollm":
-        raise ImportFailedError(f"{source} is not a SmolLM2 model; import the original safetensors instead")
-    heads, kv_heads = settings.integer("llama.attention.head_count"), settings.integer("llama.attention.head_count_kv")
-    names = {_module_name(name, source): name for name in gguf.entries}
-    _write_safetensors(folder / "model.safetensors", gguf, names, {"q_proj": heads, "k_proj": kv_heads})
-    tokens = settings.values("tokenizer.ggml.tokens")
-    ids = {name: settings.integer(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "padding")}
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": settings.integer("llama.embedding_length"),
-        "intermediate_size": settings.integer("llama.feed_forward_length"),
-        "num_hidden_layers": settings.integer("llama.block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": len(tokens),
-        "max_position_embeddings": settings.integer("llama.context_length"),
-        "rope_theta": settings.number("llama.rope.freq_base"),
-        # The file has it as float32.
-        "rms_norm_eps": float(f"{settings.number('llama.attention.layer_norm_rms_epsilon'):.6g}"),
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": "output.weight" not in gguf.entries,
-        "bos_token_id": ids["bos"],
-        "eos_token_id": ids["eos"],
-        "pad_token_id": ids["padding"],
-    }
-    _write_json(folder / "config.json", config)
+    settings = Config(gguf.metadata, str(source))
+    architecture = settings.text("general.architecture")
+    if architecture not in _ARCHITECTURES:
+        raise ImportFailedError(
+            f"{source} has the architecture {architecture[:40]!r}, and supported are {', '.join(_ARCHITECTURES)}; "
+            "import the original safetensors instead"
+        )
+    if settings.integer("split.count", 1) > 1:
+        raise ImportFailedError(f"{source} is one of several parts; merge them with `llama-gguf-split --merge` first")
+    names = {_module_name(name, source): name for name in gguf.entries if name != _ROPE_FACTORS}
+    config = _configuration(settings, architecture, gguf)
+    tokens, kinds = _tokens(settings, source)
     described = {
-        f"{name}_token": tokens[ids[key]] for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+        f"{name}_token": tokens[config[f"{name}_token_id"]]
+        for name in ("bos", "pad")
+        if config.get(f"{name}_token_id") in range(len(tokens))
     }
-    _write_json(
-        folder / "tokenizer_config.json", described | {"chat_template": settings.text("tokenizer.chat_template")}
+    template = settings.text("tokenizer.chat_template", "")
+    tokenizer = _tokenizer(settings, tokens, kinds, config, source)
+    settings.ignore("general.*", "tokenizer.*", "quantize.*", "split.*", f"{architecture}.vocab_size")
+    settings.check_all_read()
+    ends = config["eos_token_id"]
+    described |= {"eos_token": tokens[ends[0]]} if ends and ends[0] in range(len(tokens)) else {}
+    described |= {"chat_template": template} if template else {}
+    is_llama = architecture == "llama"
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]} if is_llama else {}
+    _write_safetensors(folder / "model.safetensors", gguf, names, heads)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "tokenizer_config.json", described)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    encodings = dict.fromkeys(entry.encoding for entry in gguf.entries.values())
+    return ", ".join(one.name for one in encodings) if any(one not in FLOATS for one in encodings) else None
+
+
+def _configuration(settings: Config, architecture: str, gguf: GgufFile) -> dict[str, Any]:
+    """Return config.json."""
+    heads = settings.integer(f"{architecture}.attention.head_count", least=1)
+    width = settings.integer(f"{architecture}.embedding_length")
+    head_size = settings.integer(f"{architecture}.attention.key_length", width // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        settings.neutral(f"{architecture}.{key}", head_size)
+    if "token_embd.weight" not in gguf.entries:
+        raise ImportFailedError("the GGUF file has no tensor 'token_embd.weight', which its architecture needs")
+    config: dict[str, Any] = {
+        "architectures": [_ARCHITECTURES[architecture]],
+        "model_type": architecture,
+        "hidden_size": width,
+        "intermediate_size": settings.integer(f"{architecture}.feed_forward_length"),
+        "num_hidden_layers": settings.integer(f"{architecture}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": settings.integer(f"{architecture}.attention.head_count_kv", heads, least=1),
+        "head_dim": head_size,
+        "vocab_size": gguf.entries["token_embd.weight"].shape[0],
+        "max_position_embeddings": settings.integer(f"{architecture}.context_length"),
+        # The file has it as float32.
+        "rms_norm_eps": float(f"{settings.number(f'{architecture}.attention.layer_norm_rms_epsilon'):.6g}"),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in gguf.entries,
+        "rope_parameters": _rope(settings, architecture, gguf, head_size),
+    }
+    if architecture == "llama":
+        config["mlp_bias"] = "blk.0.ffn_gate.bias" in gguf.entries
+    if architecture in ("llama", "qwen3"):
+        config["attention_bias"] = "blk.0.attn_q.bias" in gguf.entries
+    for key, name in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
+        if f"tokenizer.ggml.{name}_token_id" in settings:
+            config[key] = settings.integer(f"tokenizer.ggml.{name}_token_id")
+    ends = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    config["eos_token_id"] = list(dict.fromkeys(settings.integer(key) for key in ends if key in settings))
+    return config
+
+
+def _rope(settings: Config, architecture: str, gguf: GgufFile, head_size: int) -> dict[str, Any]:
+    """Return the options of rotary embedding."""
+    start = f"{architecture}.rope"
+    base = settings.number(f"{start}.freq_base", 10000.0, above=1)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
+    kind = settings.text(f"{start}.scaling.type", "none")
+    settings.ignore(f"{start}.scaling.finetuned")
+    if kind in ("linear", "yarn"):
+        rope |= {"rope_type": kind, "factor": settings.number(f"{start}.scaling.factor")}
+        if kind == "yarn":
+            key = f"{start}.scaling.original_context_length"
+            rope["original_max_position_embeddings"] = settings.integer(key, least=1)
+    elif kind == "none":
+        settings.ignore(f"{start}.scaling.factor", f"{start}.scaling.original_context_length")
+    else:
+        raise ImportFailedError(
+            f"the GGUF file has the rope scaling {kind[:40]!r}; supported are none, linear and yarn"
+        )
+    if _ROPE_FACTORS in gguf.entries:
+        if kind != "none":
+            raise ImportFailedError(f"the GGUF file has both {_ROPE_FACTORS} and {start}.scaling.type {kind!r}")
+        rope |= _llama3_scaling(gguf.read(_ROPE_FACTORS), base, head_size)
+    return rope
+
+
+def _llama3_scaling(factors: Floats, base: float, head_size: int) -> dict[str, Any]:
+    """Return the options of Llama 3.1 that give these divisors of the frequencies.
+
+    Raises:
+        ImportFailedError: there are none with the limits that all models of this kind have.
+    """
+    largest, low, high = float(factors.max()), 1.0, 4.0
+    frequencies = base ** (-2 * np.arange(head_size // 2) / head_size)
+    for original in (2**power for power in range(10, 18)):
+        share = np.clip((original * frequencies / (2 * math.pi) - low) / (high - low), 0, 1)
+        expected = 1 / ((1 - share) / largest + share)
+        if factors.shape == expected.shape and np.allclose(factors, expected, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": largest,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": original,
+            }
+    raise ImportFailedError(
+        f"the GGUF file has a tensor {_ROPE_FACTORS!r} that is not the one of Llama 3.1; import the original "
+        "safetensors instead"
     )
-    _tokenizer(settings, tokens).save(str(folder / "tokenizer.json"))
-    return ", ".join(dict.fromkeys(entry.encoding.name for entry in gguf.entries.values()))
-
-
-class _Settings:
-    """Metadata with checked types."""
-
-    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
-        self._values, self._path = values, path
-
-    def _get(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        value = self._values.get(key)
-        if not isinstance(value, kind):
-            raise ImportFailedError(f"{self._path} has no valid {key}, which its conversion needs; download it again")
-        return value
-
-    def integer(self, key: str) -> int:
-        value: int = self._get(key, int)
-        return value
-
-    def number(self, key: str) -> float:
-        return float(self._get(key, (int, float)))
-
-    def text(self, key: str) -> str:
-        value: str = self._get(key, str)
-        return value
-
-    def values(self, key: str) -> list[Any]:
-        value: list[Any] = self._get(key, list)
-        return value
 
 
 def _module_name(name: str, source: Path) -> str:
@@ -262,8 +305,8 @@ def _module_name(name: str, source: Path) -> str:
     match name.split("."):
         case [module, "weight"] if module in _MODULES:
             return f"{_MODULES[module]}.weight"
-        case ["blk", layer, module, "weight"] if layer.isdecimal() and module in _LAYER_MODULES:
-            return f"model.layers.{layer}.{_LAYER_MODULES[module]}.weight"
+        case ["blk", layer, module, "weight" | "bias" as kind] if layer.isdecimal() and module in _LAYER_MODULES:
+            return f"model.layers.{layer}.{_LAYER_MODULES[module]}.{kind}"
     raise ImportFailedError(f"{source} has the unknown tensor {name}; import the original safetensors instead")
 
 
@@ -295,7 +338,11 @@ def _converted(gguf: GgufFile, names: Mapping[str, str], heads: Mapping[str, int
         projection = name.split(".")[-2]
         if projection in heads:
             # GGUF interleaves the two halves of each head, whose dimensions rotate in pairs.
-            pairs = array.reshape(heads[projection], -1, 2, array.shape[-1])
+            if len(array) % (2 * heads[projection]):
+                raise ImportFailedError(
+                    f"the GGUF file has {len(array)} rows in {stored!r}, which {heads[projection]} heads cannot share"
+                )
+            pairs = array.reshape(heads[projection], -1, 2, *array.shape[1:])
             array = pairs.swapaxes(1, 2).reshape(array.shape)
         yield np.ascontiguousarray(array, np.float32).data
 
@@ -304,18 +351,108 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _tokenizer(settings: _Settings, tokens: list[str]) -> Tokenizer:
-    """Return the byte-level BPE tokenizer of SmolLM2, which splits numbers into digits."""
-    merges = [tuple(merge.split(" ")) for merge in settings.values("tokenizer.ggml.merges")]
+def _tokens(settings: Config, source: Path) -> tuple[list[str], list[int]]:
+    """Return the tokens and their kinds."""
+    tokens = settings.get("tokenizer.ggml.tokens")
+    kinds = settings.get("tokenizer.ggml.token_type", None) or [PieceKind.NORMAL] * len(tokens)
+    if (
+        not isinstance(tokens, list)
+        or not all(isinstance(token, str) for token in tokens)
+        or len(set(tokens)) < len(tokens)
+        or len(kinds) != len(tokens)
+        or not set(kinds) <= set(PieceKind)
+    ):
+        raise ImportFailedError(
+            f"{source}: tokenizer.ggml.tokens must be different strings, and tokenizer.ggml.token_type a number from 1 "
+            "to 6 for each; download it again"
+        )
+    return tokens, kinds
+
+
+def _tokenizer(
+    settings: Config, tokens: list[str], kinds: list[int], config: Mapping[str, Any], source: Path
+) -> Tokenizer:
+    """Return the tokenizer.
+
+    Raises:
+        ImportFailedError: it is damaged or not supported.
+    """
+    model = settings.text("tokenizer.ggml.model")
+    if model not in ("gpt2", "llama"):
+        raise ImportFailedError(
+            f"{source} has the tokenizer {model[:40]!r}, and supported are gpt2 and llama; import the original "
+            "safetensors instead"
+        )
+    pattern = settings.text("tokenizer.ggml.pre", "default")
     try:
-        tokenizer = Tokenizer(models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges))
+        tokenizer = (
+            _sentencepiece(settings, tokens, kinds)
+            if model == "llama"
+            else _byte_level(tokens, kinds, settings.get("tokenizer.ggml.merges"), pattern)
+        )
+    except ImportFailedError as error:
+        raise ImportFailedError(f"{source}: {error}") from None
     except Exception as error:  # the library raises plain exceptions
-        raise ImportFailedError(f"the tokenizer of the GGUF file is damaged: {error}; download it again") from None
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    kinds = settings.values("tokenizer.ggml.token_type")
-    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+        raise ImportFailedError(f"the tokenizer of {source} is damaged: {error}; download it again") from None
+    has_start = settings.boolean("tokenizer.ggml.add_bos_token", model == "llama" or pattern in _LLAMA3_PATTERNS)
+    has_end = settings.boolean("tokenizer.ggml.add_eos_token", False)
+    starts = [config["bos_token_id"]] if has_start and "bos_token_id" in config else []
+    ends = config["eos_token_id"][:1] if has_end else []
+    special = {tokens[id_]: id_ for id_ in (*starts, *ends) if id_ in range(len(tokens))}
+    if special:
+        start, end = ([token for token, id_ in special.items() if id_ in ids] for ids in (starts, ends))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*start, "$A", *end],
+            pair=[*start, "$A", *end, *start, "$B", *end],
+            special_tokens=list(special.items()),
+        )
     return tokenizer
+
+
+def _sentencepiece(settings: Config, tokens: list[str], kinds: list[int]) -> Tokenizer:
+    """Return the tokenizer of Llama 2 and Mistral."""
+    scores = settings.get("tokenizer.ggml.scores")
+    pieces = [Piece(*fields) for fields in zip(tokens, scores, map(PieceKind, kinds), strict=True)]
+    return convert_sentencepiece(
+        SentencePieceModel(
+            tuple(pieces),
+            is_bpe=True,
+            byte_fallback=PieceKind.BYTE in kinds,
+            add_dummy_prefix=settings.boolean("tokenizer.ggml.add_space_prefix", True),
+            remove_extra_whitespaces=settings.boolean("tokenizer.ggml.remove_extra_whitespaces", False),
+        )
+    )
+
+
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3_PATTERNS = ("llama-bpe", "llama3", "llama-v3")
+_QWEN_PATTERNS = ("qwen2", "deepseek-r1-qwen")
+_GPT2_PATTERNS = ("gpt-2", "default")
+
+
+def _byte_level(tokens: list[str], kinds: list[int], merges: list[str], pattern: str) -> Tokenizer:
+    """Return a byte-level BPE tokenizer that splits texts into words by a named pattern."""
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == PieceKind.CONTROL]
+    ids = {token: id_ for id_, token in enumerate(tokens)}
+    words = QWEN_WORDS if pattern in _QWEN_PATTERNS else LLAMA3_WORDS if pattern in _LLAMA3_PATTERNS else None
+    tokenizer = convert_byte_level(ids, "\n".join(merges), special, words=words)
+    if pattern == "smollm":
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    elif words is None and pattern not in _GPT2_PATTERNS:
+        supported = ("smollm", *_QWEN_PATTERNS, *_LLAMA3_PATTERNS, *_GPT2_PATTERNS)
+        raise ImportFailedError(
+            f"tokenizer.ggml.pre is {pattern[:40]!r}, which is not supported; supported are {', '.join(supported)}: "
+            "import the original safetensors instead"
+        )
+    symbols = [token for token, kind in zip(tokens, kinds, strict=True) if kind == PieceKind.USER_DEFINED]
+    tokenizer.add_tokens([AddedToken(symbol, special=False, normalized=False) for symbol in symbols])
+    if pattern not in _LLAMA3_PATTERNS:
+        return tokenizer
+    content = json.loads(tokenizer.to_str())
+    content["normalizer"], content["model"]["ignore_merges"] = None, True
+    return Tokenizer.from_str(json.dumps(content))

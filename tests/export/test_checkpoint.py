@@ -321,7 +321,6 @@ def test_a_pickle_without_pytorch_names_the_extra(
 @pytest.mark.parametrize(
     ("file", "kind"),
     [
-        ("model-q4.gguf", "GGUF weights"),
         ("tf_model.h5", "TensorFlow weights"),
         ("flax_model.msgpack", "Flax weights"),
         ("best.ckpt", "pickled weights"),
@@ -335,6 +334,12 @@ def test_weights_in_another_format_are_an_error_that_says_how_to_convert_them(
 ) -> None:
     (folder / "model.safetensors").rename(folder / file)
     with pytest.raises(ImportFailedError, match=rf"{file} \({kind}.*\) is not read; convert them"):
+        open_folder(folder)
+
+
+def test_a_folder_with_gguf_weights_is_an_error_that_names_the_file(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-q4.gguf")
+    with pytest.raises(ImportFailedError, match=r"name the file instead of its folder, such as .*/model-q4\.gguf"):
         open_folder(folder)
 
 

@@ -1,169 +1,305 @@
-"""Conversion of a small GGUF file; its tensors are decoded value by value for comparison."""
+"""Conversion of GGUF files, which the package of llama.cpp writes."""
 
 import json
-import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
+from export import pipeline
+from export.__main__ import main
+from export.families.description import Description
+from export.families.table import describe, find_family
 from export.sources.checkpoint import ImportFailedError, open_folder
-from export.sources.gguf import ENCODINGS, GgufFile, convert, decode
+from export.sources.gguf import GgufFile, convert
+from service.bundle import read_bundle, sha256_of
+from tests.export.decoder_models import LLAMA3, SMALL, YARN, hf_model
+from tests.export.test_importing import RECORD
 
-WIDTH, HEADS, KV_HEADS, INNER = 32, 4, 2, 64
-TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(chr(40 + index) for index in range(60)), "ab"]
-
-
-def string(text: str) -> bytes:
-    return struct.pack("<Q", len(text.encode())) + text.encode()
-
-
-def value(item: Any) -> bytes:
-    match item:
-        case str():
-            return struct.pack("<I", 8) + string(item)
-        case int():
-            return struct.pack("<II", 4, item)
-        case float():
-            return struct.pack("<If", 6, item)
-    kind = 8 if isinstance(item[0], str) else 4
-    items = b"".join(string(one) if kind == 8 else struct.pack("<I", one) for one in item)
-    return struct.pack("<IIQ", 9, kind, len(item)) + items
-
-
-METADATA: dict[str, Any] = {
-    "general.architecture": "llama",
-    "llama.embedding_length": WIDTH,
-    "llama.feed_forward_length": INNER,
-    "llama.block_count": 1,
-    "llama.context_length": 64,
-    "llama.attention.head_count": HEADS,
-    "llama.attention.head_count_kv": KV_HEADS,
-    "llama.rope.freq_base": 10000.0,
-    "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    "tokenizer.ggml.pre": "smollm",
-    "tokenizer.ggml.tokens": TOKENS,
-    "tokenizer.ggml.token_type": [3, 3, 3, *[1] * (len(TOKENS) - 3)],
-    "tokenizer.ggml.merges": ["a b"],
-    "tokenizer.ggml.bos_token_id": 1,
-    "tokenizer.ggml.eos_token_id": 2,
-    "tokenizer.ggml.padding_token_id": 2,
-    "tokenizer.chat_template": "{% for m in messages %}{{ m['content'] }};{% endfor %}",
-}
-MODULES = {
-    "attn_norm": (WIDTH,),
-    "attn_q": (WIDTH, WIDTH),
-    "attn_k": (WIDTH // 2, WIDTH),
-    "attn_v": (WIDTH // 2, WIDTH),
-    "attn_output": (WIDTH, WIDTH),
-    "ffn_norm": (WIDTH,),
-    "ffn_gate": (INNER, WIDTH),
-    "ffn_up": (INNER, WIDTH),
-    "ffn_down": (WIDTH, INNER),
+Array = NDArray[Any]
+CONTROL, USER_DEFINED = 3, 4
+LETTERS = [chr(33 + index) for index in range(90)]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TOKENS = [*SPECIAL, *LETTERS, "Ġ", "Ċ", "ab", "Ġa", "Ġab", "12", "123", "<tool>"]
+MERGES = ["a b", "Ġ a", "Ġ ab", "1 2", "12 3"]
+KINDS = [*[CONTROL] * 3, *[1] * (len(TOKENS) - 4), USER_DEFINED]
+TEMPLATE = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
+TIED = {"tie_word_embeddings": True}
+SIZES = SMALL | {"vocab_size": len(TOKENS), "eos_token_id": 2, "bos_token_id": 1}
+ROPE = {"rope_theta": 500000.0}
+MODELS: Mapping[str, Any] = {
+    "llama": LlamaConfig(**SIZES),
+    "llama-tied": LlamaConfig(**SIZES, **TIED, head_dim=12, rms_norm_eps=1e-5),
+    "llama-biases": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "llama-3.1": LlamaConfig(
+        **SIZES,
+        head_dim=20,
+        rope_parameters={**LLAMA3, **ROPE, "factor": 32.0, "original_max_position_embeddings": 8192},
+    ),
+    "llama-linear": LlamaConfig(**SIZES, rope_parameters={**ROPE, "rope_type": "linear", "factor": 2.0}),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen2-yarn": Qwen2Config(**SIZES, **TIED, rope_parameters={**ROPE, **YARN}),
+    "qwen3": Qwen3Config(**SIZES, head_dim=24),
 }
 
 
-def tensors() -> dict[str, tuple[tuple[int, ...], int, bytes]]:
-    """Return the shape, the encoding and random data of each tensor."""
-    generator = np.random.default_rng(3)
-    shapes = {"token_embd.weight": (len(TOKENS), WIDTH), "output_norm.weight": (WIDTH,)}
-    shapes |= {f"blk.0.{module}.weight": shape for module, shape in MODULES.items()}
-    drawn = {}
-    for number, (name, shape) in enumerate(shapes.items()):
-        kind = 0 if len(shape) == 1 else (0, 1, 3, 8)[number % 4]
-        blocks = int(np.prod(shape)) // ENCODINGS[kind].values
-        if kind in (0, 1):
-            data = generator.standard_normal(blocks).astype(np.float32 if kind == 0 else np.float16).tobytes()
+def permuted(array: Array, heads: int) -> Array:
+    """Interleave the halves of heads, as convert_hf_to_gguf.py of llama.cpp does."""
+    halves = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
+
+
+def add_tokenizer(writer: GGUFWriter, pre: str = "smollm") -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(TOKENS)
+    writer.add_token_types(KINDS)
+    writer.add_token_merges(MERGES)
+
+
+def write_gguf(
+    path: Path, hf: Any, pre: str = "smollm", encoding: GGMLQuantizationType = GGMLQuantizationType.F32, **changes: Any
+) -> Path:
+    """Write a model of Transformers; `changes` are metadata, None removes a key."""
+    config = hf.config
+    architecture = config.model_type
+    writer = GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+    writer.add_rope_dimension_count(head_size)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(rope, head_size))
+    if pre != "none":
+        add_tokenizer(writer, pre)
+    for name, value in {"bos": 1, "eos": 2, "padding": 0}.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", value)
+    writer.add_chat_template(TEMPLATE)
+    for key, value in changes.items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    names = gguf.get_tensor_name_map(writer_architecture(architecture), config.num_hidden_layers)
+    for name, parameter in hf.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        array = parameter.numpy()
+        if architecture == "llama" and ".q_proj" in name:
+            array = permuted(array, config.num_attention_heads)
+        if architecture == "llama" and ".k_proj" in name:
+            array = permuted(array, config.num_key_value_heads)
+        stored = names.get_name(name, (".weight", ".bias"))
+        assert stored is not None
+        if encoding != GGMLQuantizationType.F32 and array.ndim == 2:
+            writer.add_tensor(stored, gguf.quantize(array, encoding), raw_dtype=encoding)
         else:
-            codes = generator.integers(0, 256, (blocks, ENCODINGS[kind].size), np.uint8)
-            codes[:, :2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
-            if kind == 3:
-                codes[:, 2:4] = np.frombuffer(np.float16(-0.07).tobytes(), np.uint8)
-            data = codes.tobytes()
-        drawn[name] = (shape, kind, data)
-    return drawn
-
-
-def write_gguf(path: Path, **changes: Any) -> Path:
-    metadata = METADATA | changes
-    described, body = b"", b""
-    for name, (shape, kind, data) in tensors().items():
-        described += string(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *reversed(shape))
-        described += struct.pack("<IQ", kind, len(body))
-        body += data + bytes(-len(data) % 32)
-    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors()), len(metadata))
-    header += b"".join(string(key) + value(item) for key, item in metadata.items()) + described
-    path.write_bytes(header + bytes(-len(header) % 32) + body)
+            writer.add_tensor(stored, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return path
 
 
-def slow_decode(data: bytes, kind: int) -> list[float]:
-    """Decode one value after the other."""
-    size, values = ENCODINGS[kind].size, []
-    for start in range(0, len(data), size):
-        block = data[start : start + size]
-        if kind == 0:
-            values.append(struct.unpack("<f", block)[0])
-        elif kind == 1:
-            values.append(struct.unpack("<e", block)[0])
-        elif kind == 8:
-            values += [struct.unpack("<e", block[:2])[0] * code for code in struct.unpack("<32b", block[2:])]
+def writer_architecture(name: str) -> gguf.MODEL_ARCH:
+    return next(one for one, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
+
+
+def llama3_factors(rope: Mapping[str, Any], head_size: int) -> Array:
+    """Return the divisors of frequencies, as convert_hf_to_gguf.py of llama.cpp computes them."""
+    factors = []
+    original, low, high = (
+        rope[key] for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
+    for index in range(0, head_size, 2):
+        length = 2 * np.pi * rope["rope_theta"] ** (index / head_size)
+        if length < original / high:
+            factors.append(1.0)
+        elif length > original / low:
+            factors.append(rope["factor"])
         else:
-            scale, least = struct.unpack("<ee", block[:4])
-            values += [scale * (byte & 15) + least for byte in block[4:]]
-            values += [scale * (byte >> 4) + least for byte in block[4:]]
+            smooth = (original / length - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def read(folder: Path) -> tuple[Description, dict[str, Array]]:
+    """Return the description and all tensors of a folder."""
+    with open_folder(folder) as opened:
+        model, _ = describe(find_family(opened.config), opened.config, opened.tensors)
+        opened.config.check_all_read()
+        return model, {name: opened.tensors.read(name) for name in opened.tensors.names}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_gives_the_model_of_its_safetensors(name: str, tmp_path: Path) -> None:
+    hf = hf_model(MODELS[name])
+    hf.save_pretrained(tmp_path / "original")
+    (tmp_path / "converted").mkdir()
+    assert convert(write_gguf(tmp_path / "model.gguf", hf), tmp_path / "converted") is None
+    (expected, tensors), (given, converted) = read(tmp_path / "original"), read(tmp_path / "converted")
+    assert given == expected
+    assert converted.keys() == tensors.keys()
+    for tensor, array in tensors.items():
+        assert_array_equal(converted[tensor], array, err_msg=tensor)
+
+
+def test_the_tokens_and_the_template_of_a_file(tmp_path: Path) -> None:
+    convert(write_gguf(tmp_path / "model.gguf", hf_model(MODELS["llama"])), tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert settings == {
+        "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE,
+    }  # fmt: skip
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == [2]
+
+
+QUANTIZED = [one for one in GGMLQuantizationType if one.name in ("F16", "BF16", "Q4_0", "Q5_1", "Q8_0")]
+
+
+@pytest.mark.parametrize("encoding", QUANTIZED, ids=lambda one: one.name)
+def test_quantized_weights_approximate_the_original(encoding: GGMLQuantizationType, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+    hf = hf_model(LlamaConfig(**SIZES | sizes))
+    encodings = convert(write_gguf(tmp_path / "model.gguf", hf, encoding=encoding), tmp_path)
+    assert encodings == (None if "F16" in encoding.name else f"{encoding.name}, F32")
+    _, tensors = read(tmp_path)
+    for name, parameter in hf.state_dict().items():
+        largest = float(parameter.abs().max())
+        assert_allclose(tensors[name], parameter.numpy(), rtol=0, atol=largest / 7, err_msg=name)
+
+
+def blocks(encoding: GGMLQuantizationType, rows: int = 3, count: int = 2) -> NDArray[np.uint8]:
+    _, size = gguf.GGML_QUANT_SIZES[encoding]
+    return np.random.default_rng(0).integers(0, 60, (rows, count * size), np.uint8)
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"])
+def test_encodings_without_an_encoder_are_decoded(name: str, tmp_path: Path) -> None:
+    encoding = GGMLQuantizationType[name]
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    data = blocks(encoding)
+    writer.add_tensor("a", data, raw_dtype=encoding)
+    writer.add_tensor("b", np.ones(5, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GgufFile(tmp_path / "model.gguf")
+    assert file.entries["a"].shape == (3, 2 * gguf.GGML_QUANT_SIZES[encoding][0])
+    assert_array_equal(file.read("a"), gguf.dequantize(data, encoding))
+    assert_array_equal(file.read("b"), np.ones(5, np.float32))
+
+
+def slow_decode(data: bytes) -> list[float]:
+    """Decode Q8_0 one value after the other."""
+    values: list[float] = []
+    for start in range(0, len(data), 34):
+        scale = np.frombuffer(data[start : start + 2], np.float16)[0]
+        values += [float(scale) * code for code in np.frombuffer(data[start + 2 : start + 34], np.int8)]
     return values
 
 
-def test_a_file_becomes_a_folder_with_the_order_of_hugging_face(tmp_path: Path) -> None:
-    assert convert(write_gguf(tmp_path / "model.gguf"), tmp_path) == "F32, Q8_0, F16, Q4_1"
-    stored = tensors()
-    with open_folder(tmp_path) as folder:
-        assert folder.architectures == ("LlamaForCausalLM",) and len(folder.tensors.names) == len(stored)
-        assert folder.config.number("rms_norm_eps") == 1e-5 and folder.config.boolean("tie_word_embeddings")
-        queries = folder.tensors.read("model.layers.0.self_attn.q_proj.weight")
-        down = folder.tensors.read("model.layers.0.mlp.down_proj.weight")
-    shape, kind, data = stored["blk.0.ffn_down.weight"]
-    # One product and one sum of float32, relative to the largest value.
-    np.testing.assert_allclose(down.reshape(-1), slow_decode(data, kind), rtol=0, atol=np.abs(down).max() * 2**-22)
-    shape, kind, data = stored["blk.0.attn_q.weight"]
-    interleaved = np.array(slow_decode(data, kind), np.float32).reshape(shape)
-    size = WIDTH // HEADS
-    for head in range(HEADS):
-        for index in range(size):
-            place = head * size + index % (size // 2) * 2 + index // (size // 2)
-            np.testing.assert_allclose(queries[head * size + index], interleaved[place], rtol=2**-22, atol=2**-22)
+def test_decoded_values_equal_the_documented_formula() -> None:
+    data = blocks(GGMLQuantizationType.Q8_0)
+    expected = np.array(slow_decode(data.tobytes()), np.float32)
+    assert_array_equal(gguf.dequantize(data, GGMLQuantizationType.Q8_0).ravel(), expected)
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("smollm", ["<|im_start|>", "ab", "1", "2", "3", "Ġab", "<tool>"]),
+        ("qwen2", ["<|im_start|>", "ab", "1", "2", "3", "Ġab", "<tool>"]),
+        ("gpt-2", ["<|im_start|>", "ab", "123", "Ġab", "<tool>"]),
+        ("llama-bpe", ["<|im_start|>", "<|im_start|>", "ab", "123", "Ġab", "<tool>"]),
+    ],
+)
+def test_texts_are_split_by_the_pattern_of_the_file(pre: str, expected: Sequence[str], tmp_path: Path) -> None:
+    convert(write_gguf(tmp_path / "model.gguf", hf_model(MODELS["llama"]), pre), tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert tokenizer.encode("<|im_start|>ab1").tokens == ["<|im_start|>", "ab", "1"]
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert (settings["eos_token"], settings["chat_template"]) == ("<|im_end|>", METADATA["tokenizer.chat_template"])
+    assert tokenizer.encode("<|im_start|>ab123 ab<tool>").tokens == expected
+    assert tokenizer.decode(tokenizer.encode("ab123 ab").ids) == "ab123 ab"
 
 
-@pytest.mark.parametrize("kind", ENCODINGS)
-def test_each_encoding_is_decoded(kind: int) -> None:
-    data = np.frombuffer(np.random.default_rng(0).integers(0, 60, 40 * ENCODINGS[kind].size, np.uint8), np.uint8)
-    expected = np.array(slow_decode(data.tobytes(), kind), np.float32)
-    tolerance = float(np.abs(expected).max()) * 2**-22
-    np.testing.assert_allclose(decode(data, ENCODINGS[kind]), expected, rtol=0, atol=tolerance)
+def test_sentencepiece_tokens_equal_transformers(tmp_path: Path) -> None:
+    hf = hf_model(LlamaConfig(**SIZES | {"vocab_size": 272}))
+    words = ["▁", "a", "b", "ab", "▁a", "▁ab", "c", "cab", "▁cab"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    tokens += [f"<pad{index}>" for index in range(272 - len(tokens))]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * 9, *[CONTROL] * 4]
+    scores = [0.0] * 259 + [-7.0, -8.0, -9.0, -1.0, -3.0, -2.0, -10.0, -5.0, -4.0] + [0.0] * 4
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": kinds,
+    }
+    path = write_gguf(tmp_path / "model.gguf", hf, "none", **metadata)
+    convert(path, tmp_path)
+    given = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    expected = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    for text in ("ab cab", "cab  abc", "é b", "a"):
+        assert given.encode(text).ids == expected(text)["input_ids"], text
+        assert given.decode(given.encode(text).ids) == text
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general.architecture": "gemma"}, "is not a SmolLM2 model; import the original safetensors instead"),
-        ({"tokenizer.ggml.pre": "qwen2"}, "is not a SmolLM2 model"),
-        ({"llama.block_count": "one"}, "has no valid llama.block_count"),
+        (
+            {"llama.rope.scaling.type": "longrope"},
+            "has the rope scaling 'longrope'; supported are none, linear and yarn",
+        ),
+        ({"llama.attention.sliding_window": 4}, "keys that are not known .*: llama.attention.sliding_window"),
+        ({"llama.expert_count": 4}, "keys that are not known .*: llama.expert_count"),
+        ({"split.count": 2}, "is one of several parts; merge them"),
     ],
 )
-def test_another_model_is_an_error(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_other_options_are_errors(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", hf_model(MODELS["llama"]), **changes)
     with pytest.raises(ImportFailedError, match=message):
-        convert(write_gguf(tmp_path / "model.gguf", **changes), tmp_path)
+        convert(path, tmp_path)
+
+
+def test_another_tokenizer_or_architecture_is_an_error(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", hf_model(MODELS["llama"]), "tekken")
+    with pytest.raises(ImportFailedError, match=r"tokenizer.ggml.pre is 'tekken', which is not supported"):
+        convert(path, tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"llama", b"lamma"))
+    with pytest.raises(ImportFailedError, match="has the architecture 'lamma', and supported are llama, qwen2, qwen3"):
+        convert(path, tmp_path)
+
+
+def test_other_factors_of_frequencies_are_an_error(tmp_path: Path) -> None:
+    hf = hf_model(MODELS["llama-3.1"])
+    hf.config.rope_parameters["original_max_position_embeddings"] = 4000
+    with pytest.raises(ImportFailedError, match=r"'rope_freqs.weight' that is not the one of Llama 3\.1"):
+        convert(write_gguf(tmp_path / "model.gguf", hf), tmp_path)
 
 
 def test_a_damaged_file_is_an_error_and_never_read_outside(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf")
+    path = write_gguf(tmp_path / "model.gguf", hf_model(MODELS["llama"]))
     original = path.read_bytes()
     for kept in (0, 3, 10, 100, len(original) // 2, len(original) - 1000):
         path.write_bytes(original[:kept])
@@ -177,8 +313,27 @@ def test_a_damaged_file_is_an_error_and_never_read_outside(tmp_path: Path) -> No
             changed[place] = generator.integers(0, 256)
         path.write_bytes(changed)
         try:
-            for name in (file := GgufFile(path)).entries:
+            file = GgufFile(path)
+            for name in file.entries:
                 file.read(name)
         except ImportFailedError:
             num_errors += 1
     assert num_errors > 20
+
+
+def test_the_command_line_imports_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_verify_in_child", lambda *_: (RECORD, 1))
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+    encoding = GGMLQuantizationType.Q8_0
+    path = write_gguf(tmp_path / "model.gguf", hf_model(LlamaConfig(**SIZES | sizes)), encoding=encoding)
+    assert main([str(path), "--out", str(tmp_path / "bundle")]) == 0
+    manifest = read_bundle(tmp_path / "bundle")
+    assert manifest.architecture == "LlamaForCausalLM"
+    assert manifest.origin is not None
+    assert manifest.origin.quantized == "Q8_0, F32"
+    assert manifest.origin.files["model.gguf"] == sha256_of(path)
+
+
+def test_parameters_are_random() -> None:
+    """A permutation of equal values would show nothing."""
+    assert torch.unique(hf_model(MODELS["llama"]).model.layers[0].self_attn.q_proj.weight).numel() > 1000

@@ -164,7 +164,7 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str]] = {
     "file": (become_file, "checkpoint is a file; name the folder of a checkpoint"),
     "empty folder": (clear, "checkpoint is empty; name the folder of a checkpoint"),
     "missing folder": (shutil.rmtree, "checkpoint does not exist; name the folder of a checkpoint"),
-    "gguf": (only("model-q4.gguf"), "has GGUF weights, which are not imported; use the repository with the original"),
+    "gguf": (only("model-q4.gguf"), "has GGUF weights; name the file instead of its folder, such as "),
     "other files": (only("README.md"), "is not a checkpoint: it has neither config.json"),
 }
 
@@ -429,8 +429,7 @@ def test_kinds_are_recognised_by_their_files(folder: Path, checkpoint: Path, tmp
         only(name)(tmp_path / "checkpoint")
         assert detect_kind(tmp_path / "checkpoint") == "firefox"
     (tmp_path / "model.gguf").write_text("")
-    with pytest.raises(ImportFailedError, match="is a GGUF file, which is not imported"):
-        detect_kind(tmp_path / "model.gguf")
+    assert detect_kind(tmp_path / "model.gguf") == "gguf"
 
 
 @pytest.mark.usefixtures("unverified")
