@@ -100,6 +100,7 @@ async def align(
         ClientGoneError: the client closed the connection.
     """
     chosen_layer, heads = _choose_heads(call, model, layer, head)
+    await call.model(model.name, "generate")  # rejects other models
     languages = choose_languages(model, source_language, target_language)
     check_one_sequence(parameters, "alignment")
     check_parameters(model, parameters, len(inputs))
